@@ -1,4 +1,4 @@
-"""A registry like the real one, and model folders made of a few words."""
+"""A registry like the real one, and a repository."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from support.model_folders import Models
 
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
@@ -40,23 +41,9 @@ def registry() -> BackendRegistry:
     )
 
 
-MakeFolder = Callable[..., Path]
-
-
 @pytest.fixture
-def make_folder(tmp_path: Path) -> MakeFolder:
-    """make_folder("m", {"config.pbtxt": text, "1/model.onnx": ""}) writes a folder into a new repository."""
-
-    def make(name: str, files: Mapping[str, str] | None = None) -> Path:
-        folder = tmp_path / "repository" / name
-        folder.mkdir(parents=True)
-        for path, text in (files or {}).items():
-            file = folder / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-        return folder
-
-    return make
+def models(tmp_path: Path, registry: BackendRegistry) -> Models:
+    return Models(tmp_path / "repository", registry)
 
 
 MakeSignature = Callable[..., Signature]

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.model_folders import Models
 
 from rocserve.amd_inference_server.configurations import is_toml, read_toml
-from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import (
     FolderReading,
-    ModelDefinition,
     complete_definition,
     find_model_file,
 )
@@ -21,7 +20,6 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import EnsembleStep, InputConfig, OutputConfig
 from rocserve.core.requests import Signature
 
-MakeFolder = Callable[..., Path]
 MakeSignature = Callable[..., Signature]
 
 _PBTXT = """
@@ -90,17 +88,6 @@ id = "result"
 """
 
 
-def _one(folder: Path, registry: BackendRegistry) -> ModelDefinition:
-    (definition,) = FolderReading(folder, registry).definitions()
-    return definition
-
-
-def _fault(folder: Path, registry: BackendRegistry) -> str:
-    with pytest.raises(ServeError) as raised:
-        FolderReading(folder, registry).definitions()
-    return raised.value.text
-
-
 @pytest.fixture
 def flowers(make_signature: MakeSignature) -> Signature:
     return make_signature({"pixels": ("FP32", (-1, 3, 16, 16))}, {"scores": ("FP32", (-1, 5))})
@@ -109,11 +96,9 @@ def flowers(make_signature: MakeSignature) -> Signature:
 @pytest.mark.parametrize(
     ("filename", "text"), [("config.pbtxt", _PBTXT), ("config.toml", _TOML), ("any name.toml", _TOML)]
 )
-def test_one_model(
-    make_folder: MakeFolder, registry: BackendRegistry, flowers: Signature, filename: str, text: str
-) -> None:
-    folder = make_folder("flowers", {filename: text, "1/flowers-v2.onnx": ""})
-    definition = _one(folder, registry)
+def test_one_model(models: Models, flowers: Signature, filename: str, text: str) -> None:
+    folder = models.folder("flowers", {filename: text, "1/flowers-v2.onnx": ""})
+    definition = models.read(folder)
     assert definition.is_amd
     assert find_model_file(definition, folder / "1").name == "flowers-v2.onnx"
     complete = complete_definition(definition, flowers)
@@ -125,77 +110,69 @@ def test_one_model(
     assert complete.config.dynamic_batching is not None
 
 
-def test_toml_goes_before_their_pbtxt(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    folder = make_folder("flowers", {"config.toml": _TOML, "config.pbtxt": _PBTXT, "1/a.onnx": ""})
-    assert _one(folder, registry).source == "config.toml"
+def test_toml_goes_before_their_pbtxt(models: Models) -> None:
+    folder = models.folder("flowers", {"config.toml": _TOML, "config.pbtxt": _PBTXT, "1/a.onnx": ""})
+    assert models.read(folder).source == "config.toml"
 
 
-def test_the_models_own_tensors_are_taken_where_they_differ(
-    make_folder: MakeFolder, registry: BackendRegistry, make_signature: MakeSignature
-) -> None:
-    folder = make_folder("flowers", {"config.toml": _TOML.replace("[3, 16, 16]", "[16, 16, 3]"), "1/a.onnx": ""})
+def test_the_models_own_tensors_are_taken_where_they_differ(models: Models, make_signature: MakeSignature) -> None:
+    folder = models.folder("flowers", {"config.toml": _TOML.replace("[3, 16, 16]", "[16, 16, 3]"), "1/a.onnx": ""})
     signature = make_signature({"data": ("FP32", (-1, 3, 16, 16))}, {"scores": ("FP32", (-1, 5))})
-    complete = complete_definition(_one(folder, registry), signature)
+    complete = complete_definition(models.read(folder), signature)
     assert complete.config.inputs == (InputConfig("data", DataType.FP32, (3, 16, 16)),)
     assert complete.warnings == (
         "model 'flowers': the inputs of the configuration are not the model's; the model's are used: data",
     )
 
 
-def test_outputs_may_be_left_out_but_not_inputs(
-    make_folder: MakeFolder, registry: BackendRegistry, make_signature: MakeSignature
-) -> None:
-    folder = make_folder("flowers", {"config.toml": _TOML, "1/a.onnx": ""})
+def test_outputs_may_be_left_out_but_not_inputs(models: Models, make_signature: MakeSignature) -> None:
+    folder = models.folder("flowers", {"config.toml": _TOML, "1/a.onnx": ""})
     signature = make_signature(
         {"pixels": ("FP32", (-1, 3, 16, 16)), "mask": ("BOOL", (-1, 16))},
         {"scores": ("FP32", (-1, 5)), "features": ("FP32", (-1, 9))},
     )
-    complete = complete_definition(_one(folder, registry), signature)
+    complete = complete_definition(models.read(folder), signature)
     assert [tensor.name for tensor in complete.config.inputs] == ["pixels", "mask"]
     assert [tensor.name for tensor in complete.config.outputs] == ["scores"]
     assert len(complete.warnings) == 1
 
 
-def test_a_model_that_cannot_batch(
-    make_folder: MakeFolder, registry: BackendRegistry, make_signature: MakeSignature
-) -> None:
-    folder = make_folder("flowers", {"config.toml": _TOML, "1/a.onnx": ""})
+def test_a_model_that_cannot_batch(models: Models, make_signature: MakeSignature) -> None:
+    folder = models.folder("flowers", {"config.toml": _TOML, "1/a.onnx": ""})
     signature = make_signature({"pixels": ("FP32", (1, 3, 16, 16))}, {"scores": ("FP32", (1, 5))})
-    config = complete_definition(_one(folder, registry), signature).config
+    config = complete_definition(models.read(folder), signature).config
     assert config.max_batch_size == 0
     assert config.dynamic_batching is None
     assert config.inputs[0].dims == (1, 3, 16, 16)
 
 
-def test_strict_compares_instead_of_taking(
-    make_folder: MakeFolder, registry: BackendRegistry, make_signature: MakeSignature
-) -> None:
-    folder = make_folder("flowers", {"config.toml": _TOML, "1/a.onnx": ""})
+def test_strict_compares_instead_of_taking(models: Models, make_signature: MakeSignature) -> None:
+    folder = models.folder("flowers", {"config.toml": _TOML, "1/a.onnx": ""})
     signature = make_signature({"data": ("FP32", (-1, 3, 16, 16))}, {"scores": ("FP32", (-1, 5))})
     with pytest.raises(ServeError, match="unexpected inference input 'pixels', allowed inputs are: data"):
-        complete_definition(_one(folder, registry), signature, strict=True)
+        complete_definition(models.read(folder), signature, strict=True)
 
 
 @pytest.mark.parametrize(
     ("parameter", "batch"),
     [("int64_param: 16", 16), ('string_param: "8"', 8)],
 )
-def test_parameters(make_folder: MakeFolder, registry: BackendRegistry, parameter: str, batch: int) -> None:
+def test_parameters(models: Models, parameter: str, batch: int) -> None:
     text = f"""{_PBTXT}
     parameters {{ key: "batch" value {{ {parameter} }} }}
     parameters {{ key: "fast" value {{ bool_param: true }} }}
     """
-    definition = _one(make_folder("flowers", {"config.pbtxt": text, "1/a.onnx": ""}), registry)
+    definition = models.made("flowers", {"config.pbtxt": text, "1/a.onnx": ""})
     assert definition.config.max_batch_size == batch
     assert definition.config.parameters == {"batch": str(batch), "fast": "true"}
 
 
 @pytest.mark.parametrize("batch", ["0", "2147483648", "4.0", "²", "9" * 5000])
-def test_batch_that_cannot_be(make_folder: MakeFolder, registry: BackendRegistry, batch: str) -> None:
+def test_batch_that_cannot_be(models: Models, batch: str) -> None:
     text = f'{_PBTXT} parameters {{ key: "batch" value {{ string_param: "{batch}" }} }}'
-    folder = make_folder("flowers", {"config.pbtxt": text, "1/a.onnx": ""})
+    folder = models.folder("flowers", {"config.pbtxt": text, "1/a.onnx": ""})
     expected = f"config.pbtxt: parameter 'batch' must be a positive integer, got '{batch}'"
-    assert _fault(folder, registry) == expected
+    assert models.fault(folder) == expected
 
 
 @pytest.mark.parametrize(
@@ -209,19 +186,15 @@ def test_batch_that_cannot_be(make_folder: MakeFolder, registry: BackendRegistry
         ("[3,16,16]", "[3,0]", "model input 'pixels' dimension must be integer >= 1, or -1 to indicate"),
     ],
 )
-def test_faults_of_their_pbtxt(
-    make_folder: MakeFolder, registry: BackendRegistry, old: str, new: str, fault: str
-) -> None:
+def test_faults_of_their_pbtxt(models: Models, old: str, new: str, fault: str) -> None:
     assert old in _PBTXT
-    folder = make_folder("flowers", {"config.pbtxt": _PBTXT.replace(old, new), "1/a.onnx": ""})
-    assert _fault(folder, registry).startswith(fault)
+    folder = models.folder("flowers", {"config.pbtxt": _PBTXT.replace(old, new), "1/a.onnx": ""})
+    assert models.fault(folder).startswith(fault)
 
 
-def test_slip_in_a_triton_file_is_not_taken_for_their_dialect(
-    make_folder: MakeFolder, registry: BackendRegistry
-) -> None:
+def test_slip_in_a_triton_file_is_not_taken_for_their_dialect(models: Models) -> None:
     text = 'backend: "onnxruntime" max_batch_size: 4\ninputs { name: "x" data_type: TYPE_FP32 dims: 1 }'
-    assert _fault(make_folder("m", {"config.pbtxt": text}), registry) == (
+    assert models.fault_of("m", {"config.pbtxt": text}) == (
         "config.pbtxt:2:1: unknown field 'inputs' of ModelConfig; did you mean 'input'?"
     )
 
@@ -238,16 +211,16 @@ def test_slip_in_a_triton_file_is_not_taken_for_their_dialect(
         ("[5]", "[5", "config.toml:"),
     ],
 )
-def test_faults_of_toml(make_folder: MakeFolder, registry: BackendRegistry, old: str, new: str, fault: str) -> None:
+def test_faults_of_toml(models: Models, old: str, new: str, fault: str) -> None:
     assert old in _TOML
-    folder = make_folder("flowers", {"config.toml": _TOML.replace(old, new), "1/a.onnx": ""})
-    assert _fault(folder, registry).startswith(fault)
+    folder = models.folder("flowers", {"config.toml": _TOML.replace(old, new), "1/a.onnx": ""})
+    assert models.fault(folder).startswith(fault)
 
 
-def test_keys_without_meaning_are_told(make_folder: MakeFolder, registry: BackendRegistry) -> None:
+def test_keys_without_meaning_are_told(models: Models) -> None:
     text = _TOML.replace("shape = [5]", 'shape = [5]\nlayout = "N"')
-    folder = make_folder("flowers", {"config.toml": "max_batch_size = 3\n" + text, "1/a.onnx": ""})
-    assert _one(folder, registry).warnings == (
+    folder = models.folder("flowers", {"config.toml": "max_batch_size = 3\n" + text, "1/a.onnx": ""})
+    assert models.read(folder).warnings == (
         "config.toml: keys without effect: max_batch_size",
         "config.toml: outputs[0]: keys without effect: layout",
     )
@@ -258,11 +231,9 @@ class TestChain:
     def decoder(self, make_signature: MakeSignature) -> Signature:
         return make_signature({"jpeg": ("UINT8", (-1, -1))}, {"image": ("FP32", (-1, 3, 16, 16))})
 
-    def test_becomes_an_ensemble_and_its_members(
-        self, make_folder: MakeFolder, registry: BackendRegistry, decoder: Signature, flowers: Signature
-    ) -> None:
-        folder = make_folder("garden", {"config.toml": _CHAIN, "1/decode.json": "", "1/flowers.onnx": ""})
-        ensemble, first, second = FolderReading(folder, registry).definitions()
+    def test_becomes_an_ensemble_and_its_members(self, models: Models, decoder: Signature, flowers: Signature) -> None:
+        folder = models.folder("garden", {"config.toml": _CHAIN, "1/decode.json": "", "1/flowers.onnx": ""})
+        ensemble, first, second = FolderReading(folder, models.registry).definitions()
         assert [ensemble.name, first.name, second.name] == ["garden", "garden_decode", "garden_flowers"]
         assert ensemble.is_ensemble
         assert ensemble.config.inputs == (InputConfig("jpeg", DataType.UINT8, (1048576,)),)
@@ -277,29 +248,26 @@ class TestChain:
         complete = (complete_definition(first, decoder), complete_definition(second, flowers))
         check_ensemble(complete_definition(ensemble, None).config, {member.name: member.config for member in complete})
 
-    def test_of_one_stage_is_a_model(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
+    def test_of_one_stage_is_a_model(self, models: Models) -> None:
         text = _CHAIN[: _CHAIN.index("[[models]]", 20)]
-        definition = _one(make_folder("garden", {"config.toml": text, "1/decode.json": ""}), registry)
+        definition = models.made("garden", {"config.toml": text, "1/decode.json": ""})
         assert not definition.is_ensemble
         assert definition.config.default_model_filename == "decode.json"
 
-    def test_side_ends_belong_to_the_client(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
+    def test_side_ends_belong_to_the_client(self, models: Models) -> None:
         text = _CHAIN + '\n[[models.outputs]]\nname = "features"\ndatatype = "FP16"\nshape = [9]\n'
-        ensemble, *_ = FolderReading(make_folder("garden", {"config.toml": text}), registry).definitions()
+        ensemble, *_ = models.all("garden", {"config.toml": text})
         assert [output.name for output in ensemble.config.outputs] == ["scores", "features"]
 
-    def test_output_named_as_an_input_goes_by_its_id(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
+    def test_output_named_as_an_input_goes_by_its_id(self, models: Models) -> None:
         text = _CHAIN.replace('"scores"', '"jpeg"')
-        ensemble, *_ = FolderReading(make_folder("garden", {"config.toml": text}), registry).definitions()
+        ensemble, *_ = models.all("garden", {"config.toml": text})
         assert ensemble.config.outputs[0].name == "result"
         assert ensemble.config.ensemble_steps[1].output_map == {"jpeg": "result"}
 
-    def test_stages_may_share_a_file(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
+    def test_stages_may_share_a_file(self, models: Models) -> None:
         text = _CHAIN.replace("flowers.onnx", "decode.json").replace("onnx_onnxv1", "rocal_json")
-        names = [
-            definition.name
-            for definition in FolderReading(make_folder("garden", {"a.toml": text}), registry).definitions()
-        ]
+        names = [definition.name for definition in models.all("garden", {"a.toml": text})]
         assert names == ["garden", "garden_decode_0", "garden_decode_1"]
 
     @pytest.mark.parametrize(
@@ -323,10 +291,10 @@ class TestChain:
             ('id = ""', 'id = "result"', "config.toml: every input is linked to another stage; leave one with an"),
         ],
     )
-    def test_faults(self, make_folder: MakeFolder, registry: BackendRegistry, old: str, new: str, fault: str) -> None:
+    def test_faults(self, models: Models, old: str, new: str, fault: str) -> None:
         assert old in _CHAIN
-        folder = make_folder("garden", {"config.toml": _CHAIN.replace(old, new), "1/decode.json": ""})
-        assert _fault(folder, registry).startswith(fault)
+        folder = models.folder("garden", {"config.toml": _CHAIN.replace(old, new), "1/decode.json": ""})
+        assert models.fault(folder).startswith(fault)
 
 
 @pytest.mark.parametrize(

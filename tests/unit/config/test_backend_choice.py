@@ -4,22 +4,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.model_folders import Models
 
-from rocserve.backends.registry import BackendRegistry, discover_backends
-from rocserve.config.definition import FolderReading, ModelDefinition
+from rocserve.backends.registry import discover_backends
+from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode
 
 Read = Callable[..., ModelDefinition]
 
 
 @pytest.fixture
-def read(make_folder: Callable[..., Path], registry: BackendRegistry) -> Read:
+def read(models: Models) -> Read:
     def read_files(text: str | None, *files: str) -> ModelDefinition:
-        written = {} if text is None else {"config.pbtxt": text}
-        (definition,) = FolderReading(make_folder("m", written | dict.fromkeys(files, "")), registry).definitions()
-        return definition
+        return models.made("m", ({} if text is None else {"config.pbtxt": text}) | dict.fromkeys(files, ""))
 
     return read_files
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Models:
+    return Models(tmp_path / "repository", discover_backends())
 
 
 def _fault(read: Read, text: str | None, *files: str) -> str:
@@ -133,21 +137,16 @@ def test_platform_and_backend_disagree(read: Read, platform: str) -> None:
         ('backend: "vllm"', "vllm", "serve it with that project's own server"),
     ],
 )
-def test_backends_of_triton_that_are_not_here(
-    make_folder: Callable[..., Path], text: str, backend: str, way: str
-) -> None:
-    folder = make_folder("m", {"config.pbtxt": text, "1/model.plan": ""})
-    with pytest.raises(ServeError) as raised:
-        FolderReading(folder, discover_backends()).definitions()
-    assert raised.value.text.startswith(
+def test_backends_of_triton_that_are_not_here(ours: Models, text: str, backend: str, way: str) -> None:
+    assert ours.fault_of("m", {"config.pbtxt": text, "1/model.plan": ""}).startswith(
         f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration."
         f" Model 'm'; {way}"
     )
 
 
 @pytest.mark.parametrize("platform", ["", "onnxruntime_onnx", "tensorflow_savedmodel", "anything"])
-def test_a_python_model_may_have_any_platform(make_folder: Callable[..., Path], platform: str) -> None:
-    folder = make_folder("m", {"config.pbtxt": f'platform: "{platform}" backend: "python"', "1/model.py": ""})
-    (definition,) = FolderReading(folder, discover_backends()).definitions()
+def test_a_python_model_may_have_any_platform(ours: Models, platform: str) -> None:
+    text = f'platform: "{platform}" backend: "python"'
+    definition = ours.made("m", {"config.pbtxt": text, "1/model.py": ""})
     assert definition.backend is not None and definition.backend.name == "python"
     assert definition.message.platform == platform

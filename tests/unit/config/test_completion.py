@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.model_folders import Models
 
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
+from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, OutputConfig
@@ -19,15 +20,9 @@ Read = Callable[..., ModelDefinition]
 
 
 @pytest.fixture
-def read(make_folder: Callable[..., Path], registry: BackendRegistry) -> Read:
+def read(models: Models) -> Read:
     """The definition of a model "m" with this config.pbtxt and an ONNX file."""
-
-    def read_text(text: str, *, strict: bool = False) -> ModelDefinition:
-        folder = make_folder("m", {"config.pbtxt": text, "1/model.onnx": ""})
-        (definition,) = FolderReading(folder, registry, strict=strict).definitions()
-        return definition
-
-    return read_text
+    return lambda text, **options: models.made("m", {"config.pbtxt": text, "1/model.onnx": ""}, **options)
 
 
 @pytest.fixture
@@ -185,19 +180,17 @@ def test_instance_groups(read: Read, groups: str, expected: InstanceGroup) -> No
     assert read(f'backend: "onnxruntime" {groups}').config.instance_groups == (expected,)
 
 
-def test_the_default_count_is_that_of_the_engine_that_is_named(make_folder: Callable[..., Path]) -> None:
+def test_the_default_count_is_that_of_the_engine_that_is_named(tmp_path: Path) -> None:
     shares, alone = EngineSpec("shares", "s", True, True), EngineSpec("alone", "a", False, False)
     registry = BackendRegistry([BackendSpec("onnx", ("onnxruntime",), (shares, alone), ("model.onnx",))])
+    models = Models(tmp_path, registry)
     for engine, count in (("", 2), ("auto", 2), ("shares", 2), ("alone", 1)):
         named = f'parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}' if engine else ""
         text = f'backend: "onnxruntime" instance_group {{ kind: KIND_CPU }} {named}'
-        folder = make_folder(f"m{engine}", {"config.pbtxt": text, "1/model.onnx": ""})
-        (definition,) = FolderReading(folder, registry).definitions()
+        definition = models.made(f"m{engine}", {"config.pbtxt": text, "1/model.onnx": ""})
         assert definition.config.instance_groups[0].count == count
         assert dict(definition.config.parameters) == ({"engine": engine} if engine else {})
 
 
-def test_without_instances_there_is_one(make_folder: Callable[..., Path], registry: BackendRegistry) -> None:
-    folder = make_folder("m", {"1/model.py": ""})
-    (definition,) = FolderReading(folder, registry).definitions()
-    assert definition.config.instance_groups == (InstanceGroup("m", InstanceKind.AUTO, 1),)
+def test_without_instances_there_is_one(models: Models) -> None:
+    assert models.made("m", {"1/model.py": ""}).config.instance_groups == (InstanceGroup("m", InstanceKind.AUTO, 1),)

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.model_folders import Models
 
-from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import (
-    FolderReading,
     ModelDefinition,
     complete_definition,
     find_model_file,
@@ -17,24 +16,12 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ExecutionAccelerator
 from rocserve.core.requests import Signature
 
-MakeFolder = Callable[..., Path]
 MakeSignature = Callable[..., Signature]
 _ONNX = 'backend: "onnxruntime"'
 
 
-def _one(folder: Path, registry: BackendRegistry, **options: object) -> ModelDefinition:
-    (definition,) = FolderReading(folder, registry, **options).definitions()  # type: ignore[arg-type]
-    return definition
-
-
-def _fault(folder: Path, registry: BackendRegistry, **options: object) -> str:
-    with pytest.raises(ServeError) as raised:
-        _one(folder, registry, **options)
-    return raised.value.text
-
-
-def test_folder_without_a_configuration(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    definition = _one(make_folder("m", {"1/model.onnx": ""}), registry)
+def test_folder_without_a_configuration(models: Models) -> None:
+    definition = models.made("m", {"1/model.onnx": ""})
     assert definition.name == "m"
     assert definition.backend is not None
     assert definition.backend.name == "onnx"
@@ -43,40 +30,36 @@ def test_folder_without_a_configuration(make_folder: MakeFolder, registry: Backe
     assert definition.source == "no configuration file"
 
 
-def test_strict_needs_a_configuration(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    fault = _fault(make_folder("m", {"1/model.onnx": ""}), registry, strict=True)
+def test_strict_needs_a_configuration(models: Models) -> None:
+    fault = models.fault_of("m", {"1/model.onnx": ""}, strict=True)
     assert fault.startswith("failed to open text file for read ")
     assert "config.pbtxt: No such file or directory" in fault
 
 
-def test_strict_needs_a_platform(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    folder = make_folder("m", {"config.pbtxt": "max_batch_size: 2", "1/model.onnx": ""})
-    assert _fault(folder, registry, strict=True) == "must specify 'platform' or 'backend' for 'm'"
-    assert _one(folder, registry).config.backend == "onnx"
+def test_strict_needs_a_platform(models: Models) -> None:
+    folder = models.folder("m", {"config.pbtxt": "max_batch_size: 2", "1/model.onnx": ""})
+    assert models.fault(folder, strict=True) == "must specify 'platform' or 'backend' for 'm'"
+    assert models.read(folder).config.backend == "onnx"
 
 
-def test_name_must_be_the_folders(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    folder = make_folder("m", {"config.pbtxt": f'name: "n" {_ONNX}'})
-    assert _fault(folder, registry) == (
-        "unexpected directory name 'm' for model 'n', directory name must equal model name"
-    )
-    assert _one(folder, registry, name="n").name == "n"
+def test_name_must_be_the_folders(models: Models) -> None:
+    folder = models.folder("m", {"config.pbtxt": f'name: "n" {_ONNX}'})
+    assert models.fault(folder) == ("unexpected directory name 'm' for model 'n', directory name must equal model name")
+    assert models.read(folder, name="n").name == "n"
 
 
-def test_fault_in_the_file_tells_its_place(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    folder = make_folder("m", {"config.pbtxt": "\n  max_batch_sise: 1"})
-    assert _fault(folder, registry).startswith("config.pbtxt:2:3: unknown field 'max_batch_sise'")
+def test_fault_in_the_file_tells_its_place(models: Models) -> None:
+    folder = models.folder("m", {"config.pbtxt": "\n  max_batch_sise: 1"})
+    assert models.fault(folder).startswith("config.pbtxt:2:3: unknown field 'max_batch_sise'")
 
 
-def test_fault_is_told_at_once_however_many_empty_lines_follow(
-    make_folder: MakeFolder, registry: BackendRegistry
-) -> None:
-    folder = make_folder("m", {"config.pbtxt": "bogus" + "\n" * 1_000_000})
-    assert "unknown field 'bogus'" in _fault(folder, registry)
+def test_fault_is_told_at_once_however_many_empty_lines_follow(models: Models) -> None:
+    folder = models.folder("m", {"config.pbtxt": "bogus" + "\n" * 1_000_000})
+    assert "unknown field 'bogus'" in models.fault(folder)
 
 
-def test_chosen_configuration(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    folder = make_folder(
+def test_chosen_configuration(models: Models) -> None:
+    folder = models.folder(
         "m",
         {
             "config.pbtxt": f"{_ONNX} max_batch_size: 1",
@@ -84,34 +67,34 @@ def test_chosen_configuration(make_folder: MakeFolder, registry: BackendRegistry
             "1/model.onnx": "",
         },
     )
-    assert _one(folder, registry, config_name="large").config.max_batch_size == 64
-    assert _one(folder, registry, config_name="absent").config.max_batch_size == 1
-    assert "must be a path within" in _fault(folder, registry, config_name="../../secret")
+    assert models.read(folder, config_name="large").config.max_batch_size == 64
+    assert models.read(folder, config_name="absent").config.max_batch_size == 1
+    assert "must be a path within" in models.fault(folder, config_name="../../secret")
 
 
-def test_override_replaces_the_file(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    folder = make_folder("m", {"config.pbtxt": "not a configuration", "1/model.onnx": ""})
+def test_override_replaces_the_file(models: Models) -> None:
+    folder = models.folder("m", {"config.pbtxt": "not a configuration", "1/model.onnx": ""})
     override = '{"backend": "onnxruntime", "max_batch_size": 3}'
-    assert _one(folder, registry, request=ConfigRequest(override)).config.max_batch_size == 3
-    assert _fault(folder, registry, request=ConfigRequest("{")).startswith("Invalid config override: ")
-    assert _fault(folder, registry, request=ConfigRequest('{"name": "n"}')).startswith("unexpected directory name 'm'")
+    assert models.read(folder, request=ConfigRequest(override)).config.max_batch_size == 3
+    assert models.fault(folder, request=ConfigRequest("{")).startswith("Invalid config override: ")
+    assert models.fault(folder, request=ConfigRequest('{"name": "n"}')).startswith("unexpected directory name 'm'")
 
 
-def test_unsupported_settings_are_refused_at_once(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    folder = make_folder("m", {"config.pbtxt": f"{_ONNX} model_transaction_policy {{ decoupled: true }}"})
+def test_unsupported_settings_are_refused_at_once(models: Models) -> None:
+    folder = models.folder("m", {"config.pbtxt": f"{_ONNX} model_transaction_policy {{ decoupled: true }}"})
     with pytest.raises(ServeError) as raised:
-        _one(folder, registry)
+        models.read(folder)
     assert raised.value.code is StatusCode.UNIMPLEMENTED
 
 
-def test_amds_triton_port(make_folder: MakeFolder, registry: BackendRegistry) -> None:
+def test_amds_triton_port(models: Models) -> None:
     text = """
     name: "resnet" backend: "onnxruntime"
     optimization { execution_accelerators { gpu_execution_accelerator {
       name: "migraphx" parameters { key: "migraphx_max_dynamic_batch" value: "8" } } } }
     """
-    folder = make_folder("resnet", {"config.pbtxt": text, "0/model.onnx": ""})
-    definition = _one(folder, registry)
+    folder = models.folder("resnet", {"config.pbtxt": text, "0/model.onnx": ""})
+    definition = models.read(folder)
     assert definition.warnings == ()
     assert definition.config.gpu_accelerators == (
         ExecutionAccelerator("migraphx", {"migraphx_max_dynamic_batch": "8"}),
@@ -120,23 +103,23 @@ def test_amds_triton_port(make_folder: MakeFolder, registry: BackendRegistry) ->
 
 
 @pytest.mark.parametrize("broken", ["[[models]", 'name = "m"\nplatform = ', "tool = { a = 1 }"])
-def test_foreign_toml_is_left_alone(make_folder: MakeFolder, registry: BackendRegistry, broken: str) -> None:
-    folder = make_folder("m", {"pyproject.toml": broken, "1/model.py": ""})
-    assert not _one(folder, registry).is_amd
+def test_foreign_toml_is_left_alone(models: Models, broken: str) -> None:
+    folder = models.folder("m", {"pyproject.toml": broken, "1/model.py": ""})
+    assert not models.read(folder).is_amd
 
 
-def test_pbtxt_of_another_name(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    folder = make_folder("m", {"my.pbtxt": _ONNX, "1/model.onnx": ""})
-    assert _one(folder, registry).source == "my.pbtxt"
+def test_pbtxt_of_another_name(models: Models) -> None:
+    folder = models.folder("m", {"my.pbtxt": _ONNX, "1/model.onnx": ""})
+    assert models.read(folder).source == "my.pbtxt"
     (folder / "other.pbtxt").write_text(_ONNX)
-    assert _fault(folder, registry) == (
+    assert models.fault(folder) == (
         "model 'm' has several configuration files: my.pbtxt, other.pbtxt; name the right one config.pbtxt"
     )
 
 
-def test_triton_configuration_wins_over_toml(make_folder: MakeFolder, registry: BackendRegistry) -> None:
-    folder = make_folder("m", {"config.pbtxt": _ONNX, "config.toml": "not = [toml", "1/model.onnx": ""})
-    assert _one(folder, registry).source == "config.pbtxt"
+def test_triton_configuration_wins_over_toml(models: Models) -> None:
+    folder = models.folder("m", {"config.pbtxt": _ONNX, "config.toml": "not = [toml", "1/model.onnx": ""})
+    assert models.read(folder).source == "config.pbtxt"
 
 
 class TestEnsemble:
@@ -149,76 +132,76 @@ class TestEnsemble:
       input_map { key: "x" value: "in" } output_map { key: "y" value: "out" } } }
     """
 
-    def test_needs_no_model(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
-        folder = make_folder("e", {"config.pbtxt": self._TEXT, "labels.txt": "a\nb\n"})
-        definition = _one(folder, registry)
+    def test_needs_no_model(self, models: Models) -> None:
+        folder = models.folder("e", {"config.pbtxt": self._TEXT, "labels.txt": "a\nb\n"})
+        definition = models.read(folder)
         assert definition.is_ensemble
         assert definition.config.backend == "ensemble"
         complete = complete_definition(definition, None)
         assert complete.config.outputs[0].labels == ("a", "b")
         assert find_model_file(complete, folder / "1") == folder / "1"
 
-    def test_needs_its_tensors(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
+    def test_needs_its_tensors(self, models: Models) -> None:
         start = self._TEXT.index("ensemble_scheduling")
-        folder = make_folder("e", {"config.pbtxt": 'platform: "ensemble" ' + self._TEXT[start:]})
-        assert _fault(folder, registry) == "ensemble tensor 'out' is unused in ensemble 'e'"
+        folder = models.folder("e", {"config.pbtxt": 'platform: "ensemble" ' + self._TEXT[start:]})
+        assert models.fault(folder) == "ensemble tensor 'out' is unused in ensemble 'e'"
 
 
 class TestModelFile:
-    def test_alone(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
-        folder = make_folder("m", {"config.pbtxt": _ONNX, "1/model.onnx": ""})
-        assert find_model_file(_one(folder, registry), folder / "1") == folder / "1" / "model.onnx"
+    def test_alone(self, models: Models) -> None:
+        folder = models.folder("m", {"config.pbtxt": _ONNX, "1/model.onnx": ""})
+        assert find_model_file(models.read(folder), folder / "1") == folder / "1" / "model.onnx"
 
-    def test_given_name(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
+    def test_given_name(self, models: Models) -> None:
         text = f'{_ONNX} default_model_filename: "sub/net.onnx"'
-        folder = make_folder("m", {"config.pbtxt": text, "1/sub/net.onnx": "", "1/model.onnx": ""})
-        assert find_model_file(_one(folder, registry), folder / "1") == folder / "1" / "sub" / "net.onnx"
+        folder = models.folder("m", {"config.pbtxt": text, "1/sub/net.onnx": "", "1/model.onnx": ""})
+        assert find_model_file(models.read(folder), folder / "1") == folder / "1" / "sub" / "net.onnx"
 
-    def test_missing(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
-        folder = make_folder("m", {"config.pbtxt": _ONNX, "1/resnet.onnx": "", "1/a.txt": ""})
+    def test_missing(self, models: Models) -> None:
+        folder = models.folder("m", {"config.pbtxt": _ONNX, "1/resnet.onnx": "", "1/a.txt": ""})
         with pytest.raises(ServeError) as raised:
-            find_model_file(_one(folder, registry), folder / "1")
+            find_model_file(models.read(folder), folder / "1")
         assert raised.value.text == (
             "unable to find the model file of 'm' in version folder 1: expected model.onnx, found a.txt,"
             " resnet.onnx. Rename the file or set default_model_filename"
         )
 
-    def test_versions_may_hold_different_names(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
-        folder = make_folder("m", {"config.pbtxt": 'backend: "rocal"', "1/model.json": "", "2/mine.json": ""})
-        definition = _one(folder, registry)
+    def test_versions_may_hold_different_names(self, models: Models) -> None:
+        folder = models.folder("m", {"config.pbtxt": 'backend: "rocal"', "1/model.json": "", "2/mine.json": ""})
+        definition = models.read(folder)
         assert definition.config.default_model_filename == "mine.json"
         assert find_model_file(definition, folder / "1").name == "model.json"
         assert find_model_file(definition, folder / "2").name == "mine.json"
 
-    def test_several_files_fit_a_pattern(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
-        folder = make_folder("m", {"config.pbtxt": 'backend: "rocal"', "1/a.json": "", "1/b.json": "", "1/.c.json": ""})
+    def test_several_files_fit_a_pattern(self, models: Models) -> None:
+        folder = models.folder(
+            "m", {"config.pbtxt": 'backend: "rocal"', "1/a.json": "", "1/b.json": "", "1/.c.json": ""}
+        )
         with pytest.raises(ServeError, match=r"json, found 2 that match: a\.json, b\.json\. Rename"):
-            find_model_file(_one(folder, registry), folder / "1")
+            find_model_file(models.read(folder), folder / "1")
 
-    def test_no_way_out_of_the_repository(
-        self, make_folder: MakeFolder, registry: BackendRegistry, tmp_path: Path
-    ) -> None:
+    def test_no_way_out_of_the_repository(self, models: Models, tmp_path: Path) -> None:
         (tmp_path / "secret.onnx").write_text("")
-        folder = make_folder("m", {"config.pbtxt": _ONNX, "1/other": ""})
+        folder = models.folder("m", {"config.pbtxt": _ONNX, "1/other": ""})
         (folder / "1" / "model.onnx").symlink_to(tmp_path / "secret.onnx")
         with pytest.raises(ServeError, match=r"model file of 'm' 'model\.onnx' is a link that leads out of the model"):
-            find_model_file(_one(folder, registry), folder / "1")
+            find_model_file(models.read(folder), folder / "1")
 
-    def test_links_within_the_repository(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
-        other = make_folder("other", {"1/model.onnx": ""})
-        folder = make_folder("m", {"config.pbtxt": _ONNX, "1/keep": ""})
+    def test_links_within_the_repository(self, models: Models) -> None:
+        other = models.folder("other", {"1/model.onnx": ""})
+        folder = models.folder("m", {"config.pbtxt": _ONNX, "1/keep": ""})
         (folder / "1" / "model.onnx").symlink_to(other / "1" / "model.onnx")
-        definition = _one(folder, registry, repository=folder.parent)
+        definition = models.read(folder, repository=folder.parent)
         assert find_model_file(definition, folder / "1") == folder / "1" / "model.onnx"
         with pytest.raises(ServeError, match="leads out of the model repository"):
-            find_model_file(_one(folder, registry), folder / "1")
+            find_model_file(models.read(folder), folder / "1")
 
     @pytest.mark.parametrize("name", ["../2/model.onnx", "/etc/passwd"])
-    def test_names_that_leave_the_folder(self, make_folder: MakeFolder, registry: BackendRegistry, name: str) -> None:
-        folder = make_folder("m", {"config.pbtxt": f'{_ONNX} default_model_filename: "{name}"', "2/model.onnx": ""})
+    def test_names_that_leave_the_folder(self, models: Models, name: str) -> None:
+        folder = models.folder("m", {"config.pbtxt": f'{_ONNX} default_model_filename: "{name}"', "2/model.onnx": ""})
         (folder / "1").mkdir()
         with pytest.raises(ServeError, match="must be a path within the folder 1, without"):
-            find_model_file(_one(folder, registry), folder / "1")
+            find_model_file(models.read(folder), folder / "1")
 
 
 class TestLabels:
@@ -226,21 +209,21 @@ class TestLabels:
         output = f'output {{ name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "{filename}" }}'
         return f"{_ONNX} max_batch_size: 2 {output}"
 
-    def test_lines(self, make_folder: MakeFolder, registry: BackendRegistry, make_signature: MakeSignature) -> None:
-        folder = make_folder("m", {"config.pbtxt": self._text("a/l.txt"), "a/l.txt": "cat\r\n\nüber hund"})
-        definition = _one(folder, registry)
+    def test_lines(self, models: Models, make_signature: MakeSignature) -> None:
+        folder = models.folder("m", {"config.pbtxt": self._text("a/l.txt"), "a/l.txt": "cat\r\n\nüber hund"})
+        definition = models.read(folder)
         assert definition.config.outputs[0].labels == ("cat", "", "über hund")
         signature = make_signature({"x": ("FP32", (-1, 1))}, {"y": ("FP32", (-1, 3))})
         assert complete_definition(definition, signature).config.outputs[0].labels == ("cat", "", "über hund")
 
-    def test_missing(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
-        fault = _fault(make_folder("m", {"config.pbtxt": self._text("l.txt")}), registry)
+    def test_missing(self, models: Models) -> None:
+        fault = models.fault_of("m", {"config.pbtxt": self._text("l.txt")})
         assert fault.startswith("failed to open text file for read ")
         assert fault.endswith("(label file of output 'y'; put it in the model's folder)")
 
     @pytest.mark.parametrize("name", ["../l.txt", "/etc/hostname"])
-    def test_outside(self, make_folder: MakeFolder, registry: BackendRegistry, name: str) -> None:
-        fault = _fault(make_folder("m", {"config.pbtxt": self._text(name)}), registry)
+    def test_outside(self, models: Models, name: str) -> None:
+        fault = models.fault_of("m", {"config.pbtxt": self._text(name)})
         assert fault == (
             f"label file of output 'y' '{name}' must be a path within the folder m, without '..' and not absolute"
         )
@@ -254,20 +237,20 @@ class TestLabels:
             ' value { data_type: TYPE_FP32 dims: 3 input_data_file: "a\\000b" } } }',
         ],
     )
-    def test_no_path_has_a_zero_byte(self, make_folder: MakeFolder, registry: BackendRegistry, field: str) -> None:
-        fault = _fault(make_folder("m", {"config.pbtxt": f"{_ONNX} {field}"}), registry)
+    def test_no_path_has_a_zero_byte(self, models: Models, field: str) -> None:
+        fault = models.fault_of("m", {"config.pbtxt": f"{_ONNX} {field}"})
         assert "'a\\x00b' must be a path within the folder" in fault
 
-    def test_link_to_the_outside(self, make_folder: MakeFolder, registry: BackendRegistry, tmp_path: Path) -> None:
+    def test_link_to_the_outside(self, models: Models, tmp_path: Path) -> None:
         (tmp_path / "secret").write_text("s")
-        folder = make_folder("m", {"config.pbtxt": self._text("l.txt")})
+        folder = models.folder("m", {"config.pbtxt": self._text("l.txt")})
         (folder / "l.txt").symlink_to(tmp_path / "secret")
-        assert "is a link that leads out of the model repository" in _fault(folder, registry)
+        assert "is a link that leads out of the model repository" in models.fault(folder)
 
-    def test_link_within_as_a_mounted_config_map_has(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
-        folder = make_folder("m", {"config.pbtxt": self._text("l.txt"), "..data/l.txt": "a"})
+    def test_link_within_as_a_mounted_config_map_has(self, models: Models) -> None:
+        folder = models.folder("m", {"config.pbtxt": self._text("l.txt"), "..data/l.txt": "a"})
         (folder / "l.txt").symlink_to("..data/l.txt")
-        assert _one(folder, registry).config.outputs[0].labels == ("a",)
+        assert models.read(folder).config.outputs[0].labels == ("a",)
 
 
 class TestWarmup:
@@ -292,23 +275,21 @@ class TestWarmup:
             ),
         ],
     )
-    def test_samples_when_read(
-        self, make_folder: MakeFolder, registry: BackendRegistry, tensor: str, fault: str
-    ) -> None:
+    def test_samples_when_read(self, models: Models, tensor: str, fault: str) -> None:
         text = self._text(f'batch_size: 1 inputs {{ key: "x" value {{ {tensor} }} }}')
-        assert _fault(make_folder("m", {"config.pbtxt": text}), registry) == f"{fault} (warm-up sample 'w')"
+        assert models.fault_of("m", {"config.pbtxt": text}) == f"{fault} (warm-up sample 'w')"
 
-    def test_files(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
+    def test_files(self, models: Models) -> None:
         tensor = 'data_type: TYPE_FP32 dims: 1 input_data_file: "raw"'
         text = self._text(f'batch_size: 1 inputs {{ key: "x" value {{ {tensor} }} }}')
-        folder = make_folder("m", {"config.pbtxt": text})
+        folder = models.folder("m", {"config.pbtxt": text})
         missing = folder / "warmup" / "raw"
-        assert _fault(folder, registry) == (
+        assert models.fault(folder) == (
             f"failed to open text file for read {missing}: No such file or directory (warm-up sample 'w')"
         )
         (folder / "warmup").mkdir()
         (folder / "warmup" / "raw").write_bytes(b"\0\0\0\0")
-        assert _one(folder, registry).config.model_warmup[0].inputs["x"].source == "file:raw"
+        assert models.read(folder).config.model_warmup[0].inputs["x"].source == "file:raw"
 
     @pytest.mark.parametrize(
         ("sample", "fault"),
@@ -341,20 +322,18 @@ class TestWarmup:
             ),
         ],
     )
-    def test_samples_against_the_model(
-        self, make_folder: MakeFolder, registry: BackendRegistry, signature: Signature, sample: str, fault: str
-    ) -> None:
-        definition = _one(make_folder("m", {"config.pbtxt": self._text(sample)}), registry)
+    def test_samples_against_the_model(self, models: Models, signature: Signature, sample: str, fault: str) -> None:
+        definition = models.made("m", {"config.pbtxt": self._text(sample)})
         with pytest.raises(ServeError) as raised:
             complete_definition(definition, signature)
         assert raised.value.text == fault
 
 
 class TestFilesByArchitecture:
-    def _definition(self, make_folder: MakeFolder, registry: BackendRegistry) -> tuple[ModelDefinition, Path]:
+    def _definition(self, models: Models) -> tuple[ModelDefinition, Path]:
         text = f'{_ONNX} cc_model_filenames {{ key: "gfx90a" value: "fast.onnx" }}'
-        folder = make_folder("m", {"config.pbtxt": text, "1/model.onnx": "", "1/fast.onnx": ""})
-        return _one(folder, registry), folder / "1"
+        folder = models.folder("m", {"config.pbtxt": text, "1/model.onnx": "", "1/fast.onnx": ""})
+        return models.read(folder), folder / "1"
 
     @pytest.mark.parametrize(
         ("architecture", "file"),
@@ -365,12 +344,12 @@ class TestFilesByArchitecture:
             ("", "model.onnx"),
         ],
     )
-    def test_choice(self, make_folder: MakeFolder, registry: BackendRegistry, architecture: str, file: str) -> None:
-        definition, folder = self._definition(make_folder, registry)
+    def test_choice(self, models: Models, architecture: str, file: str) -> None:
+        definition, folder = self._definition(models)
         assert find_model_file(definition, folder, architecture) == folder / file
 
-    def test_the_file_is_missing(self, make_folder: MakeFolder, registry: BackendRegistry) -> None:
-        definition, folder = self._definition(make_folder, registry)
+    def test_the_file_is_missing(self, models: Models) -> None:
+        definition, folder = self._definition(models)
         (folder / "fast.onnx").unlink()
         with pytest.raises(ServeError, match=r"expected fast\.onnx, found model\.onnx"):
             find_model_file(definition, folder, "gfx90a")

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.model_folders import Models
 
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.completion import autofill, normalise
-from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
+from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.plain import to_plain
 from rocserve.config.signature_checks import check_signature
@@ -44,13 +45,10 @@ Read = Callable[..., ModelDefinition]
 
 
 @pytest.fixture
-def read(make_folder: Callable[..., Path]) -> Read:
-    def read_text(text: str, *, strict: bool = False) -> ModelDefinition:
-        folder = make_folder("m", {"config.pbtxt": f'backend: "python" {text}', "1/model.py": ""})
-        (definition,) = FolderReading(folder, REGISTRY, strict=strict).definitions()
-        return definition
-
-    return read_text
+def read(tmp_path: Path) -> Read:
+    models = Models(tmp_path, REGISTRY)
+    written = 'backend: "python" '
+    return lambda text, **options: models.made("m", {"config.pbtxt": written + text, "1/model.py": ""}, **options)
 
 
 def test_what_the_model_says_of_itself_is_added(read: Read) -> None:

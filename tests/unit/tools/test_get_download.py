@@ -131,89 +131,87 @@ def refusal(file: RemoteFile, target: Path, part: Path) -> str:
     return str(caught.value)
 
 
-def test_a_whole_file(server: Server, target: Path, part: Path) -> None:
-    server.answers["/file"] = [send()]
-    notes = fetch(server.file(), target, part)
-    assert notes.done == sorted(notes.done)
-    assert notes.done[-1] == len(CONTENT)
-    assert server.asked == [("/file", None)]
-
-
-def test_a_connection_that_breaks_off_is_gone_on_with(server: Server, target: Path, part: Path) -> None:
-    server.answers["/file"] = [send(stop=100_000), send(stop=350_000), send()]
-    fetch(server.file(), target, part)
-    assert [asked for _, asked in server.asked] == [None, "bytes=100000-", "bytes=350000-"]
-
-
-def test_an_earlier_download_is_gone_on_with(server: Server, target: Path, part: Path) -> None:
-    part.write_bytes(CONTENT[:250_000])
-    server.answers["/file"] = [send()]
-    fetch(server.file(), target, part)
-    assert server.asked == [("/file", "bytes=250000-")]
-
-
-def test_a_part_that_is_the_whole_file_asks_for_nothing(server: Server, target: Path, part: Path) -> None:
-    part.write_bytes(CONTENT)
-    fetch(server.file(), target, part)
-    assert server.asked == []
-
-
-@pytest.mark.parametrize("left", [b"of another file" * 100, CONTENT + b"and more"], ids=["another file's", "too long"])
-def test_a_part_that_is_not_of_this_file_is_thrown_away(server: Server, target: Path, part: Path, left: bytes) -> None:
-    part.write_bytes(left)
-    server.answers["/file"] = [send()]
-    fetch(server.file(), target, part)
-
-
-def test_a_server_without_ranges_begins_again(server: Server, target: Path, part: Path) -> None:
-    part.write_bytes(b"x" * 1000)
-    server.answers["/file"] = [send(ranges=False)]
-    fetch(server.file(), target, part)
-    assert server.asked == [("/file", "bytes=1000-")]
-
-
-def test_a_range_that_the_server_cannot_give_begins_again(server: Server, target: Path, part: Path) -> None:
-    part.write_bytes(CONTENT[:1000])
-    server.answers["/file"] = [refuse(416), send()]
-    fetch(server.file(), target, part)
-    assert [asked for _, asked in server.asked] == ["bytes=1000-", None]
-
-
-def test_a_part_from_elsewhere_than_asked_for_is_refused(server: Server, target: Path, part: Path) -> None:
-    part.write_bytes(CONTENT[:1000])
-
-    def answer(handler: Handler) -> None:
-        handler.head(206, 10, Content_Range=f"bytes 5-14/{len(CONTENT)}")
-
-    server.answers["/file"] = [answer]
-    assert "asked for the bytes from 1000 on, it sends those from 5 on" in refusal(server.file(), target, part)
-
-
-@pytest.mark.parametrize("text", ["bytes 1000-1999", "pages 1-2/3", "bytes */600000", ""])
-def test_a_part_without_a_readable_place_is_refused(server: Server, target: Path, part: Path, text: str) -> None:
-    part.write_bytes(CONTENT[:1000])
-    server.answers["/file"] = [lambda handler: handler.head(206, 10, Content_Range=text)]
-    assert f"with the header Content-Range: '{text}'" in refusal(server.file(), target, part)
-    assert part.read_bytes() == CONTENT[:1000]
-
-
-def test_a_part_of_a_file_of_another_length_is_refused(server: Server, target: Path, part: Path) -> None:
-    part.write_bytes(CONTENT[:1000])
-    server.answers["/file"] = [send(CONTENT + b"more")]
-    assert f"the file there has {len(CONTENT) + 4} bytes" in refusal(server.file(), target, part)
-
-
-def test_a_part_whose_bytes_are_not_those_it_says_begins_again(server: Server, target: Path, part: Path) -> None:
+def lie(handler: Handler) -> None:
     """The header is right, but the bytes are those of the beginning, as from a cache that ignores ranges."""
-    part.write_bytes(CONTENT[:1000])
+    handler.head(206, len(CONTENT) - 1000, Content_Range=f"bytes 1000-{len(CONTENT) - 1}/{len(CONTENT)}")
+    handler.wfile.write(CONTENT[:-1000])
 
-    def lie(handler: Handler) -> None:
-        handler.head(206, len(CONTENT) - 1000, Content_Range=f"bytes 1000-{len(CONTENT) - 1}/{len(CONTENT)}")
-        handler.wfile.write(CONTENT[:-1000])
 
-    server.answers["/file"] = [lie, send()]
-    fetch(server.file(), target, part)
-    assert [asked for _, asked in server.asked] == ["bytes=1000-", None]
+@pytest.mark.parametrize(
+    ("left", "answers", "asked"),
+    [
+        (b"", [send()], [None]),
+        (b"", [send(stop=100_000), send(stop=350_000), send()], [None, "bytes=100000-", "bytes=350000-"]),
+        (b"", [refuse(500), refuse(503), send()], [None] * 3),
+        (CONTENT, [send()], []),
+        (CONTENT + b"and more", [send()], [None]),
+        (CONTENT[:250_000], [send()], ["bytes=250000-"]),
+        (CONTENT[:1000], [refuse(416), send()], ["bytes=1000-", None]),
+        (CONTENT[:1000], [lie, send()], ["bytes=1000-", None]),
+        (b"x" * 1000, [send(), send()], ["bytes=1000-", None]),
+        (b"x" * 1000, [send(ranges=False)], ["bytes=1000-"]),
+    ],
+    ids=[
+        "whole",
+        "broken-off",
+        "faltering",
+        "all-there",
+        "too-much",
+        "a-part",
+        "no-range",
+        "lie",
+        "another-file",
+        "no-ranges",
+    ],
+)
+def test_a_file_comes_whole(
+    server: Server, target: Path, part: Path, left: bytes, answers: list[Answer], asked: list[str | None]
+) -> None:
+    """`left`: what an earlier download left, which may be of another file."""
+    if left:
+        part.write_bytes(left)
+    server.answers["/file"] = list(answers)
+    notes = fetch(server.file(), target, part)
+    assert [one for _, one in server.asked] == asked
+    assert not asked or notes.done[-1] == len(CONTENT)
+
+
+def partial(place: str) -> Answer:
+    return lambda handler: handler.head(206, 10, Content_Range=place)
+
+
+def endless(handler: Handler) -> None:
+    handler.head(200, None)
+    handler.wfile.write(CONTENT + b"more")
+    handler.close_connection = True
+
+
+SIZE = len(CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("left", "answer", "said", "kept"),
+    [
+        (1000, partial(f"bytes 5-14/{SIZE}"), "asked for the bytes from 1000 on, it sends those from 5 on", 1000),
+        (1000, partial("bytes 1000-1999"), "with the header Content-Range: 'bytes 1000-1999'", 1000),
+        (1000, partial("pages 1-2/3"), "with the header Content-Range: 'pages 1-2/3'", 1000),
+        (1000, partial("bytes */600000"), "with the header Content-Range: 'bytes */600000'", 1000),
+        (1000, partial(""), "with the header Content-Range: ''", 1000),
+        (1000, send(CONTENT + b"more"), f"the file there has {SIZE + 4} bytes, expected {SIZE}", 1000),
+        (0, send(CONTENT[:-1]), f"the file there has {SIZE - 1} bytes, expected {SIZE}", 0),
+        (0, send(CONTENT[:133]), f"the file there has 133 bytes, expected {SIZE}", 0),
+        (0, send(CONTENT[:1000], length=SIZE), f"the connection ended after 1000 of {SIZE} bytes", 1000),
+        (0, endless, f"goes on after the {SIZE} bytes", 0),
+    ],
+)
+def test_what_is_not_the_file_is_refused_and_what_is_right_is_kept(
+    server: Server, target: Path, part: Path, left: int, answer: Answer, said: str, kept: int
+) -> None:
+    if left:
+        part.write_bytes(CONTENT[:left])
+    server.answers["/file"] = [answer]
+    assert said in refusal(server.file(), target, part)
+    assert (part.read_bytes() if part.exists() else b"") == CONTENT[:kept]
 
 
 def test_a_redirection_is_followed_to_the_rest(server: Server, target: Path, part: Path) -> None:
@@ -252,11 +250,6 @@ def test_the_next_address_goes_on_where_the_first_broke_off(server: Server, targ
     assert server.asked[-1] == ("/file", "bytes=200000-")
 
 
-def test_a_server_that_falters_is_asked_again(server: Server, target: Path, part: Path) -> None:
-    server.answers["/file"] = [refuse(500), refuse(503), send()]
-    fetch(server.file(), target, part)
-
-
 def test_a_server_that_never_recovers_is_given_up(server: Server, target: Path, part: Path) -> None:
     server.answers["/file"] = [refuse(500)]
     text = refusal(server.file(), target, part)
@@ -265,30 +258,6 @@ def test_a_server_that_never_recovers_is_given_up(server: Server, target: Path, 
     assert "--untrained" in text
     assert len(server.asked) == 5
     assert not part.exists(), "nothing came, so nothing is left"
-
-
-@pytest.mark.parametrize("length", [len(CONTENT) - 1, 133])
-def test_another_length_is_refused_before_it_is_downloaded(
-    server: Server, target: Path, part: Path, length: int
-) -> None:
-    server.answers["/file"] = [send(CONTENT[:length])]
-    assert f"the file there has {length} bytes, expected {len(CONTENT)}" in refusal(server.file(), target, part)
-
-
-def test_a_server_that_promises_more_than_it_sends(server: Server, target: Path, part: Path) -> None:
-    server.answers["/file"] = [send(CONTENT[:1000], length=len(CONTENT))]
-    assert f"the connection ended after 1000 of {len(CONTENT)} bytes" in refusal(server.file(), target, part)
-    assert part.read_bytes() == CONTENT[:1000], "what is right is kept for the next time"
-
-
-def test_a_body_without_a_length_that_goes_on_too_long(server: Server, target: Path, part: Path) -> None:
-    def answer(handler: Handler) -> None:
-        handler.head(200, None)
-        handler.wfile.write(CONTENT + b"more")
-        handler.close_connection = True
-
-    server.answers["/file"] = [answer]
-    assert f"goes on after the {len(CONTENT)} bytes" in refusal(server.file(), target, part)
 
 
 def test_wrong_bytes_are_never_kept(server: Server, target: Path, part: Path) -> None:
