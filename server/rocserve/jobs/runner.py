@@ -79,13 +79,12 @@ _READ_BYTES = 64 * 1024
 class JobProcess:
     """A child process; leaving the context kills it. Used on one thread, except `kill`."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], order: bytes | None = None) -> None:
-        """Appends the descriptors of replies and parent pipe to `command`. `order`: the child's standard input; None =
-        it reads what `send` writes. Raises OSError if the process cannot be started."""
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], order: bytes) -> None:
+        """Appends the descriptors of replies and parent pipe to `command`. `order`: the child's standard input. Raises
+        OSError if the process cannot be started."""
         self._begun = b""
         self._status: int | None = None
         self._lock = threading.Lock()
-        self._orders: int | None = None
         self._at_the_end = ExitStack()
         with ExitStack() as on_failure, ExitStack() as once_started:
             on_failure.callback(self._at_the_end.close)
@@ -98,14 +97,9 @@ class JobProcess:
             parent_pipe, parent_end = os.pipe2(os.O_CLOEXEC)
             self._at_the_end.callback(os.close, parent_end)
             once_started.callback(os.close, parent_pipe)
-            if order is None:
-                standard_input, self._orders = os.pipe2(os.O_CLOEXEC)
-                self._at_the_end.callback(os.close, self._orders)
-            else:
-                standard_input = os.memfd_create("rocserve:order", os.MFD_CLOEXEC)
+            standard_input = os.memfd_create("rocserve:order", os.MFD_CLOEXEC)
             once_started.callback(os.close, standard_input)
-            if order is not None:
-                os.pwrite(standard_input, order, 0)
+            os.pwrite(standard_input, order, 0)
             # A process group, but not a session, within which alone niceness would have an effect (sched(7)).
             self._process = subprocess.Popen(
                 [*command, str(writer), str(parent_pipe)],
@@ -134,13 +128,6 @@ class JobProcess:
                 if line.startswith("VmHWM:"):
                     return int(line.split()[1]) * 1024
         return 0
-
-    def send(self, order: bytes) -> None:
-        """Write a line to the child. Raises BrokenPipeError if the child has ended."""
-        assert self._orders is not None, "the order was given at the start"
-        order += b"\n"
-        while order:
-            order = order[os.write(self._orders, order) :]
 
     def take_replies(self) -> list[bytes] | None:
         """Return the new lines; None if the child has closed its replies and is about to end."""

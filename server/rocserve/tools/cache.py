@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 from rich.console import Console
 
@@ -81,11 +82,17 @@ def prune_programs(options: PruneOptions) -> None:
     if (cache := _open_cache(settings, console)) is None:
         return
     before = cache.entries()
-    if models:
-        removed, in_use, failure = _prune_models(cache, [entry for entry in before if _model(entry) in models])
-    else:
-        limit = 0 if options.all else settings.cache_bytes if options.size is None else options.size
-        removed, in_use, failure = _prune_to(cache, before, limit)
+    limit = 0 if options.all else settings.cache_bytes if options.size is None else options.size
+    failure: ServeError | None = None
+    named = [partial(cache.remove, entry.key) for entry in before if _model(entry) in models]
+    for remove in named if models else [partial(cache.prune, limit)]:
+        try:
+            remove()
+        except ServeError as error:
+            failure = failure or error
+    removed, left = [entry for entry in before if not entry.path.exists()], cache.entries()
+    # After a failure it is not known which of the rest are merely in use.
+    in_use = [entry for entry in left if _model(entry) in models] if models else _over(left, limit)
     forgotten: list[LoadTrial] = []
     for key, trial in cache.load_trials.entries():
         if options.all or trial.model in models:
@@ -100,7 +107,7 @@ def prune_programs(options: PruneOptions) -> None:
                 forgotten.append(trial)
     for entry in removed:
         say(console, f"removed {_named(entry)}, {size(entry.size_bytes)}")
-    for entry in in_use:
+    for entry in () if failure else in_use:
         say(console, f"kept {_named(entry)}: a process is using it")
     for trial in forgotten:
         say(console, f"forgot that {trial.file} of model {trial.model} crashed: it is tried again")
@@ -115,38 +122,11 @@ def prune_programs(options: PruneOptions) -> None:
         raise failure
 
 
-_Pruned = tuple[Sequence[CacheEntry], Sequence[CacheEntry], ServeError | None]
-"""Removed programs, programs that a process is using, and the first error."""
-
-
-def _prune_models(cache: ProgramCache, entries: Sequence[CacheEntry]) -> _Pruned:
-    removed: list[CacheEntry] = []
-    in_use: list[CacheEntry] = []
-    failure: ServeError | None = None
-    for entry in entries:
-        try:
-            (removed if cache.remove(entry.key) else in_use).append(entry)
-        except ServeError as error:
-            failure = failure or error
-    return removed, in_use, failure
-
-
-def _prune_to(cache: ProgramCache, before: Sequence[CacheEntry], limit: int) -> _Pruned:
-    try:
-        removed = cache.prune(limit)
-    except ServeError as error:
-        # The cache does not report which of the remaining programs are merely in use.
-        return [entry for entry in before if not entry.path.exists()], (), error
-    entries = cache.entries()
+def _over(entries: Sequence[CacheEntry], limit: int) -> list[CacheEntry]:
+    """Return the least recently used programs without which the others fit the limit."""
     excess = sum(entry.size_bytes for entry in entries) - limit
-    # Programs beyond the limit that are still there are in use.
-    in_use: list[CacheEntry] = []
-    for entry in entries:
-        if excess <= 0:
-            break
-        in_use.append(entry)
-        excess -= entry.size_bytes
-    return removed, in_use, None
+    before = accumulate((entry.size_bytes for entry in entries), initial=0)
+    return [entry for entry, size in zip(entries, before, strict=False) if size < excess]
 
 
 def _open_cache(settings: EngineSettings, console: Console) -> ProgramCache | None:

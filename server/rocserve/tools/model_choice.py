@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rocserve.backends.base import BackendSpec, ModelSource
 from rocserve.backends.migraphx.configuration.options import MAX_DYNAMIC_BATCH
@@ -142,24 +143,25 @@ class ToolModel:
         definition = replace(self.definition, backend=backend, model_filenames=(file.name,))
         return replace(self, source=replace(self.source, model_file=file), definition=definition)
 
+    def with_config(self, **changes: Any) -> ToolModel:
+        """Return the model with other fields of its configuration."""
+        return replace(self, source=replace(self.source, config=replace(self.source.config, **changes)))
+
     def with_parameters(self, **parameters: str | None) -> ToolModel:
         """Return the model with these parameters set; a value of None removes the parameter."""
-        config = self.source.config
-        kept = _without(config.parameters, parameters)
         added = {name: text for name, text in parameters.items() if text is not None}
-        return replace(self, source=replace(self.source, config=replace(config, parameters={**kept, **added})))
+        return self.with_config(parameters={**_without(self.source.config.parameters, parameters), **added})
 
     def with_precision(self, precision: str) -> ToolModel:
         """Return the model in another precision, without its calibration if the precision needs none."""
         if precision in _CALIBRATED:
             return self.with_parameters(precision=precision)
         model = self.with_parameters(precision=precision, **dict.fromkeys(_CALIBRATION_PARAMETERS))
-        config = model.source.config
-        accelerators = tuple(
+        accelerators = [
             replace(one, parameters=_without(one.parameters, _CALIBRATION_PARAMETERS))
-            for one in config.gpu_accelerators
-        )
-        return replace(model, source=replace(model.source, config=replace(config, gpu_accelerators=accelerators)))
+            for one in model.source.config.gpu_accelerators
+        ]
+        return model.with_config(gpu_accelerators=tuple(accelerators))
 
 
 def _without(parameters: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
@@ -283,10 +285,8 @@ def with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:
     config = model.source.config
     if config.max_batch_size == 0 and config.inputs:
         raise invalid_argument("does not batch (max_batch_size: 0), so there is one program; leave --batch-sizes out")
-    model = model.with_parameters(**dict.fromkeys(_BATCH_PARAMETERS))
-    model = model.with_parameters(batch_sizes=",".join(map(str, sizes)))
-    config = replace(model.source.config, max_batch_size=max(*sizes, config.max_batch_size))
-    return replace(model, source=replace(model.source, config=config))
+    parameters = {**dict.fromkeys(_BATCH_PARAMETERS), "batch_sizes": ",".join(map(str, sizes))}
+    return model.with_parameters(**parameters).with_config(max_batch_size=max(*sizes, config.max_batch_size))
 
 
 def _with_calibration_data(model: ToolModel, typed: Path) -> tuple[ToolModel, str]:
@@ -303,6 +303,5 @@ def _with_calibration_data(model: ToolModel, typed: Path) -> tuple[ToolModel, st
             " there"
         )
     # A bare file has no model folder, so the deepest folder that contains both serves as one.
-    common = Path(*(ours for ours, theirs in zip(folder.parts, data.parts, strict=False) if ours == theirs))
-    shared = replace(model.source, model_folder=common)
-    return replace(model, source=shared), str(data.relative_to(common))
+    common = Path(os.path.commonpath((folder, data)))
+    return replace(model, source=replace(model.source, model_folder=common)), str(data.relative_to(common))

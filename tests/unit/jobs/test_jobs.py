@@ -68,16 +68,15 @@ from rocserve.jobs.runner import JobProcess
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 before = os.listdir("/proc/self/fd")
 failures = 0
-for order in (None, b"x"):
-    for free in range(1, 20):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) - 1 + free, most))
-        try:
-            with JobProcess(["true"], os.environ, order):
-                pass
-        except OSError:
-            failures += 1
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        assert os.listdir("/proc/self/fd") == before, free
+for free in range(1, 20):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) - 1 + free, most))
+    try:
+        with JobProcess(["true"], os.environ, b"x"):
+            pass
+    except OSError:
+        failures += 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    assert os.listdir("/proc/self/fd") == before, free
 print(failures)
 """
 
@@ -85,7 +84,7 @@ print(failures)
 def test_where_descriptors_are_out_none_is_left_behind() -> None:
     done = subprocess.run([sys.executable, "-c", NO_DESCRIPTORS], stdout=subprocess.PIPE, check=True)
     # A process takes about a dozen; the last of the limits is enough.
-    assert 10 < int(done.stdout) < 38
+    assert 5 < int(done.stdout) < 19
 
 
 class Clock:

@@ -99,8 +99,7 @@ class Candidate:
         """Load and warm up the model. `first`: the first candidate's inputs. Raises ServeError."""
         source = self.model.source
         (group,) = source.config.instance_groups
-        config = replace(source.config, instance_groups=(replace(group, count=instances),))
-        order = replace(self.model, source=replace(source, config=config)).order
+        order = self.model.with_config(instance_groups=(replace(group, count=instances),)).order
         plan = plan_engine(order.definition, order.folder, ThisMachine(source.settings))
         loaded = await workers.open(order, plan, self.title)
         if self.order is None:
@@ -165,11 +164,9 @@ def on_migraphx(model: ToolModel, title: str) -> Candidate:
 
 def _on(engine: str, model: ToolModel, choice: EngineChoice, title: str = "") -> Candidate:
     """Return the model on the first of the places where a server would run this choice."""
-    config = model.with_parameters(engine=engine).source.config
-    place = plan_workers(config, choice, ThisMachine(model.source.settings), 0)[0][0]
+    place = plan_workers(model.source.config, choice, ThisMachine(model.source.settings), 0)[0][0]
     group = InstanceGroup("", place.kind, 1, () if place.device is None else (place.device,))
-    source = replace(model.source, config=replace(config, instance_groups=(group,)))
-    return Candidate(replace(model, source=source), title or engine)
+    return Candidate(model.with_parameters(engine=engine).with_config(instance_groups=(group,)), title or engine)
 
 
 def _onnxruntime(model: ToolModel) -> Candidate:
@@ -189,10 +186,9 @@ _BARE_TORCH = EngineSpec(
 def _torch(model: ToolModel, order: tuple[str, ...] = ()) -> Candidate:
     is_on_gpu = model.source.config.parameters.get("target", "") in ("", "gpu")
     group = InstanceGroup("", InstanceKind.MODEL if is_on_gpu else InstanceKind.CPU, 1)
-    source = replace(model.source, config=replace(model.source.config, instance_groups=(group,)))
     backend = replace(model.backend, engines=(_BARE_TORCH,), choose_engine=None)
-    definition = replace(model.definition, backend=backend)
-    return Candidate(replace(model, source=source, definition=definition), TORCH, order)
+    model = replace(model, definition=replace(model.definition, backend=backend))
+    return Candidate(model.with_config(instance_groups=(group,)), TORCH, order)
 
 
 def is_pytorch(model: ToolModel) -> bool:

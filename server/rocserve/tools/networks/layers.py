@@ -238,43 +238,16 @@ class Layers:
         return measured
 
 
-_SHAPES_AN_IMAGE = 6
-_COLOUR_SHARE = 0.35
-"""Share of the contrast that is colour. In photographs brightness varies more than colour."""
-
-
 def photo_like_images(count: int, side: int, seed: int) -> Floats:
-    """Return synthetic images with the statistics of photographs: FP32 [count, side, side, 3], RGB, 0..1.
-    They are clouds whose amplitude falls with frequency, behind plain shapes: dark, bright or of little contrast. In
-    photographs the amplitude falls about as 1 / frequency (D. J. Field, 1987), and objects have sharp edges.
-    """
+    """Return synthetic images: FP32 [count, side, side, 3], RGB, 0..1. Random squares of all sizes, the larger the
+    stronger, give them what photographs have: large areas, sharp edges, and more contrast in them than in details."""
     generator = np.random.default_rng(seed)
-    return np.stack([_image(generator, side) for _ in range(count)])
-
-
-def _image(generator: np.random.Generator, side: int) -> Floats:
-    light = _cloud(generator, side)[..., None]
-    colour = np.stack([_cloud(generator, side) for _ in range(3)], axis=-1)
-    image = (1.0 - _COLOUR_SHARE) * light + _COLOUR_SHARE * colour
-    rows, columns = np.mgrid[0:side, 0:side] / side
-    for _ in range(_SHAPES_AN_IMAGE):
-        y, x = generator.random(2)
-        height, width = generator.uniform(0.05, 0.3, 2)
-        if generator.random() < 0.5:
-            inside = (np.abs(rows - y) < height) & (np.abs(columns - x) < width)
-        else:
-            inside = ((rows - y) / height) ** 2 + ((columns - x) / width) ** 2 < 1.0
-        image[inside] = 0.3 * image[inside] + 0.7 * generator.random(3)
-    darkest, brightest = generator.uniform(0.0, 0.4), generator.uniform(0.6, 1.0)
-    return (darkest + (brightest - darkest) * image).astype(np.float32)
-
-
-def _cloud(generator: np.random.Generator, side: int) -> NDArray[np.float64]:
-    """Return [side, side] levels in 0..1."""
-    frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
-    frequency[0, 0] = np.inf
-    spectrum = np.fft.rfft2(generator.standard_normal((side, side))) / frequency
-    field = np.fft.irfft2(spectrum, s=(side, side))
-    least, most = field.min(), field.max()
-    level: NDArray[np.float64] = (field - least) / (most - least)
-    return level
+    images = np.zeros((count, side, side, 3))
+    for cells in 2 ** np.arange(1, side.bit_length()):
+        squares = generator.standard_normal((count, cells, cells, 3)) / np.sqrt(cells)
+        squares += generator.standard_normal((count, cells, cells, 1)) / np.sqrt(cells)
+        places = np.arange(side) * cells // side
+        images += squares[:, places][:, :, places]
+    images -= images.min(axis=(1, 2, 3), keepdims=True)
+    levels: Floats = (images / images.max(axis=(1, 2, 3), keepdims=True)).astype(np.float32)
+    return levels
