@@ -1,63 +1,63 @@
-"""Defines the messages between a front end and the server: entries of 32 bytes (`workers/entries.py`) in the rings of a
-link. Both ends use this module to lay out tensors and texts, to post entries (later if a ring is full), and to return
-places that have been read.
+"""Defines the messages between a front end and the server: entries of 32 bytes in the rings of a link. Both ends use
+this module to lay out tensors and texts, to post entries (later if a ring is full), and to return places that have been
+read.
 
-Tensors and texts lie in the sender's heap. A place holds the sizes (u64 each) of its contents, then the contents,
-each at a multiple of 64. With the flag PACKED it holds only tensors, whose sizes follow from their head. A token names
-a request until its last answer. A number names a call until its end.
+An entry has the fields of ENTRY in `workers/entries.py`: kind, last, count, layout, number, place, nbytes. Each kind
+has one meaning, and uses the fields that are named with it; the others are 0. At `place` in the sender's heap lie
+`nbytes` of a text or of tensors. Tensors lie as core.tensor_places defines; with kinds that begin with SIZED, because
+the sizes do not follow from the head, a table of the sizes (u64 each) precedes them. `layout` is the number of a head.
+`number` names a request until its last answer, or a call until its end.
+
+From both ends:
+
+- HEAD (count, layout, place, nbytes): the head's number means this JSON from then on: a RequestHead from the front end,
+  an AnswerHead from the server. `count` 1: only one request, or answer, uses the head.
+- RETURN (count): `count` of number, place and nbytes are places in the receiver's heap that nobody reads any more. Not
+  on the ring RETURNS: they are in the sender's heap, and only the entries before this one use them.
 
 From the front end, on the ring REQUESTS:
 
-- HEAD: number = the name of this head from now on; a = place, b = bytes: a RequestHead in JSON. count = 1: only one
-  REQUEST uses the head.
-- DETAILS: a = place, b = bytes: the details (`workers/entries.py`) and the origin of the next REQUEST.
-- REQUEST: number = its token; a = the number of its head, and in the upper half the bytes of its slot; b = place of its
-  inputs; c = its deadline in time.monotonic_ns(), 0 = no deadline. Flag IN_TURN: the request belongs to a stream. Flag
-  SINGLE: the client can take only one answer.
-- LEFT: number = the token of a request whose client has gone.
-- UNUSED: number = a heap that the server has ENDED, and into which the front end puts nothing more.
-- REFUSED: count = a status code; a = place, b = bytes: two texts, the error's and the request's id. The front end could
-  not make a request of a message, and has answered the client.
-- CALL: number = the call; a = place, b = bytes, c = three contents: the method's full name, the metadata and the
-  client's address in JSON, and the client's message. For every method but inference.
-- CALL_LEFT: number = a call whose client has gone.
-- LISTENING: the front end serves clients. NOT_LISTENING: the front end cannot listen, and ends; count = the system's
-  error number, 0 = a different error; a = place, b = bytes, c = one text, the reason.
+- REQUEST, SIZED_REQUEST: with the fields of REQUEST_ENTRY: the request's inputs, and its deadline in
+  time.monotonic_ns(), 0 = no deadline. Flag IN_TURN: the request belongs to a stream. Flag SINGLE: the client can take
+  only one answer.
+- DETAILS (layout, place, nbytes): the details (`workers/entries.py`) of the next request, which have `layout` bytes,
+  then its origin in JSON, if it is wanted.
+- LEFT (number): the client of the request has gone.
+- UNUSED (number): the front end puts nothing more into the heap of this number, which the server has ENDED.
+- REFUSED (place, nbytes): JSON: a status code, the error's text, and the id of the request that the front end could not
+  make of a message. It has answered the client.
+- CALL (layout, number, place, nbytes): for every method but inference: `layout` bytes of JSON (the method's full name,
+  the metadata and the client's address), then the client's message.
+- CALL_LEFT (number): the client of the call has gone.
+- LISTENING (count, place, nbytes): the front end serves clients; or, with a text, it cannot listen for this reason, and
+  ends. `count`: the system's error number; 0 = a different error.
 
 From the server, on the ring ANSWERS:
 
-- ANSWER_HEAD: number; a = place, b = bytes: an AnswerHead in JSON. count = 1: only one answer uses the head.
-- ANSWER: number = a token; a = the number of its head; b = place, c = bytes of its outputs; count = 1: the answer is
-  large. Flag FINAL: the last answer. Flag NONE: no further answer comes. Flag ERROR: count = a status code, the place
-  holds the text, a = milliseconds after which the client may retry, 0 = not known; with REFUSAL no model has had the
-  request; with FULL there is no memory for it (MemoryFull). Flag KEPT: the front end returns the place when it no
-  longer needs the outputs; without the flag it need not return the place. Flag PLACED, only with KEPT: the outputs lie
-  in the output heap whose number is the upper half of a, b is what the front end returns, and place c holds the offset
-  and the bytes of each output (u64).
-- ANSWERS_TOGETHER: the only answers to count requests; a = the number of their head, and in the upper half the number
-  of the output heap; b = what the front end returns when it no longer needs any of the outputs. Place c holds (u64
-  each) the place and the bytes of the slot with the outputs; then for each request its token, and where in the slot
-  each of its outputs begins.
-- RETURN: as on the ring RETURNS, but for places in the server's own heap that only the entries before it use.
-- MANY: number = a token: the request may have any number of answers.
-- WATCH: number = a token: send LEFT when its client goes.
-- LENT: number = a head: put the inputs of its requests into heap a, of which the front end has share b. If the front
-  end does not know the heap yet, the socket brings its descriptor.
-- OUTPUTS: number = an output heap, whose descriptor the socket brings. OUTPUTS_ENDED: no further outputs will lie
-  there.
-- ENDED: number = a heap into which nothing more may be put.
-- ORIGINS: with FINAL, requests must come with their origin from now on; without FINAL, they need not.
-- CALL_MESSAGE, CALL_REPLY, CALL_END: number = a call; a = place, b = bytes: a message of a stream, the reply of a
-  unary call, or the text of a call's end, with count = a status code.
+- RESPONSE, SIZED_RESPONSE (last, layout, number, place, nbytes): the outputs. If they have more than LARGEST_SHARED
+  bytes, the front end returns their place when it no longer needs them. `last`: no further response follows.
+- PLACED_RESPONSE: as RESPONSE, but the outputs lie in an output heap. At `place` are (u64 each) the heap's number, and
+  the offset and the bytes of each output. `nbytes` is the number that the front end returns.
+- RESPONSES (count, layout, place, nbytes): the only answers to `count` requests, in an output heap. At `place` are (u64
+  each) the heap's number, the place and the bytes of the slot with the outputs; then for each request its number, and
+  where in the slot each of its outputs begins. `nbytes` is what the front end returns when it needs none any more.
+- FAILURE (last, count, number, place, nbytes): an error: its status code (`count`), and what `write_failure` writes.
+- END (last, number): the request ends without another answer.
+- MANY (number): the request may have any number of answers.
+- WATCH (number): send LEFT when the request's client goes.
+- LENT (layout, number, nbytes): put the inputs of the head's requests into the heap of this number, of which the front
+  end has share `nbytes`. If it does not know the heap yet, the socket brings its descriptor.
+- OUTPUTS (number): the socket brings the descriptor of the output heap of this number. OUTPUTS_ENDED (number): no
+  further outputs will lie there.
+- ENDED (number): nothing more may be put into this heap.
+- ORIGINS (last): requests must come with their origin from now on; with `last` 0, they need not.
+- CALL_MESSAGE, CALL_REPLY (number, place, nbytes): a message of a stream; the reply of a unary call.
+- CALL_END (count, number, place, nbytes): the call's end: its status code (`count`) and text.
 - EXIT: the server ends, and clients must hear of it.
-- STOP: number = milliseconds in which to answer calls in flight; the front end refuses new ones, then ends.
+- STOP (number): answer calls in flight within so many milliseconds; refuse new ones, then end.
 
 The place of a request is an offset in the front end's own heap, or in its share of a version's heap (`SharedHeap` in
 `plane/heap.py`), whose number is then in the upper 16 bits.
-
-On both sides' ring RETURNS:
-
-- RETURN: count = how many of a, b and c are places in the other side's heap that nobody reads any more.
 """
 
 from __future__ import annotations
@@ -72,15 +72,18 @@ from functools import lru_cache
 from struct import Struct
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import NO_PARAMETERS, InputHead, Parameters, RequestedOutput, RequestHead, ResponseHead
 from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import TensorPlaces, lay_out, padded
 from rocserve.core.tensors import Buffer, TensorHead
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, copy_in_steps, fill
+from rocserve.plane.heap import Heap, copy_in_steps, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.trimming import HeapTrimmer
-from rocserve.workers.entries import ENTRY, return_entries, returned_places
+from rocserve.workers.entries import ENTRY, RETURN, return_entries, returned_places
+from rocserve.workers.messages import status_code
 
 REQUESTS = ANSWERS = 0
 RETURNS = 1
@@ -95,9 +98,17 @@ DESCRIPTORS = 5
 """With the server's first ATTACH: the link's files of the front end and of the server, the heaps of the front end and
 of the server, and the page where the server says that it sleeps."""
 
-HEAD, REQUEST, LEFT, REFUSED, DETAILS, UNUSED, CALL, CALL_LEFT, LISTENING, NOT_LISTENING = range(1, 11)
-ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED, OUTPUTS, OUTPUTS_ENDED = range(16, 26)
-CALL_MESSAGE, CALL_REPLY, CALL_END, STOP, ANSWERS_TOGETHER = range(26, 31)
+REQUEST_ENTRY = Struct("<BxHIIIQQ")
+"""Kind, flags, number of the head, number of the request, bytes and place of its inputs, deadline."""
+IN_TURN, SINGLE = 1, 2
+
+# RETURN has the number of the workers' messages.
+HEAD = RETURN + 1
+REQUEST, SIZED_REQUEST, DETAILS, LEFT, UNUSED, REFUSED, CALL, CALL_LEFT, LISTENING = range(16, 25)
+RESPONSE, SIZED_RESPONSE, PLACED_RESPONSE, RESPONSES, FAILURE, END, MANY, WATCH = range(32, 40)
+LENT, OUTPUTS, OUTPUTS_ENDED, ENDED, ORIGINS, CALL_MESSAGE, CALL_REPLY, CALL_END, EXIT, STOP = range(40, 50)
+ANSWERS_OF_ONE = frozenset((RESPONSE, SIZED_RESPONSE, PLACED_RESPONSE, FAILURE, END))
+"""Kinds of answers to one request."""
 
 HEAP_SHIFT = 48
 """Bits of a place from this one on are the number of its heap."""
@@ -107,11 +118,7 @@ HELD_OUTPUTS, AWAITED_OUTPUTS = (number << HEAP_SHIFT for number in (MOST_HEAPS,
 large: a model may wait for their memory."""
 
 MOST_TOGETHER = (1 << 16) - 1
-"""The most requests in one ANSWERS_TOGETHER."""
-
-IN_TURN, SINGLE = 1, 2
-FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16
-PACKED, KEPT, PLACED = 32, 64, 128
+"""The most requests in one RESPONSES."""
 
 REMEMBERED_HEADS = 1024
 """Number of heads of a kind: the sender refers only to its last ones, the receiver keeps twice as many. Numbers are
@@ -156,10 +163,27 @@ def read_head(text: bytes) -> RequestHead:
     )
 
 
+_FAILURE = Struct("<d??")
+"""Seconds after which the client may retry (0 = not known), no model has had the request, it is a MemoryFull."""
+
+
+def write_failure(error: ServeError, is_refusal: bool) -> bytes:
+    header = _FAILURE.pack(error.retry_seconds, is_refusal, isinstance(error, MemoryFull))
+    return header + error.text.encode(errors="replace")
+
+
+def read_failure(code: int, content: bytes) -> ServeError:
+    retry_seconds, is_refusal, is_memory_full = _FAILURE.unpack_from(content)
+    text = content[_FAILURE.size :].decode()
+    error = MemoryFull(text) if is_memory_full else ServeError(status_code(code), text)
+    error.retry_seconds, error.is_refusal = retry_seconds, is_refusal
+    return error
+
+
 _RETRY_SECONDS = 0.001
 """Pause before the next attempt to post after a ring was full."""
 _REMEMBERED_TABLES = 1024
-"""Tables of sizes that `read` remembers, because clients often send the same sizes."""
+"""Tables of sizes that `read_sized` remembers, because clients often send the same sizes."""
 _PAGE_BYTES = 64 << 10
 LARGEST_SHARED = _PAGE_BYTES // 8
 """Bytes up to which contents share a page, because a copy costs less than a separate slot."""
@@ -204,12 +228,12 @@ class FrontLinkEnd:
             self._plane.at_end_of_turn(self.flush)
         self._queue.append(entry)
 
-    def post_contents(self, kind: int, number: int, contents: Sequence[Buffer], count: int = 0) -> None:
-        """Post an entry with contents, whose place the other end returns. Raises HeapFull."""
-        pieces, nbytes = framed(contents)
-        place, view = self.new_slot(nbytes)
-        left_out = fill(view, pieces, COPIED_AT_ONCE)
-        self.post_written(ENTRY.pack(kind, 0, count, number, place, nbytes, len(contents)), view, left_out, contents)
+    def post_text(
+        self, kind: int, text: Buffer, number: int = 0, count: int = 0, layout: int = 0, last: bool = False
+    ) -> None:
+        """Post an entry with a text, which the other end reads while it handles this turn. Raises HeapFull."""
+        place, nbytes = self.place_in_turn((text,), len(text)), len(text)
+        self.post(ENTRY.pack(kind, last, count, layout, number, place, nbytes))
 
     def post_written(
         self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], source: object
@@ -234,12 +258,6 @@ class FrontLinkEnd:
         self._trimmer.forget(heap)
         heap.close()
 
-    def place(self, pieces: Iterable[Buffer], nbytes: int) -> int:
-        """Fill a new slot with the pieces, and return its place. Raises HeapFull."""
-        place, view = self.new_slot(nbytes)
-        fill(view, pieces)
-        return place
-
     def hold(self, slot: object, nbytes: int) -> int:
         """Keep a slot of another heap until the other end returns the number that this call returns."""
         number = next(self._held_numbers) | (AWAITED_OUTPUTS if nbytes > LARGEST_SHARED else HELD_OUTPUTS)
@@ -249,7 +267,8 @@ class FrontLinkEnd:
     def place_in_turn(self, pieces: Iterable[Buffer], nbytes: int) -> int:
         """As `place`, for contents that the other end reads while it handles this turn. Small contents share a slot."""
         if nbytes > LARGEST_SHARED:
-            place = self.place(pieces, nbytes)
+            place, view = self.new_slot(nbytes)
+            fill(view, pieces)
             self._turn_places.append(place)
             return place
         if self._page_used + nbytes > len(self._page):
@@ -314,20 +333,20 @@ def numbers(count: int) -> Struct:
     return Struct(f"<{count}Q")
 
 
-def framed(contents: Sequence[Buffer]) -> tuple[list[Buffer], int]:
-    """Return the pieces to write at a place, the sizes (u64 each) and the contents, and the number of their bytes."""
-    pieces = padded([numbers(len(contents)).pack(*map(len, contents)), *contents])
+def sized(tensors: Sequence[Buffer]) -> tuple[list[Buffer], int]:
+    """Return the pieces to write at a place, the sizes (u64 each) and the tensors, and the number of their bytes."""
+    pieces = padded([numbers(len(tensors)).pack(*map(len, tensors)), *tensors])
     return pieces, sum(map(len, pieces))
 
 
-def read(view: memoryview, count: int) -> list[Buffer]:
-    """Return the `count` contents of a place."""
+def read_sized(view: memoryview, count: int) -> list[Buffer]:
+    """Return the `count` tensors of a place with their sizes."""
     return [view[begin:end] for begin, end in _bounds(bytes(view[: 8 * count]))]
 
 
 @lru_cache(_REMEMBERED_TABLES)
 def _bounds(table: bytes) -> list[tuple[int, int]]:
-    """Return (begin, end) of each content after this table of sizes."""
+    """Return (begin, end) of each tensor after this table of sizes."""
     sizes = numbers(len(table) // 8).unpack(table)
     offsets, _ = lay_out(sizes, len(table))
     return [(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)]

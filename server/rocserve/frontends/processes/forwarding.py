@@ -26,7 +26,7 @@ from rocserve.frontends.grpc.transport import (
 )
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.entries import FrontLinkEnd
-from rocserve.plane.heap import HeapFull
+from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull, fill
 from rocserve.services.access import PROTOCOLS
 from rocserve.workers.entries import ENTRY
 from rocserve.workers.messages import status_code
@@ -76,12 +76,16 @@ class Forwarding:
         self._memory.requests.admit(holding, len(message))
         number = self._number = self._number % _LARGEST_NUMBER + 1
         texts = [(key, value if isinstance(value, str) else value.decode("latin-1")) for key, value in metadata]
-        origin = json.dumps((texts, peer))
+        about = json.dumps((method, texts, peer)).encode()
+        nbytes = len(about) + len(message)
         try:
-            self._link.post_contents(entries.CALL, number, (method.encode(), origin.encode(), message))
+            place, view = self._link.new_slot(nbytes)
         except HeapFull:
             self._memory.requests.release(holding)
             raise
+        left_out = fill(view, (about, message), COPIED_AT_ONCE)
+        entry = ENTRY.pack(entries.CALL, 0, 0, len(about), number, place, nbytes)
+        self._link.post_written(entry, view, left_out, message)
         self._waiting[number] = take, fail, holding
         return number
 
@@ -89,7 +93,7 @@ class Forwarding:
         """Stop waiting for a call's answers."""
         if number in self._waiting:
             self._memory.requests.release(self._waiting.pop(number)[2])
-            self._link.post(ENTRY.pack(entries.CALL_LEFT, 0, 0, number, 0, 0, 0))
+            self._link.post(ENTRY.pack(entries.CALL_LEFT, 0, 0, 0, number, 0, 0))
 
     def on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
         waiting = self._waiting.get(number)

@@ -15,21 +15,24 @@ from functools import partial
 from rocserve.core.errors import ServeError
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import from_json
+from rocserve.core.printable import encodable
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.request_memory import MemoryFull
-from rocserve.core.requests import InferRequest, InferResponse, RequestHead
+from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InferResponse, RequestHead
 from rocserve.core.sequences import SequenceOrder
 from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.entries import (
+    LARGEST_SHARED,
+    REQUEST_ENTRY,
     AnswerHead,
     FrontLinkEnd,
-    framed,
     input_places,
     numbers,
-    read,
+    read_failure,
+    read_sized,
+    sized,
     write_head,
 )
 from rocserve.plane import anonymous_file
@@ -39,7 +42,6 @@ from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import ClientResponder
 from rocserve.workers.entries import ENTRY, RETURN, write_details
-from rocserve.workers.messages import status_code
 
 _RINGS_PER_READ = 4096
 """The most rings that one read of the socket takes; each ring is a byte."""
@@ -123,14 +125,12 @@ class RemoteInference:
             return
         try:
             head = self._heads.get(request.head) or self._send_head(request.head)
-            flags = (entries.IN_TURN if request.in_turn else 0) | (entries.SINGLE if client.takes_one else 0)
             places = head.places
             packed = places.packed(request.data) if places is not None else None
-            heap_number = 0
             if packed is None or places is None:
-                packed, nbytes = framed(request.data)
+                kind, heap_number, (packed, nbytes) = entries.SIZED_REQUEST, 0, sized(request.data)
             else:
-                flags, nbytes, heap_number = flags | entries.PACKED, places.end, head.heap_number
+                kind, heap_number, nbytes = entries.REQUEST, head.heap_number, places.end
             place, view = self.end.new_slot(nbytes, heap_number)
             left_out = fill(view, packed, COPIED_AT_ONCE)
         except HeapFull as error:
@@ -138,9 +138,9 @@ class RemoteInference:
             return
         if left_out:
             self._order.hold(request)
-            self.plane.work_off(self._copy(request, client, (flags, place, nbytes), view, left_out))
+            self.plane.work_off(self._copy(request, client, (kind, place, nbytes), view, left_out))
         else:
-            self._post(request, client, head.number, flags, place, nbytes)
+            self._post(request, client, head.number, kind, place, nbytes)
 
     def _copy(
         self,
@@ -168,7 +168,7 @@ class RemoteInference:
         self._order.release(request)
 
     def _post(
-        self, request: InferRequest, client: ClientResponder, head_number: int, flags: int, place: int, nbytes: int
+        self, request: InferRequest, client: ClientResponder, head_number: int, kind: int, place: int, nbytes: int
     ) -> None:
         """Post a request whose slot has been filled."""
         details = write_details(request)
@@ -178,9 +178,8 @@ class RemoteInference:
             fields = (known.protocol, known.received_ns, dict(known.headers), known.address)
             origin = json.dumps(fields).encode()
         if details or origin:
-            pieces, size = framed((details, origin))
             try:
-                self.end.post(ENTRY.pack(entries.DETAILS, 0, 0, 0, self.end.place(pieces, size), size, 0))
+                self.end.post_text(entries.DETAILS, details + origin, layout=len(details))
             except HeapFull as error:
                 self.end.take_back(place)
                 client.send(error)
@@ -190,27 +189,26 @@ class RemoteInference:
         else:
             token = self._next_token = self._next_token + 1
         self._in_flight[token] = (client, request.id)
+        flags = (entries.IN_TURN if request.in_turn else 0) | (entries.SINGLE if client.takes_one else 0)
         deadline_ns = 0
         if request.deadline is not None and request.deadline < _LATEST_SECONDS:
             deadline_ns = max(int(request.deadline * 1e9), 1)
-        self.end.post(ENTRY.pack(entries.REQUEST, flags, 0, token, head_number | nbytes << 32, place, deadline_ns))
+        self.end.post(REQUEST_ENTRY.pack(kind, flags, head_number, token, nbytes, place, deadline_ns))
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         if self._sends_origins:
-            text, request_id = error.text.encode(errors="replace"), find_id().encode(errors="replace")
-            self.end.post_contents(entries.REFUSED, 0, (text, request_id), int(error.code))
+            fields = (int(error.code), encodable(error.text), encodable(find_id()))
+            self.end.post_text(entries.REFUSED, json.dumps(fields).encode())
 
     def _send_head(self, head: RequestHead) -> _Head:
-        pieces, nbytes = framed((write_head(head),))
-        place = self.end.place(pieces, nbytes)
+        known = _Head(self._sent_heads + 1, input_places(head))
+        self.end.post_text(entries.HEAD, write_head(head), count=not head.is_small, layout=known.number)
         self._sent_heads += 1
-        known = _Head(self._sent_heads, input_places(head))
         if head.is_small:
             if len(self._heads) >= entries.REMEMBERED_HEADS:
                 forgotten = self._heads.pop(next(iter(self._heads)))
                 del self._heads_by_number[forgotten.number]
             self._heads[head] = self._heads_by_number[known.number] = known
-        self.end.post(ENTRY.pack(entries.HEAD, 0, 0 if head.is_small else 1, self._sent_heads, place, nbytes, 0))
         return known
 
     # Messages of the server.
@@ -244,27 +242,26 @@ class RemoteInference:
                 self.end.flush()
             return False
         self.end.take_returns()
-        for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(mail):
+        for entry in ENTRY.iter_unpack(mail):
             try:
-                self._handle(kind, flags, count, number, a, b, c)
+                self._handle(*entry)
             except Exception:
                 self._log.exception("an answer of the server could not be handled")
         return True
 
-    def _handle(self, kind: int, flags: int, count: int, number: int, a: int, b: int, c: int) -> None:
-        if kind == entries.ANSWER:
-            self._answer(flags, count, number, a, b, c)
-        elif kind == entries.ANSWERS_TOGETHER:
-            self._answer_together(count, a, b, c)
-        elif kind == entries.ANSWER_HEAD:
+    def _handle(self, kind: int, last: int, count: int, layout: int, number: int, place: int, nbytes: int) -> None:
+        if kind in entries.ANSWERS_OF_ONE:
+            self._answer(kind, bool(last), count, layout, number, place, nbytes)
+        elif kind == entries.RESPONSES:
+            self._answer_together(count, layout, place, nbytes)
+        elif kind == RETURN:
+            for each in (number, place, nbytes)[:count]:
+                self.end.give_back(each)
+        elif kind == entries.HEAD:
             if len(self._answer_heads) >= 2 * entries.REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
-            (text,) = read(self._answers_heap.view(a, b), 1)
-            known = from_json(AnswerHead, bytes(text))
-            self._answer_heads[number] = known, TensorPlaces(known.head.outputs), bool(count)
-        elif kind == RETURN:
-            for place in (a, b, c)[:count]:
-                self.end.give_back(place)
+            known = from_json(AnswerHead, self._text(place, nbytes))
+            self._answer_heads[layout] = known, TensorPlaces(known.head.outputs), bool(count)
         elif kind == entries.WATCH:
             waiting = self._in_flight.get(number)
             if waiting is not None:
@@ -275,13 +272,13 @@ class RemoteInference:
             if waiting is not None:
                 waiting[0].expect_many()
         elif kind == entries.LENT:
-            # The front end must put the inputs of this head's requests into this heap.
-            if a not in self.end.heaps:
+            if number not in self.end.heaps:
                 self._take_rings()
-                self.end.heaps[a] = Heap.of_file(self._received_files.popleft(), b, SHARES, self.plane.work_off_later)
-            lent = self._heads_by_number.get(number)
+                heap = Heap.of_file(self._received_files.popleft(), nbytes, SHARES, self.plane.work_off_later)
+                self.end.heaps[number] = heap
+            lent = self._heads_by_number.get(layout)
             if lent is not None:
-                lent.heap_number = a
+                lent.heap_number = number
         elif kind == entries.ENDED:
             for head in self._heads.values():
                 if head.heap_number == number:
@@ -296,65 +293,62 @@ class RemoteInference:
         elif kind == entries.OUTPUTS_ENDED:
             self._output_heaps.pop(number).close()
         elif kind == entries.ORIGINS:
-            self._sends_origins = bool(flags & entries.FINAL)
-        elif kind in (entries.EXIT, entries.STOP):
-            self._on_message(kind, number, 0, b"")
+            self._sends_origins = bool(last)
         else:
-            (content,) = read(self._answers_heap.view(a, b), c)
-            self._on_message(kind, number, count, bytes(content))
+            self._on_message(kind, number, count, self._text(place, nbytes))
+
+    def _text(self, place: int, nbytes: int) -> bytes:
+        return bytes(self._answers_heap.view(place, nbytes))
 
     def _release_heap(self, number: int) -> None:
         self._ending_heaps.discard(number)
         del self._copies[number]
         self.end.end_heap(number)
-        self.end.post(ENTRY.pack(entries.UNUSED, 0, 0, number, 0, 0, 0))
+        self.end.post(ENTRY.pack(entries.UNUSED, 0, 0, 0, number, 0, 0))
 
-    def _answer(self, flags: int, count: int, token: int, head_number: int, place: int, nbytes: int) -> None:
-        final = bool(flags & entries.FINAL)
+    def _answer(self, kind: int, last: bool, code: int, head_number: int, token: int, place: int, nbytes: int) -> None:
         client, request_id = self._in_flight[token]
-        if final:
+        if last:
             del self._in_flight[token]
             self._free_tokens.append(token)
-        if flags & entries.NONE:
+        if kind == entries.END:
             client.send(None)
             return
-        if flags & entries.ERROR:
-            text = bytes(read(self._answers_heap.view(place, nbytes), 1)[0]).decode()
-            error = MemoryFull(text) if flags & entries.FULL else ServeError(status_code(count), text)
-            error.is_refusal = bool(flags & entries.REFUSAL)
-            error.retry_seconds = head_number / 1000
-            client.send(error, final)
+        if kind == entries.FAILURE:
+            client.send(read_failure(code, self._text(place, nbytes)), last)
             return
-        answer_head = head_number & 0xFFFFFFFF
-        known, places, is_single_use = self._answer_heads[answer_head]
+        known, places, is_single_use = self._answer_heads[head_number]
         if is_single_use:
-            del self._answer_heads[answer_head]
+            del self._answer_heads[head_number]
         data: Sequence[Buffer]
         heap, outputs = self._answers_heap, len(known.head.outputs)
-        if flags & entries.PLACED:
-            heap = self._output_heaps[head_number >> 32]
-            where = iter(numbers(2 * outputs).unpack(self._answers_heap.view(nbytes, 16 * outputs)))
-            data = [heap.view(offset, size) for offset, size in zip(where, where, strict=True)]
-        elif flags & entries.PACKED:
-            data = PackedTensors(heap.view(place, nbytes), places)
+        slot: object = heap
+        if kind == entries.PLACED_RESPONSE:
+            number, *table = numbers(1 + 2 * outputs).unpack(heap.view(place, 8 + 16 * outputs))
+            heap = self._output_heaps[number]
+            slot, nbytes = Slot(self.end.give_back, nbytes, heap), sum(table[1::2])
+            data = [heap.view(offset, size) for offset, size in zip(table[::2], table[1::2], strict=True)]
         else:
-            data = read(heap.view(place, nbytes), outputs)
-        slot = Slot(self.end.give_back, place, heap) if flags & entries.KEPT else heap
-        response = InferResponse(
-            known.head, request_id, data, known.parameters, known.in_shared_memory, known.is_typed, bool(count), slot
+            view = heap.view(place, nbytes)
+            data = PackedTensors(view, places) if kind == entries.RESPONSE else read_sized(view, outputs)
+            if nbytes > LARGEST_SHARED:
+                slot = Slot(self.end.give_back, place, heap)
+        parameters, shared, is_large = known.parameters, known.in_shared_memory, nbytes > LARGE_RESPONSE
+        client.send(
+            InferResponse(known.head, request_id, data, parameters, shared, known.is_typed, is_large, slot), last
         )
-        client.send(response, final)
 
-    def _answer_together(self, count: int, head_number: int, held: int, table_place: int) -> None:
-        known, places, _ = self._answer_heads[head_number & 0xFFFFFFFF]
-        heap, sizes = self._output_heaps[head_number >> 32], places.sizes
+    def _answer_together(self, count: int, head_number: int, table_place: int, held: int) -> None:
+        known, places, _ = self._answer_heads[head_number]
+        sizes = places.sizes
         assert sizes is not None, "of a head that says no sizes"
         width = 1 + len(sizes)
-        length = 2 + count * width
+        length = 3 + count * width
         table = numbers(length).unpack(self._answers_heap.view(table_place, 8 * length))
-        view = heap.view(table[0], table[1])
+        heap = self._output_heaps[table[0]]
+        view = heap.view(table[1], table[2])
         slot = Slot(self.end.give_back, held, heap)
-        for at in range(2, length, width):
+        for at in range(3, length, width):
             token = table[at]
             client, request_id = self._in_flight.pop(token)
             self._free_tokens.append(token)
@@ -368,4 +362,4 @@ class RemoteInference:
     def _on_client_left(self, token: int, client: ClientResponder) -> None:
         waiting = self._in_flight.get(token)
         if waiting is not None and waiting[0] is client:
-            self.end.post(ENTRY.pack(entries.LEFT, 0, 0, token, 0, 0, 0))
+            self.end.post(ENTRY.pack(entries.LEFT, 0, 0, 0, token, 0, 0))

@@ -38,7 +38,6 @@ from rocserve.plane.loop import PlaneLoop, default_spin
 from rocserve.services.access import GRPC_HEADER_PREFIX, restrictions
 from rocserve.services.inference import header_forwarding
 from rocserve.settings import ServerSettings
-from rocserve.workers.entries import ENTRY
 
 if TYPE_CHECKING:
     # A front end of one protocol does not load the modules of the other protocol.
@@ -125,12 +124,12 @@ class ServerLink:
             number, text = 0, str(error) or repr(error)
             if isinstance(error, OSError) and not error.filename:
                 number, text = error.errno or 0, error.strerror or text
-            end.post_contents(entries.NOT_LISTENING, 0, (text.encode(),), number)
+            end.post_text(entries.LISTENING, text.encode(), count=number)
             # Exit after the message has been posted.
             self.plane.at_end_of_turn(partial(os._exit, 0))
             return
         self._listening = front_end
-        end.post(ENTRY.pack(entries.LISTENING, 0, 0, 0, 0, 0, 0))
+        end.post_text(entries.LISTENING, b"")
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             # The check passes only when requests hold little memory, so the steps delay few clients.

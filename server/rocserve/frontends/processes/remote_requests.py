@@ -30,10 +30,10 @@ class RemoteResponder(LinkedResponder):
     is_accepted = False
     """While this is False, errors are refusals of the request; afterwards they are answers of the model."""
 
-    def __init__(self, link: FrontLink, token: int, flags: int, place: int, origin: Buffer) -> None:
+    def __init__(self, link: FrontLink, token: int, takes_one: bool, place: int, origin: Buffer) -> None:
         self.link: FrontLink = link
         self.token = token
-        self.takes_one = bool(flags & entries.SINGLE)
+        self.takes_one = takes_one
         self._place = place
         self._origin = origin
 

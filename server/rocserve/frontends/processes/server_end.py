@@ -16,7 +16,6 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import Memo
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import to_json
-from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead, ResponseHead, parameters_key
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
@@ -27,11 +26,12 @@ from rocserve.frontends.processes.entries import (
     LARGEST_SHARED,
     AnswerHead,
     FrontLinkEnd,
-    framed,
     input_places,
     numbers,
-    read,
     read_head,
+    read_sized,
+    sized,
+    write_failure,
 )
 from rocserve.frontends.processes.remote_requests import ForwardedCall, RemoteResponder
 from rocserve.observability.failures import RequestFailures
@@ -41,9 +41,10 @@ from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, Heap
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import InferenceService
-from rocserve.workers.entries import ENTRY, NO_DETAILS, read_details
+from rocserve.workers.entries import ENTRY, NO_DETAILS, RETURN, read_details
 
 _OFFSET = (1 << entries.HEAP_SHIFT) - 1
+_REQUESTS = frozenset({entries.REQUEST, entries.SIZED_REQUEST})
 
 
 @dataclass(eq=False)
@@ -145,32 +146,34 @@ class FrontLink:
                 if self._end.to_return:
                     self._end.flush()
                 return False
-            for kind, flags, count, number, a, b, c in ENTRY.iter_unpack(inbox.take()):
-                if kind == entries.REQUEST:
-                    self._begin(flags, number, a & 0xFFFFFFFF, b, a >> 32, c)
+            for kind, _, count, layout, number, place, nbytes in ENTRY.iter_unpack(inbox.take()):
+                if kind in _REQUESTS:
+                    # The fields of REQUEST_ENTRY.
+                    self._begin(kind, count, layout, number & 0xFFFFFFFF, number >> 32, place, nbytes)
                 else:
-                    self._handle(kind, count, number, a, b, c)
+                    self._handle(kind, count, layout, number, place, nbytes)
         except Exception as error:
             self._log.exception("a front's message could not be handled")
             self._end_link(f"it sent what cannot be read: {error}")
         return True
 
-    def _handle(self, kind: int, count: int, number: int, a: int, b: int, c: int) -> None:
+    def _handle(self, kind: int, count: int, layout: int, number: int, place: int, nbytes: int) -> None:
         if kind == entries.HEAD:
             if len(self._heads) >= 2 * entries.REMEMBERED_HEADS:
                 del self._heads[next(iter(self._heads))]
-            (text,) = map(bytes, read(self._requests_heap.view(a, b), 1))
+            text = self._text(place, nbytes)
             head = self._known_heads.get(text)
             if head is None:
                 head = read_head(text)
                 if head.is_small:
                     self._known_heads.keep(text, head)
-            self._heads[number] = _Head(head, input_places(head), bool(count))
-            self.give_back(a)
+            self._heads[layout] = _Head(head, input_places(head), bool(count))
         elif kind == entries.DETAILS:
-            details, origin = map(bytes, read(self._requests_heap.view(a, b), 2))
-            self._details, self._origin = read_details(details), origin
-            self.give_back(a)
+            text = self._text(place, nbytes)
+            self._details, self._origin = read_details(text[:layout]), text[layout:]
+        elif kind == RETURN:
+            for each in (number, place, nbytes)[:count]:
+                self.give_back(each)
         elif kind == entries.UNUSED:
             del self._shares[number]
         elif kind == entries.LEFT:
@@ -178,25 +181,25 @@ class FrontLink:
             if responder is not None:
                 responder.left()
         elif kind == entries.REFUSED:
-            text, request_id = map(bytes, read(self._requests_heap.view(a, b), 2))
-            self.give_back(a)
-            self._service.refuse(ServeError(StatusCode(count), text.decode(errors="replace")), request_id.decode)
+            code, reason, request_id = json.loads(self._text(place, nbytes))
+            self._service.refuse(ServeError(StatusCode(code), reason), lambda: request_id)
         elif kind == entries.CALL:
-            self._begin_call(number, a, read(self._requests_heap.view(a, b), c))
+            self._begin_call(number, place, self._requests_heap.view(place, nbytes), layout)
         elif kind == entries.CALL_LEFT:
             call = self._calls.pop(number, None)
             if call is not None:  # Otherwise the call has been answered meanwhile.
                 call.cancelled()
         elif kind == entries.LISTENING:
-            self._on_listening(0, "")
-        elif kind == entries.NOT_LISTENING:
-            (text,) = map(bytes, read(self._requests_heap.view(a, b), c))
-            self.give_back(a)
-            self._on_listening(count, text.decode())
+            self._on_listening(count, self._text(place, nbytes).decode())
         else:
             raise ValueError(f"a message of kind {kind}")
 
-    def _begin(self, flags: int, token: int, head_number: int, place: int, nbytes: int, deadline_ns: int) -> None:
+    def _text(self, place: int, nbytes: int) -> bytes:
+        return bytes(self._requests_heap.view(place, nbytes))
+
+    def _begin(
+        self, kind: int, flags: int, head_number: int, token: int, nbytes: int, place: int, deadline_ns: int
+    ) -> None:
         known = self._heads[head_number]
         head, places = known.head, known.places
         if known.is_single_use:
@@ -208,20 +211,21 @@ class FrontLink:
             request_id = details.request_id
             if details.correlation_id or details.flags:
                 sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
-        responder = self._in_flight[token] = RemoteResponder(self, token, flags, place, self._origin)
+        takes_one = bool(flags & entries.SINGLE)
+        responder = self._in_flight[token] = RemoteResponder(self, token, takes_one, place, self._origin)
         self._origin = b""
         data: Sequence[Buffer]
-        if place >> entries.HEAP_SHIFT:
-            assert places is not None, "of a head that says no sizes"
-            share = self._shares[place >> entries.HEAP_SHIFT]
-            heap = share.heap
-            data = PlacedTensors(heap.reader.view, nbytes, places, heap, place & _OFFSET, (share, responder))
-        elif flags & entries.PACKED:
-            assert places is not None, "of a head that says no sizes"
-            data = PackedTensors(self._requests_heap.view(place, nbytes), places)
-            self._lend_heap(head_number, known)
+        if kind == entries.SIZED_REQUEST:
+            data = read_sized(self._requests_heap.view(place, nbytes), len(head.inputs))
         else:
-            data = read(self._requests_heap.view(place, nbytes), len(head.inputs))
+            assert places is not None, "of a head that says no sizes"
+            if place >> entries.HEAP_SHIFT:
+                share = self._shares[place >> entries.HEAP_SHIFT]
+                heap = share.heap
+                data = PlacedTensors(heap.reader.view, nbytes, places, heap, place & _OFFSET, (share, responder))
+            else:
+                data = PackedTensors(self._requests_heap.view(place, nbytes), places)
+                self._lend_heap(head_number, known)
         request = InferRequest(
             head,
             request_id,
@@ -256,7 +260,8 @@ class FrontLink:
             self._shares[number] = share
             heap.on_closed[self] = functools.partial(self._heap_ended, heap, number)
         known.lent_heap = heap
-        self._end.post(ENTRY.pack(entries.LENT, 0, 0, head_number, number, self._shares[number].number, 0))
+        share_number = self._shares[number].number
+        self._end.post(ENTRY.pack(entries.LENT, 0, 0, head_number, number, 0, share_number))
 
     def _send_file(self, descriptor: int) -> bool:
         """Send a descriptor and close it here. Returns False if the socket is full or the front end has gone."""
@@ -290,27 +295,22 @@ class FrontLink:
             shared = tuple(response.in_shared_memory)
             known = self._send_head(key, AnswerHead(response.head, response.parameters, shared, response.is_typed))
         number, places = known
-        flags, large = entries.FINAL if final else 0, int(response.is_large)
         packed = places.packed(response.data)
         if packed is None:
-            packed, nbytes = framed(response.data)
+            kind, (packed, nbytes) = entries.SIZED_RESPONSE, sized(response.data)
         else:
-            flags, nbytes = flags | entries.PACKED, places.end
+            kind, nbytes = entries.RESPONSE, places.end
         if nbytes <= LARGEST_SHARED:
-            self._end.post(
-                ENTRY.pack(entries.ANSWER, flags, large, token, number, self._end.place_in_turn(packed, nbytes), nbytes)
-            )
-        elif (where := self._outputs_in_heap(response)) is not None:
-            heap_number, table = where
+            place = self._end.place_in_turn(packed, nbytes)
+            self._end.post(ENTRY.pack(kind, final, 0, number, token, place, nbytes))
+        elif (table := self._outputs_in_heap(response)) is not None:
             place = self._end.place_in_turn((table,), len(table))
             held = self._end.hold(response.slot, nbytes)
-            flags = (flags | entries.KEPT | entries.PLACED) & ~entries.PACKED
-            self._end.post(ENTRY.pack(entries.ANSWER, flags, large, token, number | heap_number << 32, held, place))
+            self._end.post(ENTRY.pack(entries.PLACED_RESPONSE, final, 0, number, token, place, held))
         else:
             place, view = self._end.new_slot(nbytes)
             left_out = fill(view, packed, COPIED_AT_ONCE if response.is_large else nbytes)
-            entry = ENTRY.pack(entries.ANSWER, flags | entries.KEPT, large, token, number, place, nbytes)
-            self._end.post_written(entry, view, left_out, response)
+            self._end.post_written(ENTRY.pack(kind, final, 0, number, token, place, nbytes), view, left_out, response)
         if final:
             self._in_flight.pop(token, None)
 
@@ -326,19 +326,19 @@ class FrontLink:
             heap = self._output_heap_number(slot.heap) if slot.heap is not None else None
             if heap is None:
                 return False
-            table = numbers(2 + len(places)).pack(slot.offset, nbytes, *places)
+            table = numbers(3 + len(places)).pack(heap, slot.offset, nbytes, *places)
             place = self._end.place_in_turn((table,), len(table))
         except HeapFull:
             return False
         held = self._end.hold(slot, nbytes)
-        self._end.post(ENTRY.pack(entries.ANSWERS_TOGETHER, 0, len(tokens), 0, number | heap << 32, held, place))
+        self._end.post(ENTRY.pack(entries.RESPONSES, True, len(tokens), number, 0, place, held))
         for token in tokens:
             self._in_flight.pop(token, None)
         return True
 
-    def _outputs_in_heap(self, response: InferResponse) -> tuple[int, bytes] | None:
-        """Return the number of the heap with the outputs, and their offsets and sizes. Returns None if they lie
-        elsewhere, or if the front end cannot read the heap."""
+    def _outputs_in_heap(self, response: InferResponse) -> bytes | None:
+        """Return the number of the heap with the outputs, and their offsets and sizes, as in PLACED_RESPONSE. Returns
+        None if they lie elsewhere, or if the front end cannot read the heap."""
         heap = response.slot.heap if isinstance(response.slot, Slot) else None
         if heap is None:
             return None
@@ -349,7 +349,7 @@ class FrontLink:
                 return None
             found += (offset, len(data))
         number = self._output_heap_number(heap)
-        return None if number is None else (number, numbers(len(found)).pack(*found))
+        return None if number is None else numbers(1 + len(found)).pack(number, *found)
 
     def _output_heap_number(self, heap: HeapReader) -> int | None:
         """Return the number by which the front end knows an output heap; None if the front end cannot read it."""
@@ -370,45 +370,40 @@ class FrontLink:
     def _send_head(self, key: object, head: AnswerHead) -> tuple[int, TensorPlaces]:
         self._sent_heads += 1
         known = self._sent_heads, TensorPlaces(head.head.outputs)
-        pieces, nbytes = framed((to_json(head),))
-        is_single_use = bool(head.parameters) and nbytes > LARGEST_SHARED
+        text = to_json(head)
+        is_single_use = bool(head.parameters) and len(text) > LARGEST_SHARED
+        self._end.post_text(entries.HEAD, text, count=is_single_use, layout=self._sent_heads)
         if not is_single_use:
             if len(self._answer_heads) >= entries.REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
             self._answer_heads[key] = known
-        place = self._end.place_in_turn(pieces, nbytes)
-        self._end.post(ENTRY.pack(entries.ANSWER_HEAD, 0, is_single_use, self._sent_heads, place, nbytes, 0))
         return known
 
     def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:
         if not self._is_open:
             return
-        pieces, nbytes = framed((error.text.encode(errors="replace"),))
-        place = self._end.place_in_turn(pieces, nbytes)
-        flags = entries.ERROR | (entries.FINAL if final else 0) | (entries.REFUSAL if refused else 0)
-        flags |= entries.FULL if isinstance(error, MemoryFull) else 0
-        retry_ms = round(1000 * error.retry_seconds)
-        self._end.post(ENTRY.pack(entries.ANSWER, flags, int(error.code), token, retry_ms, place, nbytes))
+        text = write_failure(error, refused)
+        self._end.post_text(entries.FAILURE, text, token, int(error.code), last=final)
         if final:
             self._in_flight.pop(token, None)
 
     def end(self, token: int) -> None:
-        self.post(entries.ANSWER, token, entries.NONE | entries.FINAL)
+        self.post(entries.END, token, last=True)
         self._in_flight.pop(token, None)
 
-    def post(self, kind: int, token: int = 0, flags: int = 0) -> None:
-        """Post an entry without contents."""
+    def post(self, kind: int, number: int = 0, last: bool = False) -> None:
+        """Post an entry without a text."""
         if self._is_open:
-            self._end.post(ENTRY.pack(kind, flags, 0, token, 0, 0, 0))
+            self._end.post(ENTRY.pack(kind, last, 0, 0, number, 0, 0))
 
     # All calls but inference.
 
-    def _begin_call(self, number: int, place: int, contents: Sequence[Buffer]) -> None:
+    def _begin_call(self, number: int, place: int, content: memoryview, message_at: int) -> None:
         """Begin a forwarded call, see entries.CALL."""
-        method, origin, message = contents
-        texts, peer = json.loads(bytes(origin))
+        method, texts, peer = json.loads(bytes(content[:message_at]))
+        message = content[message_at:]
         metadata = [(key, text.encode("latin-1") if key.endswith("-bin") else text) for key, text in texts]
-        call = ForwardedCall(self, number, place, bytes(method).decode(), peer, metadata, message)
+        call = ForwardedCall(self, number, place, method, peer, metadata, message)
         self._calls[number] = call
         try:
             route = self._routes[call.method]
@@ -426,14 +421,11 @@ class FrontLink:
         call = self._calls.get(number) if kind == entries.CALL_MESSAGE else self._calls.pop(number, None)
         if call is None or not self._is_open:
             return
-        pieces, nbytes = framed((content,))
         try:
-            place = self._end.place_in_turn(pieces, nbytes)
+            self._end.post_text(kind, content, number, count)
         except HeapFull as error:
-            kind, count = entries.CALL_END, int(error.code)
-            pieces, nbytes = framed((error.text.encode(errors="replace"),))
-            place = self._end.place_in_turn(pieces, nbytes)
-        self._end.post(ENTRY.pack(kind, 0, count, number, place, nbytes, 1))
+            text = error.text.encode(errors="replace")
+            self._end.post_text(entries.CALL_END, text, number, int(error.code))
 
     # The end of the link.
 

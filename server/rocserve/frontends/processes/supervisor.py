@@ -132,13 +132,13 @@ class FrontEndProcess:
         self.ended = loop.create_task(self._reap())
         """Returns how the process has ended."""
 
-    def post(self, kind: int, number: int = 0, flags: int = 0) -> None:
-        """Post an entry without contents."""
+    def post(self, kind: int, number: int = 0, last: bool = False) -> None:
+        """Post an entry without a text."""
         if not self._closed.done():
-            self._parts.plane.call_soon(partial(self._link.post, kind, number, flags))
+            self._parts.plane.call_soon(partial(self._link.post, kind, number, last))
 
     def send_wants_origins(self) -> None:
-        self.post(entries.ORIGINS, flags=entries.FINAL if self._parts.inference.wants_origins else 0)
+        self.post(entries.ORIGINS, last=self._parts.inference.wants_origins)
 
     def _end_start(self, number: int, text: str) -> None:
         if self.listening.done():

@@ -21,6 +21,7 @@ from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import (
+    LARGE_RESPONSE,
     Answer,
     InferRequest,
     InferResponse,
@@ -265,12 +266,12 @@ def test_equal_heads_of_several_front_ends_are_one_object(ends: Ends) -> None:
 
 def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends) -> None:
     large = bytes(range(256)) * (1 << 19)
-    origin = b'[[["a", "1"], ["b-bin", "\\u00ff"]], "ipv4:127.0.0.1:1"]'
 
     def call() -> None:
-        for number, message in enumerate((large, b"", b"bad"), 1):
-            ends.remote.end.post_contents(entries.CALL, number, (b"/a/B", origin, message))
-        ends.remote.end.post_contents(entries.NOT_LISTENING, 0, ("why \N{SNOWMAN}".encode(),), 98)
+        forwarding, metadata = Forwarding(RequestMemory(), ends.remote.end), [("a", "1"), ("b-bin", b"\xff")]
+        for message in (large, b"", b"bad"):
+            forwarding.begin("/a/B", message, print, print, metadata, "ipv4:127.0.0.1:1")
+        ends.remote.end.post_text(entries.LISTENING, "why \N{SNOWMAN}".encode(), count=98)
 
     ends.front.call_soon(call)
     wait_until(lambda: len(ends.calls) == 3)
@@ -460,7 +461,7 @@ def test_when_the_front_goes_its_requests_are_cancelled(ends: Ends) -> None:
 def test_origins_and_refusals_come_when_they_are_asked_for(ends: Ends) -> None:
     assert ends.ask(request_of("echo")).ended.wait(10)
     assert ends.service.origins[-1].address == ""
-    ends.server.call_soon(lambda: ends.link.post(entries.ORIGINS, flags=entries.FINAL))
+    ends.server.call_soon(lambda: ends.link.post(entries.ORIGINS, last=True))
     ends.server.call_soon(lambda: ends.link.post(entries.EXIT))
     wait_until(lambda: ends.to_front == [(entries.EXIT, 0, 0, b"")])
     assert ends.ask(request_of("echo")).ended.wait(10)
@@ -723,7 +724,7 @@ def test_a_front_end_that_dies_holds_no_outputs(ends: Ends) -> None:
 
 def test_a_large_answer_is_copied_while_others_are_answered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_STEPS_SECONDS", 0.0)
-    arrays = [np.arange(2 * COPIED_AT_ONCE, dtype=np.int32), np.arange(3, dtype=np.int32)]
+    arrays = [np.arange(LARGE_RESPONSE // 4, dtype=np.int32), np.arange(3, dtype=np.int32)]
     client = ends.ask(request_of("large", *arrays))
     small = ends.ask(request_of("echo", arrays[1]))
     assert small.ended.wait(10) and client.ended.wait(10)
