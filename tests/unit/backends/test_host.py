@@ -59,19 +59,13 @@ def test_a_container_with_a_limit(host: Host) -> None:
     assert host.free_memory() == FreeMemory("the memory limit of this container or service", 8 * GIB, 5 * GIB)
 
 
-def test_the_narrowest_of_the_groups_around_counts(host: Host) -> None:
+def test_of_the_groups_around_the_least_limit_counts_and_what_is_free_in_the_narrowest(host: Host) -> None:
+    assert host.memory_limit() == 64 * GIB
     (host.processes / "self/cgroup").write_text("0::/system.slice/rocserve.service\n")
     group(host, "system.slice", max=20 * GIB, current=19 * GIB)
     group(host, "system.slice/rocserve.service", max=16 * GIB, current=2 * GIB)
     found = host.free_memory()
     assert found is not None and (found.total_bytes, found.free_bytes) == (20 * GIB, GIB)
-
-
-def test_the_least_limit_counts_whatever_is_free(host: Host) -> None:
-    assert host.memory_limit() == 64 * GIB
-    (host.processes / "self/cgroup").write_text("0::/system.slice/rocserve.service\n")
-    group(host, "system.slice", max=20 * GIB, current=19 * GIB)
-    group(host, "system.slice/rocserve.service", max=16 * GIB, current=2 * GIB)
     assert host.memory_limit() == 16 * GIB
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from support.cached_programs import GENEROUS, a_recipe, being_built, cache_at, printed_lines, start, stored
+
+from rocserve.backends.migraphx.program_cache import ProgramCache
 
 pytestmark = pytest.mark.long
 
@@ -51,6 +54,13 @@ print("done")
 """
 
 
+def holder(script: str, cache: ProgramCache) -> subprocess.Popen[str]:
+    """Start a process that holds something in the cache, and says so, until it may go on."""
+    process = start(script, cache.directory)
+    assert process.stdout is not None and process.stdout.readline() in ("locked\n", "held\n")
+    return process
+
+
 def go(processes: list) -> list[list[str]]:
     """Let all processes go on together; return the output of each."""
     for process in processes:
@@ -69,8 +79,7 @@ def test_eight_that_want_the_same_program_compile_it_once(tmp_path: Path) -> Non
 def test_a_killed_holder_frees_the_lock_and_its_remains_go(tmp_path: Path) -> None:
     cache = cache_at(tmp_path / "cache")
     key = a_recipe().key
-    holder = start(HOLD_THE_LOCK, cache.directory)
-    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+    process = holder(HOLD_THE_LOCK, cache)
     assert cache.compiling() == [key]
     cache.prune(0)
     programs = cache.directory / "programs"
@@ -81,8 +90,8 @@ def test_a_killed_holder_frees_the_lock_and_its_remains_go(tmp_path: Path) -> No
     def waiting() -> None:
         waited.append("asked")
         if len(waited) == 1:
-            os.kill(holder.pid, signal.SIGKILL)
-            holder.wait()
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
 
     with being_built(cache, key, waiting):
         assert waited == ["asked"]
@@ -92,18 +101,16 @@ def test_a_killed_holder_frees_the_lock_and_its_remains_go(tmp_path: Path) -> No
 
 def test_what_a_killed_process_has_left_goes(tmp_path: Path) -> None:
     cache = cache_at(tmp_path / "cache")
-    holder = start(HOLD_THE_LOCK, cache.directory)
-    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
-    holder.kill()
-    holder.wait()
+    process = holder(HOLD_THE_LOCK, cache)
+    process.kill()
+    process.wait()
     cache.prune(GENEROUS)
     assert list((cache.directory / "programs").iterdir()) == []
 
 
 def test_a_wait_can_be_called_off(tmp_path: Path) -> None:
     cache = cache_at(tmp_path / "cache")
-    holder = start(HOLD_THE_LOCK, cache.directory)
-    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+    process = holder(HOLD_THE_LOCK, cache)
 
     class CalledOff(Exception):
         pass
@@ -115,14 +122,13 @@ def test_a_wait_can_be_called_off(tmp_path: Path) -> None:
         pass
     with being_built(cache, a_recipe("another").key, enough):
         pass
-    go([holder])
+    go([process])
 
 
 def test_nothing_is_evicted_while_another_process_reads_it(tmp_path: Path) -> None:
     cache = cache_at(tmp_path / "cache")
     key = stored(cache, a_recipe(), b"content")
-    reader = start(HOLD_A_PROGRAM, cache.directory)
-    assert reader.stdout is not None and reader.stdout.readline() == "held\n"
+    reader = holder(HOLD_A_PROGRAM, cache)
     assert cache.prune(0) == []
     assert not cache.remove(key)
     assert go([reader]) == [["content"]]
@@ -132,8 +138,7 @@ def test_nothing_is_evicted_while_another_process_reads_it(tmp_path: Path) -> No
 def test_a_killed_reader_holds_nothing_any_more(tmp_path: Path) -> None:
     cache = cache_at(tmp_path / "cache")
     key = stored(cache, a_recipe())
-    reader = start(HOLD_A_PROGRAM, cache.directory)
-    assert reader.stdout is not None and reader.stdout.readline() == "held\n"
+    reader = holder(HOLD_A_PROGRAM, cache)
     reader.kill()
     reader.wait()
     assert cache.remove(key)
@@ -157,8 +162,7 @@ def build(path):
 cache.find_or_build("a" * 64, build, lambda: None)
 """
     cache = cache_at(tmp_path / "cache")
-    process = start(script, cache.directory)
-    assert process.stdout is not None and process.stdout.readline() == "locked\n"
+    process = holder(script, cache)
     process.kill()
     process.wait()
     cache.prune(1 << 30)

@@ -233,18 +233,13 @@ class TestImagesWithChannelsLast:
 
 
 class TestModelsWithoutBatchDimension:
-    def test_the_very_shape_is_run_where_it_lies(self) -> None:
+    def test_the_very_shape_is_run_where_it_lies_and_the_output_goes_where_there_is_room(self) -> None:
         program = DoublingProgram((4, 3))
-        whole = rows(4)
-        result = ProgramRunner("m", LoadedProgram(program, layout(4, 3), None)).run({"x": whole}, ("twice",))
-        np.testing.assert_array_equal(result["twice"], whole * 2)
+        whole, room = rows(4), {"twice": np.zeros((4, 3), np.float32)}
+        result = ProgramRunner("m", LoadedProgram(program, layout(4, 3), None)).run({"x": whole}, ("twice",), room)
+        assert result["twice"] is room["twice"]
+        np.testing.assert_array_equal(room["twice"], whole * 2)
         assert program.addresses == [whole.ctypes.data]
-
-    def test_the_output_goes_where_there_is_room_for_it(self) -> None:
-        room = {"twice": np.zeros((4, 3), np.float32)}
-        runner = ProgramRunner("m", LoadedProgram(DoublingProgram((4, 3)), layout(4, 3), None))
-        assert runner.run({"x": rows(4)}, ("twice",), room)["twice"] is room["twice"]
-        np.testing.assert_array_equal(room["twice"], rows(4) * 2)
 
     def test_a_scalar_is_a_shape_too(self) -> None:
         runner = ProgramRunner("m", LoadedProgram(DoublingProgram(()), layout(), None))
@@ -270,18 +265,13 @@ class TestDynamicPrograms:
         program = DoublingProgram((rows, 3))
         return ProgramRunner("m", LoadedProgram(program, layout(least, 3), rows)), program
 
-    def test_a_batch_within_the_range_runs_as_it_is(self) -> None:
+    def test_a_batch_within_the_range_runs_as_it_is_and_the_output_goes_where_there_is_room(self) -> None:
         runner, program = self.runner()
-        batch = rows(5)
-        np.testing.assert_array_equal(runner.run({"x": batch}, ("twice",))["twice"], batch * 2)
+        batch, room = rows(5), {"twice": np.zeros((5, 3), np.float32)}
+        assert runner.run({"x": batch}, ("twice",), room)["twice"] is room["twice"]
+        np.testing.assert_array_equal(room["twice"], batch * 2)
         assert program.addresses == [batch.ctypes.data]
         assert runner.batch_sizes == "1 to 8"
-
-    def test_the_output_goes_where_there_is_room_for_it(self) -> None:
-        runner, _ = self.runner()
-        room = {"twice": np.zeros((5, 3), np.float32)}
-        assert runner.run({"x": rows(5)}, ("twice",), room)["twice"] is room["twice"]
-        np.testing.assert_array_equal(room["twice"], rows(5) * 2)
 
     @pytest.mark.parametrize(("count", "given"), [(2, [3]), (9, [8, 3])])
     def test_one_outside_of_it_is_padded_or_runs_in_pieces(self, count: int, given: list[int]) -> None:

@@ -55,33 +55,84 @@ _LATEST_BOOL = 4
 """The number of the type bool in the newest known MIGraphX. New types have moved bool: 2 in ROCm 7.1, 1 before."""
 
 
-class Library:
-    """Calls the library's functions, and converts MIGraphX's shapes to plain numbers and back. Safe on several threads;
-    each call releases the GIL."""
+class CBinding(Binding):
+    """Parses and loads programs through the C API: calls its functions, and converts MIGraphX's shapes to plain numbers
+    and back. Safe on several threads; each call releases the GIL."""
 
-    def __init__(self, path: str, add_message: Callable[[str], None] = lambda text: None) -> None:
-        """`add_message` takes output other than errors. Raises MigraphxError if the library cannot be loaded."""
+    name = "c_api"
+
+    def __init__(self, path: str) -> None:
+        """Raises MigraphxError if the library cannot be loaded into this process."""
+        super().__init__()
         try:
-            self._library = ctypes.CDLL(path)
+            self._functions = ctypes.CDLL(path)
         except OSError as error:
             raise MigraphxError(f"MIGraphX's C library cannot be loaded: {error}") from None
+        self.library = path
+        self.migraphx_version = loaded_version()
         # MIGraphX writes an error in pieces, which overlapping calls would mix.
         self._errors = OutputCapture()
         self.output = OutputCapture(STANDARD_OUTPUT)
-        self._add_message = add_message
-        # The types half, float and double follow bool. Their sizes identify them.
+        self._first = self._number_of_bool()
+
+    def check_target(self, target: str) -> None:
+        self.new("target_create", "target_destroy", target.encode())
+
+    def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> CProgram:
+        handle = self.new("onnx_options_create", "onnx_options_destroy")
+        self.call("onnx_options_set_default_dim_value", handle, default_dimension)
+        # MIGraphX takes either fixed or varying shapes: if one varies, all are passed as varying.
+        fixed = {name: [size for size in shape if isinstance(size, int)] for name, shape in shapes.items()}
+        if all(len(fixed[name]) == len(shape) for name, shape in shapes.items()):
+            for name, sizes in fixed.items():
+                self.call(
+                    "onnx_options_set_input_parameter_shape", handle, name.encode(), _size_array(sizes), len(sizes)
+                )
+        else:
+            for name, shape in shapes.items():
+                ranges = [self.range(*bounds(dimension)) for dimension in shape]
+                pointers = (ctypes.c_void_p * len(ranges))(*(each.pointer for each in ranges))
+                dimensions = self.new(
+                    "dynamic_dimensions_create", "dynamic_dimensions_destroy", pointers, len(ranges)
+                )  # The function copies them.
+                self.call("onnx_options_set_dyn_input_parameter_shape", handle, name.encode(), dimensions)
+        return self._program("parse_onnx", path, handle)
+
+    def _parse_tensorflow(
+        self, path: Path, shapes: Mapping[str, tuple[int, ...]], batch_size: int, output_names: Sequence[str]
+    ) -> CProgram:
+        handle = self.new("tf_options_create", "tf_options_destroy")
+        self.call("tf_options_set_nhwc", handle, True)
+        self.call("tf_options_set_default_dim_value", handle, batch_size)
+        for name, shape in shapes.items():
+            sizes = _size_array(shape)
+            self.call("tf_options_set_input_parameter_shape", handle, name.encode(), sizes, len(shape))
+        if output_names:
+            names = (ctypes.c_char_p * len(output_names))(*(name.encode() for name in output_names))
+            self.call("tf_options_set_output_names", handle, names, len(names))
+        return self._program("parse_tf", path, handle)
+
+    def load(self, path: Path) -> CProgram:
+        options = self.new("file_options_create", "file_options_destroy")
+        return self._program("load", path, options, compiled=True)
+
+    def _program(self, function: str, path: Path, options: Handle, compiled: bool = False) -> CProgram:
+        handle = self.new(function, "program_destroy", os.fsencode(path), options)
+        return CProgram(self, handle, compiled)
+
+    def _number_of_bool(self) -> int:
+        """The types half, float and double follow bool. Their sizes identify them."""
         for first in range(1, _LATEST_BOOL + 1):
             scalars = [self.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
             if [self.number("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
-                self._first = first
-                return
+                return first
         raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
 
     def function(self, name: str) -> Any:
         """Return the bare function, for calls that cannot fail. It takes numbers as c_size_t or c_void_p. Raises
         MigraphxError if this MIGraphX is too old to have it."""
         try:
-            return getattr(self._library, f"migraphx_{name}")
+            return getattr(self._functions, f"migraphx_{name}")
         except AttributeError:
             raise MigraphxError(f"this version of MIGraphX cannot do it: its C API has no migraphx_{name}") from None
 
@@ -99,7 +150,7 @@ class Library:
         if status:
             raise self._error(name, status, errors.text)
         if errors.text:
-            self._add_message(errors.text)
+            self.add_message(errors.text)
 
     def new(self, name: str, destroy: str, *arguments: Any) -> Handle:
         """Call a function whose first argument receives a new handle, which the caller owns."""
@@ -168,7 +219,7 @@ class Library:
             before, messages = "", [text]
         # The last error may be a run's on another thread that has just begun.
         words = next((words.strip() for words in reversed(messages) if words.strip()), "")
-        self._add_message(before)
+        self.add_message(before)
         return MigraphxError(words or f"MIGraphX failed without a message (migraphx_{name}, status {status})")
 
 
@@ -176,122 +227,64 @@ class Handle:
     """Owns an object of MIGraphX's, and destroys it when nothing refers to the handle any more. At the end of the
     process the object is left alone because the objects it depends on may be gone."""
 
-    def __init__(self, library: Library, pointer: int, destroy: str) -> None:
+    def __init__(self, binding: CBinding, pointer: int, destroy: str) -> None:
         self.pointer = pointer
         self._as_parameter_ = ctypes.c_void_p(pointer)
-        self._finalizer = weakref.finalize(self, library.function(destroy), self._as_parameter_)
+        self._finalizer = weakref.finalize(self, binding.function(destroy), self._as_parameter_)
         self._finalizer.atexit = False
 
 
-class CBinding(Binding):
-    """Parses and loads programs through the C API. Safe on several threads; every call releases the GIL."""
-
-    name = "c_api"
-
-    def __init__(self, path: str) -> None:
-        """Raises MigraphxError if the library cannot be loaded into this process."""
-        super().__init__()
-        self._library = Library(path, self.add_message)
-        self.library = path
-        self.migraphx_version = loaded_version()
-
-    def check_target(self, target: str) -> None:
-        self._library.new("target_create", "target_destroy", target.encode())
-
-    def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> CProgram:
-        handle = self._library.new("onnx_options_create", "onnx_options_destroy")
-        self._library.call("onnx_options_set_default_dim_value", handle, default_dimension)
-        # MIGraphX takes either fixed or varying shapes: if one varies, all are passed as varying.
-        fixed = {name: [size for size in shape if isinstance(size, int)] for name, shape in shapes.items()}
-        if all(len(fixed[name]) == len(shape) for name, shape in shapes.items()):
-            for name, sizes in fixed.items():
-                self._library.call(
-                    "onnx_options_set_input_parameter_shape", handle, name.encode(), _size_array(sizes), len(sizes)
-                )
-        else:
-            for name, shape in shapes.items():
-                ranges = [self._library.range(*bounds(dimension)) for dimension in shape]
-                pointers = (ctypes.c_void_p * len(ranges))(*(each.pointer for each in ranges))
-                dimensions = self._library.new(
-                    "dynamic_dimensions_create", "dynamic_dimensions_destroy", pointers, len(ranges)
-                )  # The function copies them.
-                self._library.call("onnx_options_set_dyn_input_parameter_shape", handle, name.encode(), dimensions)
-        return self._program("parse_onnx", path, handle)
-
-    def _parse_tensorflow(
-        self, path: Path, shapes: Mapping[str, tuple[int, ...]], batch_size: int, output_names: Sequence[str]
-    ) -> CProgram:
-        handle = self._library.new("tf_options_create", "tf_options_destroy")
-        self._library.call("tf_options_set_nhwc", handle, True)
-        self._library.call("tf_options_set_default_dim_value", handle, batch_size)
-        for name, shape in shapes.items():
-            sizes = _size_array(shape)
-            self._library.call("tf_options_set_input_parameter_shape", handle, name.encode(), sizes, len(shape))
-        if output_names:
-            names = (ctypes.c_char_p * len(output_names))(*(name.encode() for name in output_names))
-            self._library.call("tf_options_set_output_names", handle, names, len(names))
-        return self._program("parse_tf", path, handle)
-
-    def load(self, path: Path) -> CProgram:
-        options = self._library.new("file_options_create", "file_options_destroy")
-        return self._program("load", path, options, compiled=True)
-
-    def _program(self, function: str, path: Path, options: Handle, compiled: bool = False) -> CProgram:
-        handle = self._library.new(function, "program_destroy", os.fsencode(path), options)
-        return CProgram(self._library, handle, compiled)
-
-
 class CProgram(Program):
-    def __init__(self, library: Library, handle: Handle, compiled: bool) -> None:
-        self._library = library
+    def __init__(self, binding: CBinding, handle: Handle, compiled: bool) -> None:
+        self._binding = binding
         self._handle = handle
         self._run_results = c_void_p()
         """The results of the latest run, or a null pointer."""
         super().__init__(compiled)
 
     def _read_parameters(self) -> Sequence[ProgramTensor]:
-        found = self._library.new("program_get_parameter_shapes", "program_parameter_shapes_destroy", self._handle)
-        names = (ctypes.c_char_p * self._library.number("program_parameter_shapes_size", found))()
-        self._library.call("program_parameter_shapes_names", names, found)
+        found = self._binding.new("program_get_parameter_shapes", "program_parameter_shapes_destroy", self._handle)
+        names = (ctypes.c_char_p * self._binding.number("program_parameter_shapes_size", found))()
+        self._binding.call("program_parameter_shapes_names", names, found)
         return [
-            self._library.tensor(
-                name.decode(errors="replace"), self._library.borrowed("program_parameter_shapes_get", found, name)
+            self._binding.tensor(
+                name.decode(errors="replace"), self._binding.borrowed("program_parameter_shapes_get", found, name)
             )
             for name in sorted(filter(None, names))
         ]
 
     def _read_outputs(self) -> Sequence[ProgramTensor]:
-        found = self._library.new("program_get_output_shapes", "shapes_destroy", self._handle)
-        count = self._library.number("shapes_size", found)
-        return [self._library.tensor("", self._library.borrowed("shapes_get", found, index)) for index in range(count)]
+        found = self._binding.new("program_get_output_shapes", "shapes_destroy", self._handle)
+        count = self._binding.number("shapes_size", found)
+        return [self._binding.tensor("", self._binding.borrowed("shapes_get", found, index)) for index in range(count)]
 
     def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
         """The caller keeps the samples' arrays alive until this method returns."""
         if not calibration:
-            self._library.call(f"quantize_{kind}", self._handle)
+            self._binding.call(f"quantize_{kind}", self._handle)
             return
-        options = self._library.new(f"quantize_{kind}_options_create", f"quantize_{kind}_options_destroy")
+        options = self._binding.new(f"quantize_{kind}_options_create", f"quantize_{kind}_options_destroy")
         for sample in calibration:
-            arguments = _Arguments(self._library, self.parameters)
+            arguments = _Arguments(self._binding, self.parameters)
             arguments.bind(sample)
-            self._library.call(f"quantize_{kind}_options_add_calibration_data", options, arguments.handle)
-        self._library.call(f"quantize_{kind}", self._handle, self._target(target), options)
+            self._binding.call(f"quantize_{kind}_options_add_calibration_data", options, arguments.handle)
+        self._binding.call(f"quantize_{kind}", self._handle, self._target(target), options)
 
     def _compile(self, target: str, offload_copy: bool, fast_math: bool, exhaustive_tune: bool) -> None:
-        options = self._library.new("compile_options_create", "compile_options_destroy")
-        self._library.call("compile_options_set_offload_copy", options, offload_copy)
-        self._library.call("compile_options_set_fast_math", options, fast_math)
+        options = self._binding.new("compile_options_create", "compile_options_destroy")
+        self._binding.call("compile_options_set_offload_copy", options, offload_copy)
+        self._binding.call("compile_options_set_fast_math", options, fast_math)
         if exhaustive_tune:
-            self._library.call("compile_options_set_exhaustive_tune_flag", options, True)
-        self._library.call("program_compile", self._handle, self._target(target), options)
+            self._binding.call("compile_options_set_exhaustive_tune_flag", options, True)
+        self._binding.call("program_compile", self._handle, self._target(target), options)
 
     def _save(self, path: Path) -> None:
-        options = self._library.new("file_options_create", "file_options_destroy")
-        self._library.call("save", self._handle, os.fsencode(path), options)
+        options = self._binding.new("file_options_create", "file_options_destroy")
+        self._binding.call("save", self._handle, os.fsencode(path), options)
 
     def _run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         self._arguments.bind(inputs)
-        self._library.call("program_run", byref(self._run_results), self._handle, self._arguments.handle)
+        self._binding.call("program_run", byref(self._run_results), self._handle, self._arguments.handle)
         return self._results.views(self._run_results)
 
     def _drop_results(self) -> None:
@@ -301,25 +294,25 @@ class CProgram(Program):
 
     @functools.cached_property
     def _arguments(self) -> _Arguments:
-        return _Arguments(self._library, {**self.parameters, **self.output_buffers})
+        return _Arguments(self._binding, {**self.parameters, **self.output_buffers})
 
     @functools.cached_property
     def _results(self) -> _Results:
-        return _Results(self._library, self.outputs)
+        return _Results(self._binding, self.outputs)
 
     def _text(self) -> str:
         """The C API prints to standard output."""
         flush = ctypes.CDLL(None).fflush
         flush(None)
-        with self._library.output.captured() as output:
+        with self._binding.output.captured() as output:
             try:
-                self._library.call("program_print", self._handle)
+                self._binding.call("program_print", self._handle)
             finally:
                 flush(None)
         return output.text
 
     def _target(self, name: str) -> Handle:
-        return self._library.new("target_create", "target_destroy", name.encode())
+        return self._binding.new("target_create", "target_destroy", name.encode())
 
 
 class _Arguments:
@@ -327,17 +320,17 @@ class _Arguments:
     call before is not bound again. Neither MIGraphX nor this class keeps the arrays alive: they must live until the
     call that takes `handle` returns."""
 
-    def __init__(self, library: Library, tensors: Mapping[str, ProgramTensor]) -> None:
-        self._library = library
+    def __init__(self, binding: CBinding, tensors: Mapping[str, ProgramTensor]) -> None:
+        self._binding = binding
         self._tensors = tensors
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._shapes: dict[str, tuple[tuple[int, ...], Handle]] = {}
         """Argument's name -> its latest lengths, and the handle of that shape."""
         # These functions fail only for bad handles, or without memory.
-        self._create = library.function("argument_create")
-        self._add = library.function("program_parameters_add")
-        self._destroy = library.function("argument_destroy")
-        self.handle = library.new("program_parameters_create", "program_parameters_destroy")
+        self._create = binding.function("argument_create")
+        self._add = binding.function("program_parameters_add")
+        self._destroy = binding.function("argument_destroy")
+        self.handle = binding.new("program_parameters_create", "program_parameters_destroy")
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
@@ -347,7 +340,7 @@ class _Arguments:
                 continue
             made = self._shapes.get(name)
             if made is None or made[0] != lengths:
-                made = self._shapes[name] = (lengths, self._library.create(self._tensors[name].datatype, lengths))
+                made = self._shapes[name] = (lengths, self._binding.create(self._tensors[name].datatype, lengths))
             argument = c_void_p()
             # The argument copies the shape; the parameters copy the argument, and drop the earlier one of this name.
             status = self._create(byref(argument), made[1], c_void_p(location[0]))
@@ -362,16 +355,16 @@ class _Arguments:
 class _Results:
     """Makes arrays on MIGraphX's memory from the results of a program's runs."""
 
-    def __init__(self, library: Library, outputs: Sequence[ProgramTensor]) -> None:
-        self._library = library
+    def __init__(self, binding: CBinding, outputs: Sequence[ProgramTensor]) -> None:
+        self._binding = binding
         self._fixed = [all(isinstance(size, int) for size in output.shape) for output in outputs]
         self._views: list[Callable[[int], Array] | None] = [None] * len(outputs)
         """The function from an output's address to its array; used again if the output's shape is fixed."""
         # These functions fail only for bad handles.
-        self._get = library.function("arguments_get")
-        self._buffer = library.function("argument_buffer")
-        self._shape = library.function("argument_shape")
-        self.destroy = library.function("arguments_destroy")
+        self._get = binding.function("arguments_get")
+        self._buffer = binding.function("argument_buffer")
+        self._shape = binding.function("argument_shape")
+        self.destroy = binding.function("arguments_destroy")
         self._argument, self._place = c_void_p(), c_void_p()
 
     def views(self, arguments: c_void_p) -> Sequence[Array]:
@@ -390,12 +383,12 @@ class _Results:
         """Return the function that makes an array at an address, for an output of this layout."""
         shape = c_void_p()
         self._shape(byref(shape), argument)
-        tensor = self._library.tensor("", shape.value or 0)
+        tensor = self._binding.tensor("", shape.value or 0)
         dtype = NUMPY_DTYPES.get(tensor.datatype)
         if dtype is None:
             raise MigraphxError(f"an output is of MIGraphX's type {tensor.datatype}, which no array can hold")
         sizes = tuple(size for size in tensor.shape if isinstance(size, int))  # After a run every dimension is fixed.
-        strides = self._library.strides(shape.value or 0)[: len(sizes)]
+        strides = self._binding.strides(shape.value or 0)[: len(sizes)]
         extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         memory: Any = ctypes.c_char * (extent * dtype.itemsize if all(sizes) else 0)
         byte_strides = tuple(stride * dtype.itemsize for stride in strides)

@@ -18,7 +18,7 @@ from support.migraphx import run_with_migraphx
 from support.migraphx_programs import ProgramFactory, refusal
 from support.workers import open_descriptors
 
-from rocserve.backends.migraphx.binding.c_api import Library
+from rocserve.backends.migraphx.binding.c_api import CBinding
 from rocserve.backends.migraphx.binding.interface import DimensionRange, MigraphxError
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 
@@ -26,23 +26,23 @@ pytestmark = pytest.mark.in_migraphx_process
 
 
 @pytest.fixture
-def library(installation: MigraphxInstallation) -> Library:
-    return Library(installation.library)
+def library(installation: MigraphxInstallation) -> CBinding:
+    return CBinding(installation.library)
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
     path = tmp_path / "libmigraphx_c.so.3"
     path.write_bytes(b"no library")
     with pytest.raises(MigraphxError, match=r"^MIGraphX's C library cannot be loaded: .*libmigraphx_c.so.3: "):
-        Library(str(path))
+        CBinding(str(path))
 
 
-def test_a_function_that_this_migraphx_lacks(library: Library) -> None:
+def test_a_function_that_this_migraphx_lacks(library: CBinding) -> None:
     with pytest.raises(MigraphxError, match=r"^this version of MIGraphX cannot do it: its C API has no migraphx_fly"):
         library.call("fly")
 
 
-def test_handles_are_looked_at(library: Library) -> None:
+def test_handles_are_looked_at(library: CBinding) -> None:
     assert library.new("compile_options_create", "compile_options_destroy").pointer != 0
     with pytest.raises(MigraphxError, match=r"Bad parameter compile_options: Null pointer$"):
         library.call("compile_options_set_fast_math", None, True)

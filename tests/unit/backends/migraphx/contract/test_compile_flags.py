@@ -14,7 +14,7 @@ from support import migraphx_models as models
 from support.cached_programs import a_recipe
 from support.migraphx_programs import ProgramFactory
 
-from rocserve.backends.migraphx.binding.c_api import Library
+from rocserve.backends.migraphx.binding.c_api import CBinding
 from rocserve.backends.migraphx.binding.interface import Array, Program
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob
@@ -51,14 +51,14 @@ def test_a_compile_takes_the_flags_of_its_recipe(
     factory: ProgramFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast_math: bool, exhaustive_tune: bool
 ) -> None:
     given: dict[str, object] = {}
-    call = Library.call
+    call = CBinding.call
 
-    def recorded(library: Library, name: str, *arguments: Any) -> None:
+    def recorded(binding: CBinding, name: str, *arguments: Any) -> None:
         if name.startswith("compile_options_set_"):
             given[name.removeprefix("compile_options_set_")] = arguments[-1]
-        call(library, name, *arguments)
+        call(binding, name, *arguments)
 
-    monkeypatch.setattr(Library, "call", recorded)
+    monkeypatch.setattr(CBinding, "call", recorded)
     compile_mlp(factory, tmp_path, fast_math=fast_math, exhaustive_tune=exhaustive_tune)
     if factory.binding.name == "c_api":  # The module takes the flags as keywords.
         assert given.pop("exhaustive_tune_flag", False) is exhaustive_tune
