@@ -97,13 +97,13 @@ def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan
         raise invalid_argument(
             f"model '{model.name}' asks for KIND_GPU, but its parameter 'engine' is \"cpu\"; change one of them"
         )
-    wanted: tuple[Provider, ...] = ()
+    wanted: list[Provider] = []
     # All accelerators are checked, but only those for the instance's kind are used.
     for accelerators, for_gpu in ((model.config.gpu_accelerators, True), (model.config.cpu_accelerators, False)):
         for accelerator in accelerators:
             provider = _provider(model, _kind(model, accelerator, for_gpu), accelerator)
             if for_gpu is on_gpu:
-                wanted = (*wanted, provider)
+                wanted.append(provider)
             elif for_gpu:
                 _LOG.warning(
                     "model '%s': the execution accelerator '%s' is not used: the instance is on the CPU",
@@ -111,19 +111,16 @@ def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan
                     accelerator.name,
                 )
     accepts_cpu = engine == "auto"
-    if not wanted:
-        if engine == "cpu":
-            return ProviderPlan((), accepts_cpu)
+    missing = [provider.kind for provider in wanted if provider.kind.provider not in available]
+    if not wanted and engine != "cpu":
         suited = [kind for kind in KINDS if kind.on_gpu is on_gpu]
         there = next((kind for kind in suited if kind.provider in available), None)
         if there is not None:
-            provider = _provider(model, there, ExecutionAccelerator(there.accelerator))
-            return ProviderPlan((provider,), accepts_cpu)
-        if not on_gpu:
-            return ProviderPlan((), accepts_cpu)
-    missing = [provider.kind for provider in wanted if provider.kind.provider not in available] if wanted else suited
+            wanted.append(_provider(model, there, ExecutionAccelerator(there.accelerator)))
+        elif on_gpu:
+            missing = suited
     if not missing:
-        return ProviderPlan(wanted, accepts_cpu)
+        return ProviderPlan(tuple(wanted), accepts_cpu)
     names = " or ".join(kind.provider for kind in missing)
     packages = " or ".join(kind.package for kind in missing)
     why = f"the installed ONNX Runtime has no {names}, only {', '.join(available)} (Python package {packages} has it)"
