@@ -2,8 +2,9 @@
 FOLDER`.
 
 The files: exported.pt2, small.pt2 (for 32 x 32 pixels), scripted.pt, quantised.pt2, single.pt2 and single_quantised.pt2
-(take one image), and photographs.npz with the images in both sizes, PyTorch's scores of them, and the scores of
-quantised.pt2.
+(take one image), and photographs.npz with the images in both sizes, PyTorch's scores of them, the scores of
+quantised.pt2, and what the pytorch backend makes of scripted.pt and quantised.pt2, in this process, because an import
+of PyTorch is most of a load.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ import onnx
 import torch
 
 from rocserve import cli
+from rocserve.backends.base import Batch, ModelSource
+from rocserve.backends.pytorch import eager
+from rocserve.core.datatypes import DataType
+from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig
+from rocserve.core.tensors import tensor_from_numpy
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "clients" / "examples"))
 from demo_photos import PHOTOGRAPHS
@@ -35,6 +41,17 @@ def prepared(photograph: Path) -> np.ndarray:
     image = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
     top, left = ((side - SIDE) // 2 for side in image.shape[:2])
     return ((image[top : top + SIDE, left : left + SIDE].astype(np.float32) - 127) / 128).transpose(2, 0, 1)
+
+
+def served(file: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return the pytorch backend's scores, and the precision that it tells."""
+    config = ModelConfig("m", max_batch_size=8, inputs=(InputConfig("images", DataType.FP32, (3, SIDE, SIDE)),))
+    if file.suffix == ".pt2":
+        config = ModelConfig("m")
+    model = eager.load(ModelSource("m", 1, file.parent, file.parent, file, config, InstanceKind.CPU, None, 1))
+    name, output = model.signature.inputs[0].name, model.signature.outputs[0].name
+    batch = Batch({name: tensor_from_numpy(name, images)}, (output,), (len(images),))
+    return np.array(model.execute(batch).outputs[output]), model.properties.get("precision", "")
 
 
 def main(model: Path, folder: Path) -> None:
@@ -58,8 +75,11 @@ def main(model: Path, folder: Path) -> None:
         assert cli.main(["quantise", str(folder / f"{source}.pt2"), *flags]) == 0
     with torch.no_grad():
         rounded = torch.export.load(folder / "quantised.pt2").module()(torch.from_numpy(images)).numpy()
+    scripted, _ = served(folder / "scripted.pt", images)
+    quantised, precision = served(folder / "quantised.pt2", images)
+    by_backend = {"scripted": scripted, "quantised": quantised, "precision": np.array(precision)}
     stored = {"images": images, "scores": scores, "rounded": rounded, "small": small, "small_scores": small_scores}
-    np.savez(folder / "photographs.npz", **stored)
+    np.savez(folder / "photographs.npz", **stored, **by_backend)
 
 
 if __name__ == "__main__":
