@@ -81,20 +81,6 @@ def test_what_engines_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert given.engines.migraphx_root == "/roots/mine"
 
 
-def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
-    missing = tmp_path / "models"
-    with pytest.raises(FlagError, match=f"--model-repository={missing}: there is no such folder"):
-        settings(f"--model-repository={missing}")
-    assert settings(f"--model-repository={missing}", "--exit-on-error=false").repository.roots == (missing,)
-
-
-@pytest.mark.parametrize("subject", ["vertex-ai", "sagemaker"])
-def test_what_is_not_served_may_be_switched_off_but_not_on(subject: str, tmp_path: Path) -> None:
-    settings(f"--model-repository={tmp_path}", f"--allow-{subject}=false")
-    with pytest.raises(FlagError, match=f"--allow-{subject}=true: .* is not served by this version"):
-        settings(f"--model-repository={tmp_path}", f"--allow-{subject}=true")
-
-
 @pytest.mark.parametrize("given", ["", "DEBUG"])
 def test_the_command_keeps_grpcs_messages_out_of_the_log_unless_told_otherwise(given: str) -> None:
     code = "import os; from rocserve.cli import main; main(['status', '--once', '--url', '127.0.0.1:1']);"
@@ -106,34 +92,6 @@ def test_the_command_keeps_grpcs_messages_out_of_the_log_unless_told_otherwise(g
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     assert result.stdout.strip() == (given or "ERROR")
-
-
-@pytest.mark.parametrize(("flag", "kind"), [("grpc-restricted-protocol", "protocol"), ("http-restricted-api", "api")])
-def test_a_protocol_is_restricted_once(tmp_path: Path, flag: str, kind: str) -> None:
-    with pytest.raises(FlagError, match=f"restricted {kind} 'trace' can not be specified in multiple config groups"):
-        settings(f"--model-repository={tmp_path}", f"--{flag}=trace:one=1", f"--{flag}=logging,trace:two=2")
-
-
-@pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "(" * 3000])
-def test_a_pattern_of_headers_must_be_a_regular_expression(
-    tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        settings(f"--model-repository={tmp_path}", f"--grpc-header-forward-pattern={pattern}")
-    assert f"expected a regular expression, got '{pattern}'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        (["--trace-config=rate=often"], "--trace-config: rate=often: expected a whole number from 0 to 4294967295"),
-        (["--trace-level=ALL"], "--trace-config: invalid value for trace level option: ALL; expected OFF"),
-        (["--trace-config=jaeger,url=x"], "--trace-config: invalid value for trace mode option: jaeger"),
-    ],
-)
-def test_traces_that_make_no_sense(tmp_path: Path, flags: list[str], text: str) -> None:
-    with pytest.raises(FlagError, match=re.escape(text)):
-        settings(f"--model-repository={tmp_path}", *flags)
 
 
 def test_older_flags_of_traces(tmp_path: Path) -> None:
@@ -152,13 +110,6 @@ def test_older_flags_of_traces(tmp_path: Path) -> None:
         ("", "count", "5"),
         ("triton", "log-frequency", "2"),
     )
-
-
-def test_folders_for_workers_must_be_there(tmp_path: Path) -> None:
-    allowed = settings(f"--model-repository={tmp_path}", f"--allow-worker-load={tmp_path}")
-    assert allowed.repository.worker_load_folders == (tmp_path,)
-    with pytest.raises(FlagError, match=r"--allow-worker-load=.*none: there is no such folder"):
-        settings(f"--model-repository={tmp_path}", f"--allow-worker-load={tmp_path / 'none'}")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +133,12 @@ def test_folders_for_workers_must_be_there(tmp_path: Path) -> None:
         ("--host-policy=numa-node=0", "expected POLICY,SETTING=VALUE, got 'numa-node=0'"),
         ("--cache-config=local", "expected local,size=BYTES, got 'local'"),
         ("--cache-config=size=100", "expected local,size=BYTES, got 'size=100'"),
+        ("--max-connection-age-secs=inf", "expected at most 2147483, got 'inf'"),
+        ("--max-connection-age-secs=1e10", "expected at most 2147483, got '1e10'"),
+        ("--repository-settle-secs=inf", "expected at most 2147483, got 'inf'"),
+        ("--repository-settle-secs=1e10", "expected at most 2147483, got '1e10'"),
+        ("--model-repository=", "expected a path or a URL, got ''"),
+        ("", "expected a path or a URL, got ''"),
     ],
 )
 def test_values_that_cannot_be(flag: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,10 +147,77 @@ def test_values_that_cannot_be(flag: str, text: str, tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err.endswith(f": {text}\n")
 
 
-@pytest.mark.parametrize("name", ["grpc-server-cert", "grpc-server-key", "grpc-root-cert"])
-def test_a_certificate_that_is_not_there_is_named_by_its_flag(name: str, tmp_path: Path) -> None:
-    with pytest.raises(FlagError, match=f"^--{name}={tmp_path}: there is no such file$"):
-        settings(f"--model-repository={tmp_path}", "--grpc-use-ssl", f"--{name}={tmp_path}")
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "(" * 3000])
+def test_a_pattern_of_headers_must_be_a_regular_expression(pattern: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings("--model-repository=.", f"--grpc-header-forward-pattern={pattern}")
+    assert f"expected a regular expression, got '{pattern}'" in capsys.readouterr().err
+
+
+HERE = "--model-repository=."
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "name what to serve: a model's file, its folder, or a repository"),
+        (["none.onnx"], "there is no file or folder 'none.onnx'"),
+        (["notes.txt"], "'notes.txt' is no model file by its ending; expected .mxr, .onnx, "),
+        ([".", "--model-name=m"], "'.' is a repository, whose models say it in their folders"),
+        (["net.onnx", HERE], "'net.onnx' and --model-repository both say what to serve"),
+        (["net.onnx", "--model-control-mode=explicit"], "'net.onnx' is one model, and is served"),
+        ([HERE, "--model-name=m"], "--model-name is for one model"),
+        (["--model-repository=none"], "--model-repository=none: there is no such folder"),
+        ([HERE, "--allow-worker-load=none"], "--allow-worker-load=none: there is no such folder"),
+        ([HERE, "--allow-vertex-ai"], "--allow-vertex-ai=true: The Vertex AI front end is not served"),
+        ([HERE, "--allow-sagemaker=true"], "--allow-sagemaker=true: The SageMaker front end is not served"),
+        ([HERE, "--allow-remote-models"], "--allow-remote-models needs --allow-remote-files"),
+        ([HERE, "--grpc-use-ssl", "--grpc-server-cert=none"], "--grpc-server-cert=none: there is no such file"),
+        ([HERE, "--grpc-use-ssl", "--grpc-server-key=none"], "--grpc-server-key=none: there is no such file"),
+        ([HERE, "--grpc-use-ssl", "--grpc-root-cert=none"], "--grpc-root-cert=none: there is no such file"),
+        (
+            [HERE, "--grpc-restricted-protocol=trace:one=1", "--grpc-restricted-protocol=logging,trace:two=2"],
+            "restricted protocol 'trace' can not be specified in multiple config groups",
+        ),
+        (
+            [HERE, "--http-restricted-api=trace:one=1", "--http-restricted-api=logging,trace:two=2"],
+            "restricted api 'trace' can not be specified in multiple config groups",
+        ),
+        (
+            [HERE, "--http-restricted-api=trace:a@file=/absent"],
+            "there is no file /absent, which is to hold the value of 'a'",
+        ),
+        (
+            [HERE, "--trace-config=rate=often"],
+            "--trace-config: rate=often: expected a whole number from 0 to 4294967295",
+        ),
+        (
+            [HERE, "--trace-level=ALL"],
+            "--trace-config: invalid value for trace level option: ALL; expected OFF",
+        ),
+        (
+            [HERE, "--trace-config=jaeger,url=x"],
+            "--trace-config: invalid value for trace mode option: jaeger",
+        ),
+    ],
+)
+def test_words_that_contradict_each_other_or_what_is_there(
+    words: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "net.onnx").touch()
+    with pytest.raises(FlagError, match=re.escape(text)):
+        settings(*words)
+
+
+def test_what_is_there_or_switched_off_is_taken(tmp_path: Path) -> None:
+    off = ("--allow-vertex-ai=false", "--allow-sagemaker=false")
+    allowed = settings(f"--model-repository={tmp_path}", f"--allow-worker-load={tmp_path}", *off)
+    assert allowed.repository.worker_load_folders == (tmp_path,)
+    missing = tmp_path / "models"
+    assert settings(f"--model-repository={missing}", "--exit-on-error=false").repository.roots == (missing,)
 
 
 def test_files_without_a_name_are_left_out(tmp_path: Path) -> None:
@@ -217,8 +241,6 @@ def test_secrets_of_restricted_protocols_may_be_elsewhere(tmp_path: Path, monkey
         ("b", "@file=y", None),
         ("c", "@file=/literal", None),
     ]
-    with pytest.raises(FlagError, match="there is no file /absent, which is to hold the value of 'a'"):
-        settings(f"--model-repository={tmp_path}", "--http-restricted-api=trace:a@file=/absent")
 
 
 @pytest.mark.parametrize(
@@ -246,18 +268,6 @@ def test_wrong_admin_addresses(tmp_path: Path, value: str) -> None:
         settings(f"--model-repository={tmp_path}", f"--admin-address={value}")
 
 
-def test_new_models_by_request_need_files_by_request(tmp_path: Path) -> None:
-    with pytest.raises(FlagError, match="--allow-remote-models needs --allow-remote-files"):
-        settings(f"--model-repository={tmp_path}", "--allow-remote-models")
-
-
-def test_an_empty_word_is_not_the_folder_that_the_server_is_started_in(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([""], ["--model-repository="]):
-        with pytest.raises(SystemExit):
-            settings(*words)
-        assert "expected a path or a URL, got ''" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("flag", ["", "--model-repository="])
 def test_a_name_that_no_file_can_have(flag: str) -> None:
     name = "x" * 300
@@ -265,24 +275,9 @@ def test_a_name_that_no_file_can_have(flag: str) -> None:
         settings(f"{flag}{name}")
 
 
-def test_a_part_that_is_not_served_is_switched_on_by_its_flag_alone(tmp_path: Path) -> None:
-    with pytest.raises(FlagError, match=r"^--allow-vertex-ai=true: The Vertex AI front end is not served"):
-        settings(f"--model-repository={tmp_path}", "--allow-vertex-ai")
-
-
 def test_the_home_of_nobody_stays_a_name(tmp_path: Path) -> None:
     given = settings(f"--model-repository={tmp_path}", "--cache-directory=~nobody-here/cache")
     assert given.engines.cache_directory.endswith("/~nobody-here/cache")
-
-
-@pytest.mark.parametrize("flag", ["--max-connection-age-secs", "--repository-settle-secs"])
-@pytest.mark.parametrize("seconds", ["inf", "1e10"])
-def test_seconds_that_no_timer_holds(
-    flag: str, seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        settings(f"--model-repository={tmp_path}", f"{flag}={seconds}")
-    assert f"argument {flag}: expected at most 2147483, got '{seconds}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--id", "--model-name", "--load-model"])
