@@ -306,15 +306,6 @@ def test_all_end_with_the_server_whatever_they_do() -> None:
             wait_until(lambda own=own: not any(map(running, own)), f"the end of what was {way[0]}, by {way[1].name}")
 
 
-def test_worker_code_imports_neither_grpc_nor_protobuf() -> None:
-    program = (
-        "import sys, rocserve.workers.zygote, rocserve.workers.spawner, rocserve.workers.main, rocserve.workers.group\n"
-        "bad = [name for name in sys.modules if name.split('.')[0] in ('grpc', 'google', 'asyncio_grpc')]\n"
-        "sys.exit(str(bad) if bad else 0)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 def test_worker_processes_import_little() -> None:
     """A model's own interpreter has only numpy, and asyncio and similar modules cost each worker memory."""
     program = (

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from rocserve.backends.request_model import ModelCall, ModelResponse
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import RequestLayout
@@ -23,7 +23,7 @@ from rocserve.plane.heap import Heap, HeapReader
 from rocserve.workers import messages
 from rocserve.workers.entries import ENTRY, LAYOUT, LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
 from rocserve.workers.layouts import TensorReader, TensorSender, parameters_text, read_parameters
-from rocserve.workers.messages import Load, decode_message, encode_message, status_code
+from rocserve.workers.messages import Load, decode_message, encode_message
 
 CONTROL = [
     messages.Load,
@@ -82,10 +82,6 @@ def test_damaged_messages_are_read_or_value_errors(position: int, octet: int) ->
         decode_message(_damaged(encode_message(load), position, octet))
     except ValueError:
         pass
-
-
-def test_a_code_that_does_not_exist_is_internal() -> None:
-    assert (status_code(3), status_code(99)) == (StatusCode.INVALID_ARGUMENT, StatusCode.INTERNAL)
 
 
 def test_fields_that_are_missing_or_new_are_errors() -> None:
