@@ -71,6 +71,7 @@ class Scheduler(ABC):
     `_start_work` which requests run together, and where."""
 
     _queue: WaitingRequests
+    """Set by the subclass."""
 
     def __init__(self, parts: SchedulerParts, sends_ahead: bool) -> None:
         """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken."""
@@ -153,9 +154,12 @@ class Scheduler(ABC):
         caller's worker while another instance is free."""
         self._pool.sends_ahead = False
 
-    @abstractmethod
     def fail_queue(self, outage: ServeError) -> None:
         """Refuse all waiting and later requests with `outage`, because no instance is left and none comes back soon."""
+        self._outage = outage
+        for request in tuple(self._queue):
+            self._refuse(request, outage)
+        self._schedule_pump()
 
     def _granted(self) -> None:
         """Use an instance that the rate limiter has just granted its resources."""
@@ -362,11 +366,6 @@ class ModelScheduler(Scheduler):
         if not self._is_pump_scheduled:
             self._is_pump_scheduled = True
             self._plane.at_end_of_turn(self._pump)
-
-    def fail_queue(self, outage: ServeError) -> None:
-        self._outage = outage
-        self._refused += [(request, outage) for request in self._queue.take(self._queue.count)]
-        self._schedule_pump()
 
     # Work
 

@@ -231,11 +231,6 @@ class SequenceScheduler(Scheduler):
         if instance is not None:
             self._table.remove_instance(instance, reason)
 
-    def fail_queue(self, outage: ServeError) -> None:
-        self._outage = outage
-        self._table.clear_backlog(outage)
-        self._schedule_pump()
-
     # Work
 
     def _start_work(self) -> None:

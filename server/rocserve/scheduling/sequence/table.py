@@ -318,10 +318,6 @@ class SequenceTable:
 
     # Requests that wait too long, and requests whose clients have left
 
-    def clear_backlog(self, error: ServeError) -> None:
-        while self._backlog:
-            self._refuse_backlog(self._backlog[0], error)
-
     def is_hopeless(self, request: SequenceRequest, now: float) -> bool:
         """Return whether a request would end too late if it ran now, and may not run as a probe."""
         deadline = request.deadline
@@ -334,7 +330,9 @@ class SequenceTable:
         live = request.live
         assert live is not None, "it waits"
         if live.slot is None:
-            self._refuse_backlog(live, error)
+            self._backlog.remove(live)
+            self.end(live)
+            self._refuse_all(live, error)
         else:
             request.refusal = error
             self.advance(live.slot, now)
@@ -354,11 +352,6 @@ class SequenceTable:
                 self.end(live)
                 self.advance(live.slot, now)
         return None
-
-    def _refuse_backlog(self, live: LiveSequence, error: ServeError) -> None:
-        self._backlog.remove(live)
-        self.end(live)
-        self._refuse_all(live, error)
 
     def _refuse_all(self, live: LiveSequence, error: ServeError) -> None:
         while live.queue:
