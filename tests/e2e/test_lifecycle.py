@@ -73,11 +73,8 @@ def rocserve(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--model-repository=.", "--allow-vertex-ai=true"), "The Vertex AI front end is not served by this version"),
-        (("--model-repository=.", "--sagemaker-port=8080"), "--sagemaker-port: The SageMaker front end is not served"),
         (("--model-repository=.", "--grpc-use-ssl=true"), "TLS needs --grpc-server-cert and --grpc-server-key"),
         (("--model-repository=.", "--load-model=a"), "--load-model needs --model-control-mode=explicit"),
-        (("--model-repository=.", "--no-such-flag=1"), "unrecognized arguments: --no-such-flag=1"),
     ],
 )
 def test_flags_that_cannot_be_served_are_refused(flags, text):

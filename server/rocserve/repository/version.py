@@ -226,7 +226,7 @@ class ManagedVersion:
         """Note that the current content cannot be used; the served version stays. `problem`: None = it is served, or
         not wanted."""
         self.stop_loading()
-        self.setback = None
+        self.setback = self._wanted_content = None
         self._note_newer_problem(problem)
 
     def _note_newer_problem(self, problem: ServeError | None) -> None:
@@ -245,7 +245,7 @@ class ManagedVersion:
     def retire(self) -> None:
         """Stop serving; `unload_retired` unloads the version."""
         self.stop_loading()
-        self.setback = None
+        self.setback = self._wanted_content = None
         self.members = FITS
         self._retire_served()
 
