@@ -88,7 +88,7 @@ def test_sizes_that_are_tied(tmp_path: Path, expression: str, first: int, wanted
         with pytest.raises(ServeError, match="its program was compiled for"):
             source.check_sizes(["a", "b"], [SimpleNamespace(shape=(first,)), SimpleNamespace(shape=(second,))])
     source.check_sizes(["a", "b"], [SimpleNamespace(shape=(first,)), SimpleNamespace(shape=(wanted,))])
-    source.check_sizes(["a", "b"], [SimpleNamespace(shape=shape) for shape in source.samples])
+    source.check_sizes(["a", "b"], [SimpleNamespace(shape=own.sample) for own in source.inputs])
 
 
 def test_sizes_of_which_an_older_package_says_nothing(tmp_path: Path) -> None:

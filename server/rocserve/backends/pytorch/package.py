@@ -100,8 +100,8 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
     signature = without_shapes([(f"INPUT__{position}", argument) for position, argument in enumerate(paths)])
     if source is None:
         return Program(call, signature, (compiled_for,))
-    tensors = zip(signature.inputs, source.samples, strict=True)
-    inputs = tuple(replace(tensor, sample=sample) for tensor, sample in tensors)
+    tensors = zip(signature.inputs, source.inputs, strict=True)
+    inputs = tuple(replace(tensor, sample=own.sample) for tensor, own in tensors)
     signature = replace(signature, inputs=inputs, most_rows=source.most_rows)
     return Program(call, signature, (compiled_for,), source.check)
 

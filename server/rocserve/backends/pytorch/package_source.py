@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
+from rocserve.backends.pytorch.datatypes import datatype_of
 from rocserve.backends.pytorch.open_sizes import (
     LEAST_TRIED,
     UNBOUNDED,
@@ -25,6 +25,7 @@ from rocserve.backends.pytorch.open_sizes import (
     bounds_text,
     check_sizes,
 )
+from rocserve.backends.pytorch.program import ProgramTensor
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import TensorSpec
@@ -52,71 +53,46 @@ NumbersByDimension = Mapping[tuple[str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class PackageInput:
-    """An input as the package's source describes it."""
-
-    datatype: torch.dtype
-    sizes: tuple[int | OpenSize | None, ...]
-    """None = the size varies, and the source does not relate it to other sizes."""
-    is_contiguous: bool
-    """Whether the layout is contiguous, like that of requests' tensors."""
-
-    def __str__(self) -> str:
-        sizes = [size if isinstance(size, int) else -1 for size in self.sizes]
-        return f"{datatype_of(self.datatype, 'an input').value} {sizes}"
-
-
-@dataclass(frozen=True, slots=True)
 class PackageSource:
-    inputs: tuple[PackageInput, ...]
-    size_equations: Mapping[tuple[int, int], SizeCondition]
-    """(Input position, dimension) -> the equation that gives this size from other sizes."""
+    """The inputs as the package's source describes them."""
+
+    inputs: tuple[ProgramTensor, ...]
+    """Without names. No open size in a dimension that varies = the source does not relate it to other sizes."""
+    conditions: tuple[SizeCondition, ...]
+    """Equations that give sizes from other sizes."""
 
     @property
     def most_rows(self) -> int | None:
         """None = no limit."""
-        rows = [each.sizes[0] for each in self.inputs if each.sizes]
-        return min((own.most for own in rows if isinstance(own, OpenSize) and own.most is not None), default=None)
-
-    @property
-    def samples(self) -> tuple[tuple[int, ...], ...]:
-        """For each input the smallest shape that it takes; 1 for a size without known limits."""
-        shapes = [
-            [size if isinstance(size, int) else 1 if size is None else max(1, size.least) for size in each.sizes]
-            for each in self.inputs
-        ]
-        for (position, dimension), condition in self.size_equations.items():
-            shapes[position][dimension] = condition.right_side(shapes)
-        return tuple(map(tuple, shapes))
+        rows = [each.open_sizes[0] for each in self.inputs if each.open_sizes]
+        return min((own.most for own in rows if own is not None and own.most is not None), default=None)
 
     def check(self, specs: Sequence[TensorSpec], batches: bool) -> None:
         """Check the inputs' specs, in the program's order. `batches`: whether the first dimension of all inputs is the
         batch. Raises ServeError (INVALID_ARGUMENT) if the package was compiled for other datatypes or sizes, or if its
         source does not relate sizes that may vary."""
         for spec, own in zip(specs, self.inputs, strict=True):
+            assert own.datatype is not None and own.shape is not None, "the source says them"
             given = f"input '{spec.name}' is {spec.datatype.value} {list(spec.shape)} in config.pbtxt"
             if spec.datatype is DataType.BYTES:
                 raise invalid_argument(f"input '{spec.name}' is of strings in config.pbtxt, and packages take tensors")
             if (
-                torch_dtype(spec.datatype) is not own.datatype
-                or len(spec.shape) != len(own.sizes)
-                or any(
-                    isinstance(size, int) and size != declared
-                    for declared, size in zip(spec.shape, own.sizes, strict=True)
-                )
+                spec.datatype is not own.datatype
+                or len(spec.shape) != len(own.shape)
+                or any(size not in (-1, declared) for declared, size in zip(spec.shape, own.shape, strict=True))
             ):
                 raise invalid_argument(
-                    f"{given}, and the package was compiled for another ({own}); write that there, or compile the"
-                    " program for what is there"
+                    f"{given}, and the package was compiled for another ({own.datatype.value} {list(own.shape)}); write"
+                    " that there, or compile the program for what is there"
                 )
-            if not own.is_contiguous:
+            if own.strides:
                 raise invalid_argument(
                     f"{given}, and the package was compiled for an input whose values lie in another order in memory;"
                     " export the program with an example that is contiguous()"
                 )
-            for dimension, (size, declared) in enumerate(zip(own.sizes, spec.shape, strict=True)):
+            for dimension, (size, declared) in enumerate(zip(own.open_sizes, spec.shape, strict=True)):
                 if (
-                    isinstance(size, OpenSize)
+                    size is not None
                     and declared != -1
                     and (declared < size.least or (size.most is not None and declared > size.most))
                 ):
@@ -131,16 +107,15 @@ class PackageSource:
     def check_sizes(self, names: Sequence[str], values: Sequence[Any]) -> None:
         """Check the sizes in each value's `shape`. Raises ServeError (INVALID_ARGUMENT) if they do not agree, or exceed
         the bounds that the package was compiled with."""
-        sizes = [[own if isinstance(own, OpenSize) else None for own in each.sizes] for each in self.inputs]
-        check_sizes(names, sizes, self.size_equations.values(), values, "compiled")
+        check_sizes(names, [own.open_sizes for own in self.inputs], self.conditions, values, "compiled")
 
     def _require_known(self, specs: Sequence[TensorSpec], batches: bool) -> None:
         """Raises ServeError (INVALID_ARGUMENT) if sizes may vary that the source does not relate to others."""
         unknown: list[tuple[int, int]] = []
         varying: list[tuple[int, int]] = []
         for position, tensor in enumerate(self.inputs):
-            for dimension, size in enumerate(tensor.sizes):
-                if size is None:
+            for dimension, size in enumerate(tensor.shape or ()):
+                if size == -1 and tensor.open_sizes[dimension] is None:
                     unknown.append((position, dimension))
                 if specs[position].shape[dimension] == -1:
                     varying.append((position, dimension))
@@ -209,12 +184,25 @@ def _parse_source(text: str, names: Sequence[str], datatypes: Mapping[str, torch
             return _open_size(size_name, key, least, most) if len(open_dimensions) == 1 else None
         return OpenSize(size_name, 1, 0, 0, None)
 
+    sizes = [[size(name, dimension) for dimension in range(ranks[name])] for name in names]
+    samples = [
+        [each if isinstance(each, int) else 1 if each is None else max(1, each.least) for each in own] for own in sizes
+    ]
+    for (position, dimension), condition in size_equations.items():
+        samples[position][dimension] = condition.right_side(samples)
     inputs = []
-    for name in names:
-        sizes = tuple(size(name, dimension) for dimension in range(ranks[name]))
+    for name, own, sample in zip(names, sizes, samples, strict=True):
         fixed_strides = {dimension: stride for (input_, dimension), stride in strides.items() if input_ == name}
-        inputs.append(PackageInput(datatypes[name], sizes, _is_contiguous(sizes, fixed_strides)))
-    return PackageSource(tuple(inputs), size_equations)
+        tensor = ProgramTensor(
+            (),
+            datatype_of(datatypes[name], "an input"),
+            tuple(each if isinstance(each, int) else -1 for each in own),
+            tuple(sample),
+            tuple(each if isinstance(each, OpenSize) else None for each in own),
+            strides=() if _is_contiguous(own, fixed_strides) else tuple(fixed_strides.values()),
+        )
+        inputs.append(tensor)
+    return PackageSource(tuple(inputs), tuple(size_equations.values()))
 
 
 def _numbers(pattern: re.Pattern[str], text: str) -> NumbersByDimension:
