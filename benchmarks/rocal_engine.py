@@ -20,9 +20,8 @@ from benchmarks.cases import SEED, Case, Quantity, Target
 from benchmarks.comparison import Comparison, compare
 from benchmarks.probe import Outputs
 from benchmarks.ratios import Measurement
-from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import PipelineEngine
+from rocserve.backends.rocal.engine import CpuEngine, EngineSetup
 from rocserve.backends.rocal.pipeline import Layout, OutputFormat, parse_pipeline
 from rocserve.core.datatypes import DataType
 
@@ -67,10 +66,10 @@ class EngineContender:
         self._clock = _Clock()
 
     def prepare(self, case: Case) -> None:
-        case.check({"image": self._engine.run(case.message)[0]})
+        case.check({"image": self._engine.run_image(case.message)[0]})
 
     def measure(self, case: Case, seconds: float) -> Measurement:
-        return self._clock.measure(lambda: self._engine.run(case.message), seconds)
+        return self._clock.measure(lambda: self._engine.run_image(case.message), seconds)
 
     def cpu_seconds(self) -> float:
         return self._clock.cpu
@@ -140,10 +139,10 @@ def photograph(width: int, height: int) -> bytes:
     return bytes(cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 96])[1])
 
 
-def _engine() -> PipelineEngine:
+def _engine() -> CpuEngine:
     pipeline = parse_pipeline(json.dumps(_PIPELINE), channels=3)
-    decoder = Decoder(ColorFormat.RGB24, pipeline.decoder)
-    return PipelineEngine(pipeline, decoder, (OutputFormat(DataType.UINT8, Layout.NHWC),))
+    formats = (OutputFormat(DataType.UINT8, Layout.NHWC),)
+    return CpuEngine(EngineSetup("model", pipeline, ColorFormat.RGB24, formats, batch_size=1, threads=1, device=None))
 
 
 class _Clock:
@@ -172,7 +171,7 @@ def _reduced(eighths: tuple[int, int]) -> tuple[int, int]:
 
 def _case(width: int, height: int, targets: tuple[Target, ...]) -> Case:
     message = photograph(width, height)
-    (expected,) = _engine().run(message)
+    (expected,) = _engine().run_image(message)
 
     def check(outputs: Outputs) -> None:
         # Dividing by 0.22 multiplies a level's difference by about five; single pixels round to another level.

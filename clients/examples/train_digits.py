@@ -26,9 +26,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
-from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import PipelineEngine
+from rocserve.backends.rocal.engine import CpuEngine, EngineSetup
 from rocserve.backends.rocal.pipeline import Layout, OutputFormat, parse_pipeline
 from rocserve.core.datatypes import DataType
 
@@ -102,18 +101,17 @@ def random_pose(random: np.random.Generator) -> Pose:
     )
 
 
-def sample_pipeline(pipeline_file: Path) -> PipelineEngine:
+def sample_pipeline(pipeline_file: Path) -> CpuEngine:
     """Return the sample repository's pipeline, as in its config.pbtxt: grey, FP32, channels first."""
     color_format = ColorFormat.U8
     pipeline = parse_pipeline(pipeline_file.read_bytes(), color_format.channels)
-    return PipelineEngine(
-        pipeline, Decoder(color_format, pipeline.decoder), (OutputFormat(DataType.FP32, Layout.NCHW),)
-    )
+    formats = (OutputFormat(DataType.FP32, Layout.NCHW),)
+    return CpuEngine(EngineSetup("digits", pipeline, color_format, formats, batch_size=1, threads=1, device=None))
 
 
-def preprocess(engine: PipelineEngine, jpegs: Sequence[bytes]) -> Array:
+def preprocess(engine: CpuEngine, jpegs: Sequence[bytes]) -> Array:
     """Return FP32, images x 1 x 16 x 16."""
-    return np.stack([engine.run(jpeg)[0] for jpeg in jpegs])
+    return np.stack([engine.run_image(jpeg)[0] for jpeg in jpegs])
 
 
 def training_images(digits: Array, labels: Array, random: np.random.Generator) -> tuple[list[bytes], Array]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rocserve.backends.rocal.amd.engine import RocalEngine
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import BatchEngine, EngineSetup, ThreadedEngine
+from rocserve.backends.rocal.engine import BatchEngine, CpuEngine, EngineSetup
 from rocserve.backends.rocal.operations.base import Measurement
 from rocserve.backends.rocal.pipeline import Layout, OutputFormat, parse_pipeline
 
@@ -55,7 +55,7 @@ def setup_for(
 
 def engines(setup: EngineSetup) -> tuple[RocalEngine, BatchEngine]:
     """The engine on amd.rocal and the engine on the CPU."""
-    return RocalEngine(setup), ThreadedEngine(setup)
+    return RocalEngine(setup), CpuEngine(setup)
 
 
 def run_batch(

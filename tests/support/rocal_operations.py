@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from rocserve.backends.rocal.decoding.options import ColorFormat
+from rocserve.backends.rocal.engine import CpuEngine, EngineSetup
 from rocserve.backends.rocal.image import Extent, Image, ResultExtent
 from rocserve.backends.rocal.operations.base import Call
-from rocserve.backends.rocal.pipeline import parse_pipeline
+from rocserve.backends.rocal.pipeline import Layout, OutputFormat, Pipeline, parse_pipeline
+from rocserve.core.datatypes import DataType
 
 Array = np.ndarray[Any, Any]
 
@@ -83,6 +86,15 @@ def make(name: str, channels: int = 3, **keys: Any) -> Any:
     """The operation as a pipeline file would give it. Means are in levels of 0 to 255."""
     document = {"pipeline": [{"operation": name, **keys, "is_output": True}], "mean_std_range": "pixel"}
     return parse_pipeline(json.dumps(document), channels).images[0].call
+
+
+UINT8_NHWC = OutputFormat(DataType.UINT8, Layout.NHWC)
+
+
+def cpu_engine(pipeline: Pipeline, *formats: OutputFormat, color_format: ColorFormat = ColorFormat.RGB24) -> CpuEngine:
+    """The engine with one thread. `formats`: of the outputs; left out, all are UINT8 and NHWC."""
+    formats = formats or (UINT8_NHWC,) * len(pipeline.outputs)
+    return CpuEngine(EngineSetup("model", pipeline, color_format, formats, batch_size=1, threads=1, device=None))
 
 
 def picture(height: int, width: int, channels: int = 3, seed: int = 5) -> Array:

@@ -11,11 +11,10 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import PipelineEngine
 from rocserve.backends.rocal.pipeline import Layout, OutputFormat, parse_pipeline
 from rocserve.core.datatypes import DataType
+from support.rocal_operations import cpu_engine
 
 Array = np.ndarray[Any, Any]
 
@@ -65,9 +64,7 @@ def held_out_digits() -> tuple[Array, Array]:
     """Images that the sample's classifier was not trained with, FP32 [n, 1, 16, 16], and their digits."""
     text = (_ROOT / "model_repository" / "digits_preprocess" / "1" / "pipeline.json").read_bytes()
     pipeline = parse_pipeline(text, ColorFormat.U8.channels)
-    engine = PipelineEngine(
-        pipeline, Decoder(ColorFormat.U8, pipeline.decoder), (OutputFormat(DataType.FP32, Layout.NCHW),)
-    )
+    engine = cpu_engine(pipeline, OutputFormat(DataType.FP32, Layout.NCHW), color_format=ColorFormat.U8)
     files = sorted((_ROOT / "tests" / "data" / "digits").glob("*.jpg"))
-    images = np.stack([engine.run(file.read_bytes())[0] for file in files])
+    images = np.stack([engine.run_image(file.read_bytes())[0] for file in files])
     return images, np.array([_LABELS.index(file.stem.rpartition("_")[2]) for file in files])

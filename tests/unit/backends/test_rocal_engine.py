@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.pictures import jpeg
+from support.rocal_operations import UINT8_NHWC, cpu_engine
 
-from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import EngineSetup, PipelineEngine, ThreadedEngine
+from rocserve.backends.rocal.engine import CpuEngine
 from rocserve.backends.rocal.image import Extent, PixelsError
 from rocserve.backends.rocal.pipeline import Layout, OutputFormat, output_extents, parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
@@ -49,7 +49,6 @@ OPERATIONS: list[Operation] = [
     {"operation": "ResizeCropMirrorFixed", **DESTINATION, "crop_w": 30, "crop_h": 21, "mirror": True},
 ]
 RESIZE: Operation = {"operation": "Resize", "dest_width": 16, "dest_height": 8}
-UINT8_NHWC = OutputFormat(DataType.UINT8, Layout.NHWC)
 
 each_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=[item["operation"] for item in OPERATIONS])
 
@@ -59,15 +58,13 @@ def engine(
     formats: list[OutputFormat] | None = None,
     color_format: ColorFormat = ColorFormat.RGB24,
     **top_level: Any,
-) -> PipelineEngine:
+) -> CpuEngine:
     pipeline = parse_pipeline(json.dumps({"pipeline": operations, **top_level}), color_format.channels)
-    return PipelineEngine(
-        pipeline, Decoder(color_format, pipeline.decoder), tuple(formats or [UINT8_NHWC] * len(pipeline.outputs))
-    )
+    return cpu_engine(pipeline, *formats or (), color_format=color_format)
 
 
 def output(operation: Operation, encoded: bytes, output_format: OutputFormat, color_format: ColorFormat) -> Any:
-    return engine([{**operation, "is_output": True}], [output_format], color_format).run(encoded)[0]
+    return engine([{**operation, "is_output": True}], [output_format], color_format).run_image(encoded)[0]
 
 
 def in_grey(operation: Operation) -> Operation:
@@ -128,20 +125,20 @@ def test_several_outputs_come_in_the_order_of_their_operations_and_in_formats_of
     crop = {"operation": "CropFixed", "crop_width": 5, "crop_height": 4, "crop_pos_x": 1, "crop_pos_y": 2}
     operations = [{**RESIZE, "is_output": True}, {**crop, "is_output": True}, {**RESIZE, "dest_width": 3}]
     formats = [OutputFormat(DataType.FP32, Layout.NCHW), UINT8_NHWC]
-    resized, cropped = engine(operations, formats).run(encoded)
+    resized, cropped = engine(operations, formats).run_image(encoded)
     assert resized.shape == (3, 8, 16)
     assert resized.dtype == np.float32
     # The next operation reads UINT8, whatever was returned before it.
-    (bytes_,) = engine([{**RESIZE, "is_output": True}]).run(encoded)
+    (bytes_,) = engine([{**RESIZE, "is_output": True}]).run_image(encoded)
     np.testing.assert_array_equal(cropped, bytes_[2:6, 1:6])
 
 
 def test_image_size_is_that_of_the_image_that_was_sent() -> None:
     operations = [{"operation": "ImageSize", "is_output": True}, {**RESIZE, "is_output": True}]
-    size, resized = engine(operations).run(jpeg(300, 200))
+    size, resized = engine(operations).run_image(jpeg(300, 200))
     assert size.dtype == np.int32
     assert size.tolist() == [200, 300]
-    (alone,) = engine([{**RESIZE, "is_output": True}]).run(jpeg(300, 200))
+    (alone,) = engine([{**RESIZE, "is_output": True}]).run_image(jpeg(300, 200))
     np.testing.assert_array_equal(resized, alone)
     pipeline = parse_pipeline(json.dumps({"pipeline": operations}), 3)
     assert output_extents(pipeline, Extent(None, None)) == [None, Extent(8, 16)]
@@ -161,11 +158,11 @@ def test_operations_read_the_images_that_they_name() -> None:
         "inputs": ["decoded"],
         "name": "mirrored",
     }
-    (plain,) = engine([{**RESIZE, "is_output": True}]).run(encoded)
-    (flipped,) = engine([{**mirrored, "is_output": True}]).run(encoded)
-    np.testing.assert_array_equal(engine([small, mirrored, blend]).run(encoded)[0], plain)
+    (plain,) = engine([{**RESIZE, "is_output": True}]).run_image(encoded)
+    (flipped,) = engine([{**mirrored, "is_output": True}]).run_image(encoded)
+    np.testing.assert_array_equal(engine([small, mirrored, blend]).run_image(encoded)[0], plain)
     other = {**blend, "inputs": ["mirrored", "small"]}
-    np.testing.assert_array_equal(engine([small, mirrored, other]).run(encoded)[0], flipped)
+    np.testing.assert_array_equal(engine([small, mirrored, other]).run_image(encoded)[0], flipped)
 
 
 def test_images_that_never_fit_each_other_are_refused_when_the_model_is_loaded() -> None:
@@ -218,9 +215,9 @@ def test_results_that_would_take_all_memory_are_refused_where_the_image_decides_
     runner = engine(
         [{"operation": "Resize", "dest_width": 60_000, "dest_height": 0, "is_output": True}], decoder={"input": "raw"}
     )
-    assert runner.run(np.zeros((2, 5, 3), np.uint8))[0].shape == (2, 60_000, 3)
+    assert runner.run_image(np.zeros((2, 5, 3), np.uint8))[0].shape == (2, 60_000, 3)
     with pytest.raises(PixelsError, match="Resize: its result would have 60000x2000 pixels"):
-        runner.run(np.zeros((2000, 5, 3), np.uint8))
+        runner.run_image(np.zeros((2000, 5, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -233,9 +230,9 @@ def test_results_that_would_take_all_memory_are_refused_where_the_image_decides_
 )
 def test_sides_that_are_too_long_to_be_turned_are_told(operation: Operation) -> None:
     runner = engine([{**operation, "is_output": True}], decoder={"input": "raw"})
-    assert runner.run(np.zeros((1, 32_766, 3), np.uint8))[0].shape == (1, 32_766, 3)
+    assert runner.run_image(np.zeros((1, 32_766, 3), np.uint8))[0].shape == (1, 32_766, 3)
     with pytest.raises(PixelsError, match="an image of 32767x1 pixels cannot be rotated, warped or corrected"):
-        runner.run(np.zeros((1, 32_767, 3), np.uint8))
+        runner.run_image(np.zeros((1, 32_767, 3), np.uint8))
 
 
 def peak_of(work: Callable[[], object]) -> int:
@@ -247,9 +244,9 @@ def peak_of(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def peak(runner: PipelineEngine, pixels: Any) -> float:
+def peak(runner: CpuEngine, pixels: Any) -> float:
     """The peak memory of a run, in units of its largest image (a blend is FP32)."""
-    return peak_of(lambda: runner.run(pixels)) / pixels.nbytes
+    return peak_of(lambda: runner.run_image(pixels)) / pixels.nbytes
 
 
 TURN: Operation = {"operation": "flip", "horizontal": True, "vertical": False}
@@ -277,7 +274,7 @@ def test_no_image_is_kept_that_no_later_step_reads(operations: list[Operation], 
 def test_a_step_that_reads_an_image_twice_drops_it_once() -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (20, 30, 3), np.uint8)
     operations = [EARLY, {**BLEND, "inputs": ["early", "early"]}, {**LAST, "inputs": ["decoded"]}]
-    blended, turned = engine(operations, decoder={"input": "raw"}).run(pixels)
+    blended, turned = engine(operations, decoder={"input": "raw"}).run_image(pixels)
     np.testing.assert_array_equal(blended, pixels[:, ::-1])
     np.testing.assert_array_equal(turned, pixels[:, ::-1])
 
@@ -285,8 +282,7 @@ def test_a_step_that_reads_an_image_twice_drops_it_once() -> None:
 def test_no_results_are_kept_that_have_been_handed_out() -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (400, 500, 3), np.uint8)
     pipeline = parse_pipeline(json.dumps({"pipeline": [LAST], "decoder": {"input": "raw"}}), 3)
-    setup = EngineSetup("turn", pipeline, ColorFormat.RGB24, (UINT8_NHWC,), batch_size=3, threads=1, device=None)
-    runner = ThreadedEngine(setup)
+    runner = cpu_engine(pipeline)
     one, three = (
         peak_of(lambda images=images: runner.run([pixels] * images, {}, lambda row, place, result: None))
         for images in (1, 3)

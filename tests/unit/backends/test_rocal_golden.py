@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support import rocal_reference
+from support.rocal_operations import cpu_engine
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
-from rocserve.backends.rocal.engine import PipelineEngine
 from rocserve.backends.rocal.pipeline import Layout, OutputFormat, parse_pipeline
 from rocserve.core.datatypes import DataType
 
@@ -112,10 +112,9 @@ def test_engine_gives_what_rocal_gives(data: Path, name: str) -> None:
     pipeline = parse_pipeline(document, channels=3)
     (output,) = pipeline.outputs
     datatype = output.datatype or DataType.UINT8
-    decoder = Decoder(ColorFormat.RGB24, pipeline.decoder)
-    engine = PipelineEngine(pipeline, decoder, (OutputFormat(datatype, Layout.NHWC),))
+    engine = cpu_engine(pipeline, OutputFormat(datatype, Layout.NHWC))
     for entry in golden.entries:
-        (given,) = engine.run(golden.encoded(entry))
+        (given,) = engine.run_image(golden.encoded(entry))
         result = golden.restated(entry)
         height, width = result.valid.shape[:2]
         assert given.dtype == result.pixels.dtype

@@ -15,7 +15,7 @@ from rocserve.backends.base import Batch, LoadedModel
 from rocserve.backends.rocal.backend import RocalModel
 from rocserve.backends.rocal.decoding.image_file import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine, Put
+from rocserve.backends.rocal.engine import Arguments, CpuEngine, EngineSetup, Put
 from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.interface import join
 from rocserve.backends.rocal.pipeline import parse_pipeline
@@ -129,13 +129,13 @@ def test_images_of_a_batch_are_worked_on_side_by_side(served: Served, monkeypatc
     expected = np.asarray(model.execute(batch(images, [3])).outputs["image"])
     # Nobody passes it before three have reached it.
     barrier = threading.Barrier(3, timeout=20)
-    run = PipelineEngine.run
+    run = CpuEngine.run_image
 
-    def run_together(engine: PipelineEngine, *arguments: Any) -> list[np.ndarray[Any, Any]]:
+    def run_together(engine: CpuEngine, *arguments: Any) -> list[np.ndarray[Any, Any]]:
         barrier.wait()
         return run(engine, *arguments)
 
-    monkeypatch.setattr(PipelineEngine, "run", run_together)
+    monkeypatch.setattr(CpuEngine, "run_image", run_together)
     result = model.execute(batch(images, [3]))
     assert not result.failures
     np.testing.assert_array_equal(result.outputs["image"], expected)
@@ -150,14 +150,14 @@ def test_what_nobody_foresaw_fails_one_image_too(
     model = served(RESIZE, max_batch_size=8, parameters={"threads": threads})
     images = [pictures.jpeg(40 + place, 30) for place in range(4)]
     expected = np.asarray(model.execute(batch(images, [4])).outputs["image"])
-    run = PipelineEngine.run
+    run = CpuEngine.run_image
 
-    def run_or_fail(engine: PipelineEngine, encoded: Any, *arguments: Any) -> list[np.ndarray[Any, Any]]:
+    def run_or_fail(engine: CpuEngine, encoded: Any, *arguments: Any) -> list[np.ndarray[Any, Any]]:
         if bytes(encoded) == images[2]:
             raise fault
         return run(engine, encoded, *arguments)
 
-    monkeypatch.setattr(PipelineEngine, "run", run_or_fail)
+    monkeypatch.setattr(CpuEngine, "run_image", run_or_fail)
     result = model.execute(batch(images, [1, 1, 1, 1]))
     assert list(result.failures) == [2]
     assert result.failures[2].code is StatusCode.INTERNAL

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.pictures import jpeg
-from support.rocal_operations import EXAMPLES, make, picture, result
+from support.rocal_operations import EXAMPLES, cpu_engine, make, picture, result
 
-from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import PipelineEngine
 from rocserve.backends.rocal.image import Extent, Image, Part, Pixels, ResultExtent
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Measurement, Operation, same_extent
@@ -42,8 +40,8 @@ def test_every_operation_serves_an_image(name: str, color_format: ColorFormat, d
         return
     pipeline = parse_pipeline(documents(name), color_format.channels)
     formats = (OutputFormat(datatype, Layout.NHWC),)
-    engine = PipelineEngine(pipeline, Decoder(color_format, pipeline.decoder), formats)
-    (output,) = engine.run(jpeg(60, 40))
+    engine = cpu_engine(pipeline, *formats, color_format=color_format)
+    (output,) = engine.run_image(jpeg(60, 40))
     if is_measurement:
         assert output.shape == operation.shape
         return
@@ -68,10 +66,8 @@ def test_a_padded_image_keeps_its_size_through_operations_that_keep_it() -> None
     ]
     pipeline = parse_pipeline(json.dumps({"pipeline": steps}), channels=3)
     assert output_extents(pipeline, Extent(None, None)) == [Extent(48, 48)]
-    engine = PipelineEngine(
-        pipeline, Decoder(ColorFormat.RGB24, pipeline.decoder), (OutputFormat(DataType.UINT8, Layout.NHWC),)
-    )
-    (output,) = engine.run(jpeg(60, 40))
+    engine = cpu_engine(pipeline)
+    (output,) = engine.run_image(jpeg(60, 40))
     assert output.shape == (48, 48, 3)
     # For three to two the valid part is 48 x 32, at least 40 bright; below it all is black.
     assert (output[:32].max(axis=2) >= 40).all()
@@ -91,10 +87,8 @@ def test_a_padded_image_keeps_its_size_through_operations_that_keep_it() -> None
 def test_flags_may_come_with_each_image(operation: dict[str, Any], key: str) -> None:
     document = {"pipeline": [{**operation, key: {"input": "TURN"}, "is_output": True}]}
     pipeline = parse_pipeline(json.dumps(document), channels=3)
-    engine = PipelineEngine(
-        pipeline, Decoder(ColorFormat.RGB24, pipeline.decoder), (OutputFormat(DataType.UINT8, Layout.NHWC),)
-    )
-    (plain,), (turned,) = (engine.run(jpeg(60, 40), {"TURN": flag}) for flag in (np.uint8(0), np.bool_(True)))
+    engine = cpu_engine(pipeline)
+    (plain,), (turned,) = (engine.run_image(jpeg(60, 40), {"TURN": flag}) for flag in (np.uint8(0), np.bool_(True)))
     np.testing.assert_array_equal(turned, np.flip(plain, axis=0 if key == "vertical" else 1))
     assert not np.array_equal(turned, plain)
 

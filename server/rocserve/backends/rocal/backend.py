@@ -16,7 +16,7 @@ from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer
 from rocserve.backends.rocal import ROCAL_MODULE
 from rocserve.backends.rocal.decoding.image_file import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DEFAULT_MAX_PIXELS, ColorFormat
-from rocserve.backends.rocal.engine import BatchEngine, EngineSetup, ThreadedEngine
+from rocserve.backends.rocal.engine import BatchEngine, CpuEngine, EngineSetup
 from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.interface import Interface, flags_of, images_of, join, matches
 from rocserve.backends.rocal.pipeline import parse_pipeline
@@ -234,7 +234,7 @@ def load(model: ModelSource) -> LoadedModel:
             chosen = _CPU
     if engine is None:
         try:
-            engine = ThreadedEngine(setup)
+            engine = CpuEngine(setup)
         except RuntimeError as error:
             raise unavailable(str(error)) from None
     _LOG.info("%s runs on engine %s: %s", model.model_file.name, chosen, reason)

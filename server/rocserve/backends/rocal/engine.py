@@ -1,6 +1,6 @@
 """Runs a pipeline on a batch, as the interface between the model, which knows requests, and the engines, which do not.
 
-There are two engines. ThreadedEngine processes image after image on the CPU; `amd/engine.py` passes whole batches to
+There are two engines. CpuEngine processes image after image on the CPU; `amd/engine.py` passes whole batches to
 rocAL. `load` in `backend.py` chooses one and creates it from an EngineSetup.
 """
 
@@ -59,71 +59,15 @@ class BatchEngine(Protocol):
         """End the threads and release all resources. Nothing is called afterwards."""
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineEngine:
-    """Runs a pipeline image by image on the CPU. Can be called from several threads at a time."""
-
-    pipeline: Pipeline
-    decoder: Decoder
-    formats: Sequence[OutputFormat]
-
-    def run(
-        self, encoded: SourceImage, arguments: Mapping[str, Any] = MappingProxyType({})
-    ) -> list[np.ndarray[Any, Any]]:
-        """Return one image's outputs in their datatypes and layouts; the arrays may be non-contiguous. `arguments`: the
-        values of the pipeline's inputs. Raises ImageError if the image cannot be decoded, PixelsError if it cannot be
-        processed."""
-        flags = {name: bool(value) for name, value in arguments.items()}
-        images, measured = self._decode(encoded)
-        outputs: list[np.ndarray[Any, Any]] = []
-        for index, step in enumerate(self.pipeline.steps):
-            if isinstance(step, Measurement):
-                outputs.append(measured[index])
-                continue
-            if step.is_read:
-                # The next operation works on bytes, as in rocAL, whatever the datatype of this output is.
-                images[step.index] = step.run(images, flags, as_float=False)
-            if step.is_output:
-                outputs.append(self._output(step, self.formats[len(outputs)], images, flags))
-            # Every step's copy of a large image is large, so an image is freed after its last use.
-            for source in step.read_last:
-                del images[source]
-        return outputs
-
-    def _decode(self, encoded: SourceImage) -> tuple[dict[int, Image], dict[int, np.ndarray[Any, Any]]]:
-        """Decode the image and run all measurements, so that no later step needs the decoded image for them."""
-        decoded = self.decoder.decode(encoded)
-        measured = {
-            index: step.measure(decoded)
-            for index, step in enumerate(self.pipeline.steps)
-            if isinstance(step, Measurement)
-        }
-        return {DECODED: Image.whole(decoded.pixels)}, measured
-
-    @staticmethod
-    def _output(
-        step: Step, form: OutputFormat, images: Mapping[int, Image], flags: Mapping[str, bool]
-    ) -> np.ndarray[Any, Any]:
-        """Return a step's output. If a later step reads the step's image, `images` already contains it."""
-        if step.is_read and form.datatype is DataType.UINT8:
-            result = images[step.index]
-        else:
-            result = step.run(images, flags, as_float=form.datatype is not DataType.UINT8)
-        pixels = result.padded
-        if form.datatype is DataType.FP16:
-            pixels = pixels.astype(np.float16)
-        return pixels if form.layout is Layout.NHWC else pixels.transpose(2, 0, 1)
-
-
-class ThreadedEngine:
+class CpuEngine:
     """Implements BatchEngine with threads, which all instances of the model share, so that `threads` bounds them."""
 
     def __init__(self, setup: EngineSetup) -> None:
         """Raises RuntimeError if libturbojpeg is not installed."""
         # Images are processed in parallel. OpenCV's threads within one image would only compete with each other.
         cv2.setNumThreads(0)
-        decoder = Decoder(setup.color_format, setup.pipeline.decoder)
-        self._engine = PipelineEngine(setup.pipeline, decoder, setup.formats)
+        self._pipeline, self._formats = setup.pipeline, setup.formats
+        self._decoder = Decoder(setup.color_format, setup.pipeline.decoder)
         # Decoding and resizing release the GIL, so threads distribute a batch over the CPUs.
         self._threads = setup.threads
         self._pool = ThreadPoolExecutor(setup.threads, "rocal-image") if setup.threads > 1 else None
@@ -141,7 +85,9 @@ class ThreadedEngine:
             for row in rows:
                 try:
                     # No variable may keep one image's results while the next image is processed.
-                    hand_out(row, self._engine.run(images[row], {name: each[row] for name, each in arguments.items()}))
+                    hand_out(
+                        row, self.run_image(images[row], {name: bool(each[row]) for name, each in arguments.items()})
+                    )
                 except (ImageError, PixelsError) as error:
                     # The traceback is not needed and would keep its frames alive.
                     faults[row] = error.with_traceback(None)
@@ -158,3 +104,49 @@ class ThreadedEngine:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+
+    def run_image(
+        self, encoded: SourceImage, flags: Mapping[str, bool] = MappingProxyType({})
+    ) -> list[np.ndarray[Any, Any]]:
+        """Return one image's outputs in their datatypes and layouts; the arrays may be non-contiguous. `flags`: the
+        values of the pipeline's inputs. Raises ImageError if the image cannot be decoded, PixelsError if it cannot be
+        processed."""
+        images, measured = self._decode(encoded)
+        outputs: list[np.ndarray[Any, Any]] = []
+        for index, step in enumerate(self._pipeline.steps):
+            if isinstance(step, Measurement):
+                outputs.append(measured[index])
+                continue
+            if step.is_read:
+                # The next operation works on bytes, as in rocAL, whatever the datatype of this output is.
+                images[step.index] = step.run(images, flags, as_float=False)
+            if step.is_output:
+                outputs.append(self._output(step, self._formats[len(outputs)], images, flags))
+            # Every step's copy of a large image is large, so an image is freed after its last use.
+            for source in step.read_last:
+                del images[source]
+        return outputs
+
+    def _decode(self, encoded: SourceImage) -> tuple[dict[int, Image], dict[int, np.ndarray[Any, Any]]]:
+        """Decode the image and run all measurements, so that no later step needs the decoded image for them."""
+        decoded = self._decoder.decode(encoded)
+        measured = {
+            index: step.measure(decoded)
+            for index, step in enumerate(self._pipeline.steps)
+            if isinstance(step, Measurement)
+        }
+        return {DECODED: Image.whole(decoded.pixels)}, measured
+
+    @staticmethod
+    def _output(
+        step: Step, form: OutputFormat, images: Mapping[int, Image], flags: Mapping[str, bool]
+    ) -> np.ndarray[Any, Any]:
+        """Return a step's output. If a later step reads the step's image, `images` already contains it."""
+        if step.is_read and form.datatype is DataType.UINT8:
+            result = images[step.index]
+        else:
+            result = step.run(images, flags, as_float=form.datatype is not DataType.UINT8)
+        pixels = result.padded
+        if form.datatype is DataType.FP16:
+            pixels = pixels.astype(np.float16)
+        return pixels if form.layout is Layout.NHWC else pixels.transpose(2, 0, 1)

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import cv2
@@ -32,7 +33,7 @@ from rocserve.backends.rocal.amd.graph import (
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.image_file import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DecoderOptions
-from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine, Put
+from rocserve.backends.rocal.engine import Arguments, CpuEngine, EngineSetup, Put
 from rocserve.backends.rocal.image import DecodedImage, Extent, PixelsError, ResultExtent
 from rocserve.backends.rocal.operations.base import Measurement
 from rocserve.backends.rocal.pipeline import DECODED, Step, known_extents
@@ -161,8 +162,8 @@ class RocalEngine:
             return
         pixels = picture(*fitting, setup.color_format.channels)
         self._canvas.place([pixels])
-        reference = PipelineEngine(setup.pipeline, Decoder(setup.color_format, _RAW_PIXELS), setup.formats)
-        expected = reference.run(pixels, dict.fromkeys(setup.pipeline.inputs, False))
+        reference = CpuEngine(replace(setup, pipeline=replace(setup.pipeline, decoder=_RAW_PIXELS), threads=1))
+        expected = reference.run_image(pixels, dict.fromkeys(setup.pipeline.inputs, False))
         for flags, runners in self._runners.items():
             for runner in runners:
                 results = self._run(runner, 1)
