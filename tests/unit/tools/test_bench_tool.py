@@ -46,11 +46,6 @@ def test_onnx_runtime_at_each_batch_size(command: Command, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("verb", "name", "said"),
     [
-        (
-            "bench",
-            "m.jpg",
-            "has the ending '.jpg'; expected one of .mxr, .onnx, .pt2, .pt, .graphdef, .pb, or a",
-        ),
         ("compile", "m.pt2", "is of backend 'pytorch', whose models have no compiled programs; this is for ONNX,"),
         ("inspect", "m.pt", "is of backend 'pytorch', whose models have no compiled programs; this is for ONNX,"),
     ],
@@ -222,14 +217,6 @@ def test_dimensions_that_the_model_leaves_open(command: Command, tmp_path: Path)
     assert ran.status == 1
     assert "input_shapes" in ran.err
     assert command(*words, "--input-shapes", "x: 7").status == 0
-
-
-@pytest.mark.parametrize("verb", ["bench", "compile", "inspect", "tune"])
-def test_models_that_are_not_for_it(command: Command, verb: str) -> None:
-    folder = Path(__file__).parents[3] / "model_repository" / "digits_preprocess"
-    ran = command(verb, folder)
-    assert ran.status == 1
-    assert "is of backend 'rocal', whose models no engine runs" in ran.err
 
 
 @pytest.mark.parametrize(

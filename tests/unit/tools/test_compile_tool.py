@@ -119,7 +119,6 @@ def test_a_batch_that_the_file_does_not_have(migraphx_root: Path, command: Comma
 def test_faults_of_the_command_line(command: Command, folder: Path, tmp_path: Path) -> None:
     for words, error in (
         ((tmp_path / "absent",), "absent: does not exist; expected a model's folder, or a .onnx"),
-        ((folder / "config.pbtxt",), "has the ending '.pbtxt'; expected one of .mxr, .onnx"),
         ((folder, "--calibration-data", tmp_path / "none.npz"), "none.npz does not exist"),
         ((folder, "--calibration-data", tmp_path), "is outside of the model's folder"),
     ):

@@ -181,16 +181,6 @@ def test_what_is_saved_is_whole_or_not_there(folder: Path, tmp_path: Path) -> No
     assert sorted(path.name for path in saved.iterdir()) == ["m_postprocess", "m_preprocess"]
 
 
-def test_a_repository_in_the_place_of_a_model(folder: Path) -> None:
-    (folder / "config.pbtxt").write_text('backend: "onnxruntime"')
-    (folder.parent / "README.md").touch()
-    assert _run(folder.parent) == (
-        1,
-        "",
-        f"rocserve config: {folder.parent}: is a model repository; give the folder of one of its models: m\n",
-    )
-
-
 def test_a_folder_whose_name_no_model_can_have(folder: Path) -> None:
     status, out, err = _run(folder.rename(folder.with_name("caf\udce9")))
     assert (status, out) == (1, "")
