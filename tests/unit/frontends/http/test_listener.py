@@ -318,6 +318,20 @@ async def test_connections_without_a_request_stay_for_a_while_and_are_closed_the
     assert await is_closed(reader, 5.0)
 
 
+async def test_the_time_for_a_head_begins_with_its_first_byte(
+    listen: Listen, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocserve.frontends.http.listener._WATCH_SECONDS", 0.05)
+    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=1.0)))
+    reader, writer = await connect(port, REQUEST % b"x")
+    await reader.readuntil(b"answer")
+    await asyncio.sleep(1.2)
+    writer.write(b"GET /x HT")
+    await asyncio.sleep(0.2)
+    writer.write(b"TP/1.1\r\n\r\n")
+    await reader.readuntil(b"answer")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("streams", [False, True])
 async def test_an_answer_that_is_not_read_is_given_up(streams: bool, listen: Listen) -> None:

@@ -277,6 +277,7 @@ async def test_what_is_refused_is_told_behind_the_answers_before_it(sent: bytes,
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert b"Connection: close\r\n" in answer
     assert told in answer
+    assert answer.count(b"HTTP/1.1 ") == 1
     answer = await exchange(port, b"GET /late HTTP/1.1\r\n\r\n" + sent)
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert told in answer.partition(b"late")[2]
