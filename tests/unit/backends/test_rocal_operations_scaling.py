@@ -66,9 +66,13 @@ def test_size_for_images_of_unknown_size(keys: dict[str, Any], size: Extent, val
     assert make("resize", **keys).extent(ResultExtent.whole(UNKNOWN)) == ResultExtent(size, valid)
 
 
-def test_a_side_that_is_kept_is_that_of_the_whole_image_where_it_is_padded() -> None:
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("resize", {"resize_width": 10, "scaling_mode": "STRETCH"}), ("Resize", {"dest_width": 10, "dest_height": 0})],
+)
+def test_a_side_that_is_kept_is_that_of_the_whole_image_where_it_is_padded(name: str, keys: dict[str, Any]) -> None:
     image = seen(picture(30, 40), 20, 25)
-    stretched = make("resize", resize_width=10, scaling_mode="STRETCH").run(image, as_float=False)
+    stretched = make(name, **keys).run(image, as_float=False)
     assert stretched.padded.shape == (30, 10, 3)
     assert stretched.valid.shape[:2] == (20, 10)
     assert not stretched.padded[20:].any()
