@@ -152,6 +152,14 @@ def unknown_operator(name: str = "MyFancyOp") -> bytes:
     return _serialised([node], {"x": spec}, {"y": spec}, [], "com.example")
 
 
+def shapes_at(model: bytes, batch: int) -> dict[str, tuple[int, ...]]:
+    """Return the inputs' shapes with this number for each symbolic dimension; empty for 1, which MIGraphX takes."""
+    if batch == 1:
+        return {}
+    inputs = onnx.load_from_string(model).graph.input
+    return {one.name: tuple(dim.dim_value or batch for dim in one.type.tensor_type.shape.dim) for one in inputs}
+
+
 def random_inputs(model: bytes, rows: int, seed: int = 0) -> dict[str, Array]:
     """Random FP32 inputs for a network of this file, between -1 and 1. `rows` takes the place of the batch."""
     generator = np.random.default_rng(seed)

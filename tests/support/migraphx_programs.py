@@ -16,6 +16,7 @@ from rocserve.backends.migraphx.binding.interface import (
     MigraphxError,
     Program,
 )
+from support.migraphx_models import shapes_at
 
 
 class ProgramFactory:
@@ -30,11 +31,12 @@ class ProgramFactory:
         path.write_bytes(content)
         return path
 
-    def parse(self, model: bytes, default_dimension: int = 1, **shapes: tuple[int | DimensionRange, ...]) -> Program:
-        return self.binding.parse_onnx(self.file(model), shapes, default_dimension)
+    def parse(self, model: bytes, batch: int = 1, **shapes: tuple[int | DimensionRange, ...]) -> Program:
+        """`batch`: number for each symbolic dimension, if there are no shapes."""
+        return self.binding.parse_onnx(self.file(model), shapes or shapes_at(model, batch))
 
-    def compiled(self, model: bytes, default_dimension: int = 1, **shapes: tuple[int | DimensionRange, ...]) -> Program:
-        program = self.parse(model, default_dimension, **shapes)
+    def compiled(self, model: bytes, batch: int = 1, **shapes: tuple[int | DimensionRange, ...]) -> Program:
+        program = self.parse(model, batch, **shapes)
         program.compile("ref")
         return program
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,21 @@ import tritonclient.grpc as triton
 
 from support.infer_inputs import infer_input
 from support.migraphx import run_with_migraphx
+from support.migraphx_models import shapes_at
 from support.waiting import wait_until
 
 Array = np.ndarray[Any, Any]
 
 _COMPILE = """
-import sys
+import json, sys
 from pathlib import Path
 from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 
-root, source, program, batch, offload_copy = sys.argv[1:]
+root, source, program, shapes, offload_copy = sys.argv[1:]
 binding = open_binding(find_installation(EngineSettings(migraphx_root=root)))
-parsed = binding.parse_onnx(Path(source), default_dimension=int(batch))
+parsed = binding.parse_onnx(Path(source), {name: tuple(shape) for name, shape in json.loads(shapes).items()})
 parsed.compile("ref", offload_copy=offload_copy == "True")
 parsed.save(Path(program))
 """
@@ -54,7 +56,8 @@ def compiled(root: Path, model: bytes, folder: Path, batch: int = 1, offload_cop
     """Compile an ONNX model to an .mxr, with symbolic batches set to `batch`."""
     source, program = folder / "source.onnx", folder / "program.mxr"
     source.write_bytes(model)
-    done = run_with_migraphx(root, _COMPILE, str(root), str(source), str(program), str(batch), str(offload_copy))
+    shapes = json.dumps(shapes_at(model, batch))
+    done = run_with_migraphx(root, _COMPILE, str(root), str(source), str(program), shapes, str(offload_copy))
     assert done.returncode == 0, done.stderr
     return program.read_bytes()
 

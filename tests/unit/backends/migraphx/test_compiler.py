@@ -46,13 +46,6 @@ def test_a_program_is_compiled_saved_and_tried(bench: Bench) -> None:
     assert about.scratch_bytes is None
 
 
-@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-def test_a_program_is_quantised(bench: Bench, precision: Precision) -> None:
-    program = bench.program(bench.recipe(networks.mlp(), 1, MLP, precision=precision))
-    assert f"compiling batch size 1 of model 'x': quantising to {precision.value}" in bench.reports
-    assert [tensor.datatype for tensor in (*program.about.inputs, *program.about.outputs)] == ["float", "float"]
-
-
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP8])
 @pytest.mark.parametrize(("own", "batch"), [("batch", 2), (1, 2)])
 def test_a_program_is_quantised_with_calibration_data(

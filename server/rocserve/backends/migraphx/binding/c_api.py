@@ -78,9 +78,8 @@ class CBinding(Binding):
     def check_target(self, target: str) -> None:
         self.new("target_create", "target_destroy", target.encode())
 
-    def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> CProgram:
+    def _parse_onnx(self, path: Path, shapes: Shapes) -> CProgram:
         handle = self.new("onnx_options_create", "onnx_options_destroy")
-        self.call("onnx_options_set_default_dim_value", handle, default_dimension)
         # MIGraphX takes either fixed or varying shapes: if one varies, all are passed as varying.
         fixed = {name: [size for size in shape if isinstance(size, int)] for name, shape in shapes.items()}
         if all(len(fixed[name]) == len(shape) for name, shape in shapes.items()):

@@ -266,10 +266,10 @@ class Binding(abc.ABC):
     def __init__(self) -> None:
         self._messages: collections.deque[str] = collections.deque(maxlen=_MOST_MESSAGES)
 
-    def parse_onnx(self, path: Path, shapes: Shapes = MappingProxyType({}), default_dimension: int = 1) -> Program:
-        """Parse an ONNX file. `default_dimension`: size of symbolic dimensions that `shapes` does not set."""
-        _check_shapes(shapes, default_dimension)
-        return _with_inputs(self._parse_onnx(path, shapes, default_dimension), shapes)
+    def parse_onnx(self, path: Path, shapes: Shapes = MappingProxyType({})) -> Program:
+        """Parse an ONNX file. Symbolic dimensions that `shapes` does not set are 1."""
+        _check_shapes(shapes)
+        return _with_inputs(self._parse_onnx(path, shapes), shapes)
 
     def parse_tensorflow(
         self,
@@ -280,7 +280,9 @@ class Binding(abc.ABC):
     ) -> Program:
         """Parse a graph whose images are NHWC, TensorFlow's default. The graph's 4-d inputs are NCHW in the program and
         in `shapes`, which replace the graph's own shapes. `output_names`: empty = the graph's last node."""
-        _check_shapes(shapes, batch_size)
+        if batch_size < 1:
+            raise MigraphxError(f"dimensions without a shape must be 1 or more, not {batch_size}")
+        _check_shapes(shapes)
         return _with_inputs(self._parse_tensorflow(path, shapes, batch_size, output_names), shapes)
 
     @abc.abstractmethod
@@ -303,7 +305,7 @@ class Binding(abc.ABC):
         """Raises MigraphxError if the target's library cannot be loaded."""
 
     @abc.abstractmethod
-    def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> Program: ...
+    def _parse_onnx(self, path: Path, shapes: Shapes) -> Program: ...
 
     @abc.abstractmethod
     def _parse_tensorflow(
@@ -311,9 +313,7 @@ class Binding(abc.ABC):
     ) -> Program: ...
 
 
-def _check_shapes(shapes: Shapes, default: int) -> None:
-    if default < 1:
-        raise MigraphxError(f"dimensions without a shape must be 1 or more, not {default}")
+def _check_shapes(shapes: Shapes) -> None:
     for name, shape in shapes.items():
         # A dimension of 0 aborts the process in a run.
         if not all(1 <= least <= most for least, most in map(bounds, shape)):

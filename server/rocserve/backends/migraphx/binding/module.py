@@ -65,8 +65,8 @@ class ModuleBinding(Binding):
         finally:
             self.add_message(messages.text)
 
-    def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> ModuleProgram:
-        keywords: dict[str, Any] = {"default_dim_value": default_dimension}
+    def _parse_onnx(self, path: Path, shapes: Shapes) -> ModuleProgram:
+        keywords: dict[str, Any] = {}
         if any(isinstance(size, DimensionRange) for shape in shapes.values() for size in shape):
             keywords["map_dyn_input_dims"] = {
                 name: [self.module.shape.dynamic_dimension(*bounds(size)) for size in shape]

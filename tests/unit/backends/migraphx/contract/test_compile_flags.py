@@ -97,22 +97,3 @@ def test_a_quantised_network_is_near_the_whole_one(factory: ProgramFactory, kind
     quantise, bound = QUANTISED[kind]
     error = relative_error(mini_resnet(factory, quantise), mini_resnet(factory))
     assert 0 < error < bound
-
-
-def test_two_quantisations_one_after_the_other(factory: ProgramFactory) -> None:
-    def quantise(program: Program) -> None:
-        program.quantize("fp16")
-        program.quantize("int8", "ref", SAMPLES)
-
-    assert 0 < relative_error(mini_resnet(factory, quantise), mini_resnet(factory)) < 0.05
-
-
-def test_a_quantised_program_is_saved_and_loaded(factory: ProgramFactory) -> None:
-    program = factory.parse(models.mini_resnet(), ROWS)
-    program.quantize("int8", "ref", SAMPLES)
-    program.compile("ref", fast_math=False, exhaustive_tune=False)
-    program.save(factory.folder / "int8.mxr")
-    loaded = factory.binding.load(factory.folder / "int8.mxr")
-    np.testing.assert_array_equal(loaded.run(SAMPLES[0])[0], program.run(SAMPLES[0])[0])
-    assert loaded.parameters == program.parameters
-    assert loaded.outputs == program.outputs
