@@ -133,7 +133,8 @@ def test_questions(rocserve_server: RocserveProcess):
         assert client.server_ready()
         assert client.model_ready("digits", "1")
         assert not client.model_ready("nothing")
-        assert "statistics" in client.server_metadata().extensions
+        server = client.server_metadata()
+        assert server.name == "rocserve" and "statistics" in server.extensions
         metadata = client.model_metadata("digits")
         assert metadata.inputs == (TensorMetadata("ENCODED", "BYTES", (-1, 1)),)
         assert not metadata.properties

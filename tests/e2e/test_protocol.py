@@ -34,7 +34,6 @@ def server(request, tmp_path_factory):
     repository = folder / "repository"
     model = drop(repository, "add_sub", add_sub(), CONFIG)
     (model / "labels.txt").write_text("\n".join(f"class{number}" for number in range(16)))
-    drop(repository, "untold", add_sub())
     with RocserveProcess([repository], log=folder / "log", environment={"GRPC_EXPERIMENTS": request.param}) as process:
         process.wait_until_ready()
         yield process
@@ -56,26 +55,6 @@ def inputs(left: np.ndarray, right: np.ndarray) -> list[triton.InferInput]:
 
 LEFT = np.arange(16, dtype=np.int32).reshape(1, 16)
 RIGHT = np.full((1, 16), 3, np.int32)
-
-
-def test_liveness_readiness_and_metadata(client):
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("add_sub")
-    assert client.is_model_ready("add_sub", "1")
-    assert not client.is_model_ready("add_sub", "2")
-    assert not client.is_model_ready("nothing")
-    metadata = client.get_server_metadata()
-    assert metadata.name == "rocserve"
-    assert "statistics" in metadata.extensions
-
-
-def test_a_model_without_a_config_is_completed_from_its_file(client):
-    config = client.get_model_config("untold").config
-    assert config.max_batch_size == 64
-    assert [(entry.name, list(entry.dims)) for entry in config.output] == [("OUTPUT0", [16]), ("OUTPUT1", [16])]
-    result = client.infer("untold", inputs(LEFT, RIGHT))
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), LEFT + RIGHT)
 
 
 def test_inference_by_name_version_and_id(client):
@@ -128,11 +107,3 @@ def test_health_of_the_server_and_of_a_model(server):
     with pytest.raises(grpc.RpcError) as caught:
         health(server, "nothing")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-def test_a_message_that_is_none(server):
-    with grpc.insecure_channel(server.address) as channel:
-        for method in ("ModelInfer", "ModelMetadata"):
-            with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff\xff")
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -23,7 +23,7 @@ UNARY = {
     if method.name != "ModelStreamInfer"
 } | {HEALTH + "Check": health_pb2.HealthCheckRequest}
 STREAMS = (INFERENCE + "ModelStreamInfer", HEALTH + "Watch")
-SERVERS_OWN_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+SERVERS_OWN_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
 WRONG_SEQUENCE_ID = (
     bytes.fromhex("0a07") + b"add_sub" + bytes.fromhex("2212") + b"\x0a\x0bsequence_id\x12\x03\x10\x01\x18"
 )

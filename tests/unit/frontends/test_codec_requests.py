@@ -121,12 +121,6 @@ def test_parameters_of_every_kind() -> None:
     assert head.outputs[0].parameters == {"classification": 5}
 
 
-def test_two_typed_requests_with_one_head_keep_their_own_data() -> None:
-    codec = RequestDecoder()
-    first, second = (decoded(codec, _typed("INT32", 1, int_contents=[value]).SerializeToString()) for value in (1, 2))
-    assert [bytes(request.data[0]) for request in (first, second)] == [b"\1\0\0\0", b"\2\0\0\0"]
-
-
 def test_tensors_without_elements() -> None:
     tensor = Tensor(name="X", datatype="FP32", shape=[0, 4])
     raw = _decode(ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[b""]))
@@ -252,12 +246,3 @@ def test_more_entries_than_others_can_wait_for(more: dict[str, object]) -> None:
 def test_an_id_longer_than_there_may_be() -> None:
     with pytest.raises(ServeError, match="a request's id may have 65536 bytes, got 65537"):
         _decode(_add_sub(id="a" * 65537))
-
-
-def test_what_nobody_knows_in_typed_contents_is_no_part_of_them() -> None:
-    contents = InferTensorContents.FromString(
-        InferTensorContents(fp32_contents=[1.0, 2.0]).SerializeToString() + b"\xf8\x07\x01"
-    )
-    tensor = Tensor(name="X", datatype="FP32", shape=[2], contents=contents)
-    (data,) = _decode(ModelInferRequest(model_name="m", inputs=[tensor])).data
-    assert data == np.array([1, 2], "<f4").tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import resource
 import socket
 import struct
@@ -146,10 +147,13 @@ def test_a_client_that_vanishes_in_mid_message_leaves_nothing(serve: Any, how: s
     assert unary(b"well", timeout=10) == b"well"
 
 
-def test_a_client_that_speaks_no_http2_harms_nobody(serve: Any) -> None:
+def test_clients_that_speak_no_http2_harm_nobody(serve: Any) -> None:
     served = serve(one(echo))
-    with socket.create_connection(("127.0.0.1", served.port)) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(1000))
+    source = random.Random(11)
+    noise = [source.randbytes(source.randrange(1, 500)) for _ in range(50)]
+    for sent in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(1000), *noise, *[PREFACE + each for each in noise]):
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            client.sendall(sent)
     assert served.unary()(b"well", timeout=10) == b"well"
 
 
