@@ -100,18 +100,6 @@ def test_all_front_ends_serve(server: RocserveProcess, clients: list[triton.Infe
     assert server.log_text.count("Started GRPCInferenceService") == 1
 
 
-def test_errors_by_their_texts(clients: list[triton.InferenceServerClient]) -> None:
-    wrong = tensor("X", np.zeros((1, 3), np.float32), "FP32")
-    for client in clients[:4]:
-        with pytest.raises(InferenceServerException, match="unexpected shape for input 'X' for model 'm'"):
-            client.infer("m", [wrong])
-        with pytest.raises(InferenceServerException, match="Request for unknown model: 'nothing' is not found"):
-            client.infer("nothing", [wrong])
-        with pytest.raises(InferenceServerException, match="unknown model: 'nothing' is not found"):
-            client.get_model_metadata("nothing")
-    assert clients[0].infer("m", [tensor("X", np.zeros((1, 2), np.float32), "FP32")]).as_numpy("Y") is not None
-
-
 def test_from_an_image_to_its_label(clients: list[triton.InferenceServerClient]) -> None:
     def ask(number: int) -> None:
         path = IMAGES[number]
@@ -172,15 +160,6 @@ def test_a_client_s_own_memory(clients: list[triton.InferenceServerClient]) -> N
                 memory.put(16, bytes(8))
         finally:
             clients[1].unregister_system_shared_memory("memory")
-
-
-def test_large_tensors(clients: list[triton.InferenceServerClient]) -> None:
-    def ask(number: int) -> None:
-        values = np.random.default_rng(number).integers(0, 255, LARGE + number, np.uint8)
-        answer = clients[number].infer("large", [tensor("INPUT0", values, "UINT8")])
-        assert np.array_equal(answer.as_numpy("OUTPUT0"), values)
-
-    run_at_once(4, ask)
 
 
 def test_a_model_that_comes_with_a_call_and_a_question_meanwhile(

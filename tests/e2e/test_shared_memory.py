@@ -136,17 +136,6 @@ def test_tritonclients_own_way(client):
         shm.destroy_shared_memory_region(right)
 
 
-def test_large_tensors(client):
-    values = np.random.default_rng(1).random(LARGE, dtype=np.float32)
-    with shared_file(2 * values.nbytes) as file:
-        file.put(0, values.tobytes())
-        client.register_system_shared_memory("r", file.key, 2 * values.nbytes)
-        entry = triton.InferInput("INPUT0", values.shape, "FP32")
-        entry.set_shared_memory("r", values.nbytes)
-        client.infer("large", [entry], outputs=[shared_output("OUTPUT0", values.nbytes, values.nbytes)])
-        assert file.get(values.nbytes, values.nbytes) == values.tobytes()
-
-
 def test_workers_have_a_clients_file_until_it_is_unregistered_but_for_those_that_bring_code(client, server):
     values = np.random.default_rng(4).random(LARGE, dtype=np.float32)
 
@@ -278,18 +267,6 @@ def test_a_file_that_is_cut_again_and_again_while_it_is_copied(client, server):
         client.infer("large", [shared], outputs=[place])
         assert file.get(values.nbytes, values.nbytes) == values.tobytes()
     assert serving.is_running() and server.server_process() == serving
-
-
-def test_a_region_stays_while_a_request_is_to_write_to_it(client, server, file):
-    client.register_system_shared_memory("r", file.key, 4 * NBYTES)
-    answers = Answers()
-    client.async_infer("patient", shared_inputs(), callback=answers, outputs=[shared_output("OUTPUT0")])
-    wait_until(lambda: waits(server))
-    client.unregister_system_shared_memory("r")
-    assert set(client.get_system_shared_memory_status().regions) == {"r"}
-    assert answers.next() is None
-    assert not client.get_system_shared_memory_status().regions
-    assert integers(file) == (LEFT + RIGHT)[0].tolist()
 
 
 def test_cudas_shared_memory_is_told_apart(client, file):

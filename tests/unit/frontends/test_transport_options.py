@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import struct
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.http2 import PREFACE, SETTINGS, frame
 
 from rocserve.frontends.grpc.transport import TransportLimits, UnaryCall, UnaryRoute, channel_arguments
 from rocserve.frontends.tls import certificate_files
@@ -33,20 +33,25 @@ def test_options_reach_grpc_under_its_own_names() -> None:
             TransportLimits(handshake_timeout_ms=9, max_connections=10),
         )
     )
-    assert arguments["grpc.default_compression_level"] == 2
-    assert arguments["grpc.keepalive_time_ms"] == 1
-    assert arguments["grpc.keepalive_timeout_ms"] == 2
-    assert arguments["grpc.keepalive_permit_without_calls"] == 1
-    assert arguments["grpc.http2.max_pings_without_data"] == 3
-    assert arguments["grpc.http2.min_ping_interval_without_data_ms"] == 4
-    assert arguments["grpc.http2.max_ping_strikes"] == 5
-    assert arguments["grpc.max_connection_age_ms"] == 6
-    assert arguments["grpc.max_connection_age_grace_ms"] == 7
-    assert arguments["grpc.max_connection_idle_ms"] == 8
-    assert arguments["grpc.server_handshake_timeout_ms"] == 9
-    assert arguments["grpc.max_allowed_incoming_connections"] == 10
-    assert arguments["grpc.so_reuseport"] == 0
-    assert arguments["grpc.max_receive_message_length"] == 2**31 - 1
+    assert (
+        arguments.items()
+        >= {
+            "grpc.default_compression_level": 2,
+            "grpc.keepalive_time_ms": 1,
+            "grpc.keepalive_timeout_ms": 2,
+            "grpc.keepalive_permit_without_calls": 1,
+            "grpc.http2.max_pings_without_data": 3,
+            "grpc.http2.min_ping_interval_without_data_ms": 4,
+            "grpc.http2.max_ping_strikes": 5,
+            "grpc.max_connection_age_ms": 6,
+            "grpc.max_connection_age_grace_ms": 7,
+            "grpc.max_connection_idle_ms": 8,
+            "grpc.server_handshake_timeout_ms": 9,
+            "grpc.max_allowed_incoming_connections": 10,
+            "grpc.so_reuseport": 0,
+            "grpc.max_receive_message_length": 2**31 - 1,
+        }.items()
+    )
     assert (
         not {"grpc.max_connection_age_ms", "grpc.default_compression_level"}
         & dict(channel_arguments(GrpcSettings(), TransportLimits())).keys()
@@ -62,8 +67,7 @@ def test_tls_without_its_files_is_refused() -> None:
 
 
 UNARY = "/test.Service/Unary"
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS, PING, GO_AWAY = 4, 6, 7
+PING, GO_AWAY = 6, 7
 PATIENCE_SECONDS = 20
 
 
@@ -87,11 +91,6 @@ def test_connections_stay_without_a_limit_of_age(serve: Any) -> None:
     assert len(peers) == 1
 
 
-def frame(kind: int, payload: bytes) -> bytes:
-    """An HTTP/2 frame of the connection itself (RFC 9113, section 4.1)."""
-    return struct.pack(">I", len(payload))[1:] + bytes((kind, 0)) + struct.pack(">I", 0) + payload
-
-
 def kinds_of_frames(data: bytes) -> list[int]:
     kinds = []
     while len(data) >= 9:
@@ -104,10 +103,10 @@ def answers_to_pings(port: int, count: int) -> list[int]:
     """The kinds of the frames that the server sends to a client that pings repeatedly, until it has answered as many
     pings."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
-        connection.sendall(PREFACE + frame(SETTINGS, b""))
+        connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
         data = b""
         for number in range(count):
-            connection.sendall(frame(PING, number.to_bytes(8, "big")))
+            connection.sendall(frame(PING, 0, 0, number.to_bytes(8, "big")))
             while kinds_of_frames(data).count(PING) <= number and GO_AWAY not in kinds_of_frames(data):
                 more = connection.recv(65536)
                 if not more:
@@ -133,18 +132,14 @@ def test_who_pings_too_often_is_sent_away(serve: Any, options: dict[str, int], i
     assert (GO_AWAY in answers_to_pings(served.port, 20)) is is_ended
 
 
-def echo(call: UnaryCall) -> None:
-    call.reply(call.message)
-
-
-def test_a_certificate_that_is_not_there_is_said(serve: Any, tmp_path: Path) -> None:
-    missing = tmp_path / "missing.pem"
-    with pytest.raises(FileNotFoundError, match=r"missing\.pem"):
-        serve({UNARY: UnaryRoute(echo)}, use_ssl=True, server_cert=missing, server_key=missing)
-
-
-def test_a_certificate_that_is_none_is_said(serve: Any, tmp_path: Path) -> None:
-    nonsense = tmp_path / "nonsense.pem"
-    nonsense.write_text("no certificate")
-    with pytest.raises(OSError, match=r"PEM.*nonsense\.pem"):
-        serve({UNARY: UnaryRoute(echo)}, use_ssl=True, server_cert=nonsense, server_key=nonsense)
+@pytest.mark.parametrize(
+    ("file", "error", "text"),
+    [("missing.pem", FileNotFoundError, r"missing\.pem"), ("nonsense.pem", OSError, r"PEM.*nonsense\.pem")],
+)
+def test_an_unusable_certificate_is_said(
+    serve: Any, tmp_path: Path, file: str, error: type[OSError], text: str
+) -> None:
+    (tmp_path / "nonsense.pem").write_text("no certificate")
+    path = tmp_path / file
+    with pytest.raises(error, match=text):
+        serve({UNARY: UnaryRoute(tell_peer)}, use_ssl=True, server_cert=path, server_key=path)
