@@ -30,6 +30,7 @@ from support.waiting import wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.request_memory import RequestMemory
+from rocserve.frontends.grpc.polling import received_bytes
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, TransportLimits, UnaryCall, UnaryRoute
 from rocserve.frontends.grpc.unfinished import ReceivedBytes, UnfinishedBytes, WaitingLimits, peer_of
 from rocserve.plane.loop import PlaneLoop
@@ -226,6 +227,17 @@ def test_an_idle_connection_that_is_pinged_holds_nothing() -> None:
         counted.bytes[A] += 17
         counted.check(a=0.0)
     assert counted.memory.requests.own_bytes == 0
+
+
+@pytest.mark.parametrize(("address", "peer"), [("127.0.0.1", "ipv4:127.0.0.1"), ("::1", "ipv6:%5B::1%5D")])
+def test_the_system_counts_by_the_peers_that_grpc_names(address: str, peer: str) -> None:
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection((address, port)) as client, listener.accept()[0]:
+            name = peer_of(f"{peer}:{client.getsockname()[1]}")
+            assert name is not None
+            client.sendall(b"abc")
+            wait_until(lambda: [*received_bytes(port).get(name, {}).values()] == [3])
 
 
 def test_a_system_that_does_not_tell_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

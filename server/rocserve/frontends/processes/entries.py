@@ -169,7 +169,7 @@ _FAILURE = Struct("<d??")
 
 def write_failure(error: ServeError, is_refusal: bool) -> bytes:
     header = _FAILURE.pack(error.retry_seconds, is_refusal, isinstance(error, MemoryFull))
-    return header + error.text.encode(errors="replace")
+    return header + error.text.encode()
 
 
 def read_failure(code: int, content: bytes) -> ServeError:

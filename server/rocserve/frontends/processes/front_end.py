@@ -197,7 +197,7 @@ class RemoteInference:
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         if self._sends_origins:
-            fields = (int(error.code), encodable(error.text), encodable(find_id()))
+            fields = (int(error.code), error.text, encodable(find_id()))
             self.end.post_text(entries.REFUSED, json.dumps(fields).encode())
 
     def _send_head(self, head: RequestHead) -> _Head:

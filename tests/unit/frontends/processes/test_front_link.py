@@ -16,10 +16,10 @@ import pytest
 from support.waiting import wait_until
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.request_memory import RequestMemory
+from rocserve.core.request_memory import MemoryFull, RequestMemory
 from rocserve.core.requests import (
     LARGE_RESPONSE,
     Answer,
@@ -90,6 +90,7 @@ class Service:
         self.left = threading.Event()
         self.refusals: list[tuple[ServeError, str]] = []
         self.origins: list[RequestOrigin] = []
+        self.failure: ServeError = invalid_argument("no \N{SNOWMAN}")
         self.heap: SharedHeap | None = None
         self.outputs = Heap("outputs", 1 << 24)
         self.reader = HeapReader(self.outputs.open_for_reading())
@@ -106,7 +107,7 @@ class Service:
         self.origins.append(responder.origin())  # type: ignore[attr-defined]
         name = request.head.model_name
         if name == "fail":
-            responder.send(invalid_argument("no \N{SNOWMAN}"))
+            responder.send(self.failure)
         elif name == "many":
             responder.expect_many()
             for count in range(3):
@@ -128,6 +129,7 @@ class Service:
             raise ValueError("a fault of the server's own")
         elif name == "never":
             self.requests.append(request)
+            request.responder = responder
             responder.watch_cancellation(self.left.set)
         else:
             responder.send(self._echo(request))
@@ -393,6 +395,22 @@ def test_errors_many_answers_and_ends(ends: Ends) -> None:
     assert not single.responses
 
 
+@pytest.mark.parametrize("is_refusal", [True, False])
+@pytest.mark.parametrize("make", [MemoryFull, unavailable])
+def test_failures_travel_whole(ends: Ends, make: Callable[[str], ServeError], is_refusal: bool) -> None:
+    error = ends.service.failure = make("no room for a \N{SNOWMAN}")
+    error.retry_seconds = 0.25
+    client = ends.ask(request_of("fail" if is_refusal else "never"))
+    if not is_refusal:
+        # The model has the request.
+        assert client.watched.wait(10)
+        ends.server.call_soon(lambda: ends.service.requests[0].responder.send(error))
+    assert client.ended.wait(10)
+    (come,) = client.errors
+    assert (type(come), come.code, come.text) == (type(error), error.code, error.text)
+    assert (come.retry_seconds, come.is_refusal) == (0.25, is_refusal)
+
+
 def test_large_heads_are_of_one_request_each(ends: Ends) -> None:
     """A client may send thousands of different heads."""
     for value in range(3):
@@ -646,6 +664,23 @@ def test_outputs_are_read_where_a_worker_has_left_them(ends: Ends) -> None:
         ends.front.call_soon(client.responses.clear)
         wait_until(lambda number=number: len(ends.service.returned) == number, what="a place that is returned")
     assert not ends.link._end._slots
+
+
+def test_the_servers_own_memory_is_kept_while_a_client_has_its_response(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Trimming the heaps takes all that was returned anyway.
+    monkeypatch.setattr(trimming, "TRIM_PERIOD_SECONDS", 3600.0)
+    client = ends.ask(request_of("echo", np.arange(100_000, dtype=np.int32)))
+    assert client.ended.wait(10)
+
+    def kept() -> int:
+        ends.server.wake()
+        return len(ends.link._end._slots)
+
+    wait_until(lambda: kept() == 1, "the return of the answer's head")
+    ends.front.call_soon(client.responses.clear)
+    wait_until(lambda: not kept(), "the return of the outputs")
 
 
 @pytest.mark.parametrize("length", [5, 50_000])
