@@ -133,6 +133,12 @@ class Cut:
 
     def _integers(self, dtype: np.dtype[Any], admit: Callable[[int], object]) -> Steps[Buffer]:
         source = np.frombuffer(self.data, np.uint8)
+        if self.tag is None and len(source) <= _STEP_BYTES:
+            # Most contents are small, and are decoded without being counted before.
+            (part,) = _whole_varints(source)
+            numbers = _varints(part)
+            admit(len(numbers) * dtype.itemsize)
+            return octets(numbers != 0 if dtype == np.bool_ else numbers.astype(dtype))
         count = 0
         for part in _whole_varints(source):
             count += int(np.count_nonzero(part < 0x80))
