@@ -28,12 +28,12 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         model, rows = order["model"], order["rows"]
+        inputs = {order["name"]: numpy.repeat(numpy.load(order["input"]), rows, axis=0)}
         if (model, rows) not in programs:
-            program = binding.parse_onnx(Path(model), default_dimension=rows)
+            program = binding.parse_onnx(Path(model), {order["name"]: inputs[order["name"]].shape})
             program.compile("ref")
             programs[model, rows] = program
         program = programs[model, rows]
-        inputs = {order["name"]: numpy.repeat(numpy.load(order["input"]), rows, axis=0)}
         count = 0
         begin = now = time.perf_counter()
         while now - begin < order["seconds"]:

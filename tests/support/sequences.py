@@ -230,9 +230,15 @@ def ask(
     start: bool = False,
     end: bool = False,
     batches: bool = True,
+    client_timeout: float | None = None,
 ) -> triton.InferResult:
     return client.infer(
-        model, [request_input(value, batches)], sequence_id=sequence, sequence_start=start, sequence_end=end
+        model,
+        [request_input(value, batches)],
+        sequence_id=sequence,
+        sequence_start=start,
+        sequence_end=end,
+        client_timeout=client_timeout,
     )
 
 
