@@ -1,4 +1,4 @@
-"""Memo caches computed values, up to a limit."""
+"""Memo remembers values, up to a limit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ MOST_REMEMBERED = 1024
 
 
 class Memo(dict[Key, Value]):
-    """A dict that forgets all entries when it is full: frequent keys come back soon. Look-ups run no Python code."""
+    """A dict that forgets its oldest entry when it is full. Look-ups run no Python code. Safe on any thread."""
+
+    __slots__ = ("_most",)
 
     def __init__(self, most: int = MOST_REMEMBERED) -> None:
         super().__init__()
         self._most = most
 
     def keep(self, key: Key, value: Value) -> Value:
-        if len(self) >= self._most:
-            self.clear()
+        while len(self) >= self._most:
+            try:
+                del self[next(iter(self))]
+            except (KeyError, RuntimeError):
+                continue  # Another thread has changed the dict.
         self[key] = value
         return value

@@ -12,6 +12,7 @@ from dataclasses import replace
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
 from rocserve.core.device_references import join_references
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.memo import Memo
 from rocserve.core.plain import to_json
 from rocserve.plane.doorbell import SocketSleeper, drain_rings
 from rocserve.workers import entries
@@ -40,7 +41,7 @@ class BackChannel:
         self._end = end
         self._is_server_gone = False
         self._requests: dict[int, BatchedResponder] = {}
-        self._early_cancellations: dict[int, bool] = {}
+        self._early_cancellations = Memo[int, bool](_REMEMBERED_CANCELLATIONS)
         """Numbers of requests that were cancelled before `open_request`, and of some that had already ended."""
 
     def start(self) -> None:
@@ -88,9 +89,7 @@ class BackChannel:
                     layouts.define(layout, place, nbytes)
                     end.post(entries.return_entries([place]))
                 elif kind == entries.CANCELLED:
-                    self._early_cancellations[number] = True
-                    if len(self._early_cancellations) > _REMEMBERED_CANCELLATIONS:
-                        del self._early_cancellations[next(iter(self._early_cancellations))]
+                    self._early_cancellations.keep(number, True)
                     # Looked up after the note above, because `open_request` registers the request before it reads the
                     # notes: one of the two threads sees the other's entry.
                     if (responder := self._requests.get(number)) is not None:

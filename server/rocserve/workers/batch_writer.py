@@ -49,7 +49,7 @@ class BatchWriter:
         """`files`: None = the worker may read no clients' files and no other workers' heaps."""
         self._inputs = inputs
         self._files = files
-        self._forms: dict[RequestForm, int] = {}
+        self._forms = Memo[RequestForm, int](entries.REMEMBERED_LAYOUTS)
         """Layout numbers of the request forms that the worker knows."""
         self._texts = Memo[bytes, int](entries.REMEMBERED_LAYOUTS)
         """Numbers of the last layouts sent, by their JSON. Forms of equal JSON share a number, because the worker
@@ -122,10 +122,7 @@ class BatchWriter:
             number = self._texts.keep(text, self._next_layout)
             fresh[number] = text
             self._next_layout += 1
-        if len(self._forms) >= entries.REMEMBERED_LAYOUTS:
-            del self._forms[next(iter(self._forms))]
-        self._forms[form] = number
-        return number
+        return self._forms.keep(form, number)
 
     def _forget(self, layouts: Mapping[int, bytes]) -> None:
         """Forget layouts that the worker does not get, or does not keep."""

@@ -115,11 +115,9 @@ class TensorReader:
 
     def __init__(self, heap: HeapReader) -> None:
         self._heap = heap
-        self._places: dict[int, TensorPlaces] = {}
+        self._places = Memo[int, TensorPlaces](2 * entries.REMEMBERED_LAYOUTS)
 
     def define(self, number: int, place: int, nbytes: int) -> None:
-        if len(self._places) >= 2 * entries.REMEMBERED_LAYOUTS:
-            del self._places[next(iter(self._places))]
         text = self.text(place, nbytes)
         if text.count(b",") > _MOST_COMMAS:
             raise ValueError(f"a layout with {text.count(b',')} commas, expected at most {_MOST_COMMAS}")
@@ -130,7 +128,7 @@ class TensorReader:
             element = 4 if head.datatype is DataType.BYTES else head.datatype.itemsize
             if not can_hold(head.datatype, head.shape, math.prod(head.shape) * element):
                 raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)}")
-        self._places[number] = TensorPlaces(heads)
+        self._places.keep(number, TensorPlaces(heads))
 
     def get(self, number: int) -> TensorPlaces:
         places = self._places.get(number)

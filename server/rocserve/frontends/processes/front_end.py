@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rocserve.core.errors import ServeError
+from rocserve.core.memo import Memo
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import from_json
 from rocserve.core.printable import encodable
@@ -96,8 +97,8 @@ class RemoteInference:
         sleeps = anonymous_file.open_for_reading(plane.doorbell.sleeps)
         send_with_descriptors(connection, entries.ATTACH, (sleeps,))
         os.close(sleeps)
-        self._heads: dict[RequestHead, _Head] = {}
-        self._heads_by_number: dict[int, _Head] = {}
+        self._heads = Memo[RequestHead, _Head](entries.REMEMBERED_HEADS)
+        self._heads_by_number = Memo[int, _Head](entries.REMEMBERED_HEADS)
         self._received_files: deque[int] = deque()
         """Descriptors of heaps that have come through the socket, and whose entries have not come yet."""
         self._output_heaps: dict[int, HeapReader] = {}
@@ -109,7 +110,7 @@ class RemoteInference:
         self._order = SequenceOrder()
         """The order of sequences while one of their requests is being copied."""
         self._sent_heads = 0
-        self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces, bool]] = {}
+        self._answer_heads = Memo[int, tuple[AnswerHead, TensorPlaces, bool]](2 * entries.REMEMBERED_HEADS)
         """Number -> (head, where its outputs lie, whether only one answer uses the head)."""
         self._in_flight: dict[int, tuple[ClientResponder, str]] = {}
         """Token -> (the responder that waits for the answer, the request's id)."""
@@ -205,10 +206,8 @@ class RemoteInference:
         self.end.post_text(entries.HEAD, write_head(head), count=not head.is_small, layout=known.number)
         self._sent_heads += 1
         if head.is_small:
-            if len(self._heads) >= entries.REMEMBERED_HEADS:
-                forgotten = self._heads.pop(next(iter(self._heads)))
-                del self._heads_by_number[forgotten.number]
-            self._heads[head] = self._heads_by_number[known.number] = known
+            self._heads.keep(head, known)
+            self._heads_by_number.keep(known.number, known)
         return known
 
     # Messages of the server.
@@ -258,10 +257,8 @@ class RemoteInference:
             for each in (number, place, nbytes)[:count]:
                 self.end.give_back(each)
         elif kind == entries.HEAD:
-            if len(self._answer_heads) >= 2 * entries.REMEMBERED_HEADS:
-                del self._answer_heads[next(iter(self._answer_heads))]
             known = from_json(AnswerHead, self._text(place, nbytes))
-            self._answer_heads[layout] = known, TensorPlaces(known.head.outputs), bool(count)
+            self._answer_heads.keep(layout, (known, TensorPlaces(known.head.outputs), bool(count)))
         elif kind == entries.WATCH:
             waiting = self._in_flight.get(number)
             if waiting is not None:

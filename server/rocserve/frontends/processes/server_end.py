@@ -95,7 +95,7 @@ class FrontLink:
         """Takes a place in the front end's heap that nobody reads any more. From any thread."""
         self._failures = RequestFailures(self._log)
         self._calls: dict[int, ForwardedCall] = {}
-        self._heads: dict[int, _Head] = {}
+        self._heads = Memo[int, _Head](2 * entries.REMEMBERED_HEADS)
         self._shares: dict[int, HeapShare] = {}
         """The front end's number of a heap -> share of the heap."""
         self._output_heaps: dict[HeapReader, int] = {}
@@ -104,7 +104,7 @@ class FrontLink:
         self._details = NO_DETAILS
         self._origin = b""
         """The next request's origin."""
-        self._answer_heads: dict[object, tuple[int, TensorPlaces]] = {}
+        self._answer_heads = Memo[object, tuple[int, TensorPlaces]](entries.REMEMBERED_HEADS)
         self._sent_heads = 0
         self._in_flight: dict[int, RemoteResponder] = {}
         self._is_open = True
@@ -159,15 +159,13 @@ class FrontLink:
 
     def _handle(self, kind: int, count: int, layout: int, number: int, place: int, nbytes: int) -> None:
         if kind == entries.HEAD:
-            if len(self._heads) >= 2 * entries.REMEMBERED_HEADS:
-                del self._heads[next(iter(self._heads))]
             text = self._text(place, nbytes)
             head = self._known_heads.get(text)
             if head is None:
                 head = read_head(text)
                 if head.is_small:
                     self._known_heads.keep(text, head)
-            self._heads[layout] = _Head(head, input_places(head), bool(count))
+            self._heads.keep(layout, _Head(head, input_places(head), bool(count)))
         elif kind == entries.DETAILS:
             text = self._text(place, nbytes)
             self._details, self._origin = read_details(text[:layout]), text[layout:]
@@ -374,9 +372,7 @@ class FrontLink:
         is_single_use = bool(head.parameters) and len(text) > LARGEST_SHARED
         self._end.post_text(entries.HEAD, text, count=is_single_use, layout=self._sent_heads)
         if not is_single_use:
-            if len(self._answer_heads) >= entries.REMEMBERED_HEADS:
-                del self._answer_heads[next(iter(self._answer_heads))]
-            self._answer_heads[key] = known
+            self._answer_heads.keep(key, known)
         return known
 
     def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:

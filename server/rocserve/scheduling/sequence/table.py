@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError, deadline_exceeded, unavailable
+from rocserve.core.memo import Memo
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.serving import Responder
@@ -125,7 +126,7 @@ class SequenceTable:
         """The sequences that wait for a slot."""
         self._last_used: OrderedDict[SequenceId, float] = OrderedDict()
         """time.monotonic() of the last use of each sequence in a slot, the longest unused first."""
-        self._lost: OrderedDict[SequenceId, str] = OrderedDict()
+        self._lost = Memo[SequenceId, str](_REMEMBERED_LOSSES)
         self._refused = refused
         self.count = 0
         self.deadline_count = 0
@@ -309,12 +310,10 @@ class SequenceTable:
             if live is not None:
                 if not live.has_ended:
                     self.end(live)
-                    self._lost[live.id] = reason
+                    self._lost.keep(live.id, reason)
                 self._refuse_all(live, self.lost_sequence_error(live.id, reason))
         # The slots refer to the instance: the cycle would last until the next garbage collection.
         instance.slots = []
-        while len(self._lost) > _REMEMBERED_LOSSES:
-            self._lost.popitem(last=False)
 
     # Requests that wait too long, and requests whose clients have left
 
