@@ -250,6 +250,9 @@ def test_a_worker_that_is_at_a_request(serve, repository: Path, is_released: boo
         wait_until(lambda: refusal(server, "stays").endswith("unknown model: 'stays' has no available versions"))
     wait_until(lambda: is_ready(server), "readiness")
     assert (pids(server) == workers) == is_released
+    text = "that was left could not be taken over: it has not answered within 10 s"
+    assert (text in server.log_text) != is_released
+    assert "failed to load" not in server.log_text
     (repository.parent / "go").touch()
     assert ask(server, "stays") == [[3.0, 4.0]]
 

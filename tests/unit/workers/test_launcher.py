@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,10 +22,16 @@ from support.workers import LOG, OwnChildren, Workshop, config_of, open_descript
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind
+from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.plane.loop import PlaneLoop
+from rocserve.workers.control_groups import ControlGroups
 from rocserve.workers.launcher import WorkerLauncher, ZygoteProcess
 from rocserve.workers.messages import (
+    EndLeft,
+    Exited,
+    Keep,
     LaunchOptions,
+    Message,
     NewServer,
     Spawn,
     Spawned,
@@ -202,6 +208,31 @@ async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
     assert (await run_add_sub(group.instances[0])).error is None
 
 
+async def test_without_the_zygote_all_processes_of_a_worker_end_with_it(
+    workshop: Workshop, own_children: OwnChildren
+) -> None:
+    loading = asyncio.create_task(workshop.group("compiles", engine="rocserve_reporting_engine").load())
+    await until((workshop.folder / "child").exists)
+    await until(lambda: len(own_children()) == 3)
+    zygote, worker, child = own_children()
+    zygote.kill()
+    await until(lambda: workshop.launcher.zygote is None)
+    worker.kill()
+    with pytest.raises(ServeError, match="worker ended while loading"):
+        await loading
+    await until(lambda: not running(child.pid))
+
+
+async def test_a_zygote_that_is_stuck_holds_no_unload_up(workshop: Workshop, own_children: OwnChildren) -> None:
+    group = await workshop.serving()
+    zygote, worker = own_children()
+    zygote.suspend()
+    async with asyncio.timeout(20):
+        await group.stop(0.5)
+    zygote.resume()
+    await until(lambda: not running(worker.pid))
+
+
 async def test_launches_under_way_survive_the_zygote(workshop: Workshop, own_children: OwnChildren) -> None:
     await workshop.serving()
     (zygote,) = (child for child in own_children() if child.ppid() == os.getpid())
@@ -255,6 +286,7 @@ import asyncio, logging, os, sys, time
 from pathlib import Path
 from support.workers import Workshop, config_of, run_add_sub
 from rocserve.plane.loop import PlaneLoop
+from rocserve.workers.control_groups import ControlGroups
 from rocserve.workers.launcher import WorkerLauncher
 
 launcher = WorkerLauncher(("numpy",), logging.getLogger())
@@ -352,3 +384,105 @@ async def test_replies_to_the_server_before_are_passed_over(sleepers) -> None:
     assert worker.wait(30) == -signal.SIGKILL
     await launcher.close()
     assert zygote.wait(30) == -signal.SIGKILL
+
+
+async def test_the_zygotes_end_costs_no_worker_that_was_taken_over_its_cgroup(sleepers, tmp_path: Path) -> None:
+    """The cgroup has the name of the previous server."""
+    connection, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote, worker = sleepers
+    folder = tmp_path / "worker-1-1"
+    folder.mkdir()
+    launcher = WorkerLauncher((), LOG, groups=ControlGroups(tmp_path), zygote=ZygoteProcess(zygote.pid, connection))
+    launcher.start()
+    asking = asyncio.create_task(launcher.launch(LaunchOptions("m", forked=True), [], LOG, "key"))
+    await asyncio.sleep(0)
+    zygotes.send(encode_message(NewServer()))
+    reception, own_reception = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    output, own_output = os.pipe()
+    with reception, own_reception:
+        descriptors = [reception.fileno(), output, pidfd := os.pidfd_open(worker.pid)]
+        spawned = Spawned(worker.pid, was_left=True, control_group=str(folder))
+        send_with_descriptors(zygotes, encode_message(spawned), descriptors)
+        await asking
+        zygotes.close()
+        await until(lambda: launcher.zygote is None)
+        # What the server does when all its models are loaded.
+        launcher.end_left_workers()
+        await asyncio.sleep(0.3)
+        assert folder.exists()
+    worker.kill()
+    await until(lambda: not folder.exists())
+    await launcher.close()
+    for descriptor in (output, own_output, pidfd):
+        os.close(descriptor)
+    zygote.kill()
+    zygote.wait(30)
+
+
+class Servers:
+    """The servers that a zygote has one after the other, on its connection."""
+
+    def __init__(self, zygote: ZygoteProcess) -> None:
+        self.zygote = zygote
+
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            self.zygote.connection.send(encode_message(message))
+
+    def reply(self) -> Message:
+        """The next message that does not report a worker's end."""
+        while True:
+            data, descriptors = receive_with_descriptors(self.zygote.connection, 1 << 16, 3)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not isinstance(message := decode_message(data), Exited):
+                return message
+
+    def get(self, key: str) -> Spawned:
+        self.send(Spawn(LaunchOptions("m", forked=True), key=key))
+        reply = self.reply()
+        assert isinstance(reply, Spawned)
+        return reply
+
+    def leave(self, key: str) -> int:
+        """Keep a worker under the key, and be followed by another server."""
+        worker = self.get(key)
+        assert not worker.was_left
+        self.send(Keep(worker.pid, key), NewServer())
+        assert self.reply() == NewServer()
+        return worker.pid
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    parent_pipe, writer = os.pipe2(os.O_CLOEXEC)
+    os.fchmod(parent_pipe, 0o444)
+    zygote = ZygoteProcess.start((), parent_pipe, os.environ)
+    yield Servers(zygote)
+    zygote.end()
+    os.close(writer)
+    os.close(parent_pipe)
+
+
+def test_a_worker_that_was_left_is_handed_over_once_and_for_its_key(servers: Servers) -> None:
+    left = servers.leave("key")
+    other = servers.get("other")
+    assert (other.was_left, other.pid == left) == (False, False)
+    assert (servers.get("key").pid, servers.get("key").was_left) == (left, False)
+    # The server after that gets it again.
+    servers.send(NewServer())
+    assert servers.reply() == NewServer()
+    again = servers.get("key")
+    assert (again.pid, again.was_left) == (left, True)
+
+
+def test_a_worker_that_is_being_ended_is_not_handed_over(servers: Servers) -> None:
+    left = servers.leave("key")
+    os.kill(servers.zygote.pid, signal.SIGSTOP)
+    servers.send(EndLeft(), Spawn(LaunchOptions("m", forked=True), key="key"))
+    os.kill(servers.zygote.pid, signal.SIGCONT)
+    started = servers.reply()
+    assert isinstance(started, Spawned)
+    assert (started.was_left, started.pid == left) == (False, False)
+    wait_until(lambda: not running(left), "the end of the worker that was left")
+    assert running(started.pid)
