@@ -26,7 +26,7 @@ class MemberReview:
     are_loading: bool = False
     """With a problem: whether a member is being loaded."""
     lacks_files: bool = False
-    """The only members that are missing wait for their files."""
+    """All members that are missing wait for their files."""
 
     @property
     def text(self) -> str:

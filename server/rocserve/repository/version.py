@@ -37,7 +37,7 @@ class VersionState(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """What becomes of a version while it is not served, and the state that Triton's clients see then."""
+    """What happens to a version apart from serving, and the state that Triton's clients see if it is not served."""
 
     NONE = "nothing was ever served, and nothing is loaded", VersionState.UNKNOWN
     LOADING = "a load runs, or waits for its slot", VersionState.LOADING

@@ -54,7 +54,7 @@ class _InFlightBatch:
 
 
 class InFlightRequests:
-    """Lists batches for workers, answers their requests as answers come, and counts them. On the data plane's
+    """Numbers the requests of batches for workers, answers them as answers come, and counts them. On the data plane's
     thread."""
 
     def __init__(

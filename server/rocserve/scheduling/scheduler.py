@@ -162,7 +162,7 @@ class Scheduler(ABC):
         self._schedule_pump()
 
     def _granted(self) -> None:
-        """Use an instance that the rate limiter has just granted its resources."""
+        """Use an instance to which the rate limiter has just granted its resources."""
         self._pump()
         self._pool.return_unused()
 

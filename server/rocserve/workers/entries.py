@@ -19,20 +19,20 @@ From both ends:
 - END (number): the request or call ends without another response.
 - AGAIN (number): the request ends here and must be sent again in a later batch; the call must be sent again without
   references.
-- RETURN (count): `count` of number, place and nbytes are places in the receiver's heap that the sender has read, such
-  as those of LAYOUT, RESPONSE and FAILURE.
+- RETURN (count): the first `count` of the fields number, place and nbytes are places in the receiver's heap that the
+  sender has read, such as those of LAYOUT, RESPONSE and FAILURE.
 
 From the server, on the ring WORK:
 
-- BATCH (number, place, nbytes): the batch's number; its table has `nbytes`, of entries with the fields of
-  REQUEST_ENTRY. The server keeps the slot until the batch is DONE.
+- BATCH (number, place, nbytes): `number` names the batch. Its table, of entries with the fields of REQUEST_ENTRY, has
+  `nbytes`. The server keeps the slot until the batch is DONE.
 - GROUPED_BATCH: as BATCH, but its requests only travel together, and run one by one.
 - FORGET (number): no further request uses the file of this number.
 
 In the table of a batch:
 
-- LAYOUTS (layout, text start and bytes), the first entry, or no kind there: new layouts, numbered from this one on: the
-  text has a line for each, a RequestLayout in JSON.
+- LAYOUTS (layout, text start and bytes): new layouts. The text has a line for each, a RequestLayout in JSON; `layout`
+  is the number of the first. This is the table's first entry. If there are no new layouts, that entry is empty.
 - REQUEST (layout, number, place, text start and bytes): the text is its details (RequestDetails).
 - PLACED_REQUEST: as REQUEST, but `place` is a place in the heap, outside of the slot; the server keeps it too.
 - FILE_REQUEST: `place` is an offset in a client's file or another worker's heap, which has this number

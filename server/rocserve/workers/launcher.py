@@ -146,8 +146,8 @@ class WorkerLauncher:
     async def launch(
         self, options: messages.LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
     ) -> WorkerSession:
-        """Open a session with these instances in the process that the previous server kept under the key, else in a
-        new one; if models share it, in the group's process, whose key is the group's name. The output goes to `log`.
+        """Open a session with these instances, in the process that was left under the key or in a new one. Models that
+        share a process get that of their group, whose key is the group's name. The output goes to `log`.
         Raises ServeError (INTERNAL) if the process cannot be started, OSError if no descriptor or no cgroup is free."""
         name = options.shared_worker
         async with self._starting[name] if name else nullcontext():

@@ -309,7 +309,8 @@ class WorkerSession:
             self._reply.set_result(message)
 
     def kill(self) -> None:
-        """End the session immediately. A shared process goes on, and unloads the model after the batch in flight."""
+        """End the session immediately. A process with other sessions goes on, and unloads the model after the batch in
+        flight."""
         if self.process.shared_worker:
             # Otherwise the session would wait for another server.
             self.send(messages.Unload())
@@ -318,7 +319,8 @@ class WorkerSession:
             self.process.kill()
 
     def instance_broken(self, reason: str) -> None:
-        """Kill the process after a second, because an instance is broken, unless its end is reported before."""
+        """Kill the process after a second, because an instance or the control socket is broken, unless the process is
+        reported as ended before."""
         if not self.ended.is_set() and not self._is_unloading and self._kill_timer is None:
             self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.process.end_because, reason)
 

@@ -134,7 +134,7 @@ class Cut:
     def _integers(self, dtype: np.dtype[Any], admit: Callable[[int], object]) -> Steps[Buffer]:
         source = np.frombuffer(self.data, np.uint8)
         if self.tag is None and len(source) <= _STEP_BYTES:
-            # Most contents are small, and are decoded without being counted before.
+            # Most contents are small: their elements are not counted first.
             (part,) = _whole_varints(source)
             numbers = _varints(part)
             admit(len(numbers) * dtype.itemsize)
@@ -258,8 +258,8 @@ class CutMessage:
 def _cut(
     message: memoryview, start: int, begin: int, end: int, index: int, parts: list[Buffer], most_fields: int
 ) -> tuple[Cut | None, int]:
-    """Cut the contents out of an input, and append the rest to the parts. Returns None if there are none; and how many
-    fields the other inputs may have."""
+    """Cut the contents out of an input, and append the rest to the parts. Returns the contents, None if there are none,
+    and how many fields the other inputs may have."""
     found: tuple[int, int, int] | None = None
     position = begin
     while position < end:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_HEADERS = 128
 _LARGEST_HEAD = 128 << 10
-"""Bytes of a head after those that came first, of a chunk's line, or of a trailer: the parser keeps them."""
+"""Bytes of a head without its first piece, of a chunk's line, or of a trailer. The parser keeps them in memory."""
 _READ_AHEAD = 1 << 20
 """Bytes of a body that are read before anybody asks for them; after that the sender must wait."""
 _BEGUN_PER_ROUND = 16

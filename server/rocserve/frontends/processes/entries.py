@@ -12,8 +12,9 @@ From both ends:
 
 - HEAD (count, layout, place, nbytes): the head's number means this JSON from then on: a RequestHead from the front end,
   an AnswerHead from the server. `count` 1: only one request, or answer, uses the head.
-- RETURN (count): `count` of number, place and nbytes are places in the receiver's heap that nobody reads any more. Not
-  on the ring RETURNS: they are in the sender's heap, and only the entries before this one use them.
+- RETURN (count): the first `count` of the fields number, place and nbytes are places. On the ring RETURNS: places in
+  the receiver's heap that nobody reads any more. On another ring: places in the sender's heap that only the entries
+  before this one use.
 
 From the front end, on the ring REQUESTS:
 
@@ -265,7 +266,8 @@ class FrontLinkEnd:
         return number
 
     def place_in_turn(self, pieces: Iterable[Buffer], nbytes: int) -> int:
-        """As `place`, for contents that the other end reads while it handles this turn. Small contents share a slot."""
+        """Return the place of contents that the other end reads while it handles this turn. Small contents share a
+        slot. Raises HeapFull."""
         if nbytes > LARGEST_SHARED:
             place, view = self.new_slot(nbytes)
             fill(view, pieces)

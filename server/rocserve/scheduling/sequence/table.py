@@ -58,14 +58,14 @@ class SequenceRequest(InferRequest):
 
     @property
     def slot(self) -> SequenceSlot:
-        """Return the slot of a request that was the first of its slot."""
-        assert self.live is not None and self.live.slot is not None, "it waits for a slot, or has ended"
+        """Return the slot that the request's sequence has been given."""
+        assert self.live is not None and self.live.slot is not None, "its sequence has a slot"
         return self.live.slot
 
 
 @dataclass(slots=True, eq=False)
 class LiveSequence:
-    """A sequence that goes on, or that has ended and has requests which wait or run."""
+    """A sequence that takes more requests, or that has ended but has requests that wait or run."""
 
     id: SequenceId
     queue: deque[SequenceRequest] = field(default_factory=deque)
@@ -73,7 +73,7 @@ class LiveSequence:
     """None = the sequence waits for a slot."""
     states: SequenceStates | None = None
     has_ended: bool = False
-    """No more requests of the sequence come: its slot is free when the present ones run."""
+    """No more requests of the sequence come: it leaves its slot when its last request begins to run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +119,7 @@ class SequenceTable:
         self._largest_batch = largest_batch
         self.instances: list[SequenceInstance] = []
         self._live: dict[SequenceId, LiveSequence] = {}
-        """The sequences that go on."""
+        """The sequences that have not ended."""
         self._free: list[tuple[int, int, SequenceSlot]] = []
         """Heap of free slots by index: using the lowest keeps batches short."""
         self._backlog: deque[LiveSequence] = deque()

@@ -1,4 +1,4 @@
-"""Prepares a model for the engines that are measured: compiles programs, determines inputs, opens workers."""
+"""Prepares a model for the engines that are measured: configures it, opens workers, determines the inputs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ class Candidate:
     title: str
     """Prefix of error texts."""
     order: tuple[str, ...] | None = None
-    """For an engine that knows no names: the first candidate's inputs are its inputs, sorted by this order."""
+    """For an engine that takes inputs by position: it gets the first candidate's inputs, in this order of names. None =
+    the engine names its inputs."""
 
     async def open(self, workers: ToolWorkers, first: Inputs, instances: int = 1) -> OpenCandidate:
         """Load and warm up the model. `first`: the first candidate's inputs. Raises ServeError."""
@@ -134,7 +135,7 @@ def prepare(model: ToolModel, name: str) -> Candidate:
     if name not in (MIGRAPHX, ONNXRUNTIME, TORCH):
         raise invalid_argument(f"{name} runs PyTorch's files, and {file.name} is none")
     if name == MIGRAPHX:
-        # Raised here, MIGraphX's absence is told without a server's advice to take another engine.
+        # If MIGraphX is missing, this error comes first: a server's would advise another engine.
         find_installation(model.source.settings)
         return on_migraphx(model, MIGRAPHX)
     onnx_file = sibling_model(file) if file.suffix == ".mxr" else file

@@ -1,6 +1,6 @@
 """Runs in a worker instead of an engine: loads the model in the engine, and times each of its runs.
 
-The runs are timed next to the engine, so that the way from the tool to the worker takes no part in them.
+The runs are timed next to the engine, so that the way from the tool to the worker does not count.
 """
 
 from __future__ import annotations

@@ -210,8 +210,8 @@ def _normalize(
     shift: float,
 ) -> Pixels:
     """Return (level - mean) * scale / stddev + shift. If no mean and deviation are given, they are computed over `axes`
-    (0 = height, 1 = width, 2 = channels), and equal levels give `shift`. Given ones are one value, or one per channel
-    if `axes` is [0, 1]. UINT8 is truncated."""
+    (0 = height, 1 = width, 2 = channels), and equal levels give `shift`. If they are given, each is one value, or one
+    per channel if `axes` is [0, 1]. UINT8 is truncated."""
     source = image.valid
     channels = source.shape[2]
     if mean:
