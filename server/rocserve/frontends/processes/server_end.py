@@ -153,7 +153,7 @@ class FrontLink:
                 else:
                     self._handle(kind, count, layout, number, place, nbytes)
         except Exception as error:
-            self._log.exception("a front's message could not be handled")
+            self._log.exception("a front end's message could not be handled")
             self._end_link(f"it sent what cannot be read: {error}")
         return True
 
