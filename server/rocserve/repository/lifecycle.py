@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocserve.backends.registry import BackendRegistry
+from rocserve.core.backoff import Backoff
 from rocserve.core.errors import ServeError
 from rocserve.core.model_names import ModelKey
 from rocserve.repository.content import ContentReader
@@ -75,7 +76,7 @@ class LifecycleContext:
         self.watch = RepositoryWatch(self.scanner.roots, log, recursive=not is_file)
         self.debounce = Debounce[ModelKey](settings.settle_seconds)
         self.load_slots = LoadSlots(settings.concurrent_loads, settings.long_load_seconds)
-        self.retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=False)
+        self.retry = RetryPolicy(Backoff(settings.retry_seconds, settings.longest_retry_seconds), enabled=False)
         self.retries = Retries()
         self.background = BackgroundTasks(log)
 

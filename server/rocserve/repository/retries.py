@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rocserve.core.backoff import Backoff
 from rocserve.core.errors import ServeError
 from rocserve.observability.failures import Allowance
 
@@ -38,27 +39,21 @@ class Failure:
 
 @dataclass(slots=True)
 class RetryPolicy:
-    """Doubles the pauses between retries from `first_seconds` up to `longest_seconds`; can be disabled for a time."""
+    """Says when to retry, if at all; can be disabled for a time."""
 
-    first_seconds: float
-    longest_seconds: float
+    backoff: Backoff
     enabled: bool = True
-
-    def pause(self, attempts: int, took_seconds: float = 0.0) -> float | None:
-        """Return the seconds until the next try after `attempts` failures; None = no retry. Never less than the last
-        try took: a load that fails after an hour of compiling must not compile all the time."""
-        if not self.enabled:
-            return None
-        pause = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
-        return float(max(pause, took_seconds))
 
     def next_failure(
         self, error: ServeError, previous: Failure | None = None, took_seconds: float = 0.0, can_pass: bool = True
     ) -> Failure:
         """Record a failure. `previous`: how the same content failed before. `can_pass`: a later try may succeed."""
         attempts = 1 if previous is None else previous.attempts + 1
-        pause = self.pause(attempts, took_seconds) if can_pass else None
-        return Failure(error, attempts, None if pause is None else time.monotonic() + pause)
+        if not (self.enabled and can_pass):
+            return Failure(error, attempts)
+        # Never less than the last try took: a load that fails after an hour of compiling must not compile all the time.
+        pause_seconds = max(self.backoff.pause_seconds(attempts), took_seconds)
+        return Failure(error, attempts, time.monotonic() + pause_seconds)
 
 
 class Retries:

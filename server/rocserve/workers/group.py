@@ -12,9 +12,9 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rocserve.core.backoff import Backoff
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
@@ -41,23 +41,10 @@ _MOST_PARTS = 2
 """Bounds the line that says what all workers are doing."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """The delays between a worker's end and its restart. Restarts never stop."""
-
-    first_delay_seconds: float = 0.1
-    """Before the second restart in a row. The first is immediate; each further delay is twice the one before."""
-    longest_delay_seconds: float = 30.0
-    healthy_seconds: float = 60.0
-    """A worker that served this long, or answered a batch, resets the count of failures."""
-
-    def delay(self, failures: int) -> float:
-        if failures <= 1:
-            return 0.0
-        return min(self.first_delay_seconds * 2.0 ** min(failures - 2, 60), self.longest_delay_seconds)
-
-
-DEFAULT_POLICY = RestartPolicy()
+RESTARTS = Backoff(first_seconds=0.1, longest_seconds=30.0)
+"""The delays from the second restart in a row on. The first is immediate. Restarts never stop."""
+_HEALTHY_SECONDS = 60.0
+"""A worker that served this long, or answered a batch, resets the count of failures."""
 
 
 class WorkerGroupEvents:
@@ -101,7 +88,7 @@ class WorkerGroup:
         mail: InstanceMail,
         events: WorkerGroupEvents,
         log: logging.Logger,
-        policy: RestartPolicy = DEFAULT_POLICY,
+        backoff: Backoff = RESTARTS,
         start_call: CallStarter | None = None,
         limits: TimeLimits = NO_TIME_LIMITS,
         content: str = "",
@@ -113,7 +100,7 @@ class WorkerGroup:
         self.launcher = launcher
         self.mail = mail
         self.log = log
-        self.policy = policy
+        self.backoff = backoff
         self.start_call = start_call
         self.limits = limits
         self.content = content
@@ -406,18 +393,18 @@ class WorkerSupervisor:
             self._end_instances(worker.instances, f"the worker of {self._name} was stopped")
 
     async def _supervise(self, message: WarmUp) -> None:
-        failures, policy = 0, self._group.policy
+        failures = 0
         try:
             while worker := self.worker:
                 ready_at = time.monotonic()
                 await self._watch(worker)
                 has_answered = any(instance.has_answered for instance in worker.instances)
-                if has_answered or time.monotonic() - ready_at >= policy.healthy_seconds:
+                if has_answered or time.monotonic() - ready_at >= _HEALTHY_SECONDS:
                     failures = 0
                 reason = self._lose(worker)
                 while self.worker is None:
                     failures += 1
-                    delay = policy.delay(failures)
+                    delay = self._group.backoff.pause_seconds(failures - 1)
                     self._group.worker_down(self._index, reason, delay)
                     await asyncio.sleep(delay)
                     try:

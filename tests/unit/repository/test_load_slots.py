@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from rocserve.core.backoff import Backoff
 from rocserve.core.errors import internal
 from rocserve.repository.loads import LoadSlots
 from rocserve.repository.retries import Failure, Retries, RetryPolicy
@@ -87,22 +88,22 @@ def _pauses(policy: RetryPolicy, attempts: int, took_seconds: float = 0.0) -> fl
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    policy = RetryPolicy(1.0, 10.0)
+    policy = RetryPolicy(Backoff(1.0, 10.0))
     assert [_pauses(policy, attempts) for attempts in range(1, 7)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert _pauses(policy, 10_000) == 10.0
 
 
 def test_what_took_long_is_not_tried_again_at_once() -> None:
-    policy = RetryPolicy(1.0, 10.0)
+    policy = RetryPolicy(Backoff(1.0, 10.0))
     assert [_pauses(policy, 1, took) for took in (0.1, 5.0, 3600.0)] == [1.0, 5.0, 3600.0]
     failure = policy.next_failure(internal("bad"), None, 3600.0)
     assert failure.text == "bad (failed once, next try in 3600 s)"
 
 
 def test_a_disabled_policy_never_tries_again() -> None:
-    policy = RetryPolicy(1.0, 10.0)
+    policy = RetryPolicy(Backoff(1.0, 10.0))
     for failure in (
-        RetryPolicy(1.0, 10.0, enabled=False).next_failure(internal("bad")),
+        RetryPolicy(Backoff(1.0, 10.0), enabled=False).next_failure(internal("bad")),
         policy.next_failure(internal("bad"), can_pass=False),
     ):
         assert failure.retry_at is None
@@ -111,7 +112,7 @@ def test_a_disabled_policy_never_tries_again() -> None:
 
 
 def test_attempts_count_on() -> None:
-    policy = RetryPolicy(100.0, 1000.0)
+    policy = RetryPolicy(Backoff(100.0, 1000.0))
     first = policy.next_failure(internal("bad"))
     second = policy.next_failure(internal("bad"), first)
     assert first.text == "bad (failed once, next try in 100 s)"

@@ -14,11 +14,12 @@ import pytest
 from support.waiting import until
 from support.workers import OwnChildren, Workshop, config_of, open_descriptors, pids, run_add_sub, running
 
+from rocserve.core.backoff import Backoff
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, WarmupInput, WarmupSample
 from rocserve.settings import TimeLimits
-from rocserve.workers.group import RestartPolicy
+from rocserve.workers.group import RESTARTS
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.messages import LONGEST_TEXT, WorkerPlan
 
@@ -185,8 +186,7 @@ async def test_two_workers_only_one_crashes(workshop: Workshop) -> None:
 
 
 async def test_restarts_wait_longer_each_time(workshop: Workshop) -> None:
-    policy = RestartPolicy(first_delay_seconds=0.05)
-    group = await workshop.serving("crash_at_restart", policy=policy)
+    group = await workshop.serving("crash_at_restart", backoff=Backoff(0.05, 30.0))
     await run_add_sub(group.instances[0])
     await until(lambda: len(workshop.events.restarts) >= 4)
     assert [delay for _, delay in workshop.events.restarts[:4]] == [0.0, 0.05, 0.1, 0.2]
@@ -197,8 +197,7 @@ async def test_restarts_wait_longer_each_time(workshop: Workshop) -> None:
 
 
 def test_the_delays_are_bounded() -> None:
-    policy = RestartPolicy()
-    assert [policy.delay(count) for count in (1, 2, 3, 11, 10_000)] == [0.0, 0.1, 0.2, 30.0, 30.0]
+    assert [RESTARTS.pause_seconds(count) for count in (0, 1, 2, 10, 9_999)] == [0.0, 0.1, 0.2, 30.0, 30.0]
 
 
 async def test_a_worker_that_closes_its_socket_is_replaced(workshop: Workshop) -> None:
@@ -267,7 +266,7 @@ async def test_a_load_has_a_limit_of_time(workshop: Workshop, behaviour: str) ->
 
 
 async def test_stop_between_two_restarts(workshop: Workshop, own_children: OwnChildren) -> None:
-    group = await workshop.serving("crash_at_restart", policy=RestartPolicy(first_delay_seconds=20.0))
+    group = await workshop.serving("crash_at_restart", backoff=Backoff(20.0, 30.0))
     await run_add_sub(group.instances[0])
     await until(lambda: len(workshop.events.restarts) >= 2)
     await group.stop(5.0)

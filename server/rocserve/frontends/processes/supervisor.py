@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from rocserve import workers
+from rocserve.core.backoff import Backoff
 from rocserve.core.memo import Memo
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import RequestHead
@@ -29,7 +30,6 @@ from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.retries import RetryPolicy
 from rocserve.services.inference import InferenceService
 from rocserve.workers.worker_output import WorkerOutput
 
@@ -37,7 +37,7 @@ _START_SECONDS = 60.0
 """Time limit for front ends to listen. It takes half a second, and many times that on a busy machine."""
 _HEALTHY_SECONDS = 2.0
 """If a front end has served for this long, its death does not lengthen the pause before the restart."""
-_RESTARTS = RetryPolicy(first_seconds=0.1, longest_seconds=5.0)
+_RESTARTS = Backoff(first_seconds=0.1, longest_seconds=5.0)
 _LONGEST_GRACE_MS = (1 << 32) - 1
 """49 days: the number must fit into an entry."""
 _END_SECONDS = 5.0
@@ -273,7 +273,7 @@ class FrontEndProcesses:
             if not self._has_started and (not front_end.listening.done() or front_end.listening.exception()):
                 return
             deaths = 0 if time.monotonic() - front_end.started_at >= _HEALTHY_SECONDS else deaths + 1
-            pause = (_RESTARTS.pause(deaths) or 0.0) if deaths else 0.0
+            pause = _RESTARTS.pause_seconds(deaths)
             self.log.error(
                 "front end %d of %s has ended (%s), and its clients' connections with it; another is started%s",
                 number,
@@ -287,7 +287,7 @@ class FrontEndProcesses:
                     front_end = self._spawn(number)
                 except OSError as error:
                     deaths += 1
-                    pause = _RESTARTS.pause(deaths) or 0.0
+                    pause = _RESTARTS.pause_seconds(deaths)
                     self.log.error(
                         "front end %d of %s cannot be started (%s); it is tried again",
                         number,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from rocserve.backends.host import Host
 from rocserve.config.model_limits import idle_unload_seconds, is_pinned
+from rocserve.core.backoff import Backoff
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import InstanceKind
@@ -81,7 +82,7 @@ class ResidentModels:
         self._slots = LoadSlots(concurrent_loads, _PATIENCE_SECONDS)
         self._log = log
         self._background = BackgroundTasks(log)
-        self._retry = RetryPolicy(1.0, 60.0)
+        self._retry = RetryPolicy(Backoff(1.0, 60.0))
         limits = {MODELS: settings.max_loaded_models, _HOST: settings.max_model_memory}
         limits |= {_gpu(number): settings.max_model_gpu_memory for number in Host().gpus}
         self._limits = {place: most for place, most in limits.items() if most is not None}
