@@ -25,10 +25,10 @@ from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 
-root, source, program, shapes, offload_copy = sys.argv[1:]
+root, source, program, shapes = sys.argv[1:]
 binding = open_binding(find_installation(EngineSettings(migraphx_root=root)))
 parsed = binding.parse_onnx(Path(source), {name: tuple(shape) for name, shape in json.loads(shapes).items()})
-parsed.compile("ref", offload_copy=offload_copy == "True")
+parsed.compile("ref")
 parsed.save(Path(program))
 """
 
@@ -52,12 +52,12 @@ def place(repository: Path, name: str, filename: str, content: bytes, text: str)
     return folder
 
 
-def compiled(root: Path, model: bytes, folder: Path, batch: int = 1, offload_copy: bool = True) -> bytes:
+def compiled(root: Path, model: bytes, folder: Path, batch: int = 1) -> bytes:
     """Compile an ONNX model to an .mxr, with symbolic batches set to `batch`."""
     source, program = folder / "source.onnx", folder / "program.mxr"
     source.write_bytes(model)
     shapes = json.dumps(shapes_at(model, batch))
-    done = run_with_migraphx(root, _COMPILE, str(root), str(source), str(program), shapes, str(offload_copy))
+    done = run_with_migraphx(root, _COMPILE, str(root), str(source), str(program), shapes)
     assert done.returncode == 0, done.stderr
     return program.read_bytes()
 

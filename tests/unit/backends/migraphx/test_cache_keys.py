@@ -31,7 +31,6 @@ def test_the_key_is_of_what_the_program_depends_on() -> None:
         a_recipe(rebatched=True),
         a_recipe(output_names=("y",)),
         a_recipe(calibration_digest="c"),
-        a_recipe(offload_copy=False),
         *(
             a_recipe(options=dataclasses.replace(options, **change))
             for change in (

@@ -269,9 +269,9 @@ class CProgram(Program):
             self._binding.call(f"quantize_{kind}_options_add_calibration_data", options, arguments.handle)
         self._binding.call(f"quantize_{kind}", self._handle, self._target(target), options)
 
-    def _compile(self, target: str, offload_copy: bool, fast_math: bool, exhaustive_tune: bool) -> None:
+    def _compile(self, target: str, fast_math: bool, exhaustive_tune: bool) -> None:
         options = self._binding.new("compile_options_create", "compile_options_destroy")
-        self._binding.call("compile_options_set_offload_copy", options, offload_copy)
+        self._binding.call("compile_options_set_offload_copy", options, True)
         self._binding.call("compile_options_set_fast_math", options, fast_math)
         if exhaustive_tune:
             self._binding.call("compile_options_set_exhaustive_tune_flag", options, True)

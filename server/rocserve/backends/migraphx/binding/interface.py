@@ -116,13 +116,11 @@ class Program(abc.ABC):
                     raise MigraphxError(f"calibration sample {number}: {error}") from None
             self._quantize(kind, target, calibration)
 
-    def compile(
-        self, target: str, *, offload_copy: bool = True, fast_math: bool = True, exhaustive_tune: bool = False
-    ) -> None:
-        """Compile for gpu, cpu or ref. `offload_copy`: inputs and outputs lie in host memory; MIGraphX copies."""
+    def compile(self, target: str, *, fast_math: bool = True, exhaustive_tune: bool = False) -> None:
+        """Compile for gpu, cpu or ref. Inputs and outputs lie in host memory; MIGraphX copies."""
         with self._lock:
             self._require_uncompiled("compiled again")
-            self._compile(target, offload_copy, fast_math, exhaustive_tune)
+            self._compile(target, fast_math, exhaustive_tune)
             self.is_compiled = True
             self._read_tensors()
 
@@ -236,7 +234,7 @@ class Program(abc.ABC):
     def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None: ...
 
     @abc.abstractmethod
-    def _compile(self, target: str, offload_copy: bool, fast_math: bool, exhaustive_tune: bool) -> None: ...
+    def _compile(self, target: str, fast_math: bool, exhaustive_tune: bool) -> None: ...
 
     @abc.abstractmethod
     def _save(self, path: Path) -> None: ...

@@ -119,11 +119,11 @@ class ModuleProgram(Program):
         samples = [{name: module.argument(array) for name, array in sample.items()} for sample in calibration]
         self._binding.call(function, self._program, self._target(target), samples)
 
-    def _compile(self, target: str, offload_copy: bool, fast_math: bool, exhaustive_tune: bool) -> None:
+    def _compile(self, target: str, fast_math: bool, exhaustive_tune: bool) -> None:
         self._binding.call(
             self._program.compile,
             self._target(target),
-            offload_copy=offload_copy,
+            offload_copy=True,
             fast_math=fast_math,
             exhaustive_tune=exhaustive_tune,
         )

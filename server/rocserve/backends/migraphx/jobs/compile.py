@@ -125,7 +125,6 @@ class CompileJob:
         options = self.recipe.options
         program.compile(
             options.target.value,
-            offload_copy=self.recipe.offload_copy,
             fast_math=options.fast_math,
             exhaustive_tune=options.exhaustive_tune,
         )

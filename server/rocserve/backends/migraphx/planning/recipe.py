@@ -63,7 +63,6 @@ class ProgramRecipe:
     """The requested outputs of a TensorFlow graph. Empty for ONNX models, whose files name their outputs."""
     calibration_digest: str = ""
     """SHA-256 over the calibration data and their pipeline; "" = the precision needs none."""
-    offload_copy: bool = True
 
     @property
     def title(self) -> str:
