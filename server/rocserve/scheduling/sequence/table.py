@@ -239,7 +239,8 @@ class SequenceTable:
         self._forget(request)
         slot.busy = True
         del slot.instance.ready[slot]
-        if live.has_ended and not live.queue:
+        # The model may want an iterative request again, so its sequence keeps the slot until it is done.
+        if request.tag.ends and request.on_reschedule is None:
             self._release(slot, now)
 
     def request_done(self, request: SequenceRequest, now: float) -> None:

@@ -561,3 +561,22 @@ def test_the_slot_of_an_iterative_sequence_is_free_when_its_last_answer_is_sent(
     bench.scheduler.submit(request, Impatient(bench.loop))
     bench.instance.last.finish()
     assert [row.value for row in bench.rows] == [7]
+
+
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("strategy", [{}, {"oldest": OLDEST}])
+def test_an_iterative_request_runs_to_its_end_after_its_sequence_has_ended(make_bench, strategy, end):
+    """A model may generate for minutes after its version's unload, or after a request with the END flag."""
+    bench = make_bench(iterative=True, **strategy)
+    answer, drained = bench.ask(1, 5, start=True, end=end), []
+    bench.scheduler.close(lambda: drained.append(True))
+    for _ in range(3):
+        (batch,) = bench.scheduler.inner._pool.in_flight[bench.instance]
+        (request,) = batch.requests
+        # From its answerer: the model has rescheduled it.
+        batch.drop(request)
+        bench.loop.turning(request.on_reschedule)(request)
+        bench.instance.last.finish()
+    assert answer.error is None and not drained
+    bench.instance.last.finish()
+    assert answer.value == 5 and drained
