@@ -315,6 +315,7 @@ class SequenceTable:
                 self._refuse_all(live, self.lost_sequence_error(live.id, reason))
         # The slots refer to the instance: the cycle would last until the next garbage collection.
         instance.slots = []
+        instance.ready.clear()
 
     # Requests that wait too long, and requests whose clients have left
 

@@ -580,3 +580,19 @@ def test_an_iterative_request_runs_to_its_end_after_its_sequence_has_ended(make_
     assert answer.error is None and not drained
     bench.instance.last.finish()
     assert answer.value == 5 and drained
+
+
+def test_a_lost_instance_leaves_nothing_behind(make_bench):
+    """Not even until the next garbage collection: it keeps the memory that the server shared with its worker."""
+    bench = make_bench(direct=DirectStrategy(60_000_000, 1.0))
+    waiting = bench.ask(1, start=True)
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(bench.instance)
+        bench.scheduler.detach(bench.instance)
+        assert "lost" in waiting.text
+        bench.instances.clear()
+        assert gone() is None
+    finally:
+        gc.enable()
