@@ -257,8 +257,8 @@ class UnfinishedBytes:
             self._received = None
             self.drop()
             self._log.warning(
-                "what has come of messages that are not whole does not count against --max-request-memory, as the"
-                " system does not tell how much that is (%s): the calls that wait are bounded in number and time alone",
+                "unfinished messages do not count against --max-request-memory, because the system does not tell how"
+                " many bytes of them have come (%s): waiting calls are bounded only in number and time",
                 error,
             )
             return {}

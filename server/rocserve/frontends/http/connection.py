@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
                 self._parser = httptools.HttpRequestParser(self)
                 self._parser.feed_data(self._plain_head() + data[upgrade.args[0] :])
             if self._bodiless_bytes > _LARGEST_HEAD and self._expects in (_HEAD, _BODY):
-                what = "head" if self._expects is _HEAD else "trailer, or what is said of a chunk,"
+                what = "head" if self._expects is _HEAD else "trailer or chunk extension"
                 raise httptools.HttpParserError(f"a request's {what} is more than {_LARGEST_HEAD} bytes")
         except httptools.HttpParserError as error:
             self._refuse(str(error.__context__ if isinstance(error.__context__, _Refused) else error))

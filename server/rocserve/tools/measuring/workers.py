@@ -110,7 +110,7 @@ def _titled(title: str) -> Iterator[None]:
 
 
 def _refuse_call(call: ModelCall, opened: OpenCall) -> None:
-    text = f"model '{call.model_name}' cannot be called while a model is only described: no server runs"
+    text = f"model '{call.model_name}' cannot be called: no server runs, only the models that this command reads"
     opened.send(unavailable(text))
 
 
