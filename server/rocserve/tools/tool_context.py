@@ -10,21 +10,15 @@ from collections.abc import Callable
 
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.configuration.options import (
-    CompileOptions,
-    ServingOptions,
-    Target,
-    compile_options,
-    serving_options,
-)
+from rocserve.backends.migraphx.configuration.options import Target, compile_options, serving_options
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
-from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
+from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.probe import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, program_environment
-from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramCache, open_cache
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, program_environment
+from rocserve.backends.migraphx.program_cache import CachedProgram, open_cache
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.jobs.runner import JobRunner
@@ -57,27 +51,25 @@ class ToolContext:
         gpus = () if source.instance_kind is InstanceKind.CPU else Host().gpus
         self.device = source.device if source.device is not None else next(iter(gpus), None)
         self.model = model
-        self.report = report
-        self.serving: ServingOptions = serving_options(source.config)
-        self.installation: MigraphxInstallation = find_installation(source.settings)
-        self.runner = JobRunner(migraphx_jobs(self.installation, self.serving.binding), report, log)
-        self.library: LibraryResult = library or self.runner.run(
-            LibraryJob(), LibraryResult, timeout_seconds=_LIBRARY_SECONDS
-        )
+        self.serving = serving_options(source.config)
+        installation = find_installation(source.settings)
+        self.runner = JobRunner(migraphx_jobs(installation, self.serving.binding), report, log)
+        self.library = library or self.runner.run(LibraryJob(), LibraryResult, timeout_seconds=_LIBRARY_SECONDS)
         targets = usable_targets(self.library, self.device)
-        self.options: CompileOptions = compile_options(source.config, source.instance_kind, targets)
+        self.options = compile_options(source.config, source.instance_kind, targets)
         if self.options.target is not Target.GPU:
             self.device = None
         if self.device is not None:
             # All children must see only this GPU, as a worker of the server does.
             os.environ["HIP_VISIBLE_DEVICES"] = str(self.device)
-        self.environment: ProgramEnvironment = program_environment(
-            self.options.target, self.device, self.library.version
-        )
-        self.cache: ProgramCache = open_cache(source.settings, log.warning)
+        self.environment = program_environment(self.options.target, self.device, self.library.version)
         # No remedy in error texts: the remedy that a server names is this very tool.
         self._compiler = ProgramCompiler(
-            self.runner, self.cache, model_name=source.name, model_folder=source.model_folder, remedy=""
+            self.runner,
+            open_cache(source.settings, log.warning),
+            model_name=source.name,
+            model_folder=source.model_folder,
+            remedy="",
         )
 
     def plan(self) -> ProgramPlan:
@@ -105,7 +97,7 @@ class ToolContext:
     def program(self, recipe: ProgramRecipe) -> tuple[CachedProgram, bool]:
         """Return the compiled program, and whether it came from the cache. A missing program is compiled into the
         cache. Raises ServeError if it cannot be compiled."""
-        found = self.cache.find(recipe.key)
+        found = self._compiler.cache.find(recipe.key)
         if found is not None:
             return found, True
         return self._compiler.program(recipe, timeout_seconds=self.serving.compile_timeout_seconds), False
