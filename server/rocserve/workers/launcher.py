@@ -387,7 +387,8 @@ class WorkerLauncher:
         for answer, *_ in asked:
             if not answer.done():
                 answer.set_exception(ConnectionResetError("the zygote has ended"))
-        # Workers that the zygote kept from the previous server have noticed its end, and end too.
+        # Workers that the zygote kept from the previous server have noticed its end, and end too. Not later:
+        # the cgroups of workers that were taken over are known to be in use only while these are in `_workers`.
         self.end_left_workers()
         workers, self._workers = self._workers, {}
         for worker in workers.values():
