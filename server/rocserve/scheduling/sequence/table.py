@@ -73,7 +73,8 @@ class LiveSequence:
     """None = the sequence waits for a slot."""
     states: SequenceStates | None = None
     has_ended: bool = False
-    """No more requests of the sequence come: it leaves its slot when its last request begins to run."""
+    """No more requests of the sequence come: it leaves its slot when its last one, with the END flag, begins to run, or
+    else when that one is done."""
 
 
 @dataclass(slots=True, eq=False)
