@@ -267,8 +267,9 @@ class ModelTable:
                 known.pop(key, None)
             self.events.forget(key)
         for folder, (name, on_freed) in tuple(self._waiting_for.items()):
-            if name in changed_keys and self.folder_of(name) is None:
-                del self._waiting_for[folder]
+            is_free = name in changed_keys and self.folder_of(name) is None
+            # An earlier call may have published, and so have called this one.
+            if is_free and self._waiting_for.pop(folder, None) is not None:
                 on_freed()
         for callback in tuple(self._subscribers):
             try:
