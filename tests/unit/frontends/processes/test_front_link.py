@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -40,7 +40,7 @@ from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane import heap, loop, trimming
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, SharedHeap, Slot, copy_in_steps
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, SharedHeap, Slot, copy_in_steps
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import RequestOrigin
 
@@ -442,6 +442,23 @@ def test_many_parameters_of_an_answer_are_remembered_by_neither_end(ends: Ends) 
         assert ends.ask(InferRequest(head, "r", [np.int32(value).tobytes()])).ended.wait(20)
     assert not ends.link._answer_heads
     assert not ends.remote._answer_heads
+
+
+def test_a_head_that_had_no_room_is_sent_with_the_next_answer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    place_in_turn, is_full = ends.link._end.place_in_turn, [True]
+
+    def place(pieces: Sequence[Buffer], nbytes: int) -> int:
+        if is_full:
+            is_full.clear()
+            raise HeapFull(nbytes, 0)
+        return place_in_turn(pieces, nbytes)
+
+    monkeypatch.setattr(ends.link._end, "place_in_turn", place)
+    refused, answered = (ends.ask(request_of("echo", np.arange(3, dtype=np.int32))) for _ in range(2))
+    assert refused.ended.wait(10)
+    assert answered.ended.wait(10)
+    assert [error.code for error in refused.errors] == [StatusCode.RESOURCE_EXHAUSTED]
+    assert [response.outputs[0].numpy().tolist() for response in answered.responses] == [[0, 1, 2]]
 
 
 def test_a_fault_of_the_server_is_one_requests_own(ends: Ends) -> None:
