@@ -197,7 +197,7 @@ from pathlib import Path
 from rocserve.backends.migraphx.binding.c_api import CBinding
 binding = CBinding(sys.argv[1])
 program = binding.parse_onnx(Path(sys.argv[2]))
-program._compile("ref", True, True, False)
+program._compile("ref", True, False)
 """
 
 
