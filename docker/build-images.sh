@@ -82,7 +82,7 @@ from rocserve.tools.doctor.trial import NETWORK
 
 with Client(f"localhost:{sys.argv[1]}") as client:
     client.wait_until_ready(timeout=60, model="tiny")
-    answer = client.infer("tiny", {"x": NETWORK.input})["y"]
+    answer = client.infer("tiny", NETWORK.inputs)["y"]
 assert np.abs(answer - NETWORK.answer).max() <= NETWORK.tolerance, (answer, NETWORK.answer)
 print(f"images: the server answers {answer.ravel().tolist()}, which is right")
 END

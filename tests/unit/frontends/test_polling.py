@@ -86,7 +86,7 @@ READING_SERVER = """
 import logging, math
 from rocserve.frontends.grpc.server import GrpcServer
 from rocserve.frontends.grpc.transport import UnaryRoute
-from rocserve.frontends.grpc.polling import received_bytes
+from rocserve.frontends.grpc.unfinished import received_bytes
 from rocserve.settings import GrpcSettings
 from rocserve.plane.loop import PlaneLoop
 

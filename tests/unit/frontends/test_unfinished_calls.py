@@ -30,9 +30,14 @@ from support.waiting import wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.request_memory import RequestMemory
-from rocserve.frontends.grpc.polling import received_bytes
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, TransportLimits, UnaryCall, UnaryRoute
-from rocserve.frontends.grpc.unfinished import ReceivedBytes, UnfinishedBytes, WaitingLimits, peer_of
+from rocserve.frontends.grpc.unfinished import (
+    ReceivedBytes,
+    UnfinishedBytes,
+    WaitingLimits,
+    peer_of,
+    received_bytes,
+)
 from rocserve.plane.loop import PlaneLoop
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
@@ -242,14 +247,14 @@ def test_the_system_counts_by_the_peers_that_grpc_names(address: str, peer: str)
 
 def test_a_system_that_does_not_tell_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     def refuse() -> ReceivedBytes:
-        raise OSError("no tcp_info here")
+        raise OSError("no sock_diag here")
 
     unfinished = UnfinishedBytes(RequestMemory(), refuse, 0.0, LOG)
     assert unfinished.is_due(1.0)
     assert unfinished.check(1.0, {A: 0.0}) == {}
     assert not unfinished.is_due(2.0)
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
-    assert "no tcp_info here" in caplog.text
+    assert "no sock_diag here" in caplog.text
 
 
 ANSWER_BYTES = 1 << 20

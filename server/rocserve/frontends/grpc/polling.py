@@ -1,5 +1,5 @@
 """Polls gRPC's completion queue for the data plane's loop, or lets a thread wait for its events; and finds the sockets
-of gRPC's port, which the core does not expose, to close the port and to count what has come on its connections.
+of gRPC's port, which the core does not expose.
 
 If GRPC_EXPERIMENTS has -event_engine_listener, gRPC's core reads and writes its sockets on the thread that polls the
 queue, and waits in an epoll itself. The server's epoll is the one that watches the listening socket; the loop sleeps on
@@ -10,12 +10,10 @@ queue without waking the epoll; only a poll finds these events.
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -26,7 +24,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from rocserve.frontends.grpc.server_calls import Event
-from rocserve.frontends.grpc.unfinished import Peer, ReceivedBytes
 from rocserve.frontends.listen_address import begin_no_handshakes
 
 _POLLING_EXPERIMENT = "-event_engine_listener"
@@ -50,11 +47,6 @@ _SHOWN_SECONDS = 0.005
 """More than a connection on loopback takes to appear."""
 _UNTOUCHED_SECONDS = 0.01
 """The connection must stay visible for this time; the core's own threads would have accepted it by then."""
-_BYTES_RECEIVED_AT = 128
-"""The offset in the kernel's tcp_info."""
-_COUNT = struct.Struct("=Q")
-_SO_COOKIE = 57
-"""The socket option with the kernel's number of a socket; Python has no name for it."""
 
 
 _NO_EVENT = SimpleNamespace(tag=None)
@@ -208,35 +200,12 @@ def _listens(found: socket.socket) -> bool:
     return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def received_bytes(port: int) -> ReceivedBytes:
-    """Return the bytes received on all connections to this port. Raises OSError if the system does not count them."""
-    found: dict[Peer, dict[int, int]] = {}
-    for _, connection in _sockets(port):
-        try:
-            address, peer_port, *_ = connection.getpeername()
-            status = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED_AT + _COUNT.size)
-            (number,) = _COUNT.unpack(connection.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, _COUNT.size))
-        except OSError:
-            continue  # Not connected, or no longer.
-        if len(status) < _BYTES_RECEIVED_AT + _COUNT.size:
-            raise OSError(errno.ENOPROTOOPT, "TCP_INFO has no bytes_received")
-        (count,) = _COUNT.unpack_from(status, _BYTES_RECEIVED_AT)
-        found.setdefault((address.removeprefix("::ffff:"), peer_port), {})[number] = count
-    return found
-
-
 def _sockets(port: int) -> Iterator[tuple[int, socket.socket]]:
-    """Yield the sockets of a port with their descriptors. Each is open until the next."""
-    for entry in os.scandir("/proc/self/fd"):
-        try:
-            found = socket.socket(fileno=int(entry.name))
-        except OSError:
-            continue  # No socket, or closed meanwhile.
-        try:
-            if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port:
-                yield int(entry.name), found
-        except OSError:
-            continue
-        finally:
-            # gRPC's core closes it.
-            found.detach()
+    for entry in Path("/proc/self/fd").iterdir():
+        # Descriptors come and go meanwhile.
+        with contextlib.suppress(OSError):
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port:
+                    yield int(entry.name), found

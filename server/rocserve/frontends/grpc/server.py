@@ -25,7 +25,6 @@ from rocserve.frontends.grpc.polling import (
     WaitingThread,
     find_epoll,
     has_connections,
-    received_bytes,
     refuse_handshakes,
     stop_listening,
 )
@@ -48,7 +47,7 @@ from rocserve.frontends.grpc.transport import (
     channel_arguments,
     listen_address,
 )
-from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, UnfinishedBytes, WaitingCalls
+from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, UnfinishedBytes, WaitingCalls, received_bytes
 from rocserve.frontends.tls import CertificateFiles, CertificateReloader, certificate_files
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane.loop import PlaneLoop

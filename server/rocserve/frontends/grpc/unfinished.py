@@ -15,10 +15,13 @@ known.
 from __future__ import annotations
 
 import heapq
+import ipaddress
 import logging
+import socket
+import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -155,10 +158,30 @@ class WaitingCalls:
             self._log.warning("%s, of %s, is ended: %s", call.method, call.peer, error.text)
 
 
-Peer = tuple[str, int]
-"""Address and port; of an IPv4 address within IPv6 the IPv4 address."""
+Peer = tuple[bytes, int]
 ReceivedBytes = Mapping[Peer, Mapping[int, int]]
 """Peer -> (the kernel's number of the socket -> bytes): one peer may be connected to two addresses of the server."""
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_REQUEST_AND_DUMP = 0x301
+_ERROR, _DONE = 2, 3
+_INET_DIAG_INFO = 2
+_ESTABLISHED, _CLOSE_WAIT = 1 << 1, 1 << 8
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBBI")
+_SOCKET_ID = struct.Struct("!HH16s16s")
+_NO_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+_COOKIE_AT, _ATTRIBUTES_AT, _MESSAGE_AT = 44, 72, 16
+_BYTES_RECEIVED_AT = 128
+"""The offset in tcp_info."""
+_ATTRIBUTE = struct.Struct("=HH")
+_COUNT = struct.Struct("=Q")
+_IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
+_NETLINK_TIMEOUT_SECONDS = 1.0
+"""A safeguard: the kernel answers immediately."""
+_LARGEST_NETLINK_MESSAGE = 1 << 16
+"""More than the kernel sends in one message."""
 
 
 def peer_of(text: str) -> Peer | None:
@@ -168,7 +191,56 @@ def peer_of(text: str) -> Peer | None:
     address, _, port = unquote(rest).rpartition(":")
     if kind not in ("ipv4", "ipv6"):
         return None
-    return address.strip("[]").partition("%")[0], int(port)
+    return _plain(ipaddress.ip_address(address.strip("[]").partition("%")[0]).packed), int(port)
+
+
+def received_bytes(port: int) -> ReceivedBytes:
+    """Return the bytes received on all connections to this port. Raises OSError if the system does not count them."""
+    found: dict[Peer, dict[int, int]] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as link:
+        link.settimeout(_NETLINK_TIMEOUT_SECONDS)
+        for family, nbytes in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
+            states, extension = _ESTABLISHED | _CLOSE_WAIT, 1 << (_INET_DIAG_INFO - 1)
+            body = _REQUEST.pack(family, socket.IPPROTO_TCP, extension, 0, states)
+            body += _SOCKET_ID.pack(port, 0, b"", b"") + _NO_COOKIE
+            header = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, 1, 0)
+            link.sendto(header + body, (0, 0))
+            for message in _messages(link):
+                own_port, peer_port, _, address = _SOCKET_ID.unpack_from(message, 4)
+                count = _bytes_received(message)
+                if own_port == port and count is not None:
+                    cookie: int = _COUNT.unpack_from(message, _COOKIE_AT)[0]
+                    found.setdefault((_plain(address[:nbytes]), peer_port), {})[cookie] = count
+    return found
+
+
+def _plain(address: bytes) -> bytes:
+    return address[12:] if len(address) == 16 and address.startswith(_IPV4_IN_IPV6) else address
+
+
+def _messages(link: socket.socket) -> Iterator[memoryview]:
+    while True:
+        data = memoryview(link.recv(_LARGEST_NETLINK_MESSAGE))
+        while len(data) >= _HEADER.size:
+            length, kind, _, _, _ = _HEADER.unpack_from(data)
+            if kind == _ERROR:
+                number = -struct.unpack_from("=i", data, _MESSAGE_AT)[0]
+                raise OSError(number, "the kernel refuses sock_diag")
+            if kind == _DONE:
+                return
+            yield data[_MESSAGE_AT:length]
+            data = data[(length + 3) & ~3 :]
+
+
+def _bytes_received(message: memoryview) -> int | None:
+    at = _ATTRIBUTES_AT
+    while at + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, at)
+        if kind == _INET_DIAG_INFO and length >= _ATTRIBUTE.size + _BYTES_RECEIVED_AT + _COUNT.size:
+            count: int = _COUNT.unpack_from(message, at + _ATTRIBUTE.size + _BYTES_RECEIVED_AT)[0]
+            return count
+        at += max((length + 3) & ~3, _ATTRIBUTE.size)
+    return None
 
 
 _SHARE_OF_TIME = 100
