@@ -3,12 +3,13 @@ there, and MIGraphX prints programs there."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 
@@ -41,21 +42,24 @@ class OutputCapture:
                 finally:
                     found.text = _read(STANDARD_ERROR, start)
                 return
-            file = os.memfd_create("rocserve:messages")
-            # Without O_APPEND, two threads that write at the same time may write to the same position.
-            fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
-            try:
-                kept = os.dup(self._descriptor)
-            except OSError:
-                kept = os.open(os.devnull, os.O_WRONLY)  # It is closed, so a sink replaces it afterwards.
-            os.dup2(file, self._descriptor)
-            try:
-                yield found
-            finally:
-                os.dup2(kept, self._descriptor)
-                os.close(kept)
-                found.text = _read(file, 0)
-                os.close(file)
+            with ExitStack() as at_the_end:
+                file = os.memfd_create("rocserve:messages")
+                at_the_end.callback(os.close, file)
+                # Without O_APPEND, two threads that write at the same time may write to the same position.
+                fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
+                try:
+                    kept = os.dup(self._descriptor)
+                except OSError as error:
+                    if error.errno != errno.EBADF:
+                        raise
+                    kept = os.open(os.devnull, os.O_WRONLY)  # It is closed, so a sink replaces it afterwards.
+                at_the_end.callback(os.close, kept)
+                os.dup2(file, self._descriptor)
+                try:
+                    yield found
+                finally:
+                    os.dup2(kept, self._descriptor)
+                    found.text = _read(file, 0)
 
 
 def _read(file: int, start: int) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,33 @@ def test_standard_error_that_is_closed() -> None:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_too_few_descriptors(tmp_path: Path, free: int) -> None:
+    """A capture that cannot begin says why, and leaves standard error and all descriptors as they were."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    with (tmp_path / "log").open("wb") as log, led_to(log.fileno()):
+        lowest = os.open(os.devnull, os.O_RDONLY)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 20, hard))
+        try:
+            with suppress(OSError):
+                while True:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+            for _ in range(free):
+                os.close(held.pop())
+            with pytest.raises(OSError, match="Too many open files"), OutputCapture().captured():
+                pass
+            for _ in range(free):
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for descriptor in held:
+                os.close(descriptor)
+        os.write(2, b"after\n")
+    assert (tmp_path / "log").read_bytes() == b"after\n"
 
 
 def test_threads(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@ process besides MIGraphX's calls."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,24 @@ def test_what_is_chosen(installation: MigraphxInstallation, wanted: str, expecte
     with pytest.raises(MigraphxError) as caught:
         open_binding(installation, wanted)
     assert str(caught.value).startswith(expected)
+
+
+def test_a_call_of_the_module_whose_output_cannot_be_captured(tmp_path: Path) -> None:
+    """The error is the system's own."""
+    (tmp_path / "migraphx.py").write_text("def get_target(name): ...\n")
+    code = f"""
+import os, resource, sys
+from rocserve.backends.migraphx.binding.module import open_binding
+from rocserve.backends.migraphx.installation import MigraphxInstallation
+binding = open_binding(MigraphxInstallation(library="", module_folder={str(tmp_path)!r}))
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+try:
+    binding.check_target("ref")
+except OSError as error:
+    print(error.strerror)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stdout == "Too many open files\n", done.stderr
 
 
 OPEN = """

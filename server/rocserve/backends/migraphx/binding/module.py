@@ -28,7 +28,7 @@ from rocserve.backends.migraphx.binding.interface import (
     loaded_version,
 )
 from rocserve.backends.migraphx.installation import MigraphxInstallation
-from rocserve.backends.output_capture import OutputCapture
+from rocserve.backends.output_capture import CapturedText, OutputCapture
 
 Result = TypeVar("Result")
 
@@ -59,6 +59,7 @@ class ModuleBinding(Binding):
 
     def call(self, function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
         """Call a function of the module. Errors become MigraphxError, and other output of MIGraphX becomes messages."""
+        messages = CapturedText()
         try:
             with self._errors.captured() as messages:
                 return call_uncaptured(function, *arguments, **keywords)
