@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from rocserve.flags.arguments import FieldFlag, flags_of
+from rocserve.flags.tritonserver import TRITON_FLAGS, Handling, TritonFlag
 from rocserve.settings import ServerSettings
 
 PAGE = Path(__file__).parent / "reference/flags.md"
@@ -24,26 +25,14 @@ PAGES = {
     "log": "[logging.md](logging.md)",
 }
 """By the group of flags, the page that says more."""
-_NAMES = """
-admin-address allow-amd-endpoints allow-mixed-tls allow-remote-files allow-remote-models allow-ui allow-worker-load
-cache-directory cache-size-bytes drain-seconds drain-timeout-secs front-ends grpc-max-connection-idle
-grpc-max-message-bytes grpc-message-timeout-secs hang-timeout-secs http-cors-origins http-keepalive-timeout-secs
-http-request-timeout-secs http-use-ssl http-use-ssl-mutual labels listen-when-loaded load-timeout-secs
-max-amd-endpoints max-connection-age-secs max-folder-entries max-loaded-models max-model-gpu-memory
-max-model-instances max-model-memory max-model-versions max-queue-bytes max-queue-requests
-max-request-memory max-request-rate-per-client max-requests-per-client metrics-use-ssl metrics-use-ssl-mutual
-migraphx-root model-name model-wait-secs preprocess remote-cache-size-bytes repository-settle-secs
-request-timeout-secs shared-workers spin wait-for-model worker-cgroups worker-core-dumps worker-environment
-worker-file-bytes worker-memory-bytes worker-tasks worker-user write-timeout-secs
-"""
-OURS = frozenset(_NAMES.split())
-"""The flags that tritonserver lacks."""
+OTHERS = "tritonserver's other flags"
 
 
 def page() -> str:
     flags = sorted(flags_of(ServerSettings(), group="server"), key=lambda one: list(PAGES).index(one.group))
     groups = [(group, list(members)) for group, members in groupby(flags, key=lambda one: one.group)]
-    lines = ["# Flags", "", *(f"- [{group}](#{group.lower().replace(' ', '-')})" for group, _ in groups), ""]
+    headings = [*(group for group, _ in groups), OTHERS]
+    lines = ["# Flags", "", *(f"- [{one}](#{_anchor(one)})" for one in headings), ""]
     lines += [
         "The flags of `rocserve serve`, as `--help` has them. Names and meanings are tritonserver's; those marked *",
         "are rocserve's own. A switch may be written alone (`--reuse-grpc-port`) or with `=true` or `=false`.",
@@ -52,7 +41,29 @@ def page() -> str:
     for group, members in groups:
         lines += ["", f"## {group}", "", f"More in {PAGES[group]}.", "", "| flag | meaning |", "|---|---|"]
         lines += [f"| {_names(one)} | {_cell(one.help)} |" for one in members]
+    lines += [
+        "",
+        f"## {OTHERS}",
+        "",
+        "What tritonserver's flags do that are not above: those of 2.51 (24.10), those added until 2.73 (26.09),",
+        "`--grpc-infer-cq-count`, which was proposed in September 2026, and those that releases before 2.2 had. An",
+        "accepted flag has no effect, and a line in the log says why. A refused flag keeps the server from starting; a",
+        "front end's flags are accepted beside `=false` of its switch.",
+        "",
+        "| flag | here | why, or what to do |",
+        "|---|---|---|",
+    ]
+    lines += [_other_row(one) for one in TRITON_FLAGS.values() if one.handling is not Handling.SERVED]
     return "\n".join(lines) + "\n"
+
+
+def _other_row(one: TritonFlag) -> str:
+    here = "accepted" if one.handling is Handling.UNNEEDED else "refused"
+    return f"| `--{one.name}` | {here} | {_cell(one.text)} |"
+
+
+def _anchor(heading: str) -> str:
+    return heading.lower().replace(" ", "-").replace("'", "")
 
 
 def _names(one: FieldFlag) -> str:
@@ -60,7 +71,7 @@ def _names(one: FieldFlag) -> str:
     value = kind.shown or "|".join(kind.choices)
     names = [f"--{name}" for name in one.names]
     names[0] += f"={value}" if value else ""
-    mark = "*" if one.names[0] in OURS else ""
+    mark = "" if one.names[0] in TRITON_FLAGS else "*"
     return ", ".join(f"`{_cell(name)}`" for name in names) + mark
 
 

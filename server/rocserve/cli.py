@@ -7,7 +7,6 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -136,11 +135,13 @@ def _innermost(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
     """Exit as argparse does, with the flag that was probably meant."""
-    flags = [flag for action in parser._actions for flag in action.option_strings if flag != "--help"]
+    from rocserve.flags.spelling import meant_flag
+
+    shown = [action for action in parser._actions if action.help is not argparse.SUPPRESS]
+    flags = [flag for action in shown for flag in action.option_strings if flag not in ("-h", "--help")]
     word = unknown[0].partition("=")[0]
-    begun = [flag for flag in flags if flag.startswith(word)]
-    meant = (begun or get_close_matches(word, flags, n=1)) if word.startswith("--") else []
-    hint = f"; did you mean {meant[0]}?" if meant else ""
+    meant = meant_flag(word, flags) if word.startswith("--") else ""
+    hint = f"; did you mean {meant}?" if meant else ""
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
@@ -150,6 +151,7 @@ def _serve(options: argparse.Namespace, command: Sequence[str], start: ServerSta
     # Imported objects are never freed, but the collector would scan them repeatedly: an eighth of the start's time.
     gc.disable()
     from rocserve.flags import FlagError, settings_from
+    from rocserve.flags.tritonserver import without_effect
     from rocserve.handover import SupervisorLink
 
     supervisor = SupervisorLink(start)
@@ -175,6 +177,8 @@ def _serve(options: argparse.Namespace, command: Sequence[str], start: ServerSta
             "the server's process %s, and its clients' connections with it; this one takes its place",
             supervisor.previous_end,
         )
+    for line in without_effect(options):
+        log.logger.info(line)
     registry = discover_backends()
     # Created before the first child process, which would otherwise remain outside.
     groups = _control_groups(supervisor, log.logger.getChild("workers")) if settings.workers.control_groups else None

@@ -1,7 +1,7 @@
 """Command line flags: converts a command line to the server's settings.
 
-The flags of `rocserve serve` are declared in settings/: tritonserver's, and a few of rocserve's own. A flag of
-tritonserver for an unsupported part is refused, unless it switches the part off.
+The flags of `rocserve serve` are declared in settings/: tritonserver's, and a few of rocserve's own. tritonserver.py
+has the other flags of tritonserver, and says why each of them is refused or has no effect.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rocserve.backends.registry import discover_backends
 from rocserve.cache.folders import cache_directory
 from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.arguments import add_flags, filled, for_argparse
+from rocserve.flags.tritonserver import add_triton_flags, refusal
 from rocserve.observability.tracing.tracing import trace_options
 from rocserve.repository.scanner import find_single_model, model_endings
 from rocserve.settings import (
@@ -28,7 +28,6 @@ from rocserve.settings import (
     RestrictedProtocols,
     ServerSettings,
 )
-from rocserve.settings.flag import boolean
 from rocserve.settings.repository import SingleModel
 from rocserve.settings.repository import repository as place_of
 
@@ -72,51 +71,6 @@ def check_tls(settings: ServerSettings) -> None:
                 )
 
 
-UNSERVED = {
-    "allow-vertex-ai": ("The Vertex AI front end", ("vertex-ai-address", "vertex-ai-port")),
-    "allow-sagemaker": ("The SageMaker front end", ("sagemaker-address", "sagemaker-port")),
-}
-"""Switch of an unsupported part of tritonserver -> (the part's name, its other flags)."""
-
-WITHOUT_EFFECT: tuple[str, ...] = (
-    "backend-directory",
-    "buffer-manager-thread-count",
-    "cuda-memory-pool-byte-size",
-    "cuda-virtual-address-size",
-    "enable-peer-access",
-    "grpc-infer-allocation-pool-size",
-    "grpc-infer-thread-count",
-    "grpc-max-response-pool-size",
-    "min-supported-compute-capability",
-    "model-load-gpu-limit",
-    "model-load-retry-count",
-    "pinned-memory-pool-byte-size",
-    "repoagent-directory",
-)
-"""Flags of tritonserver without a counterpart here. They are accepted because charts and scripts use them."""
-
-
-def refuse_unserved(given: dict[str, Sequence[str]]) -> None:
-    """Raise FlagError if a flag belongs to an unsupported part and does not switch it off."""
-    for switch, (subject, flags) in UNSERVED.items():
-        if switch in given:
-            value = given[switch][-1]
-            try:
-                is_on = boolean(value)
-            except ValueError as error:
-                raise FlagError(f"argument --{switch}: {error}") from None
-            if is_on:
-                raise FlagError(
-                    f"--{switch}={value}: {subject} is not served by this version;"
-                    f" leave the flag out or write --{switch}=false"
-                )
-            continue
-        for name in given.keys() & flags:
-            raise FlagError(
-                f"--{name}: {subject} is not served by this version; leave the flag out, or write --{switch}=false"
-            )
-
-
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
@@ -127,12 +81,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         " it, a model folder, or a repository of models, also by its URL (s3://, gs://, as://, hf://, https://)",
     )
     add_flags(parser, ServerSettings(), "server")
-    for switch, (_, flags) in UNSERVED.items():
-        for name in (switch, *flags):
-            alone: dict[str, Any] = {"nargs": "?", "const": "true"} if name == switch else {}
-            parser.add_argument(f"--{name}", dest=f"unserved.{name}", action="append", help=argparse.SUPPRESS, **alone)
-    for name in WITHOUT_EFFECT:
-        parser.add_argument(f"--{name}", dest=f"ignored.{name}", action="append", help=argparse.SUPPRESS)
+    add_triton_flags(parser)
 
 
 def settings_from(arguments: argparse.Namespace) -> ServerSettings:
@@ -155,8 +104,8 @@ def settings_again(words: Sequence[str]) -> ServerSettings:
 
 
 def _settings(arguments: argparse.Namespace) -> ServerSettings:
-    given = {name: value for name, value in vars(arguments).items() if value is not None}
-    refuse_unserved({name.removeprefix("unserved."): value for name, value in given.items() if "unserved." in name})
+    if refused := refusal(arguments):
+        raise FlagError(refused)
     try:
         settings = filled(ServerSettings(), arguments)
     except ValueError as error:
@@ -203,6 +152,11 @@ def _check(settings: ServerSettings) -> None:
     for folder in repository.worker_load_folders:
         if not folder.is_dir():
             raise FlagError(f"--allow-worker-load={folder}: there is no such folder")
+    if (cache := settings.engines.cache_directory) and any(Path(cache).glob("*/libtritoncache*.so")):
+        raise FlagError(
+            f"--cache-directory={cache}: this folder has tritonserver's response caches, which are not loaded here."
+            " Leave the flag out, or name a folder for the programs that MIGraphX compiles"
+        )
     if not settings.grpc.allow and not settings.http.allow:
         raise FlagError("--allow-grpc=false and --allow-http=false leave nothing to serve; allow one of them")
     _check_restricted("--http-restricted-api", "api", settings.http.restricted)

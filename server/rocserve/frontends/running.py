@@ -187,11 +187,10 @@ class FrontEnds:
             self._log.getChild("metrics"),
             tls_context(self._settings.grpc, settings, "metrics", self._log),
         )
-        port = self.ports["metrics"] = await listener.start(
-            ListenAddress("metrics", "metrics", settings.address, settings.port)
-        )
+        address = settings.address or self._settings.http.address
+        port = self.ports["metrics"] = await listener.start(ListenAddress("metrics", "metrics", address, settings.port))
         self._metrics = listener
-        return (f"Started Metrics Service at {settings.address}:{port}",)
+        return (f"Started Metrics Service at {address}:{port}",)
 
     async def _start_http(self) -> Sequence[str]:
         settings = self._settings.http

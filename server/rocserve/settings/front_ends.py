@@ -118,7 +118,6 @@ class HttpSettings:
     address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on")
     port: int = flag(8000, PORT, "the port to listen on; 0 = any free one")
     reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-http-port")
-    thread_count: int = flag(8, POSITIVE, "without effect (tritonserver's): one event loop serves HTTP")
     max_input_size: int = flag(
         64 << 20, POSITIVE, "largest JSON, form or compressed body in bytes, also after decompression"
     )
@@ -197,7 +196,7 @@ class GrpcSettings:
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
     allow: bool = flag(True, BOOLEAN, "serve metrics over HTTP, at /metrics", name="allow-metrics")
-    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on")
+    address: str = flag("", text("ADDRESS"), "the address to listen on (default: that of --http-address)")
     port: int = flag(8002, PORT, "the port to listen on; 0 = any free one")
     interval_ms: int = flag(2000, POSITIVE_MILLISECONDS, "pause between readings of the gauges of GPUs and CPUs")
     gpu: bool = flag(True, BOOLEAN, "serve metrics of GPUs", name="allow-gpu-metrics")

@@ -21,6 +21,7 @@ from rocserve.settings.flag import (
     POSITIVE_SECONDS,
     SECONDS,
     SECONDS_IN_INT32_MS,
+    Flag,
     Kind,
     flag,
     number,
@@ -115,9 +116,19 @@ def worker_variables(text: str) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
+_OLDER_CACHE_FLAG = "response-cache-byte-size"
+"""tritonserver's flag from before --cache-config."""
+
+
 def cache_bytes(values: Sequence[tuple[str, str, str]]) -> int:
+    """`values`: cache, setting and value; the cache is _OLDER_CACHE_FLAG if that flag has set it."""
+    if len({name == _OLDER_CACHE_FLAG for name, _, _ in values}) > 1:
+        raise ValueError(
+            f"Incompatible flags --{_OLDER_CACHE_FLAG} and --cache-config both provided. Please provide one or the"
+            " other."
+        )
     for name, setting, value in values:
-        if name != "local":
+        if name not in ("local", _OLDER_CACHE_FLAG):
             raise ValueError(
                 f"--cache-config={name},{setting}={value}: there is only the cache 'local'; write local,size=BYTES"
             )
@@ -296,6 +307,14 @@ class ServerSettings:
         setting_of("local,size=BYTES", "local,SETTING=VALUE"),
         "the response cache, e.g. local,size=104857600; repeatable",
         repeatable=True,
+        others=(
+            Flag(
+                Kind("N", lambda text: (_OLDER_CACHE_FLAG, "size", str(AMOUNT.read(text)))),
+                "the same as --cache-config=local,size=N",
+                _OLDER_CACHE_FLAG,
+                repeatable=True,
+            ),
+        ),
         make=cache_bytes,
         name="cache-config",
     )

@@ -132,6 +132,7 @@ def test_older_flags_of_traces(tmp_path: Path) -> None:
         ("--host-policy=gpu_0", "expected POLICY,SETTING=VALUE, got 'gpu_0'"),
         ("--host-policy=numa-node=0", "expected POLICY,SETTING=VALUE, got 'numa-node=0'"),
         ("--cache-config=local", "expected local,size=BYTES, got 'local'"),
+        ("--response-cache-byte-size=1M", "expected a number, got '1M'"),
         ("--cache-config=size=100", "expected local,size=BYTES, got 'size=100'"),
         ("--max-connection-age-secs=inf", "expected at most 2147483, got 'inf'"),
         ("--max-connection-age-secs=1e10", "expected at most 2147483, got '1e10'"),
@@ -169,8 +170,19 @@ HERE = "--model-repository=."
         ([HERE, "--model-name=m"], "--model-name is for one model"),
         (["--model-repository=none"], "--model-repository=none: there is no such folder"),
         ([HERE, "--allow-worker-load=none"], "--allow-worker-load=none: there is no such folder"),
-        ([HERE, "--allow-vertex-ai"], "--allow-vertex-ai=true: The Vertex AI front end is not served"),
-        ([HERE, "--allow-sagemaker=true"], "--allow-sagemaker=true: The SageMaker front end is not served"),
+        (
+            [HERE, "--allow-vertex-ai"],
+            "--allow-vertex-ai=true is not supported here: the Vertex AI front end is not a part",
+        ),
+        (
+            [HERE, "--allow-sagemaker=true"],
+            "--allow-sagemaker=true is not supported here: the SageMaker front end is not a part",
+        ),
+        (
+            [HERE, "--response-cache-byte-size=9", "--cache-config=local,size=9"],
+            "Incompatible flags --response-cache-byte-size and --cache-config both provided",
+        ),
+        ([HERE, "--cache-directory=caches"], "this folder has tritonserver's response caches"),
         ([HERE, "--allow-remote-models"], "--allow-remote-models needs --allow-remote-files"),
         ([HERE, "--grpc-use-ssl", "--grpc-server-cert=none"], "--grpc-server-cert=none: there is no such file"),
         ([HERE, "--grpc-use-ssl", "--grpc-server-key=none"], "--grpc-server-key=none: there is no such file"),
@@ -208,6 +220,8 @@ def test_words_that_contradict_each_other_or_what_is_there(
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "notes.txt").touch()
     (tmp_path / "net.onnx").touch()
+    (tmp_path / "caches" / "local").mkdir(parents=True)
+    (tmp_path / "caches" / "local" / "libtritoncache_local.so").touch()
     with pytest.raises(FlagError, match=re.escape(text)):
         settings(*words)
 
@@ -218,6 +232,12 @@ def test_what_is_there_or_switched_off_is_taken(tmp_path: Path) -> None:
     assert allowed.repository.worker_load_folders == (tmp_path,)
     missing = tmp_path / "models"
     assert settings(f"--model-repository={missing}", "--exit-on-error=false").repository.roots == (missing,)
+
+
+def test_the_older_flag_of_the_response_cache(tmp_path: Path) -> None:
+    assert (
+        settings(f"--model-repository={tmp_path}", "--response-cache-byte-size=1048576").response_cache_bytes == 1 << 20
+    )
 
 
 def test_files_without_a_name_are_left_out(tmp_path: Path) -> None:
