@@ -93,6 +93,10 @@ class ServedVersion(Protocol):
         """Return how the version runs, for people and scripts: the engine, the reason for it, the engine's report."""
 
     @property
+    def sees_requests(self) -> bool:
+        """Return whether the model, or a member, sees ids and parameters: its answers may depend on them."""
+
+    @property
     def pending_requests(self) -> int: ...
     @property
     def load_seconds(self) -> float:

@@ -113,7 +113,7 @@ class RequestValidator:
     def __init__(self, config: ModelConfig, sees_requests: bool = False) -> None:
         """`sees_requests`: the model sees single requests, with the client's own parameters."""
         self._config = config
-        self._sees_requests = sees_requests
+        self.sees_requests = sees_requests
         self._inputs = {entry.name: entry for entry in config.inputs}
         self._required = tuple(entry.name for entry in config.inputs if not entry.optional)
         self._outputs = tuple(entry.name for entry in config.outputs)
@@ -185,7 +185,7 @@ class RequestValidator:
             classifications=classifications,
             priority=int(head.parameters.get("priority", 0)),
             timeout_microseconds=int(head.parameters.get("timeout", 0)),
-            parameters=client_parameters(head) if self._sees_requests else NO_PARAMETERS,
+            parameters=client_parameters(head) if self.sees_requests else NO_PARAMETERS,
             reference_outputs=tuple(name for name in outputs if name in head.reference_outputs),
             is_small=head.is_small,
         )

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import LARGE_RESPONSE, Answer, InferRequest, InferResponse, Parameters, ResponseHead
+from rocserve.core.requests import (
+    LARGE_RESPONSE,
+    Answer,
+    InferRequest,
+    InferResponse,
+    Parameters,
+    ResponseHead,
+    client_parameters,
+)
 from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
@@ -99,14 +107,15 @@ class CachedAnswers:
             self._members = members
 
     def look_up(
-        self, request: InferRequest, responder: Responder, in_order: Responder | None = None
+        self, request: InferRequest, responder: Responder, sees_requests: bool, in_order: Responder | None = None
     ) -> Responder | None:
-        """Answer a request from the cache. `in_order`: sends a cached answer instead of the responder, if the answer
-        may have to wait for others. Returns None if the request is answered, else the responder to submit it with."""
+        """Answer a request from the cache. `sees_requests`: see ServedVersion. `in_order`: sends a cached answer
+        instead of the responder, if the answer may have to wait for others. Returns None if the request is answered,
+        else the responder to submit it with."""
         if request.nbytes > LARGEST_CACHED:
             return responder
         started_ns = time.monotonic_ns()
-        key = _key(request)
+        key = _key(request, sees_requests)
         cached = self._cache.get(self._owner, key)
         now_ns = time.monotonic_ns()
         if cached is None:
@@ -161,11 +170,19 @@ class _CachingResponder(ForwardingResponder):
         self._responder.send(answer, final)
 
 
-def _key(request: InferRequest) -> bytes:
-    """Return a key that is equal for requests with the same inputs, in any order, and the same wanted outputs."""
+def _key(request: InferRequest, sees_requests: bool) -> bytes:
+    """Return a key that is equal only for requests that the model cannot distinguish: all that reaches the model is
+    part of it, except the trace's context, which differs each time and is only passed on."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     plan = request.plan
-    entries = sorted(zip(plan.inputs, request.data, strict=True), key=lambda entry: entry[0].name)
+    entries = [*zip(plan.inputs, request.data, strict=True)]
+    if sees_requests:
+        # repr() distinguishes 1, 1.0, True and "1".
+        own = (request.id, request.sequence, plan.priority, plan.timeout_microseconds, client_parameters(request.head))
+        digest.update(repr(own).encode())
+    else:
+        # Engines find inputs by their names: the order does not matter.
+        entries.sort(key=lambda entry: entry[0].name)
     for spec, data in entries:
         digest.update(repr((spec.name, spec.datatype.value, spec.shape)).encode())
         digest.update(_LENGTH.pack(len(data)))

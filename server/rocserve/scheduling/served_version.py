@@ -43,6 +43,10 @@ class ScheduledVersion:
     def pending_requests(self) -> int:
         return self._scheduler.waiting
 
+    @property
+    def sees_requests(self) -> bool:
+        return self._scheduler.validator.sees_requests
+
     def infer(self, request: InferRequest, responder: Responder) -> None:
         try:
             self._validate(request)
@@ -71,13 +75,14 @@ class ScheduledVersion:
     def _infer_unless_cached(self, answers: CachedAnswers, request: InferRequest, responder: Responder) -> None:
         """Answer a request from the cache, or submit it."""
         if self._sequencer is None:
-            caching = answers.look_up(request, responder)
+            caching = answers.look_up(request, responder, self.sees_requests)
             if caching is not None:
                 self._scheduler.submit(request, caching)
             return
         ticket = self._sequencer.ticket()
         work_off = self._scheduler.work_off
-        caching = answers.look_up(request, responder, OrderedResponder(responder, ticket, work_off))
+        in_order = OrderedResponder(responder, ticket, work_off)
+        caching = answers.look_up(request, responder, self.sees_requests, in_order)
         if caching is None:
             return
         try:

@@ -45,6 +45,7 @@ class Member:
     ) -> None:
         self.name = name
         self.version = 1
+        self.sees_requests = False
         self.config = ModelConfig(
             name=name,
             max_batch_size=max_batch_size,
@@ -312,6 +313,26 @@ def test_answers_to_sequences_are_not_kept():
         version.infer(InferRequest(HEAD, "", [data], sequence=sequence), answer := Answer())
         assert answer.value() == [2.0, 3.0]
         assert len(member.requests) == runs
+
+
+@pytest.mark.parametrize("is_nested", [False, True], ids=["a member", "a member's member"])
+@pytest.mark.parametrize("sees_requests", [False, True], ids=["tensors", "requests"])
+def test_what_a_member_sees_decides_which_requests_are_equal(sees_requests, is_nested):
+    member = Member("a", plus(1))
+    member.sees_requests = sees_requests
+    version = ensemble(member, steps=[step("a", "X", "Y")])
+    if is_nested:
+        inner, version = version, ensemble(steps=[EnsembleStep("inner", -1, {"X": "X"}, {"Y": "Y"})])
+        served = {"a": ServedModel("a", {1: member}, member), "inner": ServedModel("inner", {1: inner}, inner)}
+        inner.properties = {}
+        version.dispatcher.tables.table = inner.dispatcher.tables.table = ServingTable(served)
+    cached(version)
+    data = np.array([1.0, 2.0], np.float32).tobytes()
+    for parameters, identity in (({}, ""), ({"factor": 2}, ""), ({"factor": 3}, ""), ({"factor": 3}, "id"), ({}, "")):
+        head = RequestHead("e", "", HEAD.inputs, (), parameters)
+        version.infer(InferRequest(head, identity, [data]), answer := Answer())
+        assert answer.response.id == identity
+    assert len(member.requests) == (4 if sees_requests else 1)
 
 
 def test_an_answer_from_the_cache_loads_no_members():

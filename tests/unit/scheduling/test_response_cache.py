@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.model_config import DynamicBatching, ModelConfig, QueuePolicy
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig, QueuePolicy
+from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.sequences import SequenceTag
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
+from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.response_cache import (
     LARGEST_CACHED,
     CachedAnswers,
@@ -125,6 +128,91 @@ def test_what_is_refused_waits_for_nobody(ask) -> None:
     assert running.response is not None
 
 
+DATA = (np.float32([1, 2]).tobytes(), np.float32([3]).tobytes())
+ORIGINAL = (
+    RequestHead("m", "", (InputHead("A", "FP32", (1, 2)), InputHead("B", "FP32", (1, 1))), (), {"of": "ann"}),
+    "",
+    DATA,
+    None,
+)
+"""Head, id, data and sequence of a request."""
+
+
+def variant(**changes: object) -> tuple:
+    """The original request with changes, by the names of RequestHead's fields, or `id`, `data` and `sequence`."""
+    others = {"id": "", "data": DATA, "sequence": None}
+    own = {name: changes.pop(name, default) for name, default in others.items()}
+    return (replace(ORIGINAL[0], **changes), *own.values())
+
+
+ALWAYS = {
+    "other data": variant(data=(DATA[0], np.float32([4]).tobytes())),
+    "one output": variant(outputs=(RequestedOutput("Y"),)),
+    "classes": variant(outputs=(RequestedOutput("Y", {"classification": 1}), RequestedOutput("Z"))),
+    "more classes": variant(outputs=(RequestedOutput("Y", {"classification": 2}), RequestedOutput("Z"))),
+}
+TO_MODELS_THAT_SEE_REQUESTS = {
+    "no parameters": variant(parameters={}),
+    "other parameters": variant(parameters={"of": "bob"}),
+    "more parameters": variant(parameters={"of": "ann", "factor": 1}),
+    "a parameter of another type": variant(parameters={"of": "ann", "factor": True}),
+    "a parameter of a third type": variant(parameters={"of": "ann", "factor": 1.0}),
+    "a parameter that is a text": variant(parameters={"of": "ann", "factor": "1"}),
+    "priority": variant(parameters={"of": "ann", "priority": 1}),
+    "timeout": variant(parameters={"of": "ann", "timeout": 1_000_000}),
+    "id": variant(id="ann"),
+    "another id": variant(id="bob"),
+    "sequence": variant(sequence=SequenceTag(1)),
+    "sequence of a text": variant(sequence=SequenceTag("1")),
+    "start": variant(sequence=SequenceTag(1, starts=True)),
+    "end": variant(sequence=SequenceTag(1, ends=True)),
+    "inputs in another order": variant(inputs=ORIGINAL[0].inputs[::-1], data=DATA[::-1]),
+}
+NEVER = {
+    "the request for an empty last response": variant(
+        parameters={"of": "ann", "triton_enable_empty_final_response": True}
+    )
+}
+
+
+@pytest.mark.parametrize("sees_requests", [False, True], ids=["a model that sees tensors", "one that sees requests"])
+def test_requests_are_equal_if_the_model_cannot_distinguish_them(sees_requests: bool) -> None:
+    config = ModelConfig(
+        name="m",
+        max_batch_size=1,
+        inputs=(InputConfig("A", DataType.FP32, (2,)), InputConfig("B", DataType.FP32, (1,))),
+        outputs=(OutputConfig("Y", DataType.FP32, (2,)), OutputConfig("Z", DataType.FP32, (2,))),
+    )
+    validator = RequestValidator(config, sees_requests)
+    answers = CachedAnswers(ResponseCache(1 << 20), config, ModelStatistics(), logging.getLogger("test"))
+    sent: dict[str, str] = {}
+
+    class Asked:
+        """A client that notes which request's answer it got."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def send(self, answer: InferResponse, final: bool = True) -> None:
+            sent[self.name] = answer.parameters["for"]
+
+    distinguished = {**ALWAYS, **(TO_MODELS_THAT_SEE_REQUESTS if sees_requests else {})}
+    others = {**NEVER, **({} if sees_requests else TO_MODELS_THAT_SEE_REQUESTS)}
+    asked = {"original": ORIGINAL, **distinguished, **others, "again": ORIGINAL}
+    for name, (head, identity, data, sequence) in asked.items():
+        request = InferRequest(head, identity, data, sequence=sequence)
+        validator.validate(request)
+        submitted = answers.look_up(request, Asked(name), sees_requests)
+        if submitted is not None:
+            submitted.send(InferResponse.of("m", "1", identity, [], {"for": name}))
+    assert sent == {
+        "original": "original",
+        **{name: name for name in distinguished},
+        **dict.fromkeys(others, "original"),
+        "again": "original",
+    }
+
+
 def test_what_would_take_long_to_go_through_is_not_cached(caplog) -> None:
     config = ModelConfig(name="m")
     cache = ResponseCache(1 << 30)
@@ -132,7 +220,7 @@ def test_what_would_take_long_to_go_through_is_not_cached(caplog) -> None:
     large = bytes(LARGEST_CACHED + 1)
     request, responder = InferRequest(HEAD, "", [large]), object()
     request.nbytes = len(large)
-    assert answers.look_up(request, responder) is responder
+    assert answers.look_up(request, responder, False) is responder
     response = InferResponse.of("m", "1", "", [Tensor("OUT", DataType.UINT8, (len(large),), large)])
     answers.keep(object(), b"key", response, 0)
     assert cache.nbytes == 0

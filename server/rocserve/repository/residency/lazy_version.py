@@ -52,6 +52,7 @@ class LazyVersion(Tenant):
         self.config: ModelConfig = definition.config
         """The configuration as the last load completed it; as registered before the first load."""
         self.config_message = definition.serialized
+        self.sees_requests = definition.backend is not None and definition.backend.answers_requests
         self.load = load
         self.on_change = on_change
         self.failure: Failure | None = None

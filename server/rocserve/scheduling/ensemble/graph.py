@@ -81,8 +81,8 @@ def step_head(
 ) -> tuple[RequestHead, TensorPlaces]:
     """Return the head of a request to a member, and its inputs' places. Equal heads are one object, so that a member
     checks each only once. `inputs`: (name, datatype, shape). `is_small`: see RequestHead."""
-    # With types, because True equals 1.
-    typed = tuple([(name, type(value), value) for name, value in parameters.items()])
+    # With their repr, because True equals 1, and 0.0 equals -0.0.
+    typed = tuple([(name, repr(value), value) for name, value in parameters.items()])
     make = _step_head if is_small else _step_head.__wrapped__
     return make(model_name, model_version, inputs, outputs, typed, references, reference_outputs)
 
@@ -93,7 +93,7 @@ def _step_head(
     model_version: str,
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
     outputs: tuple[str, ...],
-    parameters: tuple[tuple[str, type, ParameterValue], ...],
+    parameters: tuple[tuple[str, str, ParameterValue], ...],
     references: frozenset[str],
     reference_outputs: frozenset[str],
 ) -> tuple[RequestHead, TensorPlaces]:

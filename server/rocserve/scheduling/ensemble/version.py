@@ -83,6 +83,11 @@ class EnsembleVersion:
         """Called before each request is run, because members may have to be loaded."""
         self._drain = Drain()
 
+    @property
+    def sees_requests(self) -> bool:
+        members = (reference() for reference in self._members())
+        return any(member.sees_requests for member in members if member is not None and not member.config.is_ensemble)
+
     def infer(self, request: InferRequest, responder: Responder) -> None:
         started_ns = time.monotonic_ns()
         try:
@@ -99,7 +104,7 @@ class EnsembleVersion:
         # The answer to a request of a sequence depends on earlier ones.
         if self.answers is not None and not self.config.decoupled and request.sequence is None:
             self.answers.set_members(self._members())
-            caching = self.answers.look_up(request, responder)
+            caching = self.answers.look_up(request, responder, self.sees_requests)
             if caching is None:
                 self.run_ended()
                 return
