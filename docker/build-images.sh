@@ -62,6 +62,9 @@ try() {
   container=$(buildah from --pull-never "$name")
   echo "images: rocserve doctor in $name"
   buildah run "$container" rocserve doctor | tee "$work/doctor"
+  # As ONNX Runtime's StringNormalizer does.
+  buildah run "$container" python3 -c "import locale; locale.setlocale(locale.LC_ALL, 'en_US.UTF-8')" \
+    || { echo "images: $name lacks the locale en_US.UTF-8"; exit 1; }
   mkdir -p "$work/models/tiny/1"
   "$python" -c "import sys; from rocserve.tools.doctor.trial import TINY_ONNX; sys.stdout.buffer.write(TINY_ONNX)" \
     >"$work/models/tiny/1/model.onnx"

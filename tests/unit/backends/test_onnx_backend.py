@@ -346,6 +346,18 @@ def test_a_model_that_is_too_new(model_source: SourceMaker, field: str, text: st
         load(model_source("model.onnx", model.SerializeToString()))
 
 
+def test_the_locale_that_a_model_of_texts_needs(model_source: SourceMaker) -> None:
+    texts = [helper.make_tensor_value_info(name, TensorProto.STRING, ["n"]) for name in ("x", "y")]
+    node = helper.make_node("StringNormalizer", ["x"], ["y"], case_change_action="LOWER", locale="tlh_KX.UTF-8")
+    graph = helper.make_graph([node], "texts", texts[:1], texts[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    advice = (
+        "lacks the locale tlh_KX.UTF-8, .*localedef --inputfile=tlh_KX --charmap=UTF-8 tlh_KX.UTF-8 .*-langpack-tlh"
+    )
+    with pytest.raises(ServeError, match=advice):
+        load(model_source("model.onnx", model.SerializeToString()))
+
+
 def test_an_operator_that_the_engine_lacks(model_source: SourceMaker) -> None:
     model = helper.make_model(
         helper.make_graph(

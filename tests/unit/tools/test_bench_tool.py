@@ -91,7 +91,7 @@ def test_an_engine_that_is_not_there_is_said_and_the_rest_is_measured(command: C
     if ran.status == 0:
         pytest.skip("PyTorch and onnx2torch are installed")
     assert ran.row("onnxruntime ")[0] == "1"
-    assert "rocserve bench: torch: PyTorch is not installed; install torch" in ran.err or "onnx2torch" in ran.err
+    assert "rocserve bench: torch: PyTorch is not installed; pip install torch" in ran.err or "onnx2torch" in ran.err
 
 
 @pytest.mark.skipif(

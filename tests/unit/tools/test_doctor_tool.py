@@ -16,6 +16,7 @@ from support.tools import Command
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation
+from rocserve.backends.pytorch.installing import torch_command
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 from rocserve.tools.doctor import machine
@@ -153,10 +154,44 @@ def test_an_amd_gpu_without_its_driver(tmp_path: Path, vendor: str, kind: str, d
 
 def test_each_software_that_is_missing_comes_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "is_installed", lambda module: False)
-    absent = [finding for finding in machine.examine_software() if finding.state is State.ABSENT]
+    absent = [finding for finding in machine.examine_software(Host()) if finding.state is State.ABSENT]
     assert {"onnxruntime", "onnx", "cv2", "amdsmi", "amd.rocal"} <= {finding.name for finding in absent}
     for finding in absent:
         assert "install" in finding.advice, finding
+
+
+@pytest.mark.parametrize(
+    ("rocm", "nvidia", "command"),
+    [
+        ("", False, "pip install torch --index-url https://download.pytorch.org/whl/cpu "),
+        ("", True, "pip install torch (the build for NVIDIA GPUs)"),
+        ("7.1.1-38", False, "pip install torch --index-url https://download.pytorch.org/whl/rocm7.1 "),
+        ("10.1.0", True, "pip install torch --index-url https://stable.repo.amd.com/rocm/whl-next/ "),
+    ],
+)
+def test_pytorch_is_advised_in_the_build_for_the_machine(tmp_path: Path, rocm: str, nvidia: bool, command: str) -> None:
+    tree = GpuTree(tmp_path / "sys")
+    if rocm:
+        (tmp_path / "rocm/.info").mkdir(parents=True)
+        (tmp_path / "rocm/.info/version").write_text(f"{rocm}\n")
+    if nvidia:
+        (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+        (tmp_path / "proc/driver/nvidia/version").touch()
+    assert torch_command(Host(tree.system, tmp_path / "proc", tmp_path / "rocm", {})).startswith(command)
+
+
+def test_two_packages_of_onnx_runtime_are_a_fault(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "onnxruntime_rocm-1.20.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-rocm\nVersion: 1.20.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    ran = command("doctor", "--cache-directory", command.cache)
+    assert ran.status == 1
+    assert ran.row("onnxruntime  ")[0] == "BROKEN"
+    assert "onnxruntime-rocm 1.20.0, providers: " in ran.out
+    assert "advice: onnxruntime: pip uninstall onnxruntime onnxruntime-rocm, then pip install only one: " in ran.out
 
 
 @pytest.mark.parametrize(

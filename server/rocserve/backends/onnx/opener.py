@@ -91,6 +91,7 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
 _IR = re.compile(r"Unsupported model IR version: \d+, max supported IR version: (\d+)")
+_LOCALE = re.compile(r"Failed to construct locale with name:((\w+)\.([\w-]+))")
 _LEVEL = re.compile(r"^.*?\[(?P<level>[EWIVF]):onnxruntime:[^\]]*\] *")
 _SOURCE_POSITION = re.compile(r"^\S*/\S+\.(?:cc|h|cpp|hpp):\d+ .*?(?=\[ERROR\]|\[ONNXRuntimeError\]|$)")
 
@@ -120,6 +121,13 @@ def remedy(text: str) -> str:
         return (
             f"; this ONNX Runtime reads IR version <= {found[1]}: export again with an older onnx package, or set"
             f" ir_version = {found[1]} in the model"
+        )
+    if found := _LOCALE.search(text):
+        name, language, encoding = found.groups()
+        return (
+            f"; this machine lacks the locale {name}, which the model's StringNormalizer needs: apt-get install locales"
+            f" && localedef --inputfile={language} --charmap={encoding} {name} (Fedora: dnf install"
+            f" glibc-langpack-{language.partition('_')[0]})"
         )
     return ""
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.onnx.distributions import installed_onnx_runtimes
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.provider_options import (
     CUDA,
@@ -124,6 +125,9 @@ def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan
     names = " or ".join(kind.provider for kind in missing)
     packages = " or ".join(kind.package for kind in missing)
     why = f"the installed ONNX Runtime has no {names}, only {', '.join(available)} (Python package {packages} has it)"
+    runtimes = installed_onnx_runtimes()
+    if problem := runtimes.problem:
+        why = f"{why}; {runtimes.names}: {problem}; {runtimes.remedy}"
     if not accepts_cpu:
         raise unavailable(
             f"model '{model.name}': {why}; install that, use KIND_CPU without the accelerator, or set parameter"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
+from rocserve.backends.host import Host
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX, has_gpu_for, migraphx_choice
 from rocserve.backends.parameters import asked_engine, read_choice
+from rocserve.backends.pytorch.installing import torch_command
 from rocserve.backends.pytorch.parameters import TORCH_COMPILE, torch_compile_options
 from rocserve.core.errors import unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
@@ -47,11 +49,6 @@ MIGRAPHX_ONNX = replace(MIGRAPHX, name="migraphx-onnx", module="rocserve.backend
 
 _NAMES = ("auto", EAGER.name, INDUCTOR.name, TORCH_MIGRAPHX.name, MIGRAPHX_ONNX.name)
 
-_INSTALL = (
-    "install it where rocserve is: pip install torch --index-url https://download.pytorch.org/whl/cpu (for the CPU; of"
-    " AMD's GPUs see pytorch.org)"
-)
-
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     """Choose by the parameter `engine`: auto (also the default), eager, inductor, migraphx or migraphx-onnx. Auto is
@@ -62,7 +59,10 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     (UNAVAILABLE) if PyTorch is not installed, or if the engine is migraphx-onnx and MIGraphX cannot be used."""
     wanted = read_choice(config, "engine", "auto", _NAMES)
     if not machine.is_installed("torch"):
-        raise unavailable(f"model '{config.name}' needs PyTorch, which is not installed; {_INSTALL}")
+        raise unavailable(
+            f"model '{config.name}' needs PyTorch, which is not installed; install it where rocserve is:"
+            f" {torch_command(Host())}"
+        )
     named = "parameter 'engine' says so"
     if wanted == MIGRAPHX_ONNX.name:
         remedy = "leave the parameter out to have PyTorch run the model"

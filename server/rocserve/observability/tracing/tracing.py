@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from rocserve.core.errors import invalid_argument
+from rocserve.core.extras import install_command
 from rocserve.core.trace import SpanContext, Trace, TraceGroup, TraceLevel
 from rocserve.observability.tracing.json_sink import JsonSink, write_problem
 
@@ -325,7 +326,7 @@ def client_context(headers: Mapping[str, str]) -> SpanContext | None:
 
 NEEDS_EXTRA = (
     "--trace-config=mode=opentelemetry needs OpenTelemetry's SDK and its OTLP/HTTP exporter, which are not installed"
-    " ({0}); install them with `pip install 'rocserve[tracing]'`"
+    " ({0}); run: {1}"
 )
 
 
@@ -347,5 +348,5 @@ def create_tracing(
         # Imported here, because the packages are optional and take a third of a second to import.
         from rocserve.observability.tracing.span_sink import SpanSink
     except ImportError as error:
-        raise ValueError(NEEDS_EXTRA.format(error)) from error
+        raise ValueError(NEEDS_EXTRA.format(error, install_command("tracing"))) from error
     return Tracing(options, SpanSink(options, service_name, log))

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from rocserve.cache.folders import check_private, make_folder
 from rocserve.core.errors import ServeError
+from rocserve.core.extras import install_command
 from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.debounce import Debounce
@@ -371,7 +372,7 @@ class RemoteRepositories:
 def open_source(place: RemotePlace, environment: Mapping[str, str], room: CopyRoom) -> Source:
     """Open the store of a URL. Raises StoreError if a package is not installed or credentials cannot be read."""
     if importlib.util.find_spec("obstore") is None:
-        raise StoreError("expected the package obstore, which is not installed: pip install 'rocserve[remote]'")
+        raise StoreError(f"expected the package obstore, which is not installed; run: {install_command('remote')}")
     if place.kind is StoreKind.HUGGING_FACE:
         return HubSource(place, environment)
     if place.kind is StoreKind.ARCHIVE:

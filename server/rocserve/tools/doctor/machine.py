@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +17,11 @@ from pathlib import Path
 
 from rocserve.backends.host import Host
 from rocserve.backends.installed import is_installed
+from rocserve.backends.onnx.distributions import OnnxRuntimes, installed_onnx_runtimes
 from rocserve.backends.parameters import usable_cpus
+from rocserve.backends.pytorch.installing import torch_command
 from rocserve.backends.rocal import ROCAL_MODULE
+from rocserve.core.extras import install_command
 from rocserve.core.printable import readable_size as size
 from rocserve.settings import default_front_ends
 
@@ -106,31 +109,33 @@ _ACCESS_ADVICE = (
 )
 
 
-_CPU_EXTRA = "pip install 'rocserve[cpu]'"
-_PACKAGES = (
-    # module, names of its distributions, purpose, how to install it
-    ("onnxruntime", ("onnxruntime", "onnxruntime-migraphx", "onnxruntime-rocm", "onnxruntime-gpu"), "", _CPU_EXTRA),
-    ("onnx", ("onnx",), "MIGraphX's models", _CPU_EXTRA),
-    ("cv2", ("opencv-python-headless", "opencv-python"), "rocAL pipelines on the CPU", _CPU_EXTRA),
-    ("matplotlib", ("matplotlib",), "rocserve tune --plot", "pip install 'rocserve[tools]'"),
-    ("torch", ("torch",), "PyTorch's models; rocserve bench --against torch", "pip install torch"),
-    (
-        "amdsmi",
-        ("amdsmi",),
-        "metrics of AMD GPUs",
-        "pip install /opt/rocm/core/share/amd_smi (ROCm 10) or /opt/rocm/share/amd_smi (ROCm 7)",
-    ),
-    (
-        ROCAL_MODULE,
-        ("amd-rocal",),
-        "rocAL pipelines on AMD GPUs",
-        "apt-get install rocal rocal-dev (ROCm 7; ROCm 10 has no release of it), and start with"
-        " PYTHONPATH=/opt/rocm/lib LD_LIBRARY_PATH=/opt/rocm/lib",
-    ),
-)
+def _packages(host: Host) -> Sequence[tuple[str, Sequence[str], str, str]]:
+    """Return for each module: its name, the names of its distributions, its purpose, how to install it."""
+    cpu_extra = install_command("cpu")
+    on_gpus = "; for AMD GPUs: pip install onnxruntime-migraphx" if host.gpus else ""
+    return (
+        ("onnxruntime", (), "", f"{cpu_extra}{on_gpus}"),
+        ("onnx", ("onnx",), "MIGraphX's models", cpu_extra),
+        ("cv2", ("opencv-python-headless", "opencv-python"), "rocAL pipelines on the CPU", cpu_extra),
+        ("matplotlib", ("matplotlib",), "rocserve tune --plot", install_command("tools")),
+        ("torch", ("torch",), "PyTorch's models; rocserve bench --against torch", torch_command(host)),
+        (
+            "amdsmi",
+            ("amdsmi",),
+            "metrics of AMD GPUs",
+            "pip install /opt/rocm/core/share/amd_smi (ROCm 10) or /opt/rocm/share/amd_smi (ROCm 7)",
+        ),
+        (
+            ROCAL_MODULE,
+            ("amd-rocal",),
+            "rocAL pipelines on AMD GPUs",
+            "apt-get install rocal rocal-dev (ROCm 7; ROCm 10 has no release of it), and start with"
+            " PYTHONPATH=/opt/rocm/lib LD_LIBRARY_PATH=/opt/rocm/lib",
+        ),
+    )
 
 
-def examine_software() -> Iterator[Finding]:
+def examine_software(host: Host) -> Iterator[Finding]:
     version = importlib.metadata.version("grpcio")
     requirement = next(line for line in importlib.metadata.requires("rocserve") or () if line.startswith("grpcio"))
     # From "grpcio<1.90,>=1.62": the lowest tested version, and the first one above the tested range.
@@ -140,19 +145,12 @@ def examine_software() -> Iterator[Finding]:
     else:
         advice = f"the transport relies on grpcio's internals; install one with which it is tested: {requirement}"
         yield _SOFTWARE("grpcio", State.BROKEN, f"{version} is outside the tested range", advice)
-    for module, distributions, purpose, remedy in _PACKAGES:
+    for module, distributions, purpose, remedy in _packages(host):
         if not is_installed(module):
             text = "not installed" + (f" (for {purpose})" if purpose else "")
             yield _SOFTWARE(module, State.ABSENT, text, f"{module}: {remedy}")
         elif module == "onnxruntime":
-            version = _version(distributions)
-            try:
-                providers = importlib.import_module(module).get_available_providers()
-            except Exception as error:
-                advice = "install it again; two distributions of onnxruntime in one environment overwrite each other"
-                yield _SOFTWARE(module, State.BROKEN, f"{version}: {type(error).__name__}: {error}", advice)
-            else:
-                yield _SOFTWARE(module, State.FACT, f"{version}, providers: {', '.join(providers)}")
+            yield _onnx_runtime(installed_onnx_runtimes())
         else:
             yield _SOFTWARE(module, State.FACT, _version(distributions))
     from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
@@ -166,11 +164,25 @@ def examine_software() -> Iterator[Finding]:
         yield _SOFTWARE("libturbojpeg", State.FACT, "2.0 or newer")
 
 
+def _onnx_runtime(runtimes: OnnxRuntimes) -> Finding:
+    name, found = "onnxruntime", runtimes.names or "installed, version unknown"
+    try:
+        providers = importlib.import_module(name).get_available_providers()
+    except Exception as error:
+        text = f"{found}: {type(error).__name__}: {error}"
+        again = f"{name}: {runtimes.remedy if runtimes.problem else 'install it again'}"
+        return _SOFTWARE(name, State.BROKEN, text, again)
+    text = f"{found}, providers: {', '.join(providers)}"
+    if problem := runtimes.problem:
+        return _SOFTWARE(name, State.BROKEN, f"{text}; {problem}", f"{name}: {runtimes.remedy}")
+    return _SOFTWARE(name, State.FACT, text)
+
+
 def _major_minor(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
-def _version(distributions: tuple[str, ...]) -> str:
+def _version(distributions: Sequence[str]) -> str:
     found = []
     for name in distributions:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -133,12 +133,12 @@ class DoctorOptions:
 
 def run_doctor(options: DoctorOptions) -> int:
     """Print the findings and return the exit status: 1 if something that is installed does not work."""
-    out, settings = console_on(), options.engines
+    out, settings, host = console_on(), options.engines, Host()
     with ToolProgress() as progress:
         engines = EngineExamination(settings, options.timeout_secs, progress.report)
         # The engines come first, because examining the software imports cv2, which changes $LD_LIBRARY_PATH.
         tried = [*engines.findings()]
-        findings = [*examine_machine(Host()), *examine_software(), *_cache(settings), *tried]
+        findings = [*examine_machine(host), *examine_software(host), *_cache(settings), *tried]
     broken = sum(finding.state is State.BROKEN for finding in findings)
     if options.json:
         say_json(out, {"rocserve": rocserve.__version__, "broken": broken, "findings": findings})

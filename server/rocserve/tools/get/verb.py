@@ -13,6 +13,7 @@ from types import ModuleType
 from rich.console import Console
 
 import rocserve
+from rocserve.core.extras import install_command
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
 from rocserve.tools.get.download import (
     CATALOGUE,
@@ -167,7 +168,7 @@ def _imported(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise GetError(
-            f"building the network needs packages that are not installed ({error}); run: pip install 'rocserve[cpu]'"
+            f"building the network needs packages that are not installed ({error}); run: {install_command('cpu')}"
         ) from error
 
 

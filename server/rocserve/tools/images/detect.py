@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rocserve.core.errors import invalid_argument
+from rocserve.core.extras import install_command
 from rocserve.core.printable import printable
 from rocserve.settings.flag import FOLDER, POSITIVE, flag, part
 from rocserve.tools.images import asking
@@ -139,7 +140,7 @@ def run(options: DetectOptions) -> int:
         except OSError as error:
             raise UsageError(f"argument --out: '{options.out}' cannot be made a folder: {error.strerror}") from None
         if find_spec("PIL") is None:
-            raise UsageError("argument --out: drawing needs Pillow; run: pip install 'rocserve[tools]'")
+            raise UsageError(f"argument --out: drawing needs Pillow; run: {install_command('tools')}")
     findings = asyncio.run(ask_all(options.ask.url, options.ask.model, options.ask.images, detector))
     print_findings(findings_table(findings, options.rows))
     faults = [finding for finding in findings if finding.error]

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.backends.base import Batch, BatchResult, ModelSource
+from rocserve.backends.host import Host
+from rocserve.backends.pytorch.installing import torch_command
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.core.errors import unavailable
 from rocserve.core.model_config import InstanceKind
@@ -16,7 +18,7 @@ from rocserve.core.requests import Signature
 
 
 def load(model: ModelSource) -> TorchModel:
-    torch = _needed("torch", "PyTorch is not installed; install torch (for ROCm: from pytorch.org's ROCm index)")
+    torch = _needed("torch", f"PyTorch is not installed; {torch_command(Host())}")
     module = _torch_module(torch, model.model_file)
     # PyTorch names AMD's GPUs "cuda" too.
     is_on_gpu = model.instance_kind is not InstanceKind.CPU and torch.cuda.is_available()

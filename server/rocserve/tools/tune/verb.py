@@ -13,6 +13,7 @@ from rich.console import Console
 
 from rocserve.backends.pytorch.engine_choice import MIGRAPHX_ONNX
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.extras import install_command
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings.flag import SWITCH, Kind, flag, number, one_of, part
 from rocserve.tools.bench import LATENCY_COLUMNS, latency_cells
@@ -132,7 +133,7 @@ def tune(options: TuneOptions) -> int:
         try:
             importlib.import_module("matplotlib")
         except ImportError as error:
-            raise unavailable(f"--plot needs matplotlib ({error}); run: pip install 'rocserve[tools]'") from None
+            raise unavailable(f"--plot needs matplotlib ({error}); run: {install_command('tools')}") from None
         if options.plot.suffix.lower() != ".png":
             raise invalid_argument(f"--plot: expected a name that ends in .png, got '{options.plot}'")
         if not options.plot.absolute().parent.is_dir():

@@ -324,7 +324,7 @@ def test_the_extra_that_is_not_installed(collector: Collector, monkeypatch: pyte
     with pytest.raises(
         ValueError,
         match=r"^--trace-config=mode=opentelemetry needs OpenTelemetry's SDK and its OTLP/HTTP exporter, which are not"
-        r" installed \(.*\); install them with `pip install 'rocserve\[tracing\]'`$",
+        r" installed \(.*\); run: pip install .+$",
     ):
         tracing(collector)
 
