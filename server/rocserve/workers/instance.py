@@ -23,7 +23,7 @@ from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import Heap, HeapReader, SharedHeap, Slot, copy_in_steps
 from rocserve.plane.link import LinkBroken, LinkEnd, RingReader, RingWriter
-from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.plane.trimming import HeapTrimmer
 from rocserve.workers import entries
 from rocserve.workers.answer_watch import PendingAnswers
@@ -38,6 +38,10 @@ HEAP_BYTES = 1 << 32
 """Bytes for each size class of slots, in an instance's and in a version's heap. gRPC messages take at most half."""
 _RETURNED_TOGETHER = 15
 """Places of slots smaller than a page that are returned together: five full messages."""
+_KEPT_FOR_BATCHES = entries.SERVER_RINGS[entries.WORK] // 2
+"""Places of the ring of batches that nothing else takes: a worker may be busy while hundreds of files are forgotten."""
+_FORGET_AGAIN_SECONDS = 0.1
+"""Delay before the rest of the forgotten files is sent: they cost only memory until then."""
 _MOST_UNRETURNED = 1 << 16
 """Places that may wait for room in the ring of returned places. A worker empties the ring whenever it needs memory."""
 
@@ -82,6 +86,7 @@ class Instance:
         self.requests: InstanceRequests | None = None
         """None unless the model sees each request separately."""
         self._files_to_forget: deque[int] = deque()
+        self._forget_timer: TimerHandle | None = None
         self._attach(start_call)
         self._files = PassedFiles(self._socket, self._file_gone)
         # A model that brings its own code must see nothing of a client's memory except the tensors of its requests.
@@ -172,10 +177,20 @@ class Instance:
             batch = unposted.popleft()
             work.post(batch.entry)
             batch.posted = work.posted
-        # All batches with requests in these files are done.
-        while self._files_to_forget and self.room(work):
-            work.post(ENTRY.pack(entries.FORGET, 0, 0, 0, self._files_to_forget.popleft(), 0, 0))
+        self._post_forgotten()
         self._ring()
+
+    def _post_forgotten(self) -> None:
+        """Tell the worker which files it may release, since all batches with requests in them are done."""
+        files, work = self._files_to_forget, self._work
+        while files and self.room(work) > _KEPT_FOR_BATCHES:
+            work.post(ENTRY.pack(entries.FORGET, 0, 0, 0, files.popleft(), 0, 0))
+        if files and self._forget_timer is None:
+            self._forget_timer = self.plane.call_at(time.monotonic() + _FORGET_AGAIN_SECONDS, self._forget_again)
+
+    def _forget_again(self) -> None:
+        self._forget_timer = None
+        self._post_written()
 
     def room(self, ring: RingWriter) -> int:
         """Return how many entries may be posted; 0 if the worker's counters are invalid, which breaks the link off."""

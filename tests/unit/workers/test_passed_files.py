@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import socket
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from support.instance_peer import Peer
 from support.shared_memory import GUARD, SharedFile, shared_file
-from support.waiting import until
+from support.waiting import until, wait_until
 from support.workers import BatchInput, Workshop, batch_input, members_of, on_plane, pids, run_add_sub
 
 from rocserve.core.datatypes import DataType
@@ -26,7 +27,9 @@ from rocserve.core.tensor_places import PlacedTensors
 from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import Heap, HeapReader, Slot
 from rocserve.plane.loop import PlaneLoop
+from rocserve.scheduling.instances import MOST_AHEAD
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs
+from rocserve.workers.entries import SERVER_RINGS, WORK
 from rocserve.workers.passed_files import PassedFiles
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import ReceivedBatch, ServerGone
@@ -174,6 +177,32 @@ def test_a_file_that_no_batch_names_is_forgotten(peer: Peer, file: SharedFile) -
     with shared_file(1 << 16, "next") as other:
         end(peer, execute(peer, in_file(opened(other))))
     assert sorted(peer.end_of_worker.files) == [0, 2]
+
+
+def test_a_busy_worker_gets_its_batches_however_many_files_are_forgotten_meanwhile(
+    peer: Peer, file: SharedFile
+) -> None:
+    """And it forgets all of them in the end, without a further batch."""
+    count = SERVER_RINGS[WORK] + 12
+    held = [opened(file) for _ in range(count)]
+    end(peer, execute(peer, *[in_file(each) for each in held]))
+    assert len(peer.end_of_worker.files) == 1 + count
+    busy = execute(peer, in_file(held[0]))
+    held.clear()
+    gc.collect()
+    on_plane(peer.plane, lambda: None)
+    waiting = inputs_of(DataType.INT32)
+    for _ in range(MOST_AHEAD):
+        peer.submit(members_of(waiting, ("SUM",), (1,)))
+    end(peer, busy)
+    del busy
+    for _ in range(MOST_AHEAD):
+        end(peer, peer.take())
+    idle = threading.Thread(target=lambda: list(peer._batches))
+    idle.start()
+    wait_until(lambda: list(peer.end_of_worker.files) == [0], "the end of all files")
+    peer.end_of_worker.stop()
+    idle.join(10)
 
 
 def test_a_worker_that_may_open_no_more_files_fails(peer: Peer, file: SharedFile) -> None:

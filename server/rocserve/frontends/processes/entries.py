@@ -11,7 +11,7 @@ the sizes do not follow from the head, a table of the sizes (u64 each) precedes 
 From both ends:
 
 - HEAD (count, layout, place, nbytes): the head's number means this JSON from then on: a RequestHead from the front end,
-  an AnswerHead from the server. `count` 1: only one request, or answer, uses the head.
+  an AnswerHead from the server. `count` 1: only one request, or answer, uses the head, and is posted together with it.
 - RETURN (count): the first `count` of the fields number, place and nbytes are places. On the ring RETURNS: places in
   the receiver's heap that nobody reads any more. On another ring: places in the sender's heap that only the entries
   before this one use.
@@ -75,7 +75,15 @@ from struct import Struct
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import MemoryFull
-from rocserve.core.requests import NO_PARAMETERS, InputHead, Parameters, RequestedOutput, RequestHead, ResponseHead
+from rocserve.core.requests import (
+    NO_PARAMETERS,
+    InferResponse,
+    InputHead,
+    Parameters,
+    RequestedOutput,
+    RequestHead,
+    ResponseHead,
+)
 from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import TensorPlaces, lay_out, padded
 from rocserve.core.tensors import Buffer, TensorHead
@@ -122,8 +130,10 @@ MOST_TOGETHER = (1 << 16) - 1
 """The most requests in one RESPONSES."""
 
 REMEMBERED_HEADS = 1024
-"""Number of heads of a kind: the sender refers only to its last ones, the receiver keeps twice as many. Numbers are
-never reused."""
+"""Number of heads of a kind: the sender refers only to its last ones, the receiver keeps twice as many. So a head is
+posted, or posted again, together with the entry that refers to it, and never without that entry."""
+LARGEST_NUMBER = (1 << 32) - 1
+"""An entry has no room for a larger number of a head or call; the next one gets the number 1 again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,10 @@ class AnswerHead:
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     in_shared_memory: tuple[str, ...] = ()
     is_typed: bool = False
+
+    @classmethod
+    def of(cls, response: InferResponse) -> AnswerHead:
+        return cls(response.head, response.parameters, tuple(response.in_shared_memory), response.is_typed)
 
 
 def input_places(head: RequestHead) -> TensorPlaces | None:
@@ -236,16 +250,17 @@ class FrontLinkEnd:
         place, nbytes = self.place_in_turn((text,), len(text)), len(text)
         self.post(ENTRY.pack(kind, last, count, layout, number, place, nbytes))
 
-    def post_written(
-        self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], source: object
+    def copy_then(
+        self, post: Callable[[], None], view: memoryview, left_out: Sequence[tuple[int, Buffer]], source: object
     ) -> None:
-        """Post an entry when the parts that `fill` has left out have been copied to its slot. Later entries may
-        overtake it. `source` is kept until then."""
+        """Call `post` when the parts that `fill` has left out have been copied to their slot, unless the other end has
+        gone. Later entries may be posted before. `source` is kept until then."""
 
         def steps(source: object) -> Steps[None]:
             for begin, part in left_out:
                 yield from copy_in_steps(view, begin, part)
-            self.post(entry)
+            if self._is_open:
+                post()
 
         self._plane.work_off(steps(source))
 

@@ -31,8 +31,6 @@ from rocserve.services.access import PROTOCOLS
 from rocserve.workers.entries import ENTRY
 from rocserve.workers.messages import status_code
 
-_LARGEST_NUMBER = (1 << 32) - 1
-"""An entry has no room for a larger number; the next call gets the number 1 again."""
 _HANDLED_METHODS = frozenset({"ModelInfer", "ModelStreamInfer"})
 _STREAM_METHODS = frozenset({"Watch"})
 """Streams for which clients send one message."""
@@ -74,7 +72,7 @@ class Forwarding:
         call. Raises ServeError (RESOURCE_EXHAUSTED) if there is no memory for the message."""
         holding = Holding()
         self._memory.requests.admit(holding, len(message))
-        number = self._number = self._number % _LARGEST_NUMBER + 1
+        number = self._number = self._number % entries.LARGEST_NUMBER + 1
         texts = [(key, value if isinstance(value, str) else value.decode("latin-1")) for key, value in metadata]
         about = json.dumps((method, texts, peer)).encode()
         nbytes = len(about) + len(message)
@@ -85,7 +83,7 @@ class Forwarding:
             raise
         left_out = fill(view, (about, message), COPIED_AT_ONCE)
         entry = ENTRY.pack(entries.CALL, 0, 0, len(about), number, place, nbytes)
-        self._link.post_written(entry, view, left_out, message)
+        self._link.copy_then(lambda: self._link.post(entry), view, left_out, message)
         self._waiting[number] = take, fail, holding
         return number
 

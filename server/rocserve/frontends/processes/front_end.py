@@ -54,8 +54,9 @@ _LATEST_SECONDS = 1 << 34
 class _Head:
     """The common part of many requests."""
 
-    number: int
     places: TensorPlaces | None
+    number: int = 0
+    """0 = the server does not know the head yet."""
     heap_number: int = 0
     """The heap for their inputs; 0 = the front end's heap."""
 
@@ -125,7 +126,7 @@ class RemoteInference:
         if self._order.held and self._order.wait_if_held(request, partial(self.infer, request, client)):
             return
         try:
-            head = self._heads.get(request.head) or self._send_head(request.head)
+            head = self._heads.get(request.head) or _Head(input_places(request.head))
             places = head.places
             packed = places.packed(request.data) if places is not None else None
             if packed is None or places is None:
@@ -139,14 +140,15 @@ class RemoteInference:
             return
         if left_out:
             self._order.hold(request)
-            self.plane.work_off(self._copy(request, client, (kind, place, nbytes), view, left_out))
+            self.plane.work_off(self._copy(request, client, places, (kind, place, nbytes), view, left_out))
         else:
-            self._post(request, client, head.number, kind, place, nbytes)
+            self._post(request, client, head, kind, place, nbytes)
 
     def _copy(
         self,
         request: InferRequest,
         client: ClientResponder,
+        places: TensorPlaces | None,
         posted: tuple[int, int, int],
         view: memoryview,
         left_out: Sequence[tuple[int, Buffer]],
@@ -155,36 +157,34 @@ class RemoteInference:
         self._copies[heap_number] += 1
         for begin, part in left_out:
             yield from copy_in_steps(view, begin, part)
-        try:
-            # Later requests may have come meanwhile, and the server remembers only the last heads.
-            head = self._heads.get(request.head) or self._send_head(request.head)
-        except HeapFull as error:
-            self.end.take_back(posted[1])
-            client.send(error)
-        else:
-            self._post(request, client, head.number, *posted)
+        # Later requests may have come meanwhile, and the server remembers only the last heads.
+        self._post(request, client, self._heads.get(request.head) or _Head(places), *posted)
         self._copies[heap_number] -= 1
         if heap_number in self._ending_heaps and not self._copies[heap_number]:
             self._release_heap(heap_number)
         self._order.release(request)
 
     def _post(
-        self, request: InferRequest, client: ClientResponder, head_number: int, kind: int, place: int, nbytes: int
+        self, request: InferRequest, client: ClientResponder, head: _Head, kind: int, place: int, nbytes: int
     ) -> None:
-        """Post a request whose slot has been filled."""
+        """Post a request whose slot has been filled, after its head if the server does not know that."""
         details = write_details(request)
         origin = b""
         if self._sends_origins:
             known = client.origin()
             fields = (known.protocol, known.received_ns, dict(known.headers), known.address)
             origin = json.dumps(fields).encode()
-        if details or origin:
-            try:
-                self.end.post_text(entries.DETAILS, details + origin, layout=len(details))
-            except HeapFull as error:
-                self.end.take_back(place)
-                client.send(error)
-                return
+        text, text_place = details + origin, 0
+        try:
+            if text:
+                text_place = self.end.place_in_turn((text,), len(text))
+            head_number = head.number or self._send_head(request.head, head)
+        except HeapFull as error:
+            self.end.take_back(place)
+            client.send(error)
+            return
+        if text:
+            self.end.post(ENTRY.pack(entries.DETAILS, 0, 0, len(details), 0, text_place, len(text)))
         if self._free_tokens:
             token = self._free_tokens.pop()
         else:
@@ -201,14 +201,14 @@ class RemoteInference:
             fields = (int(error.code), error.text, encodable(find_id()))
             self.end.post_text(entries.REFUSED, json.dumps(fields).encode())
 
-    def _send_head(self, head: RequestHead) -> _Head:
-        known = _Head(self._sent_heads + 1, input_places(head))
-        self.end.post_text(entries.HEAD, write_head(head), count=not head.is_small, layout=known.number)
-        self._sent_heads += 1
+    def _send_head(self, head: RequestHead, known: _Head) -> int:
+        number = self._sent_heads % entries.LARGEST_NUMBER + 1
+        self.end.post_text(entries.HEAD, write_head(head), count=not head.is_small, layout=number)
+        self._sent_heads = known.number = number
         if head.is_small:
             self._heads.keep(head, known)
-            self._heads_by_number.keep(known.number, known)
-        return known
+            self._heads_by_number.keep(number, known)
+        return number
 
     # Messages of the server.
 

@@ -10,6 +10,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -70,25 +71,31 @@ class FrontLink:
     idle_polls = 1
 
     def __post_init__(self) -> None:
-        """Create what both ends share, and send the front end its part through the socket. From any thread."""
-        own, fronts = (link.create_file("rocserve:front", entries.RINGS) for _ in range(2))
-        requests = heap.create_file("rocserve:requests", entries.HEAP_BYTES)
-        self._heap = Heap("rocserve:answers", entries.HEAP_BYTES, later=self.plane.work_off_later)
+        """Create what both ends share, and send the front end its part through the socket. From any thread. Raises
+        OSError, and leaves nothing open then."""
         reading = anonymous_file.open_for_reading
-        files = [
-            fronts,
-            reading(own),
-            requests,
-            self._heap.open_for_reading(),
-            reading(self.plane.doorbell.sleeps),
-        ]
-        assert len(files) == entries.DESCRIPTORS
-        send_with_descriptors(self._connection, entries.ATTACH, files)
-        self._requests_heap = HeapReader(reading(requests), later=self.plane.work_off_later)
-        reader = reading(fronts)
-        ends = LinkEnd(own, entries.RINGS, reader, entries.RINGS)
-        for descriptor in (*files, own, reader):
-            os.close(descriptor)
+        with ExitStack() as passed, ExitStack() as kept:
+
+            def closing(descriptor: int) -> int:
+                passed.callback(os.close, descriptor)
+                return descriptor
+
+            own, fronts = (closing(link.create_file("rocserve:front", entries.RINGS)) for _ in range(2))
+            requests = closing(heap.create_file("rocserve:requests", entries.HEAP_BYTES))
+            self._heap = Heap("rocserve:answers", entries.HEAP_BYTES, later=self.plane.work_off_later)
+            kept.callback(self._heap.close)
+            files = [
+                fronts,
+                closing(reading(own)),
+                requests,
+                closing(self._heap.open_for_reading()),
+                closing(reading(self.plane.doorbell.sleeps)),
+            ]
+            assert len(files) == entries.DESCRIPTORS
+            send_with_descriptors(self._connection, entries.ATTACH, files)
+            ends = LinkEnd(own, entries.RINGS, closing(reading(fronts)), entries.RINGS)
+            self._requests_heap = HeapReader(reading(requests), later=self.plane.work_off_later)
+            kept.pop_all()
         self._inbox = ends.readers[entries.REQUESTS]
         self._end = FrontLinkEnd(ends, self._heap, self.plane)
         self.give_back = self._end.give_back
@@ -289,10 +296,7 @@ class FrontLink:
             parameters = parameters_key(response.parameters)
             key = (response.head, tuple(response.in_shared_memory), response.is_typed, parameters)
         known = self._answer_heads.get(key)
-        if known is None:
-            shared = tuple(response.in_shared_memory)
-            known = self._send_head(key, AnswerHead(response.head, response.parameters, shared, response.is_typed))
-        number, places = known
+        number, places = known if known is not None else (0, TensorPlaces(response.head.outputs))
         packed = places.packed(response.data)
         if packed is None:
             kind, (packed, nbytes) = entries.SIZED_RESPONSE, sized(response.data)
@@ -300,15 +304,29 @@ class FrontLink:
             kind, nbytes = entries.RESPONSE, places.end
         if nbytes <= LARGEST_SHARED:
             place = self._end.place_in_turn(packed, nbytes)
+            number = number or self._send_head(key, AnswerHead.of(response), places)
             self._end.post(ENTRY.pack(kind, final, 0, number, token, place, nbytes))
         elif (table := self._outputs_in_heap(response)) is not None:
             place = self._end.place_in_turn((table,), len(table))
+            number = number or self._send_head(key, AnswerHead.of(response), places)
             held = self._end.hold(response.slot, nbytes)
             self._end.post(ENTRY.pack(entries.PLACED_RESPONSE, final, 0, number, token, place, held))
         else:
             place, view = self._end.new_slot(nbytes)
             left_out = fill(view, packed, COPIED_AT_ONCE if response.is_large else nbytes)
-            self._end.post_written(ENTRY.pack(kind, final, 0, number, token, place, nbytes), view, left_out, response)
+
+            def post() -> None:
+                # Many other answers may have been sent meanwhile, and the front end remembers only the last heads.
+                known = self._answer_heads.get(key)
+                try:
+                    number = known[0] if known is not None else self._send_head(key, AnswerHead.of(response), places)
+                except HeapFull as error:
+                    self._end.take_back(place)
+                    self.fail(token, error, final)
+                else:
+                    self._end.post(ENTRY.pack(kind, final, 0, number, token, place, nbytes))
+
+            self._end.copy_then(post, view, left_out, response)
         if final:
             self._in_flight.pop(token, None)
 
@@ -320,7 +338,11 @@ class FrontLink:
         if len(tokens) > entries.MOST_TOGETHER:
             return False
         try:
-            number, _ = self._answer_heads.get(head) or self._send_head(head, AnswerHead(head))
+            known = self._answer_heads.get(head)
+            if known is not None:
+                number = known[0]
+            else:
+                number = self._send_head(head, AnswerHead(head), TensorPlaces(head.outputs))
             heap = self._output_heap_number(slot.heap) if slot.heap is not None else None
             if heap is None:
                 return False
@@ -365,15 +387,15 @@ class FrontLink:
             self.post(entries.OUTPUTS, number)
         return number
 
-    def _send_head(self, key: object, head: AnswerHead) -> tuple[int, TensorPlaces]:
-        self._sent_heads += 1
-        known = self._sent_heads, TensorPlaces(head.head.outputs)
+    def _send_head(self, key: object, head: AnswerHead, places: TensorPlaces) -> int:
+        number = self._sent_heads % entries.LARGEST_NUMBER + 1
         text = to_json(head)
         is_single_use = bool(head.parameters) and len(text) > LARGEST_SHARED
-        self._end.post_text(entries.HEAD, text, count=is_single_use, layout=self._sent_heads)
+        self._end.post_text(entries.HEAD, text, count=is_single_use, layout=number)
+        self._sent_heads = number
         if not is_single_use:
-            self._answer_heads.keep(key, known)
-        return known
+            self._answer_heads.keep(key, (number, places))
+        return number
 
     def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:
         if not self._is_open:
@@ -452,6 +474,10 @@ class FrontLink:
         self._shares.clear()
         for outputs in self._output_heaps:
             outputs.on_closed.pop(self, None)
+        self.discard()
+
+    def discard(self) -> None:
+        """Release the memory of both ends. The whole end of a link that was never opened, from any thread then."""
         self._connection.close()
         self._requests_heap.close(is_last=True)
         self._heap.close()

@@ -107,6 +107,7 @@ class FrontEndProcess:
                 lambda reason: loop.call_soon_threadsafe(self._closed.set_result, reason),
                 owner.log,
             )
+            own.callback(self._link.discard)
             passed = (parent_pipe, peer_link.fileno(), *parts.tables)
             self._row = parts.memory.add_front_end()
             own.callback(parts.memory.forget_front_end, self._row)

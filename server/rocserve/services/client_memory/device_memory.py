@@ -46,15 +46,14 @@ class DeviceProcess:
         self._lock = threading.Lock()
         self._is_given_up = False
         memory = anonymous_file.create("rocserve:devices", COPIED_AT_ONCE)
-        self._memory = anonymous_file.map_file(memory, to_write=True)
-        self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", __name__, str(peer.fileno()), str(memory)]
         try:
-            self._process = subprocess.Popen(
-                command, pass_fds=(peer.fileno(), memory), stdin=subprocess.DEVNULL, process_group=0
-            )
+            self._memory = anonymous_file.map_file(memory, to_write=True)
+            self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with peer:
+                passed = (peer.fileno(), memory)
+                command = [sys.executable, "-m", __name__, *map(str, passed)]
+                self._process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, process_group=0)
         finally:
-            peer.close()
             os.close(memory)
         self._answer(_START_SECONDS)
 
