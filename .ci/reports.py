@@ -1,4 +1,4 @@
-"""Reads reports of tests (JUnit's XML): how many tests failed, and whether too many were skipped."""
+"""Reads reports of tests (JUnit's XML): whether too many were skipped."""
 
 from __future__ import annotations
 
@@ -11,21 +11,6 @@ from collections.abc import Iterator, Sequence
 def cases(reports: Sequence[str]) -> Iterator[ElementTree.Element]:
     for report in reports:
         yield from ElementTree.parse(report).iter("testcase")
-
-
-def count_faults(reports: Sequence[str]) -> int:
-    """The tests that failed; a fixture that failed for all tests of a file counts once."""
-    faults = set()
-    for case in cases(reports):
-        file, name = case.get("classname", ""), case.get("name", "")
-        error = case.find("error")
-        if case.find("failure") is not None:
-            faults.add((file, name))
-        elif error is not None:
-            message = error.get("message", "")
-            # "failed on setup" of a fixture, "failed on teardown", or "collection failure" of a whole file.
-            faults.add((file, message if message.startswith("failed on setup") else name))
-    return len(faults)
 
 
 def check_skips(reports: Sequence[str], allowed: int, excused: Sequence[str]) -> bool:
@@ -46,11 +31,7 @@ def check_skips(reports: Sequence[str], allowed: int, excused: Sequence[str]) ->
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reports", nargs="+", required=True)
-    parser.add_argument("--faults", action="store_true", help="print how many there are, and no more")
     parser.add_argument("--allowed", type=int, default=0, help="skips")
     parser.add_argument("--excused", nargs="*", default=[], help="beginnings of reasons that do not count")
     arguments = parser.parse_args()
-    if arguments.faults:
-        print(count_faults(arguments.reports))
-    else:
-        sys.exit(not check_skips(arguments.reports, arguments.allowed, arguments.excused))
+    sys.exit(not check_skips(arguments.reports, arguments.allowed, arguments.excused))

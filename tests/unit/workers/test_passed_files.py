@@ -284,25 +284,20 @@ def test_a_batch_of_several_is_gathered_from_files_and_the_heap(peer: Peer, file
     end(peer, received)
 
 
-@pytest.mark.parametrize(("most_bytes", "is_left"), [(3 * 4 * COUNT, True), (1 << 16, False)])
+@pytest.mark.parametrize(("most_bytes", "dropped_by"), [(3 * 4 * COUNT, [3, 6]), (1 << 16, [])])
 def test_what_has_been_read_does_not_count_as_the_workers_memory_for_long(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch, most_bytes: int, is_left: bool
+    peer: Peer, file: SharedFile, monkeypatch: pytest.MonkeyPatch, most_bytes: int, dropped_by: list[int]
 ) -> None:
-    def resident() -> list[int]:
-        """KiB of the mapping that is read."""
-        maps = Path("/proc/self/smaps").read_text().split("VmFlags")
-        return [int(each.split("Rss:")[1].split()[0]) for each in maps if file.path.name in each and " r--s " in each]
-
+    """The pages of a file are dropped when more has been read than may count; never those of files that fit in whole."""
+    drops: list[int] = []
     monkeypatch.setattr("rocserve.workers.passed_files._MOST_RESIDENT_BYTES", most_bytes)
-    sizes: list[int] = []
-    with shared_file(1 << 16, "resident") as file:
-        held = opened(file)
-        for _ in range(4 if is_left else 12):
-            batch = execute(peer, in_file(held))
-            sizes += resident()
-            assert seen(peer, batch) == bytes(4)
-            end(peer, batch)
-    assert [size > 0 for size in sizes] == [False, *[True] * (len(sizes) - 2), not is_left]
+    monkeypatch.setattr(GuardedFile, "drop_pages", lambda dropped: drops.append(turn))
+    held = opened(file)
+    for turn in range(9):
+        batch = execute(peer, in_file(held))
+        assert seen(peer, batch) == bytes(4)
+        end(peer, batch)
+    assert drops == dropped_by
 
 
 def test_a_file_that_is_cut_is_whole_again_when_it_is(peer: Peer, file: SharedFile) -> None:
