@@ -27,7 +27,6 @@ from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 DEATHS = 9
-MOST_SUPERVISOR_BYTES = 15 << 20
 SLACK = 8
 """Descriptors of clients' connections and of workers that have had many batches: fewer than one for each death."""
 VALUES = np.array([[1.0, 2.0]], np.float32)
@@ -119,7 +118,6 @@ def holdings(server: RocserveProcess) -> dict[str, int]:
     return {
         "processes": len(family),
         "descriptors": sum(process.num_fds() for process in family),
-        "MiB": sum(process.memory_full_info().pss for process in family) >> 20,
     }
 
 
@@ -164,9 +162,6 @@ def test_deaths_under_load(serve, repository: Path, front_ends: int) -> None:
     after = steady(server)
     assert after["processes"] == before["processes"]
     assert after["descriptors"] <= before["descriptors"] + SLACK, f"{before} became {after}"
-    assert after["MiB"] <= before["MiB"] * 1.15 + 16, f"{before} became {after}"
-    assert server.process is not None
-    assert psutil.Process(server.process.pid).memory_info().rss < MOST_SUPERVISOR_BYTES
     assert server.terminate() == 0
 
 

@@ -288,12 +288,13 @@ def test_a_batch_of_several_is_gathered_from_files_and_the_heap(peer: Peer, file
 def test_what_has_been_read_does_not_count_as_the_workers_memory_for_long(
     peer: Peer, file: SharedFile, monkeypatch: pytest.MonkeyPatch, most_bytes: int, dropped_by: list[int]
 ) -> None:
-    """The pages of a file are dropped when more has been read than may count; never those of files that fit in whole."""
+    """Pages are dropped when more has been read than may count, but not if the files fit in whole."""
     drops: list[int] = []
+    turn = 0
     monkeypatch.setattr("rocserve.workers.passed_files._MOST_RESIDENT_BYTES", most_bytes)
     monkeypatch.setattr(GuardedFile, "drop_pages", lambda dropped: drops.append(turn))
     held = opened(file)
-    for turn in range(9):
+    for turn in range(9):  # noqa: B007 - what drop_pages notes
         batch = execute(peer, in_file(held))
         assert seen(peer, batch) == bytes(4)
         end(peer, batch)

@@ -171,7 +171,7 @@ async def test_what_is_logged_names_the_model(workshop: Workshop, caplog: pytest
     await until(lambda: line in caplog.text)
 
 
-async def test_memory_of_models_that_come_and_go_is_given_back(
+async def test_models_that_come_and_go_leave_no_descriptor_or_thread(
     workshop: Workshop, own_children: Callable[[], list[psutil.Process]]
 ) -> None:
     stays = await serving(workshop, "stays")
@@ -179,8 +179,7 @@ async def test_memory_of_models_that_come_and_go_is_given_back(
     for _ in range(10):
         await (await serving(workshop, "goes")).stop(10.0)
     await until(lambda: process.num_threads() <= 3)
-    before, files = process.memory_info().rss, process.num_fds()
+    files = process.num_fds()
     for _ in range(30):
         await (await serving(workshop, "goes")).stop(10.0)
     await until(lambda: process.num_threads() <= 3 and process.num_fds() <= files)
-    assert process.memory_info().rss < before + (1 << 20)
