@@ -297,7 +297,7 @@ def test_it_follows_its_model(repository: Path, serve) -> None:
         wait_until(lambda: "unknown preprocess 'imagnet'; did you mean 'imagenet'?" in index()["colours_image"])
         (folder / "labels.txt").write_text("one\ntwo\n")
         put(repository, "colours", colour_classifier(side=48), "imagenet")
-        wait_until(lambda: "model 'colours' has 3 classes, and there are 2 labels" in index()["colours_image"])
+        wait_until(lambda: "labels.txt has 2 labels, but output 'scores' of model" in index()["colours_image"])
         (folder / "labels.txt").write_text("\n".join(COLOURS))
         wait_until(lambda: client.model_ready("colours_image"))
         (folder / "config.pbtxt").unlink()

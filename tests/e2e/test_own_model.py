@@ -15,6 +15,7 @@ from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, graph, identity
 from support.server import RocserveProcess
 from support.waiting import wait_until
+from tritonclient.grpc import InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
 
@@ -72,6 +73,9 @@ def test_a_folder_as_exports_leave_it_is_served_with_its_external_data(tmp_path:
     with RocserveProcess([], str(folder), log=tmp_path / "server.log", environment=environment) as server:
         server.wait_until_ready()
         assert asked(server, "of-kserve", [[1, 2], [3, 4]]) == [[2, 3], [4, 5]]
+        best = InferRequestedOutput("Y", class_count=1)
+        answer = server.client().infer("of-kserve", [infer_input("X", np.float32([[1, 2]]))], outputs=[best])
+        assert answer.as_numpy("Y").tolist() == [[b"3.000000:1:b"]], "labels.txt names the classes"
         with ConstantLoad(server.address, "of-kserve", {1.0, 2.0}) as load:
             load.wait_until_answered_by(1.0)
             new = tmp_path / "new"
@@ -79,6 +83,11 @@ def test_a_folder_as_exports_leave_it_is_served_with_its_external_data(tmp_path:
             with_external_data(new / "resnet.onnx", 2.0)
             for file in new.iterdir():
                 shutil.copy(file, folder)
+            load.wait_until_answered_by(2.0, times=100)
+            (folder / "labels.txt").write_text("a\nb\nc\n")
+            wait_until(
+                lambda: "models/labels.txt has 3 labels, but output 'Y' of model 'of-kserve' has 2" in server.log_text
+            )
             load.wait_until_answered_by(2.0, times=100)
         assert load.failures == []
 

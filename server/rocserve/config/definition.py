@@ -14,6 +14,7 @@ from typing import cast
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
+from rocserve.config.class_names import ClassNames, find_class_names
 from rocserve.config.completion import autofill, fill_from_model, normalise, replace_declared_tensors
 from rocserve.config.model_folder import FlatModel, Listing, ModelFolder, check_agents_known, read_labels, run_agents
 from rocserve.config.pbtxt import suggest
@@ -87,6 +88,8 @@ class ModelDefinition:
     """Where the model's file lies if not in a version folder."""
     refusal: ServeError | None = None
     """Why no version can be loaded; `config` then has only the name, the version policy and the parameters."""
+    class_names: ClassNames | None = None
+    """Names for the classes of an output, if the configuration names no file of labels."""
 
     @property
     def files(self) -> ModelFolder:
@@ -137,6 +140,9 @@ def complete_definition(
         raise invalid_argument(f"must specify at least one '{missing[0]}' for {message.name}")
     labels = {output.name: output.labels for output in definition.config.outputs}
     config = to_plain(message, definition.config.backend, labels)
+    if definition.class_names is not None:
+        config, unused = definition.class_names.given_to(config, message)
+        warnings += unused
     check_warmup_fits(message, config)
     return replace(
         definition,
@@ -200,6 +206,8 @@ class FolderReading:
     """`name` overrides the configuration's name."""
     preprocess: str = ""
     """Overrides the parameter `preprocess`; "" = the parameter stays."""
+    labels: Path | None = None
+    """The file of `--labels`; None = labels.txt in the folder, if it exists."""
 
     @cached_property
     def files(self) -> ModelFolder:
@@ -224,6 +232,10 @@ class FolderReading:
         fault and its position, UNIMPLEMENTED for unsupported settings; RequestRefused for settings that a client may
         not set."""
         written = written or self.written()
+        if self.labels is not None and len(written.models) > 1:
+            raise invalid_argument(
+                f"--labels={self.labels.name} is for one model; this folder has {len(written.models)}"
+            )
         definitions = tuple(
             self._define(model, written, () if place else written.warnings)
             for place, model in enumerate(written.models)
@@ -271,22 +283,28 @@ class FolderReading:
             refusal=refusal,
         )
         try:
-            return definition if refusal is not None else self._checked(definition)
+            return definition if refusal is not None else self._checked(definition, len(written.models) == 1)
         except ServeError as error:
             return replace(definition, backend=None, refusal=error.with_traceback(None))
 
-    def _checked(self, definition: ModelDefinition) -> ModelDefinition:
-        """Complete and check a definition. Raises ServeError if no version of it can be loaded."""
+    def _checked(self, definition: ModelDefinition, is_alone: bool) -> ModelDefinition:
+        """Complete and check a definition. `is_alone`: the folder defines no other model. Raises ServeError if no
+        version of it can be loaded."""
         message, backend = definition.message, definition.backend
         check_loadable(message)
         warnings = check_supported(message, backend)
         check_warmup(message, self.files)
         run_agents(message, self.files)
         name = backend.name if backend else ENSEMBLE_PLATFORM
+        labels = read_labels(message, self.folder)
+        if labels and self.labels is not None:
+            files = ", ".join(sorted({output.label_filename for output in message.output if output.label_filename}))
+            warnings += (f"--labels={self.labels.name} is not used: the configuration names label_filename '{files}'",)
         return replace(
             definition,
-            config=to_plain(message, name, read_labels(message, self.folder)),
+            config=to_plain(message, name, labels),
             warnings=definition.warnings + warnings,
+            class_names=find_class_names(self.files, self.labels) if is_alone and not labels else None,
         )
 
     def _named(self, model: ModelConfig, written: WrittenConfig) -> ModelConfig:

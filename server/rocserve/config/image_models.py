@@ -15,8 +15,8 @@ from typing import Any
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.bounds import MOST_LABELS
+from rocserve.config.class_names import LABELS_FILENAME, ClassNames, wrong_number
 from rocserve.config.datatypes import type_number
-from rocserve.config.model_folder import ModelFolder, read_names
 from rocserve.config.pbtxt import format_model_config, suggest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
@@ -24,9 +24,6 @@ from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import OutputConfig
 from rocserve.presets import PREPROCESS
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
-
-LABELS_FILENAME = "labels.txt"
-"""Class names, one per line, in the folder of the model, and of its generated post-processing."""
 
 _ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
 _CROP_FRACTION = 0.875
@@ -82,8 +79,8 @@ class _Preset:
     mean: tuple[float, ...]
     std_dev: tuple[float, ...]
     """`mean` is subtracted from pixels in 0..1, then `std_dev` divides them. An input of UINT8 gets raw pixels."""
-    postprocess: Callable[[PlainConfig, _Input, tuple[str, ...]], _Postprocess]
-    """Called with the model, its input and the user's labels."""
+    postprocess: Callable[[PlainConfig, _Input, ClassNames | None], _Postprocess]
+    """Called with the model, its input and the class names that it brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +94,20 @@ class _Postprocess:
     is_detector: bool
 
 
-def class_names(config: PlainConfig, folder: ModelFolder) -> tuple[str, ...]:
-    """Return a model's class names: the labels of its output, else labels.txt in its folder, else none. Raises
-    ServeError (INVALID_ARGUMENT) if the file is unusable."""
-    own = next((output.labels for output in config.outputs if output.labels), ())
-    return own or read_names(folder, LABELS_FILENAME)
-
-
-def image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[GeneratedModel, ...]:
-    """Generate the image models of a complete configuration that has the parameter `preprocess`. `labels`: class names;
-    empty = the public names if their number fits (ImageNet's, COCO's), else numbers. Raises ServeError
-    (INVALID_ARGUMENT) if the preset is unknown or does not fit the model."""
+def image_models(config: PlainConfig, found: ClassNames | None) -> tuple[GeneratedModel, ...]:
+    """Generate the image models of a complete configuration that has the parameter `preprocess`. The class names are
+    the labels of the model's output, else those that a file brings (`found`), else public ones if their number fits
+    (ImageNet's, COCO's), else numbers. Raises ServeError (INVALID_ARGUMENT) if the preset is unknown, or if it or the
+    class names do not fit the model."""
     name = config.parameters[PREPROCESS]
     if name not in _PRESETS:
         raise invalid_argument(f"model '{config.name}': unknown {PREPROCESS} '{name}'{suggest(name, _PRESETS)}")
     preset = _PRESETS[name]
     entry = _read_input(config, preset)
-    post = preset.postprocess(config, entry, tuple(labels))
+    labelled = next((output for output in config.outputs if output.labels), None)
+    if labelled is not None:
+        found = ClassNames(f"label_filename '{labelled.label_filename}'", labelled.label_filename, labelled.labels)
+    post = preset.postprocess(config, entry, found)
     pipeline_message, pipeline = _pipeline(config, preset, entry, with_size=post.is_detector)
     ensemble = _ensemble(config, entry, post)
     model_file = f'"""Made of `{PREPROCESS}: {name}`."""\n\nfrom {post.module} import TritonPythonModel\n'
@@ -207,11 +201,11 @@ def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelCo
     return message
 
 
-def _classifier(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
+def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
     classes = [side for output in config.outputs for side in _dims_of_one_image(config, output.dims) if side != 1]
     if len(config.outputs) != 1 or len(classes) != 1 or classes[0] < 0 or not _gives_numbers(config):
         raise _unfit(config, "one output of scores, one for each class")
-    names = _labels(config, labels, classes[0])
+    names = _labels(config, found, classes[0])
     message = _python_model(config, config.max_batch_size, config.outputs, ("SCORES",))
     _add(message.output, "PROBABILITIES", DataType.FP32, classes).label_filename = LABELS_FILENAME
     _add(message.output, "LABEL", DataType.BYTES, [1])
@@ -222,7 +216,7 @@ def _classifier(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> 
     return _Postprocess(message, "rocserve.presets.classification", names, inputs, is_detector=False)
 
 
-def _yolov4(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
+def _yolov4(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
     heads = [_dims_of_one_image(config, output.dims) for output in config.outputs]
     values = {dims[-1] for dims in heads}
     is_fit = all(
@@ -234,15 +228,15 @@ def _yolov4(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Pos
         raise _unfit(
             config, "three outputs of cells of 8, 16 and 32 pixels, [rows, columns, 3, 5 + classes], in this order"
         )
-    return _detector(config, _YOLOV4, _labels(config, labels, values.pop() - 5))
+    return _detector(config, _YOLOV4, _labels(config, found, values.pop() - 5))
 
 
-def _yolov8(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
+def _yolov8(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
     dims = _dims_of_one_image(config, config.outputs[0].dims) if len(config.outputs) == 1 else ()
     if len(dims) != 2 or dims[0] <= 4 or not _gives_numbers(config):
         raise _unfit(config, "one output of boxes, [4 + classes, boxes]")
     parameters = {"input_size": f"{entry.height}, {entry.width}", **_YOLOV8}
-    return _detector(config, parameters, _labels(config, labels, dims[0] - 4))
+    return _detector(config, parameters, _labels(config, found, dims[0] - 4))
 
 
 def _detector(config: PlainConfig, parameters: Mapping[str, str], labels: tuple[str, ...]) -> _Postprocess:
@@ -269,11 +263,11 @@ def _python_model(
     return message
 
 
-def _labels(config: PlainConfig, given: tuple[str, ...], classes: int) -> tuple[str, ...]:
-    if given:
-        if len(given) != classes:
-            raise invalid_argument(f"model '{config.name}' has {classes} classes, and there are {len(given)} labels")
-        return given
+def _labels(config: PlainConfig, found: ClassNames | None, classes: int) -> tuple[str, ...]:
+    if found is not None:
+        if len(found.names) != classes:
+            raise wrong_number(config, found, "', '".join(output.name for output in config.outputs), classes)
+        return found.names
     if classes in _PUBLIC_LABELS:
         before, filename = _PUBLIC_LABELS[classes]
         text = importlib.resources.files("rocserve.presets").joinpath("labels", filename).read_text("utf-8")

@@ -229,6 +229,7 @@ class ContentReader:
             flat=scan.flat,
             renames=single is not None and single.is_named,
             preprocess=self.settings.preprocess if single is not None else "",
+            labels=self.settings.labels if single is not None else None,
         )
         if scan.is_root and not reading.renames:
             # The folder's name says nothing, because it depends on how the volume was mounted.

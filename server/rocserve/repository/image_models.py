@@ -7,9 +7,7 @@ import functools
 from collections.abc import Collection, Set
 from dataclasses import dataclass
 
-from rocserve.config.definition import ModelDefinition
-from rocserve.config.image_models import GeneratedModel, class_names, image_models
-from rocserve.config.model_folder import ModelFolder, read_names
+from rocserve.config.image_models import GeneratedModel, image_models
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey
@@ -92,7 +90,7 @@ class ImageModels:
         self, key: ModelKey, content: ModelContent, config: ModelConfig, image_set: _ImageModelSet
     ) -> None:
         try:
-            models = await asyncio.to_thread(self._generate, content.definition, config)
+            models = await asyncio.to_thread(image_models, config, content.definition.class_names)
             # A version that was replaced by an equal one needs no new image models.
             if models != image_set.models or self._lacks_some(key, image_set):
                 contents = await asyncio.to_thread(self._context.reader.read_generated, models, content.scan.namespace)
@@ -102,13 +100,6 @@ class ImageModels:
         except ServeError as error:
             image_set.models = ()
             self._table.reject(_folder(key), Failure(error), ModelKey(f"{key}_image"))
-
-    def _generate(self, definition: ModelDefinition, config: ModelConfig) -> tuple[GeneratedModel, ...]:
-        """Make the image models. Blocks on the disk. Raises ServeError."""
-        file = self._context.settings.labels
-        if file is not None:
-            return image_models(config, read_names(ModelFolder(file.parent, file.resolve().parent), file.name))
-        return image_models(config, class_names(config, definition.files))
 
 
 def _folder(key: ModelKey) -> ModelKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rocserve.config.sources import REQUEST_SOURCE
 from rocserve.core.errors import ServeError, StatusCode
@@ -32,6 +33,9 @@ def check_interface(
     if content.definition.is_ensemble or is_whole or before.scan.versions[version] != content.scan.versions[version]:
         return
     was_written, is_written = (each.definition.message.max_batch_size > 0 for each in (before, content))
+    if before.definition.class_names is not None:
+        # No configuration named these labels: labels.txt brought them, and is checked against the model.
+        served = replace(served, outputs=tuple(replace(output, labels=()) for output in served.outputs))
     if lost := lost_interface(served, new, was_written and not is_written):
         raise InterfaceLost(lost)
 

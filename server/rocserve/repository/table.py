@@ -188,9 +188,11 @@ class ModelTable:
             self._own(content.model, folder).apply(content, retries_failed=retries_failed)
 
     def reject(self, folder: ModelKey, problem: Failure, name: ModelKey | None = None) -> None:
-        """Note that a folder's content cannot be used; served models stay. `name`: the model's key, if another."""
+        """Note that a folder's content cannot be used; served models stay. `name`: the key of a generated model, whose
+        folder key no real folder has."""
+        doing = "read model folder" if name is None else "make model"
         name = name or folder
-        self.context.log.error("failed to read model folder '%s': %s", name, problem.text)
+        self.context.log.error("failed to %s '%s': %s", doing, name, problem.text)
         models = self.models_of(folder)
         if not models and self.folder_of(name) in (None, folder):
             models = [self._own(name, folder)]

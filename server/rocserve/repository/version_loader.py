@@ -84,6 +84,7 @@ class WorkerVersionLoader:
         complete, statistics, answers = self._completed(
             complete_definition(definition, None, strict=self.strict), order
         )
+        self._warn_of_completion(order, complete)
         kind = ItemEnsemble if definition.is_amd else LoadedEnsemble
         config, message, plane = complete.config, complete.serialized, self.mail.plane
         ensemble = kind(config, message, version, statistics, self.dispatcher, self.memory, answers, plane=plane)
@@ -105,8 +106,7 @@ class WorkerVersionLoader:
                 raise EngineFailed(error.code, error.text) from None
             complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
             complete, statistics, answers = self._completed(complete, order)
-            for warning in complete.warnings[len(definition.warnings) :]:
-                self._warn_once(order, f"model '{definition.name}': {warning}")
+            self._warn_of_completion(order, complete)
             parts = SchedulerParts(
                 complete.config,
                 version,
@@ -161,6 +161,10 @@ class WorkerVersionLoader:
         if self.cache is not None and config.response_cache and config.sequence_batching is None:
             answers = CachedAnswers(self.cache, config, statistics, self.log)
         return replace(definition, config=config), statistics, answers
+
+    def _warn_of_completion(self, order: LoadOrder, complete: ModelDefinition) -> None:
+        for warning in complete.warnings[len(order.definition.warnings) :]:
+            self._warn_once(order, f"model '{complete.name}': {warning}")
 
     def _warn_once(self, order: LoadOrder, text: str) -> None:
         """Log a warning only once for each content, because a version may be loaded often."""

@@ -126,7 +126,10 @@ class RepositorySettings:
         " (docs/guides/image-models.md)",
     )
     labels: Path | None = flag(
-        None, FILE, "file with the class names of the model WHAT, one per line (default: labels.txt next to the model)"
+        None,
+        FILE,
+        "file with the class names of the model WHAT, one per line (default: labels.txt next to the model, in the same"
+        " folder as the file or config.pbtxt)",
     )
     control_mode: ControlMode = flag(
         ControlMode.POLL,

@@ -15,9 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rocserve.backends.registry import BackendRegistry, discover_backends
+from rocserve.config.class_names import LABELS_FILENAME
 from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
-from rocserve.config.image_models import LABELS_FILENAME, GeneratedModel, class_names, image_models
+from rocserve.config.image_models import GeneratedModel, image_models
 from rocserve.config.pbtxt import format_model_config
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_names import ModelKey
@@ -106,7 +107,7 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
     made: list[GeneratedModel] = []
     for definition in complete:
         if PREPROCESS in definition.config.parameters:
-            made += image_models(definition.config, class_names(definition.config, definition.files))
+            made += image_models(definition.config, definition.class_names)
     print("\n".join(texts) + "".join(map(_printed, made)), end="")
     if options.save is not None:
         _save(made, options.save)

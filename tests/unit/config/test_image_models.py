@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from rocserve.config.class_names import ClassNames
 from rocserve.config.image_models import _PRESETS, GeneratedModel, image_models
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -30,6 +31,10 @@ def config(
     )
 
 
+def names(*lines: str) -> ClassNames:
+    return ClassNames("/models/net/labels.txt", "labels.txt", lines)
+
+
 def text(made: GeneratedModel, path: str) -> str:
     return made.files[PurePosixPath(path)].decode()
 
@@ -44,7 +49,7 @@ def text(made: GeneratedModel, path: str) -> str:
     ],
 )
 def test_an_open_size_is_the_preset_s(preset: str, outputs: Sequence[Dims], side: int) -> None:
-    pipeline, post, ensemble = image_models(config(preset, [[3, -1, -1]], outputs), ("a", "b", "c"))
+    pipeline, post, ensemble = image_models(config(preset, [[3, -1, -1]], outputs), names("a", "b", "c"))
     assert [made.name for made in (pipeline, post, ensemble)] == ["net_preprocess", "net_postprocess", "net_image"]
     normalise = json.loads(text(pipeline, "1/pipeline.json"))["pipeline"][-1 if len(outputs[0]) in (1, 3) else -2]
     assert (normalise["crop_width"], normalise["crop_height"]) == (side, side)
@@ -61,7 +66,7 @@ def test_an_open_size_is_the_preset_s(preset: str, outputs: Sequence[Dims], side
     ],
 )
 def test_names_of_public_classes_are_known_by_their_number(preset, outputs, first, last) -> None:
-    _, post, _ = image_models(config(preset, [[3, 640, 640]], outputs), ())
+    _, post, _ = image_models(config(preset, [[3, 640, 640]], outputs), None)
     names = text(post, "labels.txt").splitlines()
     assert (names[0], names[-1]) == (first, last)
 
@@ -84,7 +89,7 @@ def test_names_of_public_classes_are_known_by_their_number(preset, outputs, firs
 )
 def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, said) -> None:
     with pytest.raises(ServeError, match=f"preprocess '{preset}' is for a model with {said}"):
-        image_models(config(preset, inputs, outputs), ())
+        image_models(config(preset, inputs, outputs), None)
 
 
 @pytest.mark.parametrize(
@@ -98,18 +103,45 @@ def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, said) ->
 )
 def test_outputs_that_are_no_numbers_are_refused(preset, outputs, said) -> None:
     fit = config(preset, [[3, 64, 64]], outputs)
-    assert image_models(fit, ())
+    assert image_models(fit, None)
     # With BF16 each request would fail.
     for datatype in (DataType.BYTES, DataType.BF16):
         others = replace(fit, outputs=tuple(replace(output, datatype=datatype) for output in fit.outputs))
         with pytest.raises(ServeError, match=f"is for a model with {said}.* and gives out0 {datatype.value}"):
-            image_models(others, ())
+            image_models(others, None)
 
 
 @pytest.mark.parametrize(("preset", "outputs"), [("imagenet", [[10**12]]), ("yolov8", [[10**12 + 4, 10]])])
 def test_more_classes_than_a_label_file_may_have_are_refused(preset, outputs) -> None:
     with pytest.raises(ServeError, match="model 'net' has 1000000000000 classes, 1000000 at most can have labels"):
-        image_models(config(preset, [[3, 64, 64]], outputs), ())
+        image_models(config(preset, [[3, 64, 64]], outputs), None)
+
+
+@pytest.mark.parametrize(
+    ("preset", "outputs", "classes"),
+    [
+        ("imagenet", [[4]], "output 'out0' of model 'net' has 4"),
+        ("yolov4", [[8, 8, 3, 9], [4, 4, 3, 9], [2, 2, 3, 9]], "output 'out0', 'out1', 'out2' of model 'net' has 4"),
+        ("yolov8", [[8, 84]], "output 'out0' of model 'net' has 4"),
+    ],
+)
+def test_class_names_that_do_not_fit_are_refused_by_their_file(preset, outputs, classes) -> None:
+    with pytest.raises(ServeError) as caught:
+        image_models(config(preset, [[3, 64, 64]], outputs), names("a", "b", "c"))
+    assert caught.value.text == (
+        f"/models/net/labels.txt has 3 labels, but {classes} classes; expected a file with a line for each class:"
+        " correct the file, or move it away"
+    )
+
+
+def test_labels_of_the_configuration_are_taken_before_a_file_beside_the_model() -> None:
+    one = config("imagenet", [[3, 64, 64]], [[3]])
+    labelled = replace(one.outputs[0], label_filename="mine.txt", labels=("x", "y", "z"))
+    _, post, _ = image_models(replace(one, outputs=(labelled,)), names("a", "b", "c"))
+    assert text(post, "labels.txt") == "x\ny\nz\n"
+    short = replace(labelled, labels=("x",))
+    with pytest.raises(ServeError, match=r"^label_filename 'mine\.txt' has 1 label, but output 'out0'"):
+        image_models(replace(one, outputs=(short,)), None)
 
 
 def test_each_name_of_a_preset_has_one() -> None:
@@ -118,4 +150,4 @@ def test_each_name_of_a_preset_has_one() -> None:
 
 def test_numbers_that_are_no_pixels_are_refused() -> None:
     with pytest.raises(ServeError, match="FP32, FP16 or UINT8; this one takes in0 INT64"):
-        image_models(config("imagenet", [[3, 8, 8]], [[9]], DataType.INT64), ())
+        image_models(config("imagenet", [[3, 8, 8]], [[9]], DataType.INT64), None)
