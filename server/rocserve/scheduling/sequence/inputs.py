@@ -24,7 +24,7 @@ from rocserve.core.sequences import SequenceId, SequenceTag
 from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 from rocserve.core.validation import InputPlan, RequestPlan
-from rocserve.scheduling.sequence.table import LiveSequence, SequenceInstance, SequenceRequest
+from rocserve.scheduling.sequence.slots import LiveSequence, SequenceInstance, SequenceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ NULL_RESPONDER = _NullResponder()
 class SequenceResponder(ForwardingResponder):
     """Takes the states out of answers, and reports the last answer. For models with states or iterative sequences."""
 
-    __slots__ = ("_inputs", "_on_ended", "request")
+    __slots__ = ("_inputs", "_on_ended", "client_has_left", "request")
 
     def __init__(
         self,
@@ -223,6 +223,8 @@ class SequenceResponder(ForwardingResponder):
         super().__init__(responder)
         self.request: SequenceRequest | None = request
         """None after the last answer."""
+        self.client_has_left = False
+        """The client left while the request ran; the model may still want it again."""
         self._inputs = inputs
         self._on_ended = on_ended
 

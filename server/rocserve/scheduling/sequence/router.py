@@ -34,6 +34,12 @@ class SequenceRouter:
         if version in self._closing:
             self._closing.remove(version)
 
+    def restart(self, sequence: SequenceId, version: SequenceScheduler) -> None:
+        """End a sequence in the versions that are closing, because it starts again in this one."""
+        for other in self._closing:
+            if other is not version:
+                other.end_sequence(sequence)
+
     @property
     def has_sequences(self) -> bool:
         return any(version.has_sequences for version in (*self._open, *self._closing))

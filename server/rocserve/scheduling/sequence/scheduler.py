@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from operator import attrgetter
 
 from rocserve.core.datatypes import DataType
@@ -20,13 +21,14 @@ from rocserve.scheduling.batch_policy import DynamicBatcher
 from rocserve.scheduling.deadlines import Alarm
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
-from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
+from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, cancelled
 from rocserve.scheduling.sequence.inputs import (
     NULL_RESPONDER,
     SequenceInputs,
     SequenceResponder,
 )
-from rocserve.scheduling.sequence.table import SequenceInstance, SequenceRequest, SequenceTable
+from rocserve.scheduling.sequence.slots import SequenceInstance, SequenceRequest
+from rocserve.scheduling.sequence.table import SequenceTable
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
 
@@ -129,6 +131,8 @@ class SequenceScheduler(Scheduler):
         if self._iterative:
             queued.on_reschedule = self._run_again
         self._place(queued, now_ns / 1e9)
+        if tag.starts:
+            self._router.restart(tag.id, self)
         if is_known and tag.starts:
             self._log.warning(
                 "%ssequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence"
@@ -177,6 +181,8 @@ class SequenceScheduler(Scheduler):
                 raise
             # Requests of this turn that can run now leave their slots first.
             self._pump()
+            if not request.tag.starts and request.tag.id not in self._table:
+                raise self._unknown(request.tag.id) from None
             has_slot = self._table.place(request, now)
         request.expires_at = request.deadline
         timeout = request.plan.timeout_microseconds
@@ -200,6 +206,10 @@ class SequenceScheduler(Scheduler):
 
     def knows(self, sequence: SequenceId) -> bool:
         return sequence in self._table
+
+    def end_sequence(self, sequence: SequenceId) -> None:
+        self._table.end_sequence(sequence, time.monotonic())
+        self._schedule_pump()
 
     def _is_empty(self) -> bool:
         return self._table.is_empty and super()._is_empty()
@@ -229,7 +239,7 @@ class SequenceScheduler(Scheduler):
         self._pool.detach(worker)
         instance = self._instances.pop(worker, None)
         if instance is not None:
-            self._table.remove_instance(instance, reason)
+            self._table.remove_instance(instance, reason, time.monotonic())
 
     # Work
 
@@ -301,7 +311,7 @@ class SequenceScheduler(Scheduler):
         """Free the slot of a request whose last answer comes, if the sequence's next request waits for answers."""
         if request.live is None:
             return
-        if self._iterative:
+        if self._iterative and not request.live.queue:
             self._table.end(request.live)
         self._table.request_done(request, time.monotonic())
         self._schedule_pump()
@@ -320,6 +330,15 @@ class SequenceScheduler(Scheduler):
             again.live = None
             error = self._table.lost_error(again.tag.id) or self._unknown(again.tag.id)
             self._refused.append((again, error))
+        elif answers.client_has_left:
+            self._table.take_out(again, cancelled(), now_ns / 1e9)
+        else:
+            if again.expires_at is not None:
+                self._expiring.append(again)
+            if not again.watched:
+                # Each run may be shorter than the time after which clients are watched.
+                again.watched = True
+                again.responder.watch_cancellation(partial(self._client_left, again))
         self._table.request_done(request, now_ns / 1e9)
         self._schedule_pump()
 
@@ -341,6 +360,8 @@ class SequenceScheduler(Scheduler):
     def _client_left(self, request: InferRequest) -> None:
         """See Scheduler. A request that was run again has been replaced by a copy with the same client."""
         answers = request.answers if isinstance(request, SequenceRequest) else None
+        if answers is not None:
+            answers.client_has_left = True
         super()._client_left((answers and answers.request) or request)
 
     def _take_out(self, request: InferRequest, error: ServeError) -> None:

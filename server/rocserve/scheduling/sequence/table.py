@@ -4,105 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from rocserve.core.errors import ServeError, deadline_exceeded, unavailable
+from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, unavailable
 from rocserve.core.memo import Memo
-from rocserve.core.requests import InferRequest
-from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
-from rocserve.core.serving import Responder
-from rocserve.core.tensors import Buffer
-from rocserve.core.validation import RequestPlan
+from rocserve.core.sequences import SequenceId
 from rocserve.scheduling.batch_policy import half_time
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueFull, QueueLimits
-from rocserve.scheduling.response_sequencer import ResponseSequencer
-from rocserve.scheduling.scheduler import Refused, cancelled
-from rocserve.workers.instance import Instance
-
-if TYPE_CHECKING:
-    from rocserve.scheduling.sequence.inputs import SequenceResponder, SequenceStates
-
-
-@dataclass(slots=True, eq=False)
-class SequenceRequest(InferRequest):
-    @classmethod
-    def of(cls, request: InferRequest, tag: SequenceTag, responder: Responder, now_ns: int) -> SequenceRequest:
-        """Make the scheduler's copy of a validated request."""
-        own = cls(
-            request.head,
-            request.id,
-            request.data,
-            request.deadline,
-            request.in_turn,
-            request.trace,
-            request.phases,
-            request.sequence,
-            request.data_owner,
-            tag=tag,
-        )
-        own.plan, own.nbytes, own.responder, own.queue_start_ns = request.plan, request.nbytes, responder, now_ns
-        return own
-
-    tag: SequenceTag = NO_SEQUENCE
-    live: LiveSequence | None = None
-    """The sequence in which the request waits or runs; None before and after."""
-    refusal: ServeError | None = None
-    """Its time has passed, or its client has left: the sequence ends with this error when the request's turn comes."""
-    answers: SequenceResponder | None = None
-    """Takes the states out of the answers. A request that is run again keeps this responder."""
-    original: tuple[Sequence[Buffer], RequestPlan] | None = None
-    """The client's data, and the plan, without controls and states; None as long as these are not added."""
-
-    @property
-    def slot(self) -> SequenceSlot:
-        """Return the slot that the request's sequence has been given."""
-        assert self.live is not None and self.live.slot is not None, "its sequence has a slot"
-        return self.live.slot
-
-
-@dataclass(slots=True, eq=False)
-class LiveSequence:
-    """A sequence that takes more requests, or that has ended but has requests that wait or run."""
-
-    id: SequenceId
-    queue: deque[SequenceRequest] = field(default_factory=deque)
-    slot: SequenceSlot | None = None
-    """None = the sequence waits for a slot."""
-    states: SequenceStates | None = None
-    has_ended: bool = False
-    """No more requests of the sequence come: it leaves its slot when its last one, with the END flag, begins to run, or
-    else when that one is done."""
-
-
-@dataclass(slots=True, eq=False)
-class SequenceSlot:
-    """A slot of an instance, for one sequence at a time."""
-
-    instance: SequenceInstance
-    index: int
-    live: LiveSequence | None = None
-    busy: bool = False
-    """A request of the slot runs, maybe the last of an earlier sequence: the next must wait."""
-
-
-@dataclass(slots=True, eq=False)
-class SequenceInstance:
-    worker: Instance
-    number: int
-    slot_count: int
-    """The most sequences at a time."""
-    slots: list[SequenceSlot] = field(default_factory=list)
-    """Made when needed: all slots that have had a sequence, and the next one."""
-    ready: dict[SequenceSlot, None] = field(default_factory=dict)
-    """The slots that are not busy and have a request, in the order in which they became so."""
-    is_answering: bool = False
-    """A batch is being answered: the next one is formed after that."""
-    sequencer: ResponseSequencer | None = None
-    """None = responses need no order."""
-
+from rocserve.scheduling.scheduler import Refused
+from rocserve.scheduling.sequence.slots import LiveSequence, SequenceInstance, SequenceRequest, SequenceSlot
 
 _REMEMBERED_LOSSES = 10_000
 
@@ -119,8 +30,9 @@ class SequenceTable:
         self._times = times
         self._largest_batch = largest_batch
         self.instances: list[SequenceInstance] = []
-        self._live: dict[SequenceId, LiveSequence] = {}
-        """The sequences that have not ended."""
+        self._sequences: dict[SequenceId, list[LiveSequence]] = {}
+        """The sequences of each id, the oldest first. Only that one has a slot or waits for one; only the newest takes
+        more requests."""
         self._free: list[tuple[int, int, SequenceSlot]] = []
         """Heap of free slots by index: using the lowest keeps batches short."""
         self._backlog: deque[LiveSequence] = deque()
@@ -136,20 +48,19 @@ class SequenceTable:
     # Sequences
 
     def __contains__(self, sequence: SequenceId) -> bool:
-        return sequence in self._live
+        """Return whether a sequence takes more requests."""
+        same = self._sequences.get(sequence)
+        return same is not None and not same[-1].has_ended
 
     def __iter__(self) -> Iterator[SequenceRequest]:
         """Yield the requests that wait."""
-        for instance in self.instances:
-            for slot in instance.slots:
-                if slot.live is not None:
-                    yield from slot.live.queue
-        for live in self._backlog:
-            yield from live.queue
+        for same in self._sequences.values():
+            for live in same:
+                yield from live.queue
 
     @property
     def is_empty(self) -> bool:
-        return not self._live and not self.count
+        return not self._sequences
 
     def lost_error(self, sequence: SequenceId) -> ServeError | None:
         """Return the error for requests of a lost sequence; None if it was not lost, or the loss is forgotten."""
@@ -166,53 +77,52 @@ class SequenceTable:
         """Add a request. Returns whether its sequence has a slot. Raises QueueFull."""
         if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
             raise QueueFull(request.id)
-        sequence = request.tag.id
-        live = self._live.get(sequence)
-        if live is None:
-            self._lost.pop(sequence, None)
-            live = self._live[sequence] = LiveSequence(sequence)
-            if self._free:
-                free = heapq.heappop(self._free)[2]
-                free.live, live.slot = live, free
-                if free is free.instance.slots[-1]:
-                    self._open_slot(free.instance, now)
-            else:
-                self._backlog.append(live)
+        same = self._sequences.setdefault(request.tag.id, [])
+        is_new = request.tag.starts or not same
+        if is_new:
+            self._lost.pop(request.tag.id, None)
+            same.append(LiveSequence(request.tag.id, restarts=bool(same) and not same[-1].has_ended))
+            if len(same) > 1:
+                self.end(same[-2])
+        live = same[-1]
         self._add(request, live)
         if request.tag.ends:
             self.end(live)
-        slot = live.slot
-        if slot is None:
-            return False
-        self._use(live, now)
-        if not slot.busy:
-            self.advance(slot, now)
-        return True
+        if not is_new:
+            self._use(live, now)
+        elif live is same[0]:
+            self._find_slot(live, now)
+        if same[0].slot is not None:
+            self.advance(same[0].slot, now)
+        return live.slot is not None
 
     def end(self, live: LiveSequence) -> None:
         if not live.has_ended:
             live.has_ended = True
-            del self._live[live.id]
             self._last_used.pop(live.id, None)
 
+    def end_sequence(self, sequence: SequenceId, now: float) -> None:
+        """End a sequence; it runs to the last request that has come."""
+        same = self._sequences.get(sequence)
+        if same is not None:
+            self.end(same[-1])
+            if same[0].slot is not None:
+                self.advance(same[0].slot, now)
+
     def end_all(self, now: float) -> None:
-        """End all sequences; each runs to the last request that has come."""
-        for live in tuple(self._live.values()):
-            self.end(live)
-            if live.slot is not None and not live.slot.busy:
-                self.advance(live.slot, now)
+        for sequence in tuple(self._sequences):
+            self.end_sequence(sequence, now)
 
     def _use(self, live: LiveSequence, now: float) -> None:
-        if not live.has_ended:
+        if live.slot is not None and not live.has_ended:
             self._last_used[live.id] = now
             self._last_used.move_to_end(live.id)
 
     # Slots
 
     def advance(self, slot: SequenceSlot, now: float) -> None:
-        """Give the slot to the next sequence if the present one has ended, or if its next request cannot be
-        answered."""
-        while slot.live is not None and self._is_over(slot.live, now):
+        """Give the slot to the next sequence if the present one is over and nothing runs in the slot."""
+        while not slot.busy and slot.live is not None and self._is_over(slot.live, now):
             self._release(slot, now)
         if slot.live is None or not slot.live.queue or slot.busy:
             slot.instance.ready.pop(slot, None)
@@ -220,17 +130,10 @@ class SequenceTable:
             slot.instance.ready[slot] = None
 
     def _is_over(self, live: LiveSequence, now: float) -> bool:
-        """Return whether a sequence has ended and no request of it waits. If its next request is too late, or is to be
-        refused, the sequence ends."""
-        if not live.queue:
-            return live.has_ended
-        error = deadline_exceeded() if self.is_hopeless(live.queue[0], now) else live.queue[0].refusal
-        if error is None:
-            return False
-        self.end(live)
-        self._refuse(live.queue.popleft(), error)
-        self._refuse_all(live, cancelled())
-        return True
+        """Return whether a sequence has ended and no request of it waits. It ends if its next request is too late."""
+        if live.queue and self.is_hopeless(live.queue[0], now):
+            self._cut(live, 0, live.queue[0], deadline_exceeded())
+        return live.has_ended and not live.queue
 
     def take(self, request: SequenceRequest, now: float) -> None:
         """Take a slot's next request, which runs now."""
@@ -253,28 +156,57 @@ class SequenceTable:
             self.advance(slot, now)
 
     def requeue(self, request: SequenceRequest, now: float) -> bool:
-        """Queue a request that has run and must run again. Returns False if its sequence no longer has the slot."""
+        """Queue a request that has run and must run again, before the others of its sequence. Returns False if the
+        slot was lost."""
         live = request.slot.live
         if live is None or live is not request.live:
             return False
-        self._add(request, live)
+        self._add(request, live, is_first=True)
         self._use(live, now)
         return True
 
+    def _find_slot(self, live: LiveSequence, now: float) -> None:
+        """Give a free slot to a sequence, or let it wait for one."""
+        if not self._free:
+            self._backlog.append(live)
+            return
+        slot = heapq.heappop(self._free)[2]
+        self._give(slot, live, now)
+        if slot is slot.instance.slots[-1]:
+            self._open_slot(slot.instance, now)
+
+    def _give(self, slot: SequenceSlot, live: LiveSequence, now: float) -> None:
+        slot.live, live.slot = live, slot
+        for request in live.queue:
+            # The timeout limits only the wait for a slot.
+            request.expires_at = request.deadline
+        self._use(live, now)
+
     def _release(self, slot: SequenceSlot, now: float) -> None:
-        slot.live = None
+        live, slot.live = slot.live, None
         slot.instance.ready.pop(slot, None)
+        if live is not None and (following := self._leave(live)) is not None:
+            if following.restarts:
+                self._backlog.appendleft(following)
+            else:
+                self._backlog.append(following)
         while self._backlog:
             live = self._next_backlog(now)
-            if self._is_over(live, now):
-                continue
-            slot.live, live.slot = live, slot
-            for request in live.queue:
-                # The timeout limits only the wait for a slot.
-                request.expires_at = request.deadline
-            self._use(live, now)
-            return
+            if not self._is_over(live, now):
+                self._give(slot, live, now)
+                return
+            if (following := self._leave(live)) is not None:
+                self._backlog.appendleft(following)
         heapq.heappush(self._free, (slot.index, slot.instance.number, slot))
+
+    def _leave(self, live: LiveSequence) -> LiveSequence | None:
+        """Forget a sequence that is over. Returns the next one of its id, if this one kept it from a slot."""
+        same = self._sequences[live.id]
+        was_first = live is same[0]
+        same.remove(live)
+        if not same:
+            del self._sequences[live.id]
+        return same[0] if same and was_first else None
 
     def _next_backlog(self, now: float) -> LiveSequence:
         """Remove and return the sequence that gets a slot: the newest with a deadline if the oldest has used half of
@@ -302,7 +234,7 @@ class SequenceTable:
             if slot.live is None:
                 return
 
-    def remove_instance(self, instance: SequenceInstance, reason: str) -> None:
+    def remove_instance(self, instance: SequenceInstance, reason: str, now: float) -> None:
         """Lose an instance's sequences, and refuse their requests."""
         self.instances.remove(instance)
         self._free = [free for free in self._free if free[2].instance is not instance]
@@ -314,6 +246,10 @@ class SequenceTable:
                     self.end(live)
                     self._lost.keep(live.id, reason)
                 self._refuse_all(live, self.lost_sequence_error(live.id, reason))
+                if (following := self._leave(live)) is not None:
+                    self._find_slot(following, now)
+                    if following.slot is not None:
+                        self.advance(following.slot, now)
         # The slots refer to the instance: the cycle would last until the next garbage collection.
         instance.slots = []
         instance.ready.clear()
@@ -328,16 +264,20 @@ class SequenceTable:
         return deadline <= now or not self._times.may_probe(int(now * 1e9))
 
     def take_out(self, request: SequenceRequest, error: ServeError, now: float) -> None:
-        """Refuse a request that waits, and end its sequence: now; if it has a slot, when the request's turn comes."""
+        """Refuse a request that waits, and end its sequence: if it has a slot, earlier requests of it still run."""
         live = request.live
         assert live is not None, "it waits"
-        if live.slot is None:
-            self._backlog.remove(live)
-            self.end(live)
-            self._refuse_all(live, error)
-        else:
-            request.refusal = error
+        if live.slot is not None:
+            self._cut(live, live.queue.index(request), request, error)
             self.advance(live.slot, now)
+            return
+        self._cut(live, 0, request, error)
+        is_in_backlog = live is self._sequences[live.id][0]
+        following = self._leave(live)
+        if following is not None:
+            self._backlog[self._backlog.index(live)] = following
+        elif is_in_backlog:
+            self._backlog.remove(live)
 
     def end_idle(self, now: float, idle_seconds: float) -> float | None:
         """End sequences without requests for `idle_seconds`. Returns when to call again (time.monotonic()), or None."""
@@ -345,7 +285,7 @@ class SequenceTable:
             sequence, used = next(iter(self._last_used.items()))
             if used + idle_seconds > now:
                 return used + idle_seconds
-            live = self._live[sequence]
+            live = self._sequences[sequence][-1]
             assert live.slot is not None, "only sequences in slots are used"
             if live.slot.busy or live.queue:
                 # A client that waits for an answer cannot send the next request.
@@ -354,6 +294,21 @@ class SequenceTable:
                 self.end(live)
                 self.advance(live.slot, now)
         return None
+
+    def _cut(self, live: LiveSequence, start: int, culprit: SequenceRequest, error: ServeError) -> None:
+        """End a sequence because one of its requests cannot run, and refuse those of its queue from `start` on."""
+        self.end(live)
+        others = ServeError(
+            StatusCode.CANCELLED,
+            f"sequence {live.id} of model '{self._model}' has ended, start it again: another request of it was"
+            " cancelled, or could not be answered in time",
+        )
+        if error.code is StatusCode.UNAVAILABLE:
+            # The timeout of a request in the backlog is the whole sequence's.
+            others = error
+        refused = [live.queue.pop() for _ in range(len(live.queue) - start)]
+        for request in reversed(refused):
+            self._refuse(request, error if request is culprit else others)
 
     def _refuse_all(self, live: LiveSequence, error: ServeError) -> None:
         while live.queue:
@@ -364,8 +319,11 @@ class SequenceTable:
         request.live = None
         self._refused.append((request, error))
 
-    def _add(self, request: SequenceRequest, live: LiveSequence) -> None:
-        live.queue.append(request)
+    def _add(self, request: SequenceRequest, live: LiveSequence, is_first: bool = False) -> None:
+        if is_first:
+            live.queue.appendleft(request)
+        else:
+            live.queue.append(request)
         request.live, request.waiting = live, True
         self.count += 1
         self.deadline_count += request.deadline is not None

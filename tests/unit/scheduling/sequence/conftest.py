@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,21 +57,21 @@ class Row:
     state: list[int] | None = None
 
 
+def read_row(member: Member) -> Row:
+    form, data = member[:2]
+    given = dict(zip([head.name for head in form.layout.inputs], data, strict=True))
+    state = np.frombuffer(given["STATE_IN"], np.int32).tolist() if "STATE_IN" in given else None
+    numbers = [int.from_bytes(given[name], "little") for name in ("IN", "START", "END", "READY", "ID") if name in given]
+    return Row(*numbers, state=state)
+
+
 class Execution(hand_instances.Execution):
     """A batch of a model whose OUT is the value, and whose STATE_OUT is STATE_IN followed by the value."""
 
     engine_ns = 0
 
     def read(self, members: Sequence[Member]) -> None:
-        self.rows: list[Row] = []
-        for form, data, _, _ in members:
-            names = [head.name for head in form.layout.inputs]
-            given = dict(zip(names, data, strict=True))
-            state = np.frombuffer(given["STATE_IN"], np.int32).tolist() if "STATE_IN" in given else None
-            numbers = [
-                int.from_bytes(given[name], "little") for name in ("IN", "START", "END", "READY", "ID") if name in given
-            ]
-            self.rows.append(Row(*numbers, state=state))
+        self.rows = [read_row(member) for member in members]
 
     def outputs(self, request_index: int) -> list[Tensor]:
         row = self.rows[request_index]
@@ -108,7 +110,7 @@ class Answer(hand_instances.Answer):
         return self.error.text
 
 
-def config(batching: SequenceBatching, max_batch_size: int = 4) -> ModelConfig:
+def config(batching: SequenceBatching, max_batch_size: int) -> ModelConfig:
     return ModelConfig(
         name="m",
         max_batch_size=max_batch_size,
@@ -131,8 +133,11 @@ class Bench:
         initial: Mapping[str, bytes] | None = None,
         limiter: RateLimiter | None = None,
         limits_of_instances: InstanceRateLimiter | None = None,
+        make_instance: Callable[[HandLoop], Any] = HandInstance,
+        max_batch_size: int = 4,
+        answers_requests: bool = False,
     ) -> None:
-        model = config(batching)
+        model = config(batching, max_batch_size)
         self.statistics = ModelStatistics()
         self.loop = loop
         parts = SchedulerParts(
@@ -142,6 +147,7 @@ class Bench:
             loop,
             limits or QueueLimits(),
             logging.getLogger("test"),
+            answers_requests,
             limiter=limiter,
             router=router or SequenceRouter(),
             initial_states=initial or {},
@@ -149,7 +155,7 @@ class Bench:
         self.scheduler = Turned(loop, SequenceScheduler(parts))
         self.validator = RequestValidator(model)
         self.head = RequestHead("m", "", (InputHead("IN", "INT32", (1, 1)),))
-        self.instances = [HandInstance(loop) for _ in range(instances)]
+        self.instances = [make_instance(loop) for _ in range(instances)]
         for instance in self.instances:
             instance.rate_limiter = limits_of_instances
             self.scheduler.attach(instance)
@@ -189,7 +195,7 @@ class Bench:
 @pytest.fixture
 def make_bench(loop: HandLoop):
     def make(**settings) -> Bench:
-        own = ("instances", "limits", "router", "initial", "limiter", "limits_of_instances")
+        own = inspect.signature(Bench).parameters
         of_bench = {name: settings.pop(name) for name in own if name in settings}
         batching = {"max_sequence_idle_microseconds": 10_000_000, "control_inputs": CONTROLS, **settings}
         return Bench(loop, SequenceBatching(**batching), **of_bench)

@@ -258,6 +258,71 @@ def test_a_client_that_leaves_ends_its_sequence(make_bench, strategy):
     assert bench.statistics.snapshot().cancel.count == 2
 
 
+@pytest.mark.parametrize("oldest", [None, OldestStrategy(max_candidate_sequences=1)], ids=["direct", "oldest"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["its client leaves", "its deadline passes"])
+@pytest.mark.parametrize("where", ["slot", "backlog"])
+def test_a_sequence_does_not_end_with_the_previous_one_of_its_id(make_bench, oldest, is_late: bool, where: str):
+    bench = make_bench(oldest=oldest, max_batch_size=1)
+    bench.ask(1, 1, start=True)
+    sequence = 1 if where == "slot" else 2
+    deadline = time.monotonic() + 0.02 if is_late else None
+    given_up = bench.ask(sequence, 2, start=where == "backlog", deadline=deadline)
+    again = [bench.ask(sequence, 3, start=True), bench.ask(sequence, 4, end=True)]
+    if not is_late:
+        bench.loop.wait_for(lambda: given_up.leave is not None)
+        given_up.leave()
+    assert given_up.done.wait(5), "it does not wait for the request that runs"
+    assert given_up.error.code is (StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.CANCELLED)
+    if where == "backlog":
+        bench.ask(1, 5, end=True)
+    while not again[1].done.is_set():
+        bench.instance.last.finish()
+    assert [answer.value for answer in again] == [3, 4]
+    assert bench.rows == [Row(4, 0, 1, 1, sequence)]
+
+
+def test_a_restarted_sequence_keeps_its_slot_and_one_after_an_end_waits_for_its_turn(make_bench):
+    bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
+    bench.ask(1, 10, start=True)
+    bench.ask(2, 20, start=True, end=True)
+    # The first sequence starts again, ends, and starts for the third time, while the other one waits for the slot.
+    bench.ask(1, 11, start=True)
+    bench.ask(1, 12, end=True)
+    bench.ask(1, 13, start=True, end=True)
+    order = [bench.rows[0].value]
+    while len(order) < 5:
+        bench.instance.last.finish()
+        order.append(bench.rows[0].value)
+    assert order == [10, 11, 12, 20, 13]
+
+
+def test_a_restarted_sequence_keeps_its_place_in_the_backlog(make_bench):
+    bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
+    bench.ask(1, 10, start=True, end=True)
+    given_up = bench.ask(2, 20, start=True)
+    bench.ask(3, 30, start=True, end=True)
+    again = bench.ask(2, 21, start=True, end=True)
+    bench.loop.wait_for(lambda: given_up.leave is not None)
+    given_up.leave()
+    bench.instance.last.finish()
+    assert [row.value for row in bench.rows] == [21]
+    bench.instance.last.finish()
+    assert again.value == 21
+    assert [row.value for row in bench.rows] == [30]
+
+
+def test_the_others_of_a_sequence_are_told_why_it_has_ended(make_bench):
+    bench = make_bench()
+    bench.ask(1, start=True)
+    late, behind = bench.ask(1, deadline=time.monotonic() + 0.02), bench.ask(1)
+    assert late.done.wait(5)
+    assert behind.error.code is StatusCode.CANCELLED
+    assert behind.text == (
+        "sequence 1 of model 'm' has ended, start it again: another request of it was cancelled, or could not be"
+        " answered in time"
+    )
+
+
 def test_a_client_that_leaves_the_backlog_takes_its_sequence_along(make_bench):
     bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
     bench.ask(1, start=True)
@@ -381,6 +446,17 @@ def test_sequences_are_lost_with_their_worker(make_bench):
     assert bench.instances[1].last.rows[-1] == Row(5, 1, 0, 1, 1)
 
 
+def test_a_sequence_that_has_not_begun_is_not_lost_with_the_worker_of_the_previous_one_of_its_id(make_bench):
+    bench = make_bench(instances=2)
+    lost = bench.ask(1, 1, start=True)
+    again = bench.ask(1, 2, start=True, end=True)
+    bench.scheduler.detach(bench.instance)
+    bench.instance.last.finish(error=unavailable("crashed"))
+    assert lost.text == "crashed"
+    bench.instances[1].last.finish()
+    assert again.value == 2
+
+
 def test_a_worker_that_ends_unnoticed_loses_its_sequences(make_bench):
     bench = make_bench()
     bench.instance.closed = True
@@ -445,6 +521,22 @@ def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
     assert drained.is_set()
     with pytest.raises(ServeError, match="must specify the START flag"):
         new.ask(1)
+
+
+def test_a_sequence_that_starts_again_in_the_next_version_is_over_in_the_replaced_one(make_bench):
+    router = SequenceRouter()
+    old, new = make_bench(router=router), make_bench(router=router)
+    old.ask(1, 1, start=True)
+    old.instance.last.finish()
+    last = old.ask(1, 2)
+    drained = Flag(old.loop)
+    old.scheduler.close(drained.set)
+    new.ask(1, 3, start=True, end=True)
+    with pytest.raises(ServeError, match="must specify the START flag"):
+        new.ask(1, 4)
+    old.instance.last.finish()
+    assert last.value == 2
+    assert drained.is_set()
 
 
 def test_a_version_that_is_about_to_be_replaced_has_its_sequences(make_bench):
@@ -515,6 +607,82 @@ def test_answered_requests_leave_nothing_behind(make_bench, states):
         gc.enable()
 
 
+def reschedule(bench) -> None:
+    """Do what the answerer does when the model wants the only request of the batch again."""
+    (batch,) = bench.scheduler.inner._pool.in_flight[bench.instance]
+    (request,) = batch.requests
+    batch.drop(request)
+    bench.loop.turning(request.on_reschedule)(request)
+
+
+@pytest.mark.parametrize("strategy", [{}, {"oldest": OLDEST}], ids=["direct", "oldest"])
+def test_iterative_requests_of_one_id_run_one_after_the_other(make_bench, strategy):
+    bench = make_bench(iterative=True, **strategy)
+    first = bench.ask(1, 10, start=True)
+    more = [bench.ask(1, 11), bench.ask(1, 12, start=True, end=True), bench.ask(1, 13, start=True)]
+    order = []
+    for answer, value in zip((first, *more), (10, 11, 12, 13), strict=True):
+        for _ in range(2):
+            order.append(bench.rows)
+            reschedule(bench)
+            bench.instance.last.finish()
+        order.append(bench.rows)
+        bench.instance.last.finish()
+        assert answer.value == value
+    assert order == [
+        [Row(value, start if not run else 0, end if not run else 0, 1, 1)]
+        for value, start, end in ((10, 1, 0), (11, 0, 0), (12, 1, 1), (13, 1, 0))
+        for run in range(3)
+    ]
+    with pytest.raises(ServeError, match="must specify the START flag"):
+        bench.ask(1)
+
+
+def test_a_request_that_leaves_its_sequence_does_not_stop_the_one_that_runs(make_bench):
+    bench = make_bench(iterative=True)
+    running, behind = bench.ask(1, 10, start=True), bench.ask(1, 11)
+    bench.loop.wait_for(lambda: behind.leave is not None)
+    behind.leave()
+    assert behind.error.code is StatusCode.CANCELLED
+    other = bench.ask(1, 12, start=True)
+    for _ in range(2):
+        reschedule(bench)
+        bench.instance.last.finish()
+        assert [row.value for row in bench.rows] == [10]
+    bench.instance.last.finish()
+    assert running.value == 10
+    bench.instance.last.finish()
+    assert other.value == 12
+
+
+def test_an_iterative_request_is_not_run_again_if_its_client_has_left_while_it_ran(make_bench):
+    """Even if each run is shorter than the time after which clients are watched."""
+    bench = make_bench(iterative=True)
+    running, behind = bench.ask(1, 10, start=True), bench.ask(1, 11)
+    other = bench.ask(1, 12, start=True)
+    reschedule(bench)
+    bench.instance.last.finish()
+    assert running.leave is not None
+    running.leave()
+    assert not running.done.is_set()
+    reschedule(bench)
+    bench.instance.last.finish()
+    assert running.error.code is StatusCode.CANCELLED
+    assert behind.error.code is StatusCode.CANCELLED
+    assert bench.rows == [Row(12, 1, 0, 1, 1)]
+    bench.instance.last.finish()
+    assert other.value == 12
+
+
+def test_the_deadline_of_an_iterative_request_holds_while_it_waits_to_run_again(make_bench):
+    bench = make_bench(iterative=True)
+    late = bench.ask(1, 10, start=True, deadline=time.monotonic() + 0.05)
+    reschedule(bench)
+    # The instance is busy with the rest of its batch.
+    assert late.done.wait(5)
+    assert late.error.code is StatusCode.DEADLINE_EXCEEDED
+
+
 def test_the_client_of_an_iterative_request_is_watched_once_and_heard_at_any_time(make_bench):
     """Its model may reschedule it thousands of times, with new states each time: no cancellation callback of an earlier
     run is kept."""
@@ -529,22 +697,15 @@ def test_the_client_of_an_iterative_request_is_watched_once_and_heard_at_any_tim
     request = InferRequest(bench.head, "r", [np.int32(5).tobytes()], sequence=SequenceTag(1, starts=True))
     bench.validator.validate(request)
     bench.scheduler.submit(request, answer := Watched(bench.loop))
-    scheduler = bench.scheduler.inner
     for _ in range(3):
-        (batch,) = scheduler._pool.in_flight[bench.instance]
-        (entry,) = batch.requests
-        # From its answerer: the model has rescheduled it.
-        batch.drop(entry)
-        bench.loop.turning(entry.on_reschedule)(entry)
+        reschedule(bench)
         bench.loop.run(0.03)
         assert len(watching) == 1
         bench.instance.last.finish()
-    (batch,) = scheduler._pool.in_flight[bench.instance]
-    batch.drop(batch.requests[0])
-    bench.loop.turning(batch.requests[0].on_reschedule)(batch.requests[0])
+    reschedule(bench)
     answer.leave()
     assert answer.error.code is StatusCode.CANCELLED
-    assert not scheduler.waiting
+    assert not bench.scheduler.waiting
 
 
 def test_the_slot_of_an_iterative_sequence_is_free_when_its_last_answer_is_sent(make_bench):
@@ -571,11 +732,7 @@ def test_an_iterative_request_runs_to_its_end_after_its_sequence_has_ended(make_
     answer, drained = bench.ask(1, 5, start=True, end=end), []
     bench.scheduler.close(lambda: drained.append(True))
     for _ in range(3):
-        (batch,) = bench.scheduler.inner._pool.in_flight[bench.instance]
-        (request,) = batch.requests
-        # From its answerer: the model has rescheduled it.
-        batch.drop(request)
-        bench.loop.turning(request.on_reschedule)(request)
+        reschedule(bench)
         bench.instance.last.finish()
     assert answer.error is None and not drained
     bench.instance.last.finish()

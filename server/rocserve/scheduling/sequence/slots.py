@@ -1,0 +1,97 @@
+"""The requests, sequences and slots of one model version, as its table arranges them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rocserve.core.requests import InferRequest
+from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
+from rocserve.core.serving import Responder
+from rocserve.core.tensors import Buffer
+from rocserve.core.validation import RequestPlan
+from rocserve.scheduling.response_sequencer import ResponseSequencer
+from rocserve.workers.instance import Instance
+
+if TYPE_CHECKING:
+    from rocserve.scheduling.sequence.inputs import SequenceResponder, SequenceStates
+
+
+@dataclass(slots=True, eq=False)
+class SequenceRequest(InferRequest):
+    @classmethod
+    def of(cls, request: InferRequest, tag: SequenceTag, responder: Responder, now_ns: int) -> SequenceRequest:
+        """Make the scheduler's copy of a validated request."""
+        own = cls(
+            request.head,
+            request.id,
+            request.data,
+            request.deadline,
+            request.in_turn,
+            request.trace,
+            request.phases,
+            request.sequence,
+            request.data_owner,
+            tag=tag,
+        )
+        own.plan, own.nbytes, own.responder, own.queue_start_ns = request.plan, request.nbytes, responder, now_ns
+        return own
+
+    tag: SequenceTag = NO_SEQUENCE
+    live: LiveSequence | None = None
+    """The sequence in which the request waits or runs; None before and after."""
+    answers: SequenceResponder | None = None
+    """Takes the states out of the answers. A request that is run again keeps this responder."""
+    original: tuple[Sequence[Buffer], RequestPlan] | None = None
+    """The client's data, and the plan, without controls and states; None as long as these are not added."""
+
+    @property
+    def slot(self) -> SequenceSlot:
+        """Return the slot that the request's sequence has been given."""
+        assert self.live is not None and self.live.slot is not None, "its sequence has a slot"
+        return self.live.slot
+
+
+@dataclass(slots=True, eq=False)
+class LiveSequence:
+    """A sequence that takes more requests, or that has ended but has requests that wait or run."""
+
+    id: SequenceId
+    restarts: bool = False
+    """It began before the previous sequence of its id had ended, and gets that sequence's slot."""
+    queue: deque[SequenceRequest] = field(default_factory=deque)
+    slot: SequenceSlot | None = None
+    """None = the sequence waits for a slot, or until the previous sequence of its id has left its slot."""
+    states: SequenceStates | None = None
+    has_ended: bool = False
+    """No more requests of the sequence come: it leaves its slot when its last one, with the END flag, begins to run, or
+    else when that one is done."""
+
+
+@dataclass(slots=True, eq=False)
+class SequenceSlot:
+    """A slot of an instance, for one sequence at a time."""
+
+    instance: SequenceInstance
+    index: int
+    live: LiveSequence | None = None
+    busy: bool = False
+    """A request of the slot runs, maybe the last of an earlier sequence: the next must wait."""
+
+
+@dataclass(slots=True, eq=False)
+class SequenceInstance:
+    worker: Instance
+    number: int
+    slot_count: int
+    """The most sequences at a time."""
+    slots: list[SequenceSlot] = field(default_factory=list)
+    """Made when needed: all slots that have had a sequence, and the next one."""
+    ready: dict[SequenceSlot, None] = field(default_factory=dict)
+    """The slots that are not busy and have a request, in the order in which they became so."""
+    is_answering: bool = False
+    """A batch is being answered: the next one is formed after that."""
+    sequencer: ResponseSequencer | None = None
+    """None = responses need no order."""
