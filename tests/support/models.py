@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 
@@ -88,6 +89,46 @@ def answering(given: str, output: str, value: str = "x", first: str = "") -> str
     """A model.py that answers each request with the tensor `output`. `value`: an expression of `x`, the array of the
     input `given`, and of the `request`. `first`: statements that handle the list `requests` before."""
     return _ANSWERING % (indent(first, " " * 8), given, output, value)
+
+
+def map_classifier(
+    classes: list[int] | list[str], label_shape: Sequence[int | None] = (None,), other_outputs: Sequence[str] = ()
+) -> bytes:
+    """A classifier as scikit-learn's exporter ends it: X [rows, 2] -> label, and maps from class to score. The scores
+    of three classes are the two values of a row, and their sum. Only ai.onnx.ml's operators are imported, as in files
+    of XGBoost. `other_outputs`: "scores", the tensor of which the maps are made."""
+    kind = "string" if isinstance(classes[0], str) else "int64"
+    attribute = {f"classlabels_{kind}s": classes}
+    label_type = TensorProto.STRING if kind == "string" else TensorProto.INT64
+    domain, maps = "ai.onnx.ml", onnx.ValueInfoProto(name="maps")
+    maps.type.sequence_type.elem_type.map_type.key_type = label_type
+    maps.type.sequence_type.elem_type.map_type.value_type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    nodes = [
+        helper.make_node(
+            "LinearClassifier",
+            ["X"],
+            ["label", "scores"],
+            domain=domain,
+            coefficients=[1.0, 0, 0, 1, 1, 1],
+            intercepts=[0.0, 0, 0],
+            **{"classlabels_ints" if kind == "int64" else "classlabels_strings": classes},
+        ),
+        helper.make_node("ZipMap", ["scores"], ["maps"], domain=domain, **attribute),
+    ]
+    made = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, 2])],
+        [
+            helper.make_tensor_value_info("label", label_type, label_shape),
+            maps,
+            *(helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, 3]) for name in other_outputs),
+        ],
+    )
+    content: bytes = helper.make_model(
+        made, opset_imports=[helper.make_opsetid(domain, 1)], ir_version=_IR_VERSION
+    ).SerializeToString()
+    return content
 
 
 def slow_sum(loops: int) -> bytes:

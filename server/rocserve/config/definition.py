@@ -123,7 +123,7 @@ def complete_definition(
         elif not strict and backend is not None:
             warnings += autofill(message, signature, backend.default_max_batch_size)
         normalise(message, backend)
-        check_model_config(message)
+        check_model_config(message, is_completed=not is_open)
         if is_open:
             # The report of such a model is its configuration, so there is nothing to compare.
             check_supported(message, backend)
@@ -139,7 +139,8 @@ def complete_definition(
     if missing and not is_open:
         raise invalid_argument(f"must specify at least one '{missing[0]}' for {message.name}")
     labels = {output.name: output.labels for output in definition.config.outputs}
-    config = to_plain(message, definition.config.backend, labels)
+    is_chosen = not is_open and message.max_batch_size > 0 and definition.message.max_batch_size == 0
+    config = replace(to_plain(message, definition.config.backend, labels), is_batch_size_chosen=is_chosen)
     if definition.class_names is not None:
         config, unused = definition.class_names.given_to(config, message)
         warnings += unused

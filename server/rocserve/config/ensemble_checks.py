@@ -105,6 +105,7 @@ class _Tensor:
     datatype: DataType
     dims: tuple[int, ...]
     batches: bool
+    any_rank: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,7 +124,7 @@ def check_ensemble(config: PlainConfig, members: Mapping[ModelKey, PlainConfig |
     tensors: dict[str, _Tensor] = {}
     ends: tuple[InputConfig | OutputConfig, ...] = (*config.inputs, *config.outputs)
     for tensor in ends:
-        own = _Tensor(config.name, tensor.datatype, tensor.model_dims, config.max_batch_size > 0)
+        own = _Tensor(config.name, tensor.datatype, tensor.model_dims, config.max_batch_size > 0, tensor.any_rank)
         tensors.setdefault(tensor.name, own)
     for step in config.ensemble_steps:
         member = members[step.member]
@@ -142,7 +143,8 @@ def check_ensemble(config: PlainConfig, members: Mapping[ModelKey, PlainConfig |
                     f" while {type_name(declared.datatype)} is inferred from model {declared.model}"
                 )
             # A member that does not batch fits a batching ensemble if its first dimension is the batch.
-            if not _agree(known.dims, declared.dims) and not _agree(known.shape, declared.shape):
+            fits = _agree(known.dims, declared.dims) or _agree(known.shape, declared.shape)
+            if not (fits or known.any_rank or declared.any_rank):
                 raise invalid_argument(
                     f"{where}inconsistent shape: {format_shape(known.shape)} is inferred from model {known.model} while"
                     f" {format_shape(declared.shape)} is inferred from model {declared.model}"
@@ -164,7 +166,8 @@ def _declarations(ensemble: str, step: EnsembleStep, member: PlainConfig) -> Ite
                 raise invalid_argument(
                     f"in ensemble {ensemble}, ensemble tensor {tensor} is {missing} {name} in model {step.model_name}"
                 )
-            yield tensor, _Tensor(step.model_name, specs[name].datatype, specs[name].dims, member.max_batch_size > 0)
+            spec = specs[name]
+            yield tensor, _Tensor(step.model_name, spec.datatype, spec.dims, member.max_batch_size > 0, spec.any_rank)
         for entry in member.inputs:
             if entry.name not in step.input_map and not entry.optional:
                 raise invalid_argument(

@@ -12,13 +12,13 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from rocserve.config.datatypes import datatype_of_number
 from rocserve.core import model_config as plain
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ControlKind, ModelConfig, SequenceControl, VersionPolicy
-from rocserve.core.requests import Signature
+from rocserve.core.requests import Signature, TensorSpec
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.protocol.model_config_pb2 import ModelSequenceBatching
 
@@ -26,6 +26,7 @@ Labels = Mapping[str, tuple[str, ...]]
 """Output's name -> its labels."""
 
 _Convert = Callable[[Any], Any]
+_Tensor = TypeVar("_Tensor", plain.InputConfig, plain.OutputConfig)
 
 
 def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> ModelConfig:
@@ -42,16 +43,31 @@ def sequence_batching(message: ModelSequenceBatching) -> plain.SequenceBatching:
 
 
 def correct_by_signature(config: ModelConfig, signature: Signature) -> ModelConfig:
-    """Correct the configuration by the loaded model. Inputs that only the configuration calls optional become required.
-    Scalars get an empty reshape: without batching config.pbtxt cannot express rank 0 and writes dims of ones."""
+    """Correct the configuration by the loaded model, in what config.pbtxt cannot express. Inputs that only the
+    configuration calls optional become required. Scalars get an empty reshape, as their dims are ones without batching.
+    The model's classes become the labels of outputs without a label file."""
     needed = {spec.name for spec in signature.inputs} - signature.optional_inputs
-    tensors = () if config.max_batch_size > 0 else (*signature.inputs, *signature.outputs)
-    scalars = {spec.name for spec in tensors if not spec.shape}
-    inputs = (replace(tensor, optional=False) if tensor.name in needed else tensor for tensor in config.inputs)
+    inputs = {spec.name: spec for spec in signature.inputs}
+    outputs = {spec.name: spec for spec in signature.outputs}
+
+    def corrected(tensor: _Tensor, spec: TensorSpec | None) -> _Tensor:
+        if spec is None or config.max_batch_size > 0:
+            return tensor
+        return replace(tensor, any_rank=spec.any_rank, reshape=tensor.reshape if spec.shape else ())
+
     return replace(
         config,
-        inputs=tuple(replace(tensor, reshape=()) if tensor.name in scalars else tensor for tensor in inputs),
-        outputs=tuple(replace(tensor, reshape=()) if tensor.name in scalars else tensor for tensor in config.outputs),
+        inputs=tuple(
+            replace(corrected(tensor, inputs.get(tensor.name)), optional=tensor.optional and tensor.name not in needed)
+            for tensor in config.inputs
+        ),
+        outputs=tuple(
+            replace(
+                corrected(tensor, outputs.get(tensor.name)),
+                labels=tensor.labels or (outputs[tensor.name].labels if tensor.name in outputs else ()),
+            )
+            for tensor in config.outputs
+        ),
     )
 
 
@@ -59,8 +75,10 @@ def correct_by_signature(config: ModelConfig, signature: Signature) -> ModelConf
 def _converter(kind: type) -> _Convert:
     """Return the converter from a message to a dataclass."""
     hints = typing.get_type_hints(kind)
-    fields = [_FIELDS.get((kind, one.name)) or _field(one.name, hints[one.name]) for one in dataclasses.fields(kind)]
-    return lambda message: kind(*[read(message) for read in fields])
+    fields = {
+        one.name: _FIELDS.get((kind, one.name)) or _field(one.name, hints[one.name]) for one in dataclasses.fields(kind)
+    }
+    return lambda message: kind(**{name: read(message) for name, read in fields.items()})
 
 
 def _field(name: str, hint: Any) -> _Convert:
@@ -154,6 +172,9 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
         control.metric_identifier.family: tuple(control.histogram_options.buckets)
         for control in message.model_metrics.metric_control
     },
+    # Known from the loaded model only.
+    (ModelConfig, "is_batch_size_chosen"): lambda _: False,
+    **{(kind, "any_rank"): lambda _: False for kind in (plain.InputConfig, plain.OutputConfig)},
     **{
         (kind, "reshape"): lambda tensor: tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
         for kind in (plain.InputConfig, plain.OutputConfig)

@@ -124,13 +124,18 @@ def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mo
     dims = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
     shape, batches = spec.shape, message.max_batch_size > 0
     prefix = f"model '{message.name}', tensor '{tensor.name}': "
+    if spec.any_rank:
+        return ""
     if batches and shape[:1] != (_VARIABLE,):
         return (
             f"{prefix}for the model to support batching the shape should have at least 1 dimension and the first"
             f" dimension must be -1; but shape expected by the model is {format_shape(shape)}"
         )
     full = [_VARIABLE, *dims] if batches else dims
-    if admits(shape, full) or (not shape and all(dim == 1 for dim in dims)):
+    # config.pbtxt cannot express a size of 0, so an open dimension stands for it.
+    sized = [0 if own == 0 and dim == _VARIABLE else dim for own, dim in zip(shape, full, strict=False)]
+    sized += full[len(sized) :]
+    if admits(shape, sized) or (not shape and all(dim == 1 for dim in dims)):
         return ""
     if not shape:
         return (
@@ -146,9 +151,15 @@ def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mo
         )
     elif shape[0] == _VARIABLE and admits(shape[1:], dims):
         given += "; set max_batch_size above 0 to batch, or write the whole shape into dims"
+    differing = next((index for index, (own, dim) in enumerate(zip(shape, full, strict=False)) if own != dim), 0)
+    which = (
+        ""
+        if len(shape) != len(full)
+        else (f"; dimension {differing} is {shape[differing]} in the model, {full[differing]} in the configuration")
+    )
     return (
         f"{prefix}the model expects {len(shape)} dimensions (shape {format_shape(shape)}) but the model configuration"
-        f" specifies {len(full)} dimensions {given}"
+        f" specifies {len(full)} dimensions {given}{which}"
     )
 
 

@@ -37,10 +37,11 @@ from rocserve.protocol.model_config_pb2 import (
 _VARIABLE = -1
 
 
-def check_model_config(message: ModelConfig) -> None:
-    """Check a normalised configuration without the model; tensors may still be missing. Raises as `check_readable`."""
+def check_model_config(message: ModelConfig, *, is_completed: bool = False) -> None:
+    """Check a normalised configuration without the model; tensors may still be missing. `is_completed`: a size of 0 is
+    the model's own. Raises as `check_readable`."""
     check_readable(message)
-    check_loadable(message)
+    check_loadable(message, is_completed=is_completed)
 
 
 def check_readable(message: ModelConfig) -> None:
@@ -50,9 +51,9 @@ def check_readable(message: ModelConfig) -> None:
         raise invalid_argument(fault)
 
 
-def check_loadable(message: ModelConfig) -> None:
+def check_loadable(message: ModelConfig, *, is_completed: bool = False) -> None:
     """Check tensors and instance groups, as Triton does in a load. Raises as `check_readable`."""
-    for fault in _unloadable(message):
+    for fault in _unloadable(message, 0 if is_completed else 1):
         raise invalid_argument(fault)
 
 
@@ -99,13 +100,13 @@ def _unreadable(message: ModelConfig) -> Iterator[str]:
             yield "histogram options must specify 'buckets' that are numbers"
 
 
-def _unloadable(message: ModelConfig) -> Iterator[str]:
+def _unloadable(message: ModelConfig, least_size: int) -> Iterator[str]:
     for tensor in message.input:
-        yield from _tensor_faults(tensor, "input", message)
+        yield from _tensor_faults(tensor, "input", message, least_size)
         if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
             yield f"model input NHWC/NCHW require 3 dims for {message.name}"
     for output in message.output:
-        yield from _tensor_faults(output, "output", message)
+        yield from _tensor_faults(output, "output", message, least_size)
     for what, tensors in (("input", message.input), ("output", message.output)):
         for name, count in Counter(tensor.name for tensor in tensors).items():
             if count > 1:
@@ -126,14 +127,14 @@ def _unloadable(message: ModelConfig) -> Iterator[str]:
             )
 
 
-def _tensor_faults(tensor: ModelInput | ModelOutput, what: str, message: ModelConfig) -> Iterator[str]:
+def _tensor_faults(tensor: ModelInput | ModelOutput, what: str, message: ModelConfig, least_size: int) -> Iterator[str]:
     """Yield the faults. The caller must stop at the first: each check relies on the earlier ones."""
     who = f"model {what} '{tensor.name}'" if tensor.name else f"model {what}"
     for field in ("name", "data_type", "dims"):
         if not getattr(tensor, field):
             yield f"{who} must specify '{field}' for {message.name}"
     form = f"must be integer >= 1, or {_VARIABLE} to indicate a variable-size dimension for {message.name}"
-    if not all(map(_is_dimension, tensor.dims)):
+    if any(dim < least_size and dim != _VARIABLE for dim in tensor.dims):
         yield f"{who} dimension {form}"
     if tensor.HasField("reshape"):
         shape = tensor.reshape.shape
@@ -142,7 +143,7 @@ def _tensor_faults(tensor: ModelInput | ModelOutput, what: str, message: ModelCo
                 f"{who} cannot have empty reshape for non-batching model as scalar tensors are not supported for"
                 f" {message.name}"
             )
-        if not all(map(_is_dimension, shape)):
+        if any(dim < 1 and dim != _VARIABLE for dim in shape):
             yield f"{who} reshape dimensions {form}"
         trunks, reshaped = _trunk_sizes(tensor.dims), _trunk_sizes(shape)
         if len(trunks) != len(reshaped) and min(len(trunks), len(reshaped)) > 1:
@@ -164,10 +165,6 @@ def _trunk_sizes(dims: Sequence[int]) -> list[int]:
         else:
             sizes[-1] *= dim
     return sizes
-
-
-def _is_dimension(dim: int) -> bool:
-    return dim >= 1 or dim == _VARIABLE
 
 
 def _dynamic_batching_faults(batching: ModelDynamicBatching, message: ModelConfig) -> Iterator[str]:

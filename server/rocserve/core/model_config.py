@@ -20,6 +20,8 @@ class TensorConfig:
     """Without the batch dimension if the model batches; -1 = any size."""
     reshape: tuple[int, ...] | None = None
     """The dims that the model sees (config.pbtxt's `reshape`); None = `dims`."""
+    any_rank: bool = field(default=False, kw_only=True)
+    """The dims are unknown, even their number; `dims` is then (-1,)."""
 
     @property
     def model_dims(self) -> tuple[int, ...]:
@@ -275,6 +277,8 @@ class ModelConfig:
     """Canonical name of the backend ("onnx", "rocal", ...; "ensemble" for ensembles)."""
     max_batch_size: int = 0
     """0 = the model does not batch: shapes are full shapes."""
+    is_batch_size_chosen: bool = False
+    """The server chose max_batch_size, because the configuration does not set it."""
     inputs: tuple[InputConfig, ...] = ()
     outputs: tuple[OutputConfig, ...] = ()
     version_policy: VersionPolicy = VersionPolicy(latest=1)

@@ -300,6 +300,10 @@ class TensorSpec:
     name: str
     datatype: DataType
     shape: tuple[int, ...]
+    any_rank: bool = False
+    """The model does not say how many dimensions the tensor has; the shape is then (-1,)."""
+    labels: tuple[str, ...] = ()
+    """The output's class names, if the model knows them."""
 
 
 @dataclass(frozen=True, slots=True)

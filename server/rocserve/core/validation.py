@@ -243,7 +243,13 @@ class RequestValidator:
         if size < 1:
             raise invalid_argument(f"{prefix}inference request batch-size must be >= 1 for '{model}'")
         if size > limit:
-            raise invalid_argument(f"{prefix}inference request batch-size must be <= {limit} for '{model}'")
+            way_out = (
+                "; the server chose this limit: write a larger max_batch_size into config.pbtxt, or send fewer rows"
+            )
+            raise invalid_argument(
+                f"{prefix}inference request batch-size must be <= {limit} for '{model}'"
+                f"{way_out if self._config.is_batch_size_chosen else ''}"
+            )
         return size
 
     def _plan_input(self, entry: InputHead, prefix: str, is_reference: bool) -> InputPlan:
@@ -260,11 +266,12 @@ class RequestValidator:
                 f"{prefix}All input dimensions should be specified for input '{entry.name}' for model '{model}', got"
                 f" {format_shape(entry.shape)}"
             )
-        if not admits(expected.dims, dims) or any(size < 0 for size in dims):
+        if not (expected.any_rank or admits(expected.dims, dims)) or any(size < 0 for size in dims):
             full = (-1, *expected.dims) if batching else expected.dims
             raise invalid_argument(
                 f"{prefix}unexpected shape for input '{entry.name}' for model '{model}'. Expected {format_shape(full)},"
-                f" got {format_shape(entry.shape)}. " + (_BATCH_NOTE if batching else "")
+                f" got {format_shape(entry.shape)}. "
+                + (_BATCH_NOTE if batching and not self._config.is_batch_size_chosen else "")
             )
         if expected.reshape is not None:
             dims = reshape_dims(dims, expected.dims, expected.reshape)

@@ -136,6 +136,9 @@ class ResponseMaker:
         if config is None or config.reshape is None:
             return head
         lead = head.shape[:1] if self._batching else ()
+        if not self._batching and not config.reshape and head.shape:
+            # Only the model's file can call an output a scalar, and not every exporter tells the truth.
+            return head
         if len(head.shape) != len(config.reshape) + len(lead):
             raise internal(
                 f"output '{head.name}' has the shape {list(head.shape)}, expected {len(config.reshape) + len(lead)}"

@@ -14,9 +14,11 @@ from onnx import TensorProto, helper
 from support.models import add_sub, graph, identity
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
-from rocserve.backends.onnx.backend import fixed_dimensions, load_fixed_shapes
+from rocserve.backends.onnx.backend import load_fixed_shapes
+from rocserve.backends.onnx.model_file import ModelFile
 from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.onnx.providers import MIGRAPHX_PROVIDER, Provider, ProviderPlan
+from rocserve.backends.onnx.signature import fixed_dimensions
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
@@ -31,7 +33,7 @@ class CountingOpener(SessionOpener):
     """Records the batch sizes of its sessions."""
 
     def __init__(self, model: ModelSource) -> None:
-        super().__init__(model, ProviderPlan((), accepts_cpu=False))
+        super().__init__(model, ProviderPlan((), accepts_cpu=False), ModelFile(model.model_file))
         self.opened: list[Mapping[str, int]] = []
 
     def open(self, dimensions: Mapping[str, int] | None = None) -> Any:
@@ -41,7 +43,8 @@ class CountingOpener(SessionOpener):
 
 def load_sized(source: ModelSource, **accelerator: str) -> tuple[LoadedModel, CountingOpener]:
     opener = CountingOpener(source)
-    return load_fixed_shapes(source, opener, Provider(MIGRAPHX_PROVIDER, {}, accelerator)), opener
+    provider = Provider(MIGRAPHX_PROVIDER, {}, accelerator)
+    return load_fixed_shapes(source, opener, ModelFile(source.model_file), provider), opener
 
 
 def run(model: LoadedModel, wanted: tuple[str, ...], **inputs: np.ndarray[Any, Any]) -> Mapping[str, Any]:

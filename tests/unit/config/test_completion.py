@@ -13,7 +13,7 @@ from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, OutputConfig
-from rocserve.core.requests import Signature
+from rocserve.core.requests import Signature, TensorSpec
 
 MakeSignature = Callable[..., Signature]
 Read = Callable[..., ModelDefinition]
@@ -194,3 +194,57 @@ def test_the_default_count_is_that_of_the_engine_that_is_named(tmp_path: Path) -
 
 def test_without_instances_there_is_one(models: Models) -> None:
     assert models.made("m", {"1/model.py": ""}).config.instance_groups == (InstanceGroup("m", InstanceKind.AUTO, 1),)
+
+
+@pytest.fixture
+def open_signature() -> Signature:
+    """Of a model whose file leaves ranks open, has a size of 0, and knows an output's classes."""
+    return Signature(
+        (TensorSpec("x", DataType.FP32, (-1,), any_rank=True), TensorSpec("past", DataType.FP32, (1, 0, 4))),
+        (TensorSpec("y", DataType.FP32, (-1, 2), labels=("no", "yes")),),
+        supports_batching=False,
+    )
+
+
+def test_an_open_rank_is_shown_as_one_open_dimension(read: Read, open_signature: Signature) -> None:
+    definition = complete_definition(read('backend: "onnxruntime"'), open_signature)
+    x, past = definition.config.inputs
+    assert x == InputConfig("x", DataType.FP32, (-1,), any_rank=True)
+    assert past == InputConfig("past", DataType.FP32, (1, 0, 4))
+    assert list(definition.message.input[0].dims) == [-1]
+
+
+@pytest.mark.parametrize(("dims", "served"), [("[1, -1, 4]", True), ("[1, 2, 4]", False), ("[1, 0, 4]", False)])
+def test_an_open_dimension_stands_for_a_size_of_0(
+    read: Read, open_signature: Signature, dims: str, served: bool
+) -> None:
+    text = f"""
+    backend: "onnxruntime"
+    input [ {{ name: "past" data_type: TYPE_FP32 dims: {dims} }}, {{ name: "x" data_type: TYPE_FP32 dims: [2, 3] }} ]
+    """
+    if served:
+        past, x = complete_definition(read(text), open_signature).config.inputs
+        assert (past.dims, x.dims) == ((1, -1, 4), (2, 3))
+        return
+    with pytest.raises(ServeError, match=r"must be integer >= 1, or -1|dimension 1 is 0 in the model, 2 in the"):
+        complete_definition(read(text), open_signature)
+
+
+@pytest.mark.parametrize(
+    ("written", "labels"),
+    [
+        ("", ("no", "yes")),
+        ('output { name: "y" data_type: TYPE_FP32 dims: [-1, 2] label_filename: "own.txt" }', ("bad", "good")),
+    ],
+)
+def test_the_models_classes_are_labels_unless_a_file_has_others(
+    models: Models, open_signature: Signature, written: str, labels: tuple[str, ...]
+) -> None:
+    files = {"config.pbtxt": f'backend: "onnxruntime" {written}', "own.txt": "bad\ngood\n", "1/model.onnx": ""}
+    assert complete_definition(models.made("m", files), open_signature).config.outputs[0].labels == labels
+
+
+@pytest.mark.parametrize(("written", "chosen"), [("", True), ("max_batch_size: 8", False)])
+def test_it_is_known_who_chose_the_batch_size(read: Read, batching: Signature, written: str, chosen: bool) -> None:
+    config = complete_definition(read(f'backend: "onnxruntime" {written}'), batching).config
+    assert config.is_batch_size_chosen is chosen

@@ -80,6 +80,13 @@ def test_dims_of_a_batching_model(batching: Signature) -> None:
     )
 
 
+def test_the_dimension_that_differs_is_named(batching: Signature) -> None:
+    assert _fault(_config(_X.replace("dims: 4", "dims: 5") + _W), batching).endswith(
+        "2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape,"
+        " making complete shape [-1,5]); dimension 1 is 4 in the model, 5 in the configuration"
+    )
+
+
 def test_variable_dims_where_the_model_is_fixed(batching: Signature) -> None:
     assert "the model expects 2 dimensions (shape [-1,4])" in _fault(
         _config(_X.replace("dims: 4", "dims: -1") + _W), batching

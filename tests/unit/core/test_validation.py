@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rocserve.core.datatypes import DataType
@@ -86,6 +88,25 @@ def test_a_head_is_checked_once_but_data_every_time():
 )
 def test_what_is_wrong_is_said_in_tritons_words(bad: InferRequest, text: str):
     assert error_of(ADD_SUB, bad) == text
+
+
+def test_a_limit_that_the_server_chose_names_the_way_out():
+    chosen = replace(ADD_SUB, is_batch_size_chosen=True)
+    assert error_of(chosen, request(ints("INPUT0", (9, 16)), ints("INPUT1", (9, 16)))).endswith(
+        "batch-size must be <= 8 for 'm'; the server chose this limit: write a larger max_batch_size into config.pbtxt,"
+        " or send fewer rows"
+    )
+    # A user who wrote no max_batch_size is not told about it.
+    assert error_of(chosen, request(ints("INPUT0", (1, 15)), ints("INPUT1"))).endswith("Expected [-1,16], got [1,15]. ")
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 0, 4)])
+def test_an_input_of_unknown_rank_takes_any_shape(shape: tuple[int, ...]):
+    config = ModelConfig("m", inputs=(InputConfig("x", DataType.INT32, (-1,), any_rank=True),))
+    plan = RequestValidator(config).validate(request(ints("x", shape)))
+    assert (plan.inputs[0].shape, plan.batch_size) == (shape, 1)
+    assert "data-type is 'FP32'" in error_of(config, request(ints("x", shape, "FP32")))
+    assert "got [3,-1]" in error_of(config, request(ints("x", (3, -1), size=0)))
 
 
 def test_optional_inputs_and_reshape():

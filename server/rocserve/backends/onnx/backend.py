@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -31,19 +30,20 @@ from rocserve.backends.base import (
 )
 from rocserve.backends.batch_sizes import pieces, rows_that_fit
 from rocserve.backends.migraphx.configuration.options import PARAMETERS
-from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
 from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, device_executions, device_stream
 from rocserve.backends.onnx.external_weights import find_external_weights
+from rocserve.backends.onnx.model_file import ModelFile, open_model_file
 from rocserve.backends.onnx.opener import SessionOpener, session_facts
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
+from rocserve.backends.onnx.signature import fixed_dimensions, session_signature
 from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
-from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import RaggedBatching, made_tensors
-from rocserve.core.requests import Signature, TensorSpec
+from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
 _LOG = logging.getLogger(__name__)
@@ -91,6 +91,10 @@ def session_run(session: Any, signature: Signature) -> Run:
 def is_on_cpu(session: Any) -> bool:
     """Return whether the whole session runs on the CPU, in this process's memory."""
     return bool(session.get_providers() == ["CPUExecutionProvider"])
+
+
+class _OtherRows(Exception):
+    """A model's output does not have a row for each row of the batch."""
 
 
 class InPlaceRun:
@@ -194,9 +198,18 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     if path.stat().st_size == 0:
         raise invalid_argument(f"{path} is empty; expected an ONNX model, copy it again")
     weights = find_external_weights(model)
+    file = open_model_file(path)
+    for output, classes in file.labels.items():
+        _LOG.info(
+            "model '%s': output '%s' is served as the tensor of its %d classes' values, in the place of the maps that"
+            " ZipMap would make of it; its labels are the classes",
+            model.name,
+            output,
+            len(classes),
+        )
     plan = with_caches(model, plan, weights)
     device = device_stream(model, plan)
-    opener = SessionOpener(model, plan if device is None else device.plan, weights)
+    opener = SessionOpener(model, plan if device is None else device.plan, file, weights)
     if plan.compiling is not None and RaggedBatching(model.config):
         raise invalid_argument(
             f"model '{model.name}': {plan.compiling.kind.provider} compiles each shape, so requests of different shapes"
@@ -204,9 +217,9 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
             " batch_output"
         )
     if plan.compiling is not None:
-        return load_fixed_shapes(model, opener, plan.compiling)
+        return load_fixed_shapes(model, opener, file, plan.compiling)
     session = opener.open()
-    signature = session_signature(session, model.config)
+    signature = session_signature(session, model.config, file)
     batches, tensors = model.config.max_batch_size > 0, (*signature.inputs, *signature.outputs)
     if batches and signature.inputs and all(spec.shape[:1] == (1,) for spec in tensors):
         _LOG.info("model '%s' has the batch size 1 in its file: the rows of a batch are run one by one", model.name)
@@ -215,7 +228,8 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
             tuple(replace(spec, shape=(-1, *spec.shape[1:])) for spec in specs)
             for specs in (signature.inputs, signature.outputs)
         )
-        return OnnxModel(run, Signature(inputs, outputs, True), model.config, session_facts(session))
+        signature = replace(signature, inputs=inputs, outputs=outputs, supports_batching=True)
+        return OnnxModel(run, signature, model.config, session_facts(session))
     shapes = [spec.shape[1:] for spec in signature.inputs]
     if plan.on_gpu and signature.supports_batching and not any(-1 in shape for shape in shapes):
         # CUDA's provider plans its convolutions again, for about 0.2 s, whenever a session gets another shape.
@@ -245,12 +259,12 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     return opened
 
 
-def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> OnnxModel:
+def load_fixed_shapes(model: ModelSource, opener: SessionOpener, file: ModelFile, provider: Provider) -> OnnxModel:
     """Open a session per batch size before the first request, for a provider that compiles each shape. Such a provider
     keeps one program per session, and compiles again for every other shape. If all varying dimensions have names,
     opening the session fixes their sizes and compiles; else the warm-up compiles. Raises ServeError like `load`."""
     session = opener.open_for_signature()
-    signature = session_signature(session, model.config)
+    signature = session_signature(session, model.config, file)
     inputs = {node.name: tuple(node.shape) for node in session.get_inputs()}
     del session
     sizes = compiled_batch_sizes(model.config, provider.accelerator, _largest_batch(model, signature))
@@ -310,12 +324,25 @@ class OnnxModel:
 
     def bound_batches(self, at_once: int, memory_bytes: int) -> None:
         """Set the signature's max_batch_size to the rows that fit into memory with `at_once` concurrent batches (see
-        rows_that_fit), measured on zeros."""
-        with suppress(ServeError):
-            rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows)), at_once, memory_bytes)
+        rows_that_fit), measured on zeros. A model whose outputs then have other rows than its inputs does not batch."""
+        try:
+            rows = rows_that_fit(self._check_rows, at_once, memory_bytes)
+        except _OtherRows as reason:
+            _LOG.info("model '%s' is not batched: %s", self._config.name, reason)
+            self.signature = replace(self.signature, supports_batching=False)
+        except ServeError:
+            # The model does not take zeros; the warm-up tells why.
+            return
+        else:
             self.signature = replace(self.signature, max_batch_size=rows)
             if rows is not None and rows < BACKEND.default_max_batch_size:
                 _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
+
+    def _check_rows(self, rows: int) -> None:
+        """Run a batch of zeros. Raises _OtherRows, or as `execute`."""
+        for name, output in self.execute(self._zeros(rows)).outputs.items():
+            if output.shape[:1] != (rows,):
+                raise _OtherRows(f"output '{name}' has the shape {list(output.shape)} for {rows} rows of zeros")
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Run zeros at each fixed batch size (one row if there are neither sizes nor samples), then the samples. Open
@@ -390,7 +417,7 @@ class OnnxModel:
             shapes = [(rows, *(abs(size) for size in source.model_dims))]
             inputs.update((tensor.name, tensor) for tensor in made_tensors(made, shapes))
         for spec in self.signature.inputs:
-            if spec.name in inputs:
+            if spec.name in inputs or spec.name in self.signature.optional_inputs:
                 continue
             # Open dimensions take the configuration's size, else 1.
             shape = spec.shape
@@ -409,67 +436,3 @@ class OnnxModel:
                 zeros.fill(b"")
             inputs[spec.name] = tensor_from_numpy(spec.name, zeros, spec.datatype)
         return Batch(inputs, tuple(spec.name for spec in self.signature.outputs), (rows,))
-
-
-def fixed_dimensions(
-    inputs: Mapping[str, Sequence[Any]], config: ModelConfig, provider: str, batch_size: int
-) -> Mapping[str, int]:
-    """Return sizes for the named dimensions, from the configuration and the batch size (0 = none). A dimension in
-    `inputs` is a number, a name, or None if it varies without a name. A name that would get two sizes is left out.
-    Raises ServeError (INVALID_ARGUMENT) if the configuration leaves a varying dimension open."""
-    declared = {entry.name: entry.model_dims for entry in config.inputs}
-    batch = (batch_size,) if batch_size else ()
-    sizes: dict[str, int] = {}
-    differing: set[str] = set()
-    for name, dims in inputs.items():
-        known = (*batch, *declared.get(name, ()))
-        for index, dim in enumerate(dims):
-            if isinstance(dim, int) and dim >= 0:
-                continue
-            size = known[index] if index < len(known) else -1
-            if size < 0:
-                raise invalid_argument(
-                    f"model '{config.name}': dimension {index} of input '{name}' may have any size ({dim or '?'}), but"
-                    f" {provider} compiles each shape, and nothing may be compiled when a request comes; give all dims"
-                    " of the input in config.pbtxt, each as a number"
-                )
-            if isinstance(dim, str) and dim and sizes.setdefault(dim, size) != size:
-                differing.add(dim)
-    return {name: size for name, size in sizes.items() if name not in differing}
-
-
-_DATATYPES = {
-    **{f"tensor({name})": datatype for name, datatype in ONNX_DATATYPES.items()},
-    "tensor(string)": DataType.BYTES,
-}
-
-
-def session_signature(session: Any, config: ModelConfig) -> Signature:
-    """Return the session's signature, with the configuration's dims for tensors without a shape in the model. Raises
-    ServeError (INVALID_ARGUMENT) if an input or output is not a tensor, or has no KServe datatype."""
-    inputs = tuple(_specs("input", session.get_inputs(), config.inputs, config.max_batch_size))
-    outputs = tuple(_specs("output", session.get_outputs(), config.outputs, config.max_batch_size))
-    batching = bool(inputs) and all(spec.shape[:1] == (-1,) for spec in (*inputs, *outputs))
-    return Signature(inputs, outputs, batching)
-
-
-def _specs(
-    kind: str, nodes: Iterable[Any], configured: Iterable[InputConfig | OutputConfig], max_batch_size: int
-) -> Iterable[TensorSpec]:
-    lead = (-1,) if max_batch_size > 0 else ()
-    declared = {one.name: lead + one.model_dims for one in configured}
-    for node in nodes:
-        datatype = _DATATYPES.get(node.type)
-        if datatype is None:
-            reason = (
-                "but only dense tensors can be served; export the model with tensors instead (scikit-learn classifiers:"
-                " option zipmap=False)"
-            )
-            if node.type.startswith("tensor("):
-                known = ", ".join(_DATATYPES)
-                reason = f"which has no datatype in the KServe protocol; those that have are {known}"
-            raise invalid_argument(f"{kind} '{node.name}' has ONNX type {node.type}, {reason}")
-        # A varying dimension is a name or None. ONNX Runtime gives the same empty list for a tensor without a shape and
-        # for a scalar.
-        shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
-        yield TensorSpec(node.name, datatype, shape or declared.get(node.name, ()))

@@ -78,7 +78,7 @@ def device_executions(
     """Return executions over the sessions of each batch size, and facts for the model's metadata. No executions = the
     sessions cannot run in PyTorch's memory. Sessions that cannot be captured run operator by operator."""
     tensors = (*signature.inputs, *signature.outputs)
-    if any(spec.datatype in _UNBOUND or -1 in spec.shape[1:] for spec in tensors):
+    if signature.optional_inputs or any(spec.datatype in _UNBOUND or -1 in spec.shape[1:] for spec in tensors):
         return (), {}
     from rocserve.backends.pytorch.fixed_sizes import sized_executions
     from rocserve.core.device_references import DEVICE_PROPERTY

@@ -30,6 +30,7 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, stable_weights
+from rocserve.backends.onnx.model_file import ModelFile
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.output_capture import OutputCapture
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
@@ -39,6 +40,8 @@ from rocserve.core.model_config import ModelConfig
 _LOG = logging.getLogger(__name__)
 _CPU_PROVIDER = "CPUExecutionProvider"
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+"""Where the external weights of a model lie that is given as bytes."""
 _NOT_PARSED = "Protobuf parsing failed"
 _MOST_NAMED = 8
 _FATAL_ONLY = 4
@@ -140,9 +143,12 @@ def without_source_position(text: str) -> str:
 class SessionOpener:
     """Opens the sessions of one model. A provider that does not take the model is never replaced silently."""
 
-    def __init__(self, model: ModelSource, plan: ProviderPlan, weights: ExternalWeights = NO_WEIGHTS) -> None:
+    def __init__(
+        self, model: ModelSource, plan: ProviderPlan, file: ModelFile, weights: ExternalWeights = NO_WEIGHTS
+    ) -> None:
         self._model = model
         self._plan = plan
+        self._file = file
         # A GPU gets its own copy of the weights anyway.
         self._weights = NO_WEIGHTS if plan.on_gpu else weights
 
@@ -202,9 +208,13 @@ class SessionOpener:
             raise invalid_argument(f"ONNX Runtime cannot load {file.name}: {text}{hint}") from None
 
     def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
-        with stable_weights(self._model.model_file, self._weights, options) as path:
+        with stable_weights(self._file.path, self._weights, options) as path:
+            model: str | bytes = str(path)
+            if self._file.content is not None:
+                model = self._file.content
+                options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
             session = onnxruntime.InferenceSession(
-                str(path), options, providers=[*providers, _CPU_PROVIDER], enable_fallback=0
+                model, options, providers=[*providers, _CPU_PROVIDER], enable_fallback=0
             )
         # Without this, the session would run on the CPU after a GPU's failure.
         session.disable_fallback()

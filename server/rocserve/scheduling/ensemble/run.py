@@ -449,7 +449,8 @@ def _placed(data: Buffer, places: TensorPlaces, slot: object) -> Sequence[Buffer
 
 def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) -> tuple[int, ...]:
     """Return a tensor's shape as a member expects it, with a batch dimension of 1 added or removed."""
-    rank = next((len(entry.dims) for entry in member.inputs if entry.name == input_name), -1)
+    named = (entry for entry in member.inputs if entry.name == input_name and not entry.any_rank)
+    rank = next((len(entry.dims) for entry in named), -1)
     if member.max_batch_size > 0 and len(shape) == rank:
         return (1, *shape)
     if rank >= 0 and member.max_batch_size == 0 and len(shape) == rank + 1 and shape[0] == 1:

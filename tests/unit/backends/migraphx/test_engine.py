@@ -17,7 +17,8 @@ from support.migraphx_engine import Engine, answers, batch, given, wait_for_all_
 from support.migraphx_serving import expected
 
 from rocserve.backends.migraphx.serving.programs import LoadedProgram
-from rocserve.backends.onnx.backend import session_signature
+from rocserve.backends.onnx.model_file import ModelFile
+from rocserve.backends.onnx.signature import session_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
@@ -135,11 +136,13 @@ class TestSignatures:
             migraphx_models.without_batch(),
         ],
     )
-    def test_they_are_those_of_onnx_runtime(self, engine: Engine, network: bytes, max_batch_size: int) -> None:
+    def test_they_are_those_of_onnx_runtime(
+        self, engine: Engine, network: bytes, max_batch_size: int, tmp_path: Path
+    ) -> None:
         """So a configuration is completed in the same way by both engines."""
         model = engine.load(network, max_batch_size)
         config = ModelConfig(name="model", max_batch_size=max_batch_size)
-        assert model.signature == session_signature(onnxruntime.InferenceSession(network), config)
+        assert model.signature == session_signature(onnxruntime.InferenceSession(network), config, ModelFile(tmp_path))
 
     def test_a_configuration_that_says_nothing_gets_small_programs_that_run_any_batch(self, engine: Engine) -> None:
         model = engine.complete(NETWORKS["mlp"])

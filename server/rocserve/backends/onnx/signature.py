@@ -1,0 +1,149 @@
+"""Describes an ONNX session's inputs and outputs as clients see them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
+from rocserve.backends.onnx.model_file import ModelFile
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
+from rocserve.core.requests import Signature, TensorSpec
+
+_LOG = logging.getLogger(__name__)
+
+_DATATYPES = {
+    **{f"tensor({name})": datatype for name, datatype in ONNX_DATATYPES.items()},
+    "tensor(string)": DataType.BYTES,
+}
+
+_MOST_DEFAULT_VALUES = 1024
+"""Values in the defaults of all inputs that have one. A file with more keeps its weights as inputs, as ONNX required
+before IR version 4 and some exporters still do; a network without weights to speak of has fewer."""
+
+_WORD = re.compile(r"[A-Za-z_]+")
+"""A dimension's name that a person chose. Exporters number theirs: unk__6, s77, p2o.DynamicDimension.0."""
+
+
+def session_signature(session: Any, config: ModelConfig, file: ModelFile) -> Signature:
+    """Return the session's signature, with the configuration's dims for tensors without a shape in the model. Inputs
+    with a default in the file are optional. Raises ServeError (INVALID_ARGUMENT) if an input or output is not a tensor,
+    or has no KServe datatype."""
+    batches = config.max_batch_size > 0
+    configured: tuple[InputConfig | OutputConfig, ...] = (*config.inputs, *config.outputs)
+    declared = {one.name: ((-1,) if batches else ()) + one.model_dims for one in configured if not one.any_rank}
+
+    def specs(kind: str, nodes: Iterable[Any]) -> tuple[TensorSpec, ...]:
+        return tuple(_spec(kind, node, declared.get(node.name, ()), file) for node in nodes)
+
+    inputs, outputs = specs("input", session.get_inputs()), specs("output", session.get_outputs())
+    optional = tuple(
+        spec
+        for spec in specs("input", _defaulted(session, declared))
+        # A configuration that batches can only offer what has a row for each row of the batch.
+        if spec.name in declared or not batches or _is_open(spec)
+    )
+    outputs = tuple(replace(spec, labels=file.labels.get(spec.name, ())) for spec in outputs)
+    batching = bool(inputs) and all(map(_is_open, (*inputs, *outputs)))
+    # A written max_batch_size says that rows are the batch.
+    if batching and not batches and (reason := _other_rows(session) or _single(optional)):
+        _LOG.info("model '%s' is not batched: %s", config.name, reason)
+        batching = False
+    batching = batching and all(map(_is_open, optional))
+    return Signature((*inputs, *optional), outputs, batching, frozenset(spec.name for spec in optional))
+
+
+def _defaulted(session: Any, declared: Mapping[str, object]) -> Iterator[Any]:
+    """Yield the inputs with a default: all of them, or of weights only those that the configuration names."""
+    nodes = session.get_overridable_initializers()
+    are_weights = sum(math.prod(node.shape) for node in nodes) > _MOST_DEFAULT_VALUES
+    return (node for node in nodes if node.name in declared or not are_weights)
+
+
+def _is_open(spec: TensorSpec) -> bool:
+    return spec.shape[:1] == (-1,) and not spec.any_rank
+
+
+def _other_rows(session: Any) -> str:
+    """Return which tensor names its rows otherwise than the first one does; "" = none among the names of people."""
+    (what, name, rows), *others = [
+        (kind, node.name, node.shape[0])
+        for kind, nodes in (("input", session.get_inputs()), ("output", session.get_outputs()))
+        for node in nodes
+        if node.shape and isinstance(node.shape[0], str) and _WORD.fullmatch(node.shape[0])
+    ] or [("", "", "")]
+    return next(
+        (
+            f"{kind} '{other}' has '{own}' rows, {what} '{name}' has '{rows}'"
+            for kind, other, own in others
+            if own != rows
+        ),
+        "",
+    )
+
+
+def _single(optional: Iterable[TensorSpec]) -> str:
+    """Return which optional input a batch could have only once; "" = none."""
+    return next(
+        (
+            f"input '{spec.name}' has a default in the file, and requests may set it; with max_batch_size in"
+            " config.pbtxt they may not, and are batched"
+            for spec in optional
+            if not _is_open(spec)
+        ),
+        "",
+    )
+
+
+def _spec(kind: str, node: Any, declared: tuple[int, ...], file: ModelFile) -> TensorSpec:
+    datatype = _DATATYPES.get(node.type)
+    if datatype is None:
+        reason = (
+            "but only dense tensors can be served; export the model with tensors instead (a model of several"
+            " classifiers: join their outputs, or export each by itself)"
+        )
+        if node.type.startswith("tensor("):
+            known = ", ".join(_DATATYPES)
+            reason = f"which has no datatype in the KServe protocol; those that have are {known}"
+        raise invalid_argument(f"{kind} '{node.name}' has ONNX type {node.type}, {reason}")
+    if node.shape:
+        # A varying dimension is a name or None.
+        shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
+        return TensorSpec(node.name, datatype, shape)
+    # ONNX Runtime gives an empty list for a scalar, and for a tensor whose rank it does not know.
+    if node.name in file.scalars and all(dim == 1 for dim in declared):
+        return TensorSpec(node.name, datatype, ())
+    return TensorSpec(node.name, datatype, declared or (-1,), any_rank=not declared)
+
+
+def fixed_dimensions(
+    inputs: Mapping[str, Sequence[Any]], config: ModelConfig, provider: str, batch_size: int
+) -> Mapping[str, int]:
+    """Return sizes for the named dimensions, from the configuration and the batch size (0 = none). A dimension in
+    `inputs` is a number, a name, or None if it varies without a name. A name that would get two sizes is left out.
+    Raises ServeError (INVALID_ARGUMENT) if the configuration leaves a varying dimension open."""
+    declared = {entry.name: entry.model_dims for entry in config.inputs}
+    batch = (batch_size,) if batch_size else ()
+    sizes: dict[str, int] = {}
+    differing: set[str] = set()
+    for name, dims in inputs.items():
+        known = (*batch, *declared.get(name, ()))
+        for index, dim in enumerate(dims):
+            if isinstance(dim, int) and dim >= 0:
+                continue
+            size = known[index] if index < len(known) else -1
+            if size < 0:
+                raise invalid_argument(
+                    f"model '{config.name}': dimension {index} of input '{name}' may have any size ({dim or '?'}), but"
+                    f" {provider} compiles each shape, and nothing may be compiled when a request comes; give all dims"
+                    " of the input in config.pbtxt, each as a number"
+                )
+            if isinstance(dim, str) and dim and sizes.setdefault(dim, size) != size:
+                differing.add(dim)
+    return {name: size for name, size in sizes.items() if name not in differing}

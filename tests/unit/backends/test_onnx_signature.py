@@ -1,0 +1,261 @@
+"""What an ONNX file says of its tensors, and what it leaves open: maps, ranks, defaults, rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.models import map_classifier
+
+from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.backends.onnx import backend, external_weights
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import InputConfig
+from rocserve.core.requests import TensorSpec
+from rocserve.core.tensors import tensor_from_numpy
+
+SourceMaker = Callable[..., ModelSource]
+Array = np.ndarray[Any, Any]
+
+FLOAT = TensorProto.FLOAT
+FP32 = DataType.FP32
+
+
+def load(source: ModelSource) -> LoadedModel:
+    return backend.load(replace(source, config=replace(source.config, parameters={"engine": "cpu"})))
+
+
+def run(model: LoadedModel, wanted: Sequence[str], **inputs: Array) -> list[Any]:
+    tensors = {name: tensor_from_numpy(name, array) for name, array in inputs.items()}
+    outputs = model.execute(Batch(tensors, tuple(wanted), (1,))).outputs
+    return [outputs[name] for name in wanted]
+
+
+def info(name: str, shape: Sequence[Any] | None, kind: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def model_bytes(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    defaults: dict[str, Array] | None = None,
+    ir_version: int = 8,
+) -> bytes:
+    tensors = [numpy_helper.from_array(array, name) for name, array in (defaults or {}).items()]
+    made = helper.make_graph(nodes, "graph", inputs, outputs, tensors)
+    opset = helper.make_opsetid("", 17)
+    content: bytes = helper.make_model(made, opset_imports=[opset], ir_version=ir_version).SerializeToString()
+    return content
+
+
+X = np.array([[3, 1], [2, 5]], np.float32)
+SCORES = [[3, 1, 4], [2, 5, 7]]
+"""Of `map_classifier` for X: both values of a row, and their sum."""
+
+
+@pytest.mark.parametrize(
+    ("classes", "datatype", "labels"),
+    [
+        ([3, 5, -8], DataType.INT64, ("3", "5", "-8")),
+        (["a", "b b", "ß"], DataType.BYTES, ("a", "b b", "ß")),
+    ],
+)
+def test_maps_are_served_as_the_tensor_that_they_were_made_of(
+    model_source: SourceMaker,
+    caplog: pytest.LogCaptureFixture,
+    classes: list[int] | list[str],
+    datatype: DataType,
+    labels: tuple[str, ...],
+) -> None:
+    caplog.set_level("INFO")
+    model = load(model_source("model.onnx", map_classifier(classes)))
+    assert model.signature.outputs == (
+        TensorSpec("label", datatype, (-1,)),
+        TensorSpec("maps", FP32, (-1, 3), labels=labels),
+    )
+    assert model.signature.supports_batching
+    label, scores = run(model, ("label", "maps"), X=X)
+    assert scores.tolist() == SCORES
+    assert label.tolist() == [classes[2]] * 2
+    assert "output 'maps' is served as the tensor of its 3 classes' values" in caplog.text
+
+
+def test_a_label_that_is_said_to_be_single_is_answered_for_every_row(model_source: SourceMaker) -> None:
+    """LightGBM's exporter says so."""
+    model = load(model_source("model.onnx", map_classifier([0, 1, 2], label_shape=[1])))
+    assert not model.signature.supports_batching
+    label, scores = run(model, ("label", "maps"), X=X)
+    assert (label.tolist(), scores.tolist()) == ([2, 2], SCORES)
+
+
+def test_the_tensor_may_be_an_output_itself(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", map_classifier([0, 1, 2], other_outputs=("scores",))))
+    assert [spec.name for spec in model.signature.outputs] == ["label", "maps", "scores"]
+    assert [array.tolist() for array in run(model, ("maps", "scores"), X=X)] == [SCORES, SCORES]
+
+
+def test_a_configuration_that_batches_fits_the_tensor(model_source: SourceMaker) -> None:
+    model = load(model_source("model.onnx", map_classifier([0, 1, 2]), max_batch_size=8))
+    assert model.signature.supports_batching
+    assert run(model, ("maps",), X=X)[0].tolist() == SCORES
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_maps_beside_weights_in_another_file(
+    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    source = model_source("model.onnx", b"")
+    message = onnx.load_from_string(map_classifier([0, 1, 2]))
+    message.graph.node.insert(0, helper.make_node("Mul", ["X", "twice"], ["scaled"]))
+    message.graph.node[1].input[0] = "scaled"
+    message.graph.initializer.append(numpy_helper.from_array(np.full(2, 2, np.float32), "twice"))
+    onnx.save(message, source.model_file, save_as_external_data=True, location="weights", size_threshold=0)
+    if not in_memory:
+        found = external_weights.ExternalWeights({"weights": source.version_folder / "weights"}, in_memory=False)
+        monkeypatch.setattr(backend, "find_external_weights", lambda _: found)
+    model = load(source)
+    assert run(model, ("maps",), X=X)[0].tolist() == [[6, 2, 8], [4, 10, 14]]
+
+
+def squeeze(declared: Sequence[Any] | None) -> bytes:
+    """Y = X [n, 1, 2] without its dimensions of size 1, whose number only a request decides."""
+    return model_bytes([helper.make_node("Squeeze", ["X"], ["Y"])], [info("X", ["n", 1, 2])], [info("Y", declared)])
+
+
+@pytest.mark.parametrize("declared", [None, ["n", 1, 2]], ids=["no shape", "another rank than inferred"])
+def test_an_output_of_unknown_rank_is_no_scalar(model_source: SourceMaker, declared: Sequence[Any] | None) -> None:
+    content = squeeze(declared)
+    if declared:
+        # onnxruntime infers the rank from axes that it knows.
+        message = onnx.load_from_string(content)
+        message.graph.node[0].input.append("axes")
+        message.graph.initializer.append(numpy_helper.from_array(np.array([1]), "axes"))
+        content = message.SerializeToString()
+    model = load(model_source("model.onnx", content))
+    assert model.signature.outputs == (TensorSpec("Y", FP32, (-1,), any_rank=True),)
+    assert not model.signature.supports_batching
+    rows = np.array([[[1, 2]], [[3, 4]]], np.float32)
+    assert run(model, ("Y",), X=rows)[0].tolist() == [[1, 2], [3, 4]]
+    if not declared:
+        assert run(model, ("Y",), X=rows[:1])[0].tolist() == [1, 2]
+
+
+def test_an_input_of_unknown_rank_takes_any_shape_and_a_scalar_stays_one(model_source: SourceMaker) -> None:
+    content = model_bytes(
+        [helper.make_node("Mul", ["X", "factor"], ["Y"])],
+        [info("X", None), info("factor", [])],
+        [info("Y", None)],
+    )
+    model = load(model_source("model.onnx", content))
+    assert model.signature.inputs == (
+        TensorSpec("X", FP32, (-1,), any_rank=True),
+        TensorSpec("factor", FP32, ()),
+    )
+    for shape in ((), (2,), (1, 2, 3)):
+        array = np.ones(shape, np.float32)
+        assert run(model, ("Y",), X=array, factor=np.float32([3])[0:1].reshape(()))[0].tolist() == (array * 3).tolist()
+
+
+def test_dims_of_the_configuration_decide_an_unknown_rank(model_source: SourceMaker) -> None:
+    content = model_bytes([helper.make_node("Relu", ["X"], ["Y"])], [info("X", None)], [info("Y", [])])
+    declared = [InputConfig("X", FP32, (-1, 3))]
+    model = load(model_source("model.onnx", content, inputs=declared))
+    assert model.signature.inputs == (TensorSpec("X", FP32, (-1, 3)),)
+    # The next worker gets the completed configuration.
+    completed = [InputConfig("X", FP32, (-1,), any_rank=True)]
+    model = load(model_source("model.onnx", content, inputs=completed))
+    assert model.signature.inputs == (TensorSpec("X", FP32, (-1,), any_rank=True),)
+
+
+def scaled(default: Array, ir_version: int = 8) -> bytes:
+    """Y = X * k, where k has a default."""
+    columns = max(2, len(default))
+    return model_bytes(
+        [helper.make_node("Mul", ["X", "k"], ["Y"])],
+        [info("X", ["rows", columns]), info("k", default.shape)],
+        [info("Y", ["rows", columns])],
+        {"k": default},
+        ir_version,
+    )
+
+
+TWO = np.array([2], np.float32)
+
+
+def test_an_input_with_a_default_may_be_left_out(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    model = load(model_source("model.onnx", scaled(TWO)))
+    assert model.signature.inputs == (TensorSpec("X", FP32, (-1, 2)), TensorSpec("k", FP32, (1,)))
+    assert model.signature.optional_inputs == {"k"}
+    # A batch of several requests could have only one k.
+    assert not model.signature.supports_batching
+    assert "is not batched: input 'k' has a default in the file, and requests may set it" in caplog.text
+    model.warm_up([])
+    assert run(model, ("Y",), X=X)[0].tolist() == [[6, 2], [4, 10]]
+    assert run(model, ("Y",), X=X, k=np.array([5], np.float32))[0].tolist() == [[15, 5], [10, 25]]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "optional"),
+    [
+        pytest.param(scaled(TWO), {"max_batch_size": 8}, set(), id="a batch has no place for it"),
+        pytest.param(scaled(TWO, ir_version=3), {}, set(), id="fixed before IR version 4"),
+        pytest.param(scaled(np.ones(1025, np.float32)), {}, set(), id="weights"),
+        pytest.param(
+            scaled(np.ones(1025, np.float32)),
+            {"inputs": [InputConfig("k", FP32, (1025,), optional=True)]},
+            {"k"},
+            id="weights that the configuration names",
+        ),
+    ],
+)
+def test_which_defaults_are_inputs(
+    model_source: SourceMaker, content: bytes, options: dict[str, Any], optional: set[str]
+) -> None:
+    model = load(model_source("model.onnx", content, **options))
+    assert model.signature.optional_inputs == optional
+    assert [spec.name for spec in model.signature.inputs] == ["X", *optional]
+    assert model.signature.supports_batching is not bool(optional)
+
+
+def places(rows: str, found: str) -> bytes:
+    """Y [values of X that are not 0, 2]: their places."""
+    nodes = [helper.make_node("NonZero", ["X"], ["found"]), helper.make_node("Transpose", ["found"], ["Y"])]
+    return model_bytes(nodes, [info("X", [rows, 2])], [info("Y", [found, 2], TensorProto.INT64)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "found", "reason"),
+    [
+        ("batch", "places", "output 'Y' has 'places' rows, input 'X' has 'batch'"),
+        ("unk__1", "unk__2", "output 'Y' has the shape [0, 2] for 1 rows of zeros"),
+        ("n", "n", "output 'Y' has the shape [0, 2] for 1 rows of zeros"),
+    ],
+)
+def test_outputs_with_other_rows_than_the_inputs_are_not_batched(
+    model_source: SourceMaker, caplog: pytest.LogCaptureFixture, rows: str, found: str, reason: str
+) -> None:
+    caplog.set_level("INFO")
+    model = load(model_source("model.onnx", places(rows, found)))
+    assert not model.signature.supports_batching
+    assert f"model 'model' is not batched: {reason}" in caplog.text
+    assert run(model, ("Y",), X=X)[0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+def test_numbered_names_and_a_written_batch_size_say_nothing_against_batches(model_source: SourceMaker) -> None:
+    neg = model_bytes([helper.make_node("Neg", ["X"], ["Y"])], [info("X", ["unk__1", 2])], [info("Y", ["unk__2", 2])])
+    assert load(model_source("model.onnx", neg)).signature.supports_batching
+    assert load(model_source("model.onnx", places("batch", "places"), max_batch_size=8)).signature.supports_batching
+
+
+def test_a_damaged_file_with_maps_is_told_in_the_engines_words(model_source: SourceMaker, tmp_path: Path) -> None:
+    with pytest.raises(ServeError, match="it looks cut short"):
+        load(model_source("model.onnx", map_classifier([0, 1, 2])[:-40]))
