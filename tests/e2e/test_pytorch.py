@@ -38,6 +38,13 @@ dynamic_batching { }
 parameters { key: "batches_at_once" value { string_value: "2" } }
 """
 
+FINDING = """
+max_batch_size: 4
+dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 300000 }
+input { name: "x" data_type: TYPE_FP32 dims: 3 }
+output [ { name: "scores" data_type: TYPE_FP32 dims: 3 }, { name: "boxes" data_type: TYPE_FP32 dims: 3 } ]
+"""
+
 
 @pytest.fixture(scope="module")
 def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
@@ -47,6 +54,7 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
     drop(repository, "traced", torch_files.data("traced"), TRACED, filename="model.pt")
     drop(repository, "placed", torch_files.data("few"), PLACED, filename="model.pt2")
     drop(repository, "two", torch_files.data("classifier"), TWO_AT_ONCE, filename="model.pt2")
+    drop(repository, "finding", torch_files.data("finding"), FINDING, filename="model.pt")
     with zipfile.ZipFile(folder / "archived.mar", "w") as archive:
         model = {"modelName": "archived", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "own.py"}
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": model}))
@@ -71,6 +79,20 @@ def test_dropped_files_are_served(server: RocserveProcess, torch_files: TorchFil
         assert metadata.platform == "pytorch_libtorch"
         assert metadata.properties["engine"] == "eager"
         assert metadata.properties["program"] == "a program of torch.export"
+
+
+def test_a_missing_output_is_an_error_of_the_request_that_wants_it(server: RocserveProcess) -> None:
+    """The two requests become one batch, if the server is fast enough."""
+    with Client(server.address) as client, ThreadPoolExecutor(2) as threads:
+        client.wait_until_ready(LOAD_SECONDS, model="finding")
+        nothing = np.full((1, 3), -1, np.float32)
+        found = client.infer("finding", {"x": -nothing})
+        assert (found["boxes"].tolist(), found["scores"].tolist()) == ([[10] * 3], [[2] * 3])
+        scores = threads.submit(client.infer, "finding", {"x": nothing}, outputs=["scores"])
+        all_of_them = threads.submit(client.infer, "finding", {"x": nothing})
+        assert scores.result()["scores"].tolist() == [[0] * 3]
+        with pytest.raises(Internal, match="has no output 'boxes'"):
+            all_of_them.result()
 
 
 def test_a_model_places_its_parts_itself(server: RocserveProcess, torch_files: TorchFiles) -> None:
@@ -151,6 +173,11 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
     repository = server.repositories[0]
     with Client(server.address) as client:
         client.wait_until_ready(LOAD_SECONDS, model="exported")
+
+        def workers() -> set[int]:
+            return {process.pid for process in server.workers("exported")}
+
+        before = workers()
         drop(repository, "exported", torch_files.data("few"), version=2, filename="model.pt2")
 
         def is_swapped() -> bool:
@@ -159,7 +186,7 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
             return client.model_metadata("exported").versions == ("2",)
 
         wait_until(is_swapped, seconds=LOAD_SECONDS)
-        wait_until(lambda: len(server.workers()) == 9)
+        wait_until(lambda: len(workers()) == len(before) and not workers() & before)
 
 
 WRITE_WEIGHTS = """

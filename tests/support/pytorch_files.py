@@ -157,6 +157,65 @@ class Half(nn.Module):
         return x * 2
 
 
+class Finding(nn.Module):
+    """Returns "boxes" only where something is found, and then as the first key."""
+
+    def forward(self, x: Tensor) -> Dict[str, Tensor]:  # noqa: UP006
+        found: Dict[str, Tensor] = {}  # noqa: UP006
+        if bool((x > 0).any()):
+            found["boxes"] = x * 10
+        found["scores"] = x + 1
+        return found
+
+
+class Reordering(nn.Module):
+    """Returns the same keys, in an order that depends on the values."""
+
+    def forward(self, x: Tensor) -> Dict[str, Tensor]:  # noqa: UP006
+        out: Dict[str, Tensor] = {}  # noqa: UP006
+        if bool((x > 0).any()):
+            out["second"] = x * 10
+        out["first"] = x + 1
+        out["second"] = x * 10
+        return out
+
+
+class Perhaps(nn.Module):
+    """Returns nothing in the first place for zeros, and a dict in a list whose key may be missing."""
+
+    def forward(self, x: Tensor) -> Tuple[Optional[Tensor], Tensor, List[Dict[str, Tensor]]]:  # noqa: UP006, UP045
+        boxes: Optional[Tensor] = None  # noqa: UP045
+        more: Dict[str, Tensor] = {"sum": x.sum(0, keepdim=True)}  # noqa: UP006
+        if bool((x > 0).any()):
+            boxes = x * 10
+            more = {"top": x + 2, "sum": x.sum(0, keepdim=True)}
+        return boxes, x + 1, [more]
+
+
+class NothingForZeros(nn.Module):
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
+        if bool((x == 0).all()):
+            raise ValueError("zeros")
+        return x + 1, x + 2, x + 3
+
+
+class Strided(nn.Module):
+    """Takes pictures of 3 x 3 at least, and halves their sides twice; returns also one value for each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(2, 2, 1, stride=2)
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        found = self.second(self.first(x))
+        return found, found.mean((-2, -1))
+
+
+class Lists(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return {"none": [], "twice": x * 2, "number": 3}
+
+
 def main(folder: Path) -> None:
     rows = Dim("rows")
     x = torch.arange(20, dtype=torch.float32).reshape(5, 4) / 10
@@ -220,6 +279,13 @@ def main(folder: Path) -> None:
     torch.jit.script(Large()).save(folder / "large.pt")
     torch.jit.script(MayHave()).save(folder / "may_have.pt")
     torch.jit.script(Words()).save(folder / "words.pt")
+    torch.jit.script(Finding()).save(folder / "finding.pt")
+    torch.jit.script(Reordering()).save(folder / "reordering.pt")
+    torch.jit.script(Perhaps()).save(folder / "perhaps.pt")
+    torch.jit.script(NothingForZeros()).save(folder / "nothing_for_zeros.pt")
+    torch.jit.script(Strided()).save(folder / "strided.pt")
+    lists = torch.export.export(Lists(), (x,), dynamic_shapes={"x": {0: rows}})
+    _save(folder, "lists", lists, {"x": x}, {"twice": x * 2})
     torch.save(classifier.state_dict(), folder / "weights.pt")
     torch.save(classifier, folder / "pickled.pt")
     torch.save(classifier, folder / "old.pt", _use_new_zipfile_serialization=False)

@@ -166,9 +166,10 @@ class RocserveProcess:
     def resident_bytes(self) -> int:
         return int(self.server_process().memory_info().rss)
 
-    def workers(self) -> list[psutil.Process]:
-        """The processes that hold models."""
-        return [process for process in self.family() if _is_worker(process)]
+    def workers(self, model: str = "") -> list[psutil.Process]:
+        """The processes that hold models, or this model."""
+        start = f"rocserve:{model}"[:_NAME_BYTES]
+        return [process for process in self.family() if _is_worker(process) and _name(process).startswith(start)]
 
     def front_ends(self, protocol: str = "grpc") -> list[psutil.Process]:
         """The processes that serve clients of a protocol, grpc or http."""
@@ -214,6 +215,10 @@ def _command(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""  # The process ended meanwhile.
+
+
+_NAME_BYTES = 15
+"""The kernel cuts a process's name here."""
 
 
 def _is_worker(process: psutil.Process) -> bool:

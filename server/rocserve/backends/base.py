@@ -165,6 +165,8 @@ class Batch:
     """Rows of each request in the first dimension; (1,) without batching."""
     cuts: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
     """Shapes of the requests' parts, by output, for outputs that contain the parts one after the other, not rows."""
+    outputs_by_request: Sequence[tuple[str, ...]] = ()
+    """The outputs that each request wants; empty = each wants all of `requested_outputs`."""
     reference_outputs: tuple[str, ...] = ()
     """Outputs that may be References, for models whose properties have DEVICE_PROPERTY."""
     room: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False, compare=False)

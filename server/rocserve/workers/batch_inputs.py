@@ -165,11 +165,11 @@ class BatchGatherer:
         if any(one.form.layout.reference_outputs != reference_outputs for one in requests):
             reference_outputs = ()
         # The outputs that at least one request wants.
-        requested = requests[0].form.layout.requested_outputs
-        wanted = {name for request in requests for name in request.form.layout.requested_outputs}
+        by_request = [request.form.layout.requested_outputs for request in requests]
+        requested, wanted = by_request[0], {name for names in by_request for name in names}
         if len(wanted) != len(requested):
             requested = tuple(name for name in self._output_order if name in wanted)
-        return Batch(inputs, requested, rows, cuts, reference_outputs)
+        return Batch(inputs, requested, rows, cuts, by_request, reference_outputs)
 
     def _shape(self, name: str, shapes: Sequence[Shape]) -> Shape:
         if name in self._ragged.inputs:

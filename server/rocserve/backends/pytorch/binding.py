@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import re
+import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,18 @@ import numpy as np
 import torch
 
 from rocserve.backends.pytorch.datatypes import datatype_of
-from rocserve.backends.pytorch.program import Program, ProgramTensor, output_names, outputs_of
+from rocserve.backends.pytorch.program import Program, ProgramTensor
+from rocserve.backends.pytorch.results import (
+    NUMBERED,
+    Part,
+    Path,
+    direct_path,
+    has_value,
+    outputs_of,
+    parts_of,
+    path_named,
+    value_at,
+)
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
@@ -22,9 +32,13 @@ from rocserve.core.tensors import Tensor, tensor_from_numpy
 
 _LOG = logging.getLogger(__name__)
 
-_NUMBERED = re.compile(r".*__(\d{1,6})")
-"""Triton's INPUT__0 and OUTPUT__0, with any word before the underscores."""
+_SIZES = (2, 32, 64, 256)
+"""Sizes for further runs on zeros, where the configuration leaves sizes open: a strided convolution gives one value for
+many sizes, and a program may have a least or a largest size."""
+_MOST_ELEMENTS = 1 << 20
+"""Elements of an input of zeros in a further run: more than a picture of 512 x 512 has."""
 
+Shapes = tuple[tuple[int, ...], ...]
 Trial = Callable[[Sequence[Tensor]], Any]
 """Runs the program on inputs in the program's order, and returns the result. Raises ServeError if the run fails."""
 
@@ -34,10 +48,23 @@ class BoundProgram:
     signature: Signature
     inputs: tuple[TensorSpec, ...]
     """The signature's inputs in the program's order, with the sizes that the configuration fixes."""
-    samples: tuple[tuple[int, ...], ...]
+    samples: Shapes
     """For each input a shape that the program takes, with one row if the program batches."""
     outputs: Mapping[str, int]
-    """Output name -> position in the program's result."""
+    """Output name -> position among the values of `outputs_in`."""
+    paths: tuple[Path, ...] | None = None
+    """For each output where it is in a result; None = not known, or the file describes the outputs, in order."""
+    is_described: bool = True
+    """Whether the file describes the outputs."""
+
+    def outputs_in(self, result: Any) -> list[Any]:
+        """Return the outputs in a result of the program, in the order of `outputs`; None = the result lacks it."""
+        if self.is_described:
+            return outputs_of(result)
+        paths = self.paths
+        if paths is None:
+            paths = tuple(direct_path(name, position, result) for position, name in enumerate(self.outputs))
+        return [value_at(result, path) for path in paths]
 
     def zeros(self, rows: int) -> list[Tensor]:
         """Make zeros or empty strings for each input. Raises ServeError (UNAVAILABLE) if memory does not suffice."""
@@ -94,15 +121,12 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
     ]
     signature = Signature(tuple(inputs), (), batches, max_batch_size=file.most_rows)
     bound = BoundProgram(signature, tuple(requested), tuple(samples), {})
-    tensors = file.outputs if file.outputs is not None else _outputs_of_trial(bound, config, trial)
-    names = given_names(tensors, [entry.name for entry in config.outputs], file.outputs is None)
-    outputs = [_spec(name, tensor) for name, tensor in zip(names, tensors, strict=True)]
     if file.outputs is None:
-        by_name = {entry.name: entry for entry in config.outputs}
-        outputs = [_with_open_sizes(spec, by_name.get(spec.name), batches) for spec in outputs]
+        return _bind_results(bound, config, trial)
+    names = given_names(file.outputs, [entry.name for entry in config.outputs])
     return replace(
         bound,
-        signature=replace(signature, outputs=tuple(outputs)),
+        signature=replace(signature, outputs=tuple(map(_spec, names, file.outputs))),
         outputs={name: index for index, name in enumerate(names)},
     )
 
@@ -116,7 +140,7 @@ def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], by_
     by_name.update({name: index for index, name in enumerate(names)})
     indices: list[int] = []
     for name in configured:
-        numbered = _NUMBERED.fullmatch(name)
+        numbered = NUMBERED.fullmatch(name)
         indices.append(by_name.get(name, int(numbered[1]) if numbered else -1))
     if any(index < 0 or index >= len(tensors) for index in indices) or len(set(indices)) < len(indices):
         if not by_position or len(configured) > len(tensors):
@@ -132,6 +156,10 @@ def _spec(name: str, tensor: ProgramTensor) -> TensorSpec:
     return TensorSpec(name, tensor.datatype, tensor.shape)
 
 
+def _configured_spec(entry: OutputConfig, batches: bool) -> TensorSpec:
+    return TensorSpec(entry.name, entry.datatype, _model_shape(entry, batches))
+
+
 def _model_shape(entry: InputConfig | OutputConfig, batches: bool) -> tuple[int, ...]:
     """Return the shape of an input or output as the model itself sees it; -1 = the batch, or a size that varies."""
     return (-1, *entry.model_dims) if batches else entry.model_dims
@@ -145,54 +173,113 @@ def _sample(shape: tuple[int, ...], known: tuple[int, ...], batches: bool) -> tu
     return tuple(1 if size == -1 else size for size in sizes)
 
 
-def _outputs_of_trial(bound: BoundProgram, config: ModelConfig, trial: Trial) -> tuple[ProgramTensor, ...]:
-    """Return the outputs of a run with zeros; if the run fails, the configured outputs. A size varies if it is 0, or if
-    a second run with larger inputs gives another size. Raises ServeError (INVALID_ARGUMENT) if the run fails and no
-    outputs are configured, or if an output does not have the batch's rows."""
+def _bind_results(bound: BoundProgram, config: ModelConfig, trial: Trial) -> BoundProgram:
+    """Add the outputs that runs with zeros show; if all of them fail, the configured outputs. Raises ServeError
+    (INVALID_ARGUMENT) if they fail and no outputs are configured, or if an output does not have the batch's rows."""
     batches = bound.signature.supports_batching
-    try:
-        result = trial(bound.zeros(1))
-    except ServeError as error:
+    by_name = {entry.name: entry for entry in config.outputs}
+    runs, reason = _runs(bound, trial)
+    if not runs:
         if not config.outputs:
             raise invalid_argument(
                 f"config.pbtxt of model '{config.name}' names no outputs, and a run with zeros, which would tell them,"
-                f" fails: {error.text}; name each output with its data_type and dims"
-            ) from None
-        _LOG.info(
-            "model '%s' does not take zeros, and its outputs are not known before requests: %s", config.name, error
-        )
-        own = [(entry, _model_shape(entry, batches)) for entry in config.outputs]
-        return tuple(ProgramTensor((entry.name,), entry.datatype, shape) for entry, shape in own)
-    again = result
-    first = 1 if batches else 0
-    larger = tuple(
-        tuple(
-            size + (own == -1 and index >= first)
-            for index, (own, size) in enumerate(zip(spec.shape, shape, strict=True))
-        )
-        for spec, shape in zip(bound.inputs, bound.samples, strict=True)
-    )
-    if larger != bound.samples:
-        with suppress(ServeError):
-            again = trial(replace(bound, samples=larger).zeros(1))
-    others = [_shape_of(value) for value in outputs_of(again)]
-    found: list[ProgramTensor] = []
-    for index, (names, value) in enumerate(zip(output_names(result), outputs_of(result), strict=True)):
-        is_tensor = isinstance(value, torch.Tensor)
-        datatype = datatype_of(value.dtype, f"output '{names[0]}'") if is_tensor else DataType.BYTES
-        shape = _shape_of(value)
-        if batches and (not shape or shape[0] > 1):
-            raise invalid_argument(
-                f"output '{names[0]}' of model '{config.name}' has the shape {list(shape)} where the program is given"
-                " one row, so it does not batch; leave max_batch_size out"
+                f" fails: {reason}; name each output with its data_type and dims"
             )
-        if batches:
-            shape = (-1, *shape[1:])
-        if index < len(others) and len(others[index]) == len(shape):
-            # A size of 0 counts as varying, because many detectors find nothing in zeros.
-            shape = tuple(size if size == other > 0 else -1 for size, other in zip(shape, others[index], strict=True))
-        found.append(ProgramTensor(names, datatype, shape))
-    return tuple(found)
+        _LOG.info(
+            "model '%s' does not take zeros, and its outputs are not known before requests: %s", config.name, reason
+        )
+        specs = [_configured_spec(entry, batches) for entry in config.outputs]
+        return _with_results(bound, specs, None)
+    samples, result = runs[0]
+    paths: list[Path] = []
+    found: list[ProgramTensor] = []
+    for part in parts_of(result):
+        tensor = ProgramTensor(part.names)
+        if has_value(part.value):
+            datatype, shape = _found(part, config.name, batches, [value_at(other, part.path) for _, other in runs])
+            tensor = ProgramTensor(part.names, datatype, shape)
+        found.append(tensor)
+        paths.append(part.path)
+    known = {name for tensor in found for name in tensor.names}
+    for name in by_name:
+        if name not in known and (path := path_named(name, result)) is not None:
+            _LOG.warning(
+                "output '%s' of model '%s' is not in the program's result for zeros, which has %s: requests whose"
+                " results do not have it either fail",
+                name, config.name, ", ".join(f"'{tensor.names[0]}'" for tensor in found) or "no outputs",
+            )  # fmt: skip
+            found.append(ProgramTensor((name,)))
+            paths.append(path)
+    specs, own_paths = [], []
+    for name, tensor, path in zip(given_names(found, [*by_name], by_position=True), found, paths, strict=True):
+        entry = by_name.get(name)
+        if tensor.datatype is not None:
+            specs.append(_with_open_sizes(_spec(name, tensor), entry, batches))
+        elif entry is not None:
+            specs.append(_configured_spec(entry, batches))
+        else:
+            _LOG.info(
+                "output '%s' of model '%s' is nothing for zeros, and left out; name it in config.pbtxt with its"
+                " data_type and dims to serve it", name, config.name,
+            )  # fmt: skip
+            continue
+        own_paths.append(path)
+    if not specs:
+        raise invalid_argument(
+            f"config.pbtxt of model '{config.name}' names no outputs, and the program's result for zeros has none; name"
+            " each output with its data_type and dims"
+        )
+    return _with_results(replace(bound, samples=samples), specs, tuple(own_paths))
+
+
+def _with_results(bound: BoundProgram, specs: Sequence[TensorSpec], paths: tuple[Path, ...] | None) -> BoundProgram:
+    return replace(
+        bound,
+        signature=replace(bound.signature, outputs=tuple(specs)),
+        outputs={spec.name: index for index, spec in enumerate(specs)},
+        paths=paths,
+        is_described=False,
+    )
+
+
+def _runs(bound: BoundProgram, trial: Trial) -> tuple[list[tuple[Shapes, Any]], str]:
+    """Run the program on zeros of several sizes, if the configuration leaves any open. Return the shapes and results of
+    the runs that succeed, and why the first one failed."""
+    first = 1 if bound.signature.supports_batching else 0
+    is_open = [[size == -1 and index >= first for index, size in enumerate(spec.shape)] for spec in bound.inputs]
+    candidates = [bound.samples]
+    for least in _SIZES if any(map(any, is_open)) else ():
+        shapes = tuple(
+            tuple(max(size, least) if is_own else size for size, is_own in zip(shape, own, strict=True))
+            for shape, own in zip(bound.samples, is_open, strict=True)
+        )
+        if shapes not in candidates and all(math.prod(shape) <= _MOST_ELEMENTS for shape in shapes):
+            candidates.append(shapes)
+    runs: list[tuple[Shapes, Any]] = []
+    reason = ""
+    for shapes in candidates:
+        try:
+            runs.append((shapes, trial(replace(bound, samples=shapes).zeros(1))))
+        except ServeError as error:
+            reason = reason or error.text
+    return runs, reason
+
+
+def _found(part: Part, model: str, batches: bool, values: Sequence[Any]) -> tuple[DataType, tuple[int, ...]]:
+    """Return an output's datatype and shape. `values`: the output in all runs. A size varies if two runs differ in it,
+    or if it is 0, because many detectors find nothing in zeros. Raises ServeError (INVALID_ARGUMENT) if the output does
+    not have the batch's rows."""
+    name, shape = part.names[0], _shape_of(part.value)
+    is_tensor = isinstance(part.value, torch.Tensor)
+    datatype = datatype_of(part.value.dtype, f"output '{name}'") if is_tensor else DataType.BYTES
+    if batches and (not shape or shape[0] > 1):
+        raise invalid_argument(
+            f"output '{name}' of model '{model}' has the shape {list(shape)} where the program is given one row, so it"
+            " does not batch; leave max_batch_size out"
+        )
+    shapes = [other for other in map(_shape_of, filter(has_value, values)) if len(other) == len(shape)]
+    sizes = [column[0] if len({*column}) == 1 and column[0] else -1 for column in zip(*shapes, strict=True)]
+    return datatype, (-1, *sizes[1:]) if batches else tuple(sizes)
 
 
 def _shape_of(output: Any) -> tuple[int, ...]:

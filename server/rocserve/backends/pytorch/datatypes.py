@@ -32,6 +32,10 @@ def datatype_of(dtype: torch.dtype, what: str) -> DataType:
     return _OURS[dtype]
 
 
+def is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(element, str) for element in value)
+
+
 def to_torch(tensor: Tensor, copies: bool) -> Any:
     """Return a tensor on the input's memory, or a copy of it; for BYTES a list of str."""
     array = tensor.numpy()
@@ -44,7 +48,7 @@ def to_torch(tensor: Tensor, copies: bool) -> Any:
 def from_torch(name: str, value: Any) -> np.ndarray[Any, Any] | Tensor:
     """Return an output for the protocol, without a copy if it is on the CPU. Raises ServeError (INTERNAL) if the output
     is neither a dense tensor nor a list of strings."""
-    if isinstance(value, list):
+    if is_strings(value):
         return np.array([bytes_of_text(text) for text in value], np.object_)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dtype not in _OURS:
         what = f"a {type(value).__name__}"

@@ -29,11 +29,11 @@ from rocserve.backends.pytorch.program import (
     ProgramTensor,
     devices_of,
     open_exported,
-    outputs_of,
     read_exported,
     remove_non_tensor_results,
     size_conditions,
 )
+from rocserve.backends.pytorch.results import outputs_of
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.plain import from_json, to_json

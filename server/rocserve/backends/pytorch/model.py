@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -17,13 +17,14 @@ from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
 from rocserve.backends.device_tensors import DeviceTensors, is_on_device, named_outputs
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.binding import BoundProgram, bind
-from rocserve.backends.pytorch.datatypes import to_torch
+from rocserve.backends.pytorch.datatypes import to_torch, torch_dtype
 from rocserve.backends.pytorch.fixed_sizes import sized_executions
 from rocserve.backends.pytorch.index_limits import within_limits
 from rocserve.backends.pytorch.parameters import RunOptions
-from rocserve.backends.pytorch.program import Program, outputs_of
+from rocserve.backends.pytorch.program import Program
+from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY
-from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
+from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.freed_memory import keep_freed_memory
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
@@ -39,6 +40,10 @@ _EXIT_STATUS = 70
 """Exit status of a process that has lost its GPU."""
 _WARM_UPS = 3
 """TorchScript profiles its first two runs, and then compiles for their shapes."""
+
+
+class MissingOutput(ServeError):
+    """A result of the program lacks an output."""
 
 
 def fixed_batch_sizes(config: ModelConfig, bound: BoundProgram) -> Sequence[int]:
@@ -94,6 +99,7 @@ class TorchModel:
             deque(keep_freed_memory(of_any_size=True)(), 0)
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
         self._bound: BoundProgram = bind(program, source.config, self._call)
+        self._output_specs = {spec.name: spec for spec in self.signature.outputs}
         limits = [tensor.limits for tensor in program.signature.inputs]
         self._limits = {spec.name: own for spec, own in zip(self._bound.inputs, limits, strict=True) if own}
         if not self.signature.supports_batching:
@@ -144,12 +150,19 @@ class TorchModel:
             try:
                 zeros = {tensor.name: tensor for tensor in self._bound.zeros(1)}
                 for _ in range(_WARM_UPS):
-                    self.execute(Batch(zeros, tuple(self._bound.outputs), (1,)))
+                    with suppress(MissingOutput):
+                        self.execute(Batch(zeros, tuple(self._bound.outputs), (1,)))
             except ServeError as error:
                 _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
         for sample in samples:
-            for failure in self.execute(sample).failures.values():
-                raise failure
+            try:
+                failures: Iterable[ServeError] = self.execute(sample).failures.values()
+            except MissingOutput as error:
+                failures = (error,)
+            for failure in failures:
+                if not isinstance(failure, MissingOutput):
+                    raise failure
+                _LOG.info("model '%s', in a warm-up sample: %s", self._config.name, failure)
 
     def execute(self, batch: Batch) -> BatchResult:
         """Run a batch. Raises ServeError: INVALID_ARGUMENT if `inputs_of` or the program's own checks refuse the
@@ -159,7 +172,7 @@ class TorchModel:
             execution.start(batch)
             return execution.result()
         inputs, failures = self.inputs_of(batch)
-        outputs = outputs_of(self._call(inputs))
+        outputs = self._bound.outputs_in(self._call(inputs))
         outputs_on_gpu = self.outputs_on_gpu(batch)
         if outputs_on_gpu:
             assert self.tensors is not None, "a GPU's"
@@ -189,11 +202,49 @@ class TorchModel:
         if len(outputs) < len(indices):
             raise internal(f"the program returned {len(outputs)} outputs, expected {len(indices)}")
         named = {name: outputs[indices[name]] for name in batch.requested_outputs}
+        missing = [name for name, value in named.items() if self._is_missing(name, value)]
+        if missing:
+            failures = {**self._lacking(missing, outputs, batch), **failures}
+            named.update((name, self._stand_in(name, sum(batch.request_sizes))) for name in missing)
         result = named_outputs(named, self._config.max_batch_size > 0)
         return replace(result, failures=failures) if failures else result
 
+    def _lacking(self, missing: Sequence[str], outputs: Sequence[Any], batch: Batch) -> Mapping[int, ServeError]:
+        """Return the errors of the requests that want an output which the result lacks. Raises MissingOutput if that
+        is the batch's only request."""
+        indices = self._bound.outputs.items()
+        present = [name for name, index in indices if not self._is_missing(name, outputs[index])]
+        has = ", ".join(f"'{name}'" for name in present) or "none"
+        failures: dict[int, ServeError] = {}
+        for position in range(len(batch.request_sizes)):
+            wanted = batch.outputs_by_request[position] if batch.outputs_by_request else batch.requested_outputs
+            name = next((each for each in wanted if each in missing), None)
+            if name is not None:
+                failures[position] = MissingOutput(
+                    StatusCode.INTERNAL,
+                    f"the program's result for this request has no output '{name}', expected all outputs that are"
+                    f" requested; it has {has}; request only outputs that each result has, or make the program return"
+                    " an empty tensor",
+                )
+        if len(batch.request_sizes) == 1 or batch.cuts:
+            raise failures[min(failures)]
+        return failures
+
+    def _is_missing(self, name: str, value: Any) -> bool:
+        """Return whether an output's value is None, or an empty list in place of a tensor."""
+        if isinstance(value, list):
+            return not value and self._output_specs[name].datatype is not DataType.BYTES
+        return value is None
+
+    def _stand_in(self, name: str, rows: int) -> Any:
+        """Return any rows for an output that a result lacks."""
+        spec = self._output_specs[name]
+        if spec.datatype is DataType.BYTES:
+            return [""] * rows
+        return torch.zeros((rows, *(max(size, 0) for size in spec.shape[1:])), dtype=torch_dtype(spec.datatype))
+
     def _outputs(self, inputs: Sequence[Any]) -> list[Any]:
-        return outputs_of(self.program.call(inputs))
+        return self._bound.outputs_in(self.program.call(inputs))
 
     def close(self) -> None:
         self.executions = ()

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
 from rocserve.backends.pytorch.index_limits import Limits, index_limits
 from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, SizeCondition, open_size
+from rocserve.backends.pytorch.results import output_names, outputs_of, path_text
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.requests import TensorSpec
@@ -98,24 +99,6 @@ class Program:
     check: Callable[[Sequence[TensorSpec], bool], None] | None = None
     """Checks the inputs' specs, in the program's order; True = their first dimension is the batch. Raises ServeError
     (INVALID_ARGUMENT) if the program does not take such inputs. None = only runs check their inputs."""
-
-
-def outputs_of(result: Any) -> list[Any]:
-    """Return the tensors and lists of str in a program's result, in order."""
-    if isinstance(result, torch.Tensor):
-        return [result]
-    return [leaf for leaf in pytree.tree_leaves(result, _is_strings) if isinstance(leaf, torch.Tensor | list)]
-
-
-def output_names(result: Any, kind: type | tuple[type, ...] = (torch.Tensor, list)) -> list[tuple[str, ...]]:
-    """Return the names that a configuration may use for the leaves of this kind in a program's result: the key in a
-    dict if it is unique, then Triton's OUTPUT__<position>, and RESULT with the path."""
-    paths = [path for path, leaf in pytree.tree_flatten_with_path(result, _is_strings)[0] if isinstance(leaf, kind)]
-    keys = [str(path[0].key) if len(path) == 1 and isinstance(path[0], pytree.MappingKey) else "" for path in paths]
-    return [
-        (*((key,) if key and keys.count(key) == 1 else ()), f"OUTPUT__{index}", f"RESULT{_path_text(path)}")
-        for index, (key, path) in enumerate(zip(keys, paths, strict=True))
-    ]
 
 
 def in_precision(program: Program, dtype: torch.dtype) -> Program:
@@ -380,12 +363,8 @@ def _precision_of(weights: Mapping[str, Any]) -> str:
 def argument_paths(in_spec: Any) -> list[str]:
     """Return Triton's names for a program's arguments: ARGS[0], ARGS[1][key], KWARGS[mask]."""
     args, kwargs = pytree.tree_unflatten([0] * in_spec.num_leaves, in_spec)
-    positional = [f"ARGS{_path_text(path)}" for path, _ in pytree.tree_flatten_with_path(args)[0]]
-    return positional + [f"KWARGS{_path_text(path)}" for path, _ in pytree.tree_flatten_with_path(kwargs)[0]]
-
-
-def _path_text(path: Sequence[Any]) -> str:
-    return "".join(f"[{getattr(key, 'idx', getattr(key, 'key', getattr(key, 'name', '')))}]" for key in path)
+    positional = [f"ARGS{path_text(path)}" for path, _ in pytree.tree_flatten_with_path(args)[0]]
+    return positional + [f"KWARGS{path_text(path)}" for path, _ in pytree.tree_flatten_with_path(kwargs)[0]]
 
 
 def _values(exported: Any) -> dict[str, Any]:
@@ -428,10 +407,6 @@ def _common_rows(tensors: Sequence[Any]) -> Any:
 
 def _is_tensor(argument: Any) -> bool:
     return str(argument.type) in (_TENSOR, f"Optional[{_TENSOR}]")
-
-
-def _is_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(element, str) for element in value)
 
 
 def unreadable(path: Path, error: Exception) -> ServeError:

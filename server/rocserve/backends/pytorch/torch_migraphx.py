@@ -37,9 +37,9 @@ from rocserve.backends.pytorch.program import (
     Program,
     ProgramTensor,
     open_exported,
-    outputs_of,
     read_exported,
 )
+from rocserve.backends.pytorch.results import outputs_of
 from rocserve.cache.folders import cache_directory, make_private
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.jobs.messages import Report

@@ -31,7 +31,8 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 )
 from torchao.utils import unwrap_tensor_subclass
 
-from rocserve.backends.pytorch.program import Program, exported_program, outputs_of
+from rocserve.backends.pytorch.program import Program, exported_program
+from rocserve.backends.pytorch.results import outputs_of
 from rocserve.core.errors import invalid_argument
 from rocserve.tools.measuring.figures import Array
 
