@@ -139,7 +139,9 @@ def complete_definition(
     if missing and not is_open:
         raise invalid_argument(f"must specify at least one '{missing[0]}' for {message.name}")
     labels = {output.name: output.labels for output in definition.config.outputs}
-    is_chosen = not is_open and message.max_batch_size > 0 and definition.message.max_batch_size == 0
+    has_filled = not is_open and message.max_batch_size > 0 and definition.message.max_batch_size == 0
+    # A definition may be completed again, for another version.
+    is_chosen = has_filled or definition.config.is_batch_size_chosen
     config = replace(to_plain(message, definition.config.backend, labels), is_batch_size_chosen=is_chosen)
     if definition.class_names is not None:
         config, unused = definition.class_names.given_to(config, message)

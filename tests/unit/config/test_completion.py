@@ -246,5 +246,7 @@ def test_the_models_classes_are_labels_unless_a_file_has_others(
 
 @pytest.mark.parametrize(("written", "chosen"), [("", True), ("max_batch_size: 8", False)])
 def test_it_is_known_who_chose_the_batch_size(read: Read, batching: Signature, written: str, chosen: bool) -> None:
-    config = complete_definition(read(f'backend: "onnxruntime" {written}'), batching).config
-    assert config.is_batch_size_chosen is chosen
+    definition = complete_definition(read(f'backend: "onnxruntime" {written}'), batching)
+    assert definition.config.is_batch_size_chosen is chosen
+    # For another version.
+    assert complete_definition(definition, batching).config.is_batch_size_chosen is chosen
