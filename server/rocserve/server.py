@@ -55,9 +55,10 @@ from rocserve.services.client_memory.regions import ClientRegions
 from rocserve.services.control import LogControlService, RepositoryControlService, TraceControlService
 from rocserve.services.inference import InferenceService, RequestObserver
 from rocserve.services.methods import Method, without_paths
-from rocserve.services.queries import QueryService, Readiness
+from rocserve.services.queries import QueryService
+from rocserve.services.readiness import Readiness
 from rocserve.settings import ControlMode, ServerSettings
-from rocserve.settings.repository import WhatKind
+from rocserve.settings.repository import ReadinessRule, WhatKind
 from rocserve.standard_output import PatientWriter, Printed
 from rocserve.start_table import print_sample, print_table
 from rocserve.workers.instance import InstanceMail
@@ -171,7 +172,8 @@ class Server:
         ending = Ending(self._log, self._settings.drain_seconds, self._settings.exit_timeout_seconds)
         self._supervisor.watch(lambda number: self._reload() if number == signal.SIGHUP else ending.on_signal(number))
         self._plane.start()
-        readiness = Readiness(self._repository.is_ready)
+        asks_models = self._settings.repository.readiness is not ReadinessRule.STARTED
+        readiness = Readiness(self._tables, self._repository.is_ready, asks_models)
         front_ends = FrontEnds(self._settings, self._command, self._served(readiness), self._plane, self._log)
         started: asyncio.Future[None] | None = None
         if self._supervisor.previous_end or self._settings.listen_when_loaded:
@@ -244,8 +246,9 @@ class Server:
 
     def _methods(self, readiness: Readiness) -> Mapping[str, Method]:
         """Return all methods except ModelInfer and ModelStreamInfer, which each front end implements."""
+        name, shm = self._settings.server_id, self._settings.allow_client_shm
         return {
-            **QueryService(self._tables, self._repository, self._settings.server_id, readiness, self._paths).methods(),
+            **QueryService(self._tables, self._repository, name, readiness, self._paths, shm).methods(),
             **RepositoryControlService(self._repository).methods(),
             **TraceControlService(self._tracing, self._tables).methods(),
             **LogControlService(self._server_log).methods(),

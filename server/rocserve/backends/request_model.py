@@ -136,6 +136,13 @@ class RequestModel(Protocol):
     def close(self) -> None: ...
 
 
+def readiness_check(model: object) -> Callable[[], bool] | None:
+    """Return an initialised model's attribute `readiness_check`, or None. It asks the model whether it is ready, on a
+    separate thread, also while `execute` runs. It may raise any exception."""
+    check: Callable[[], bool] | None = getattr(model, "readiness_check", None)
+    return check
+
+
 @dataclass(frozen=True, slots=True)
 class RequestModelSource:
     source: ModelSource

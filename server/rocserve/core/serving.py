@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
 from rocserve.core.memo import Memo
@@ -73,6 +73,10 @@ class Responder(Protocol):
         """Call back, at most once and on the data plane's thread, when the client no longer waits."""
 
 
+OwnCheck = Callable[[], Coroutine[Any, Any, bool]]
+"""Asks a model whether it is ready."""
+
+
 class ServedVersion(Protocol):
     """A ready version of a model."""
 
@@ -108,6 +112,11 @@ class ServedVersion(Protocol):
 
     @property
     def worker_restarts(self) -> int: ...
+    @property
+    def own_check(self) -> OwnCheck | None:
+        """Return what asks the model itself whether it is ready, for a task of the event loop; None = it has no
+        check."""
+
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """Validate and schedule a request, without blocking, on the data plane's thread. Errors go to the responder."""
 

@@ -25,7 +25,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.services.access import Access
 from rocserve.services.inference import InferenceService, header_forwarding
 from rocserve.services.methods import Method, on_loop
-from rocserve.services.queries import Readiness
+from rocserve.services.readiness import Readiness
 from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, default_front_ends
 
 if TYPE_CHECKING:

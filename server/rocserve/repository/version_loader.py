@@ -26,7 +26,7 @@ from rocserve.core.model_config import ControlKind, ModelConfig, with_sequence_t
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.serving import Responder, ServingTable
+from rocserve.core.serving import OwnCheck, Responder, ServingTable
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
@@ -191,6 +191,10 @@ class LoadedModelVersion(ScheduledVersion):
         return self.workers.group.restarts
 
     @property
+    def own_check(self) -> OwnCheck | None:
+        return self.workers.group.own_check
+
+    @property
     def available(self) -> bool:
         return self.workers.available
 
@@ -219,6 +223,7 @@ class LoadedEnsemble(EnsembleVersion):
     load_seconds: ClassVar[float] = 0.0
     worker_pids: ClassVar[Mapping[int, int]] = {}
     worker_restarts: ClassVar[int] = 0
+    own_check: ClassVar[None] = None
 
     def follow_members(self, is_decoupled: bool) -> None:
         if is_decoupled == self.config.decoupled:

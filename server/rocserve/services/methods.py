@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,19 +18,21 @@ from rocserve.core.private_paths import PrivatePaths
 class Method:
     request: type[Message]
     answer: Callable[[Any], Any]
-    """Returns a Message, on any thread; if `is_slow`, a coroutine for a task of the event loop."""
+    """Returns, on any thread, a Message or a coroutine for a task of the event loop that returns it."""
     is_slow: bool = False
+    """The answer is always a coroutine, and the request is parsed in its task."""
     answer_serialised: Callable[[bytes], Any] | None = None
     """Like `answer`, but takes the serialised request; None = the request must be parsed."""
 
 
 def on_loop(method: Method, loop: asyncio.AbstractEventLoop) -> Method:
     """Return the method for tasks of another event loop: a task of `loop` answers it."""
-    if not method.is_slow:
-        return method
 
     def hand_over(message: Message) -> Any:
-        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method.answer(message), loop))
+        answer = method.answer(message)
+        if not isinstance(answer, Coroutine):
+            return answer
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, loop))
 
     return replace(method, answer=hand_over)
 
@@ -45,11 +47,16 @@ def without_paths(methods: Mapping[str, Method], paths: PrivatePaths) -> Mapping
         except ServeError as error:
             raise paths.without(error) from None
 
-    def hidden(method: Method) -> Method:
-        async def answer_slowly(request: Any) -> Any:
-            with hiding():
-                return await method.answer(request)
+    async def hiding_later(answer: Coroutine[Any, Any, Any]) -> Any:
+        with hiding():
+            return await answer
 
-        return replace(method, answer=answer_slowly if method.is_slow else hiding()(method.answer))
+    def hidden(method: Method) -> Method:
+        def answer(request: Any) -> Any:
+            with hiding():
+                found = method.answer(request)
+            return hiding_later(found) if isinstance(found, Coroutine) else found
+
+        return replace(method, answer=answer)
 
     return {name: hidden(method) for name, method in methods.items()}

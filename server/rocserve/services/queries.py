@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import Message
 
 import rocserve
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.printable import encodable
 from rocserve.core.private_paths import PrivatePaths
@@ -21,25 +22,14 @@ from rocserve.protocol import page_pb2
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.services.control import refuse_repository_name
 from rocserve.services.methods import Method
+from rocserve.services.readiness import Readiness, Ready
 from rocserve.workers.resource_watch import memory_bytes
-
-
-@dataclass(eq=False)
-class Readiness:
-    """Whether the server and its models are ready, on any thread."""
-
-    _is_repository_ready: Callable[[], bool]
-    is_exiting: bool = False
-    """The server and its models are no longer ready."""
-
-    def is_ready(self) -> bool:
-        return not self.is_exiting and self._is_repository_ready()
-
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _WAIT_SECONDS = 10.0
 """How long a query for events waits for the next one."""
 
+CLIENT_SHARED_MEMORY = ("system_shared_memory", "cuda_shared_memory")
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -47,8 +37,7 @@ EXTENSIONS = (
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
-    "system_shared_memory",
-    "cuda_shared_memory",
+    *CLIENT_SHARED_MEMORY,
     "binary_tensor_data",
     "parameters",
     "statistics",
@@ -70,12 +59,13 @@ class QueryService:
     _readiness: Readiness
     _paths: PrivatePaths
     """Removes the server's paths from reasons and properties."""
+    _allows_client_shm: bool
 
     def methods(self) -> Mapping[str, Method]:
         return {
             "ServerLive": Method(pb.ServerLiveRequest, lambda request: pb.ServerLiveResponse(live=True)),
             "ServerReady": Method(
-                pb.ServerReadyRequest, lambda request: pb.ServerReadyResponse(ready=self._readiness.is_ready())
+                pb.ServerReadyRequest, lambda request: _ready(pb.ServerReadyResponse, self._readiness.of_server())
             ),
             "ModelReady": Method(pb.ModelReadyRequest, self.model_ready),
             "ServerMetadata": Method(pb.ServerMetadataRequest, self.server_metadata),
@@ -87,17 +77,15 @@ class QueryService:
             "RepositoryEvents": Method(page_pb2.RepositoryEventsRequest, self.events, is_slow=True),
         }
 
-    def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+    def model_ready(self, request: pb.ModelReadyRequest) -> Any:
         if request.version:
             parse_version(request.version)
-        try:
-            self._tables.table.find(request.name, request.version)
-        except ServeError:
-            return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=not self._readiness.is_exiting)
+        return _ready(pb.ModelReadyResponse, self._readiness.of_model(request.name, request.version))
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
-        return pb.ServerMetadataResponse(name=self._server_id, version=rocserve.__version__, extensions=EXTENSIONS)
+        off = () if self._allows_client_shm else CLIENT_SHARED_MEMORY
+        extensions = [name for name in EXTENSIONS if name not in off]
+        return pb.ServerMetadataResponse(name=self._server_id, version=rocserve.__version__, extensions=extensions)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         table = self._tables.table
@@ -222,6 +210,17 @@ class QueryService:
 
     def _shown(self, text: str) -> str:
         return encodable(self._paths.hide(text))
+
+
+def _ready(kind: Callable[..., Message], ready: Ready) -> Any:
+    """Return the message, or a coroutine that returns it."""
+    if isinstance(ready, bool):
+        return kind(ready=ready)
+
+    async def answer(ready: Coroutine[Any, Any, bool]) -> Message:
+        return kind(ready=await ready)
+
+    return answer(ready)
 
 
 def _fill_durations(message: Message, counters: StatisticsSnapshot | BatchStatistics | ResponseStatistics) -> None:

@@ -20,6 +20,7 @@ from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
+from rocserve.core.serving import OwnCheck
 from rocserve.observability.failures import Allowance
 from rocserve.plane.heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
@@ -107,6 +108,8 @@ class WorkerGroup:
         self.name = f"model '{load.model_name}' version {load.version}"
         self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES, mail.plane.work_off_later)
         self.restarts = 0
+        self._unready_reason = ""
+        """Why the model said last that it is not ready; "" = it is."""
         self._down: set[int] = set()
         self._progress: dict[int, str] = {}
         self._silent: dict[int, Sequence[float]] = {}
@@ -130,6 +133,24 @@ class WorkerGroup:
         """Number of models in each worker process that still runs, by process id."""
         processes = (worker.process for worker in self._workers)
         return {process.pid: len(process.sessions) for process in processes if process.sessions}
+
+    @property
+    def own_check(self) -> OwnCheck | None:
+        """Asks the model in each worker whether it is ready; None = the model has no such check, or no worker."""
+        return self._check if any(worker.checks_readiness for worker in self._workers) else None
+
+    async def _check(self) -> bool:
+        asked = [worker.check_readiness() for worker in self._workers if worker.checks_readiness]
+        answers = [answer for answer in await asyncio.gather(*asked) if not answer.is_ready]
+        fault = next((answer.fault for answer in answers if answer.fault), "")
+        reason = fault or ("is_ready() returned False" if answers else "")
+        if reason != self._unready_reason:
+            self._unready_reason = reason
+            if reason:
+                self.log.log(logging.WARNING if fault else logging.INFO, "%s is not ready: %s", self.name, reason)
+            else:
+                self.log.info("%s is ready again", self.name)
+        return not reason
 
     async def load(self) -> Signature:
         """Start all workers at the same time. After a failure or a cancellation none is left. Raises ServeError."""

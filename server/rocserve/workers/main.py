@@ -31,6 +31,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from rocserve.backends.base import model_properties
+from rocserve.backends.request_model import readiness_check
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.exit_with_parent import exit_with_parent
@@ -187,9 +188,9 @@ class Session:
                 service.warm_up(request)
             except BaseException as error:
                 return self._fail("warm up", error, load)
+            warmed_up = messages.WarmedUp(readiness_check(service.model) is not None)
             while (
-                not service.serve(lambda: self._control.send(messages.WarmedUp()), self._wait)
-                and self._kind != messages.SHARED
+                not service.serve(lambda: self._control.send(warmed_up), self._wait) and self._kind != messages.SHARED
             ):
                 self._wait_for_server(service, loaded)
                 if self._reported is not None:
@@ -264,12 +265,38 @@ class Session:
         with suppress(OSError):
             self._control.send(changes)
 
-    def _receive(self, ends_without: bool = True) -> messages.Message:
-        """Return the next message except Verbosity. `ends_without`: end the process if it is not shared and the server
-        is gone. Raises EOFError or OSError."""
+    def _begin_check(self) -> None:
+        """Check the model's readiness on a separate thread: the model may take any time, and this thread must hear of
+        the end."""
         try:
-            while isinstance(message := self._control.receive(), messages.Verbosity):
-                self._worker.set_verbose(message.verbose)
+            threading.Thread(target=self._check_readiness, name="is_ready", daemon=True).start()
+        except RuntimeError as error:  # The process has no room for a thread.
+            self._send_readiness(messages.ModelReadiness(False, error_text(error)))
+
+    def _check_readiness(self) -> None:
+        check = readiness_check(self._service.model) if self._service is not None else None
+        try:
+            answer = messages.ModelReadiness(check is None or check())
+        except BaseException as error:
+            # Also SystemExit: sys.exit() in a model does not end the worker.
+            name, text = type(error).__name__, error_text(error)
+            answer = messages.ModelReadiness(False, f"is_ready() raised {text if name in text else f'{name}: {text}'}")
+        self._send_readiness(answer)
+
+    def _send_readiness(self, answer: messages.ModelReadiness) -> None:
+        """Send the answer; it is dropped if there is no server."""
+        with suppress(OSError):
+            self._control.send(answer)
+
+    def _receive(self, ends_without: bool = True) -> messages.Message:
+        """Return the next message except Verbosity and CheckReadiness. `ends_without`: end the process if it is not
+        shared and the server is gone. Raises EOFError or OSError."""
+        try:
+            while isinstance(message := self._control.receive(), messages.Verbosity | messages.CheckReadiness):
+                if isinstance(message, messages.Verbosity):
+                    self._worker.set_verbose(message.verbose)
+                else:
+                    self._begin_check()
         except (EOFError, ConnectionError):
             if ends_without and not self._is_shared:
                 end_group()

@@ -1,7 +1,8 @@
 """Defines the messages between the server, the zygote and the workers, except for batches and results (`entries.py`).
 
 Through the control socket of a session go, one at a time: Load -> Loaded | LoadFailed, WarmUp -> WarmedUp | LoadFailed,
-Unload -> (the session ends); Progress and MetricChanges come from the worker in between. The zygote answers Spawn by
+CheckReadiness -> ModelReadiness, Unload -> (the session ends); Progress and MetricChanges come from the worker in
+between. The zygote answers Spawn by
 Spawned or SpawnFailed, in their order, gets Keep, NewServer and EndLeft, and sends Exited at any time. A message is its
 name and JSON, on a control socket with its length in front. Pickle is not used, because it would let a message run or
 import code.
@@ -116,7 +117,22 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class WarmedUp:
-    pass
+    checks_readiness: bool = False
+    """The model answers CheckReadiness."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReadiness:
+    """Ask the model itself whether it is ready. Comes after WarmedUp, at most one at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReadiness:
+    """The answer to CheckReadiness."""
+
+    is_ready: bool
+    fault: str = ""
+    """Why the model gave no answer; "" = it gave one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +239,8 @@ class EndLeft:
 
 
 Message = (
-    Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp | WarmedUp | Unload | Verbosity
-    | Spawn | Spawned | SpawnFailed | Exited | Keep | NewServer | EndLeft
+    Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp | WarmedUp | CheckReadiness | ModelReadiness
+    | Unload | Verbosity | Spawn | Spawned | SpawnFailed | Exited | Keep | NewServer | EndLeft
 )  # fmt: skip
 
 _NAMED: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}

@@ -159,6 +159,10 @@ _TURN_SECONDS = 0.005
 _WAIT_PER_TURN = 9
 """The wait, as a multiple of the time that the handling took: a worker gets at most a tenth of the loop."""
 
+CHECK_SECONDS = 5.0
+"""How long a model may take to say whether it is ready: Triton's limit."""
+_ENDED = messages.ModelReadiness(False, "its worker has ended")
+
 _Reply = TypeVar("_Reply", messages.Loaded, messages.WarmedUp)
 
 
@@ -177,6 +181,10 @@ class WorkerSession:
         self.ended = asyncio.Event()
         self._on_progress: Callable[[messages.Progress | MetricChanges], None] | None = None
         self._reply: asyncio.Future[messages.Message] | None = None
+        self.checks_readiness = False
+        """The model answers `check_readiness`. Known after `warm_up`."""
+        self._checked: asyncio.Future[messages.ModelReadiness] | None = None
+        """The check under way."""
         self._is_unloading = False
         self._kill_timer: asyncio.TimerHandle | None = None
         self._reading = self._loop.create_task(self._read(reader))
@@ -222,9 +230,23 @@ class WorkerSession:
 
     async def warm_up(self, message: messages.WarmUp) -> None:
         """Warm up the model and open the instances. Raises ServeError as `load`."""
-        await self._ask(message, "warming up", messages.WarmedUp)
+        warmed_up = await self._ask(message, "warming up", messages.WarmedUp)
+        self.checks_readiness = warmed_up.checks_readiness
         for instance in self.instances:
             instance.open()
+
+    async def check_readiness(self) -> messages.ModelReadiness:
+        """Ask the model itself whether it is ready. Checks at the same time share one answer. After CHECK_SECONDS
+        without an answer the model is not ready; the next call waits for the same answer."""
+        if self._checked is None:
+            self._checked = self._loop.create_future()
+            if self._reading.done():
+                self._checked.set_result(_ENDED)
+            self.send(messages.CheckReadiness())
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._checked), CHECK_SECONDS)
+        except TimeoutError:
+            return messages.ModelReadiness(False, f"is_ready() did not return within {CHECK_SECONDS:g} s")
 
     async def unload(self, grace_seconds: float) -> bool:
         """End the session after its batches; `kill` it after `grace_seconds`. Returns False if it had to be killed."""
@@ -289,6 +311,7 @@ class WorkerSession:
             pass
         self._writer.close()
         self._on_progress = None
+        self._take_readiness(_ENDED)
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(EOFError("the worker closed its control socket"))
         elif not self._is_unloading:
@@ -303,10 +326,17 @@ class WorkerSession:
         if isinstance(message, messages.Progress | MetricChanges):
             if self._on_progress is not None:
                 self._on_progress(message)
+        elif isinstance(message, messages.ModelReadiness):
+            self._take_readiness(replace(message, fault=message.fault[: messages.LONGEST_TEXT]))
         elif not isinstance(message, messages.Loaded | messages.LoadFailed | messages.WarmedUp):
             raise ValueError(f"a {type(message).__name__}, which only the server says")
         elif self._reply is not None and not self._reply.done():
             self._reply.set_result(message)
+
+    def _take_readiness(self, answer: messages.ModelReadiness) -> None:
+        checked, self._checked = self._checked, None
+        if checked is not None and not checked.done():
+            checked.set_result(answer)
 
     def kill(self) -> None:
         """End the session immediately. A process with other sessions goes on, and unloads the model after the batch in

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -61,14 +61,16 @@ class EventLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
+        self._start_lock = threading.Lock()
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Start a coroutine. The first one also starts the loop, which needs descriptors."""
-        if self._loop is None:
-            loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._run, args=(loop,), name="event loop", daemon=True)
-            self._thread.start()
-            self._loop = loop
+        """Start a coroutine, from any thread. The first one also starts the loop, which needs descriptors."""
+        with self._start_lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._run, args=(loop,), name="event loop", daemon=True)
+                self._thread.start()
+                self._loop = loop
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
@@ -217,6 +219,20 @@ class PythonModel:
         if not all(map(_IS_CLOSED, senders)):
             self._abandoned.watch()
         return results
+
+    @property
+    def readiness_check(self) -> Callable[[], bool] | None:
+        """See request_model.readiness_check."""
+        return self._is_ready if hasattr(self._model, "is_ready") else None
+
+    def _is_ready(self) -> bool:
+        ready = self._model.is_ready()
+        if isinstance(ready, Coroutine):
+            ready = self._loop.submit(ready).result()
+        if not isinstance(ready, bool):
+            # Triton's words.
+            raise TypeError(f"is_ready() must return a boolean value, got {type(ready).__name__}")
+        return ready
 
     def close(self) -> None:
         """Stop the coroutines, call the model's `finalize`, if it has one, and end the requests that it still holds."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from rocserve.core.errors import ServeError, StatusCode, not_found
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.serving import ServingTableHolder
-from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.transport import (
     SERVER_EXITING,
     Route,
@@ -30,7 +30,7 @@ from rocserve.protocol import health_pb2 as pb
 from rocserve.protocol.faults import parse_message
 from rocserve.services.access import ADMIN_METHODS, FORWARDING_HEADERS, PROTOCOLS, Access, Peer
 from rocserve.services.methods import Method
-from rocserve.services.queries import Readiness
+from rocserve.services.readiness import Readiness
 
 SERVER_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health")
 
@@ -44,22 +44,29 @@ class HealthHandlers:
     _readiness: Readiness
     watches: set[HealthWatch] = field(default_factory=set, init=False)
 
-    def check(self, message: Buffer) -> bytes:
-        service = parse_message(message, pb.HealthCheckRequest).service
-        status = self.status(service)
-        if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
+    def check(self, request: pb.HealthCheckRequest) -> Any:
+        """Asks the models that have a check of their own. Returns a HealthCheckResponse, or a coroutine for it."""
+        service = request.service
+        is_server = service in SERVER_SERVICES
+        if not is_server and service not in self._tables.table.models:
             raise not_found(f"unknown service '{service}': neither a service of this server nor a model")
-        return pb.HealthCheckResponse(status=status).SerializeToString()
+        ready = self._readiness.of_server() if is_server else self._readiness.of_model(service)
+        if isinstance(ready, bool):
+            return pb.HealthCheckResponse(status=_status(ready))
+
+        async def answer(ready: Coroutine[Any, Any, bool]) -> pb.HealthCheckResponse:
+            return pb.HealthCheckResponse(status=_status(await ready))
+
+        return answer(ready)
 
     def status(self, service: str) -> pb.HealthCheckResponse.ServingStatus:
+        """Return what is known without asking models."""
         if service in SERVER_SERVICES:
-            serving = self._readiness.is_ready()
-        else:
-            model = self._tables.table.models.get(service)
-            if model is None:
-                return pb.HealthCheckResponse.SERVICE_UNKNOWN
-            serving = model.latest is not None and not self._readiness.is_exiting
-        return pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
+            return _status(self._readiness.is_ready())
+        model = self._tables.table.models.get(service)
+        if model is None:
+            return pb.HealthCheckResponse.SERVICE_UNKNOWN
+        return _status(model.latest is not None and not self._readiness.is_exiting)
 
     def publish(self) -> None:
         for watch in list(self.watches):
@@ -68,6 +75,10 @@ class HealthHandlers:
     def end(self) -> None:
         for watch in list(self.watches):
             watch.finish(StatusCode.UNAVAILABLE, SERVER_EXITING)
+
+
+def _status(is_serving: bool) -> pb.HealthCheckResponse.ServingStatus:
+    return pb.HealthCheckResponse.SERVING if is_serving else pb.HealthCheckResponse.NOT_SERVING
 
 
 @dataclass(eq=False)
@@ -128,7 +139,7 @@ class MethodRoutes:
         """Return the routes of all methods but ModelInfer and ModelStreamInfer, and of the health service. Each checks
         first whether the client may call it."""
         found: dict[str, Route] = {
-            "Check": self._direct_route(health.check),
+            "Check": self._route(Method(pb.HealthCheckRequest, health.check)),
             "Watch": StreamRoute(lambda call: HealthWatch(call, health)),
         }
         for name, method in methods.items():
@@ -152,14 +163,9 @@ class MethodRoutes:
         return UnaryRoute(handle)
 
     def _route(self, method: Method) -> UnaryRoute:
-        if not method.is_slow:
-            return self._direct_route(
-                lambda message: method.answer(parse_message(message, method.request)).SerializeToString()
-            )
-
-        async def run(call: UnaryCall, holding: Holding) -> None:
+        async def run(call: UnaryCall, holding: Holding, pending: Coroutine[Any, Any, Any] | None) -> None:
             try:
-                answer = await method.answer(parse_message(call.message, method.request))
+                answer = await (pending or method.answer(parse_message(call.message, method.request)))
                 self._plane.call_soon(partial(call.reply, answer.SerializeToString()))
             except Exception as error:
                 # Passed on without a variable: the error's traceback has this frame, and frame and error would keep
@@ -168,29 +174,28 @@ class MethodRoutes:
             finally:
                 self._memory.requests.release(holding)
 
-        def hand_over(call: UnaryCall) -> None:
+        def hand_over(call: UnaryCall, pending: Coroutine[Any, Any, Any] | None = None) -> None:
             holding = Holding()
             try:
                 self._memory.requests.admit(holding, len(call.message))
             except ServeError as error:
                 self._fail(call, error)
                 return
-            running = asyncio.run_coroutine_threadsafe(run(call, holding), self._loop)
+            running = asyncio.run_coroutine_threadsafe(run(call, holding, pending), self._loop)
             self._running.add(running)
             running.add_done_callback(self._running.discard)
 
-        return UnaryRoute(hand_over)
-
-    def _direct_route(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
-        """Return a route whose handler answers on the calling thread."""
-
-        def handle(call: UnaryCall) -> None:
+        def answer_now(call: UnaryCall) -> None:
             try:
-                call.reply(answer(call.message))
+                answer = method.answer(parse_message(call.message, method.request))
+                if isinstance(answer, Coroutine):
+                    hand_over(call, answer)
+                else:
+                    call.reply(answer.SerializeToString())
             except Exception as error:
                 self._fail(call, error)
 
-        return UnaryRoute(handle)
+        return UnaryRoute(hand_over if method.is_slow else answer_now)
 
     def _fail(self, call: UnaryCall, error: Exception) -> None:
         call.reply_error(self._failures.error_of(call.method, error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from typing import NamedTuple
@@ -147,7 +147,7 @@ class HttpService:
                 read = route.request(fields, body) if serialised is None else method.request.FromString(serialised)
                 self._access.check_admin(route.method, peer, lambda: read)
                 response = method.answer(read)
-            if method.is_slow:
+            if isinstance(response, Awaitable):
                 request.continue_without_client()
                 response = await response
             if route.to_json is health_response:

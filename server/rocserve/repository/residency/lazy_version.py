@@ -13,7 +13,7 @@ from rocserve.config.model_limits import idle_unload_seconds
 from rocserve.core.errors import ServeError, deadline_exceeded, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest
-from rocserve.core.serving import ForwardingResponder, Responder
+from rocserve.core.serving import ForwardingResponder, OwnCheck, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import TimerHandle
@@ -243,6 +243,10 @@ class LazyVersion(Tenant):
     @property
     def worker_restarts(self) -> int:
         return 0 if (loaded := self._loaded) is None else loaded.worker_restarts
+
+    @property
+    def own_check(self) -> OwnCheck | None:
+        return None if (loaded := self._loaded) is None else loaded.own_check
 
     def follow_members(self, is_decoupled: bool) -> None:
         """Does nothing: a model has no members."""
