@@ -12,6 +12,7 @@ import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pytest
 from support.metrics import FLAGS as METRICS
 from support.metrics import port_of, scrape
 from support.models import add_constant, drop
@@ -77,6 +78,59 @@ def test_a_broken_drop_takes_nothing_from_others_and_is_told_everywhere(serve, r
         return re.search(r"^bad .* UNAVAILABLE .*Protobuf parsing failed", shown, re.MULTILINE) is not None
 
     wait_until(is_told, "the row of the broken model")
+
+
+PYTHON_CONFIG = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: 1 }
+output { name: "Y" data_type: TYPE_FP32 dims: 1 }
+instance_group { kind: KIND_CPU count: 2 }
+"""
+WAITS_FOR_A_SERVICE = """
+from pathlib import Path
+
+
+def connect():
+    raise ConnectionError("the service is not there")
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        if not Path({path!r}).exists():
+            connect()
+
+    def execute(self, requests): ...
+"""
+
+
+@pytest.mark.long
+def test_what_a_models_code_raises_is_told_once_from_its_own_file_on(serve, repository: Path, tmp_path: Path) -> None:
+    service = tmp_path / "service"
+    drop(repository, "typo", "import json\n\nclass TritonPythonModel\n    pass\n", PYTHON_CONFIG)
+    drop(repository, "waits", WAITS_FOR_A_SERVICE.format(path=str(service)), PYTHON_CONFIG)
+    server = serve(repository)
+    wait_until(lambda: "failed 2 times, next try in" in server.log_text, "the second failure")
+    service.touch()
+    wait_until(lambda: "successfully loaded 'waits' version 1" in server.log_text, "the load that heals itself")
+    lines = [line.partition("] ")[2] for line in server.log_text.splitlines()]
+    file = f'  File "{repository}/{{}}/1/model.py", line {{}}'
+    assert [line for line in lines if line.startswith("typo:1: ")] == [
+        f"typo:1: {file.format('typo', 3)}",
+        "typo:1:     class TritonPythonModel",
+        "typo:1:                            ^",
+        "typo:1: SyntaxError: expected ':'",
+    ]
+    assert [line for line in lines if line.startswith("waits:1: ")] == [
+        "waits:1: Traceback (most recent call last):",
+        f"waits:1: {file.format('waits', 12)}, in initialize",
+        "waits:1:     connect()",
+        f"waits:1: {file.format('waits', 6)}, in connect",
+        'waits:1:     raise ConnectionError("the service is not there")',
+        "waits:1: ConnectionError: the service is not there",
+    ]
+    told = [line for line in lines if line.startswith("failed to load 'typo' version 1: ")]
+    assert len(told) == 1
+    assert told[0].endswith(" (failed once, not tried again until its files change)")
 
 
 def test_the_first_line_of_a_server_names_its_own_url(serve, repository: Path) -> None:

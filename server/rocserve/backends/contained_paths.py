@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import invalid_argument, unreadable
 
 
 def path_within(base: Path, name: str, roots: Sequence[Path], what: str) -> Path:
@@ -26,5 +26,5 @@ def path_within(base: Path, name: str, roots: Sequence[Path], what: str) -> Path
     except (FileNotFoundError, NotADirectoryError):
         pass  # The caller reports that the file does not exist.
     except OSError as error:
-        raise invalid_argument(f"{what} '{name}' cannot be read: {error.strerror}") from None
+        raise unreadable(f"{what} '{name}' cannot be read: {error.strerror}", error) from None
     return target

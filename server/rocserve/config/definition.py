@@ -288,7 +288,7 @@ class FolderReading:
         try:
             return definition if refusal is not None else self._checked(definition, len(written.models) == 1)
         except ServeError as error:
-            return replace(definition, backend=None, refusal=error.with_traceback(None))
+            return replace(definition, backend=None, refusal=error.with_traceback(None).lasting())
 
     def _checked(self, definition: ModelDefinition, is_alone: bool) -> ModelDefinition:
         """Complete and check a definition. `is_alone`: the folder defines no other model. Raises ServeError if no

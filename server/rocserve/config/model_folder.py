@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
 
 from rocserve.config.bounds import MOST_LABEL_BYTES, MOST_LABELS, MOST_SAMPLE_BYTES
-from rocserve.core.errors import internal, invalid_argument, unimplemented
+from rocserve.core.errors import internal, invalid_argument, unimplemented, unreadable
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import VersionPolicy
 from rocserve.core.printable import printable
@@ -245,7 +245,7 @@ def run_agents(message: ModelConfig, folder: ModelFolder) -> None:
                 with path.open("rb") as file:
                     found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
             except OSError as error:
-                raise invalid_argument(f"failed to open text file for read {name}: {error.strerror}") from None
+                raise unreadable(f"failed to open text file for read {name}: {error.strerror}", error) from None
             if found != wanted:
                 raise invalid_argument(f"Mismatched MD5 hash for file {name}, expect: {wanted}, got: {found}")
 
@@ -269,9 +269,10 @@ def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str
                 # Strings have no fixed size, so the whole file is read.
                 content = file.read(expected or MOST_SAMPLE_BYTES)
         except OSError as error:
-            raise invalid_argument(
+            raise unreadable(
                 f"the file '{name}' of initial state '{initial.name}' cannot be read in the model's folder"
-                f" '{INITIAL_STATE_FOLDER}': {error.strerror}"
+                f" '{INITIAL_STATE_FOLDER}': {error.strerror}",
+                error,
             ) from None
         if len(content) < expected:
             raise invalid_argument(

@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from rocserve.config.bounds import MOST_CONFIG_BYTES, check_config_size
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import invalid_argument, unreadable
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _LONGEST_NAME = 100
@@ -88,7 +88,7 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(MOST_CONFIG_BYTES + 1)
     except OSError as error:
-        raise invalid_argument(f"failed to open text file for read {path}: {error.strerror}") from None
+        raise unreadable(f"failed to open text file for read {path}: {error.strerror}", error) from None
     check_config_size(len(raw), path.name)
     try:
         return raw.decode("utf-8-sig")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from functools import partial
+from typing import Self
 
 from rocserve.core.printable import encodable
 
@@ -30,6 +31,9 @@ class StatusCode(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+_OF_WHAT_WAS_GIVEN = frozenset({StatusCode.INVALID_ARGUMENT, StatusCode.UNIMPLEMENTED})
+
+
 class ServeError(Exception):
     """An error with the status code and the text for the client."""
 
@@ -42,6 +46,23 @@ class ServeError(Exception):
         """Set in front end processes: the server refused the request before it was scheduled."""
         self.retry_seconds = 0.0
         """Seconds after which a retry makes sense; 0 = unknown."""
+        self.can_pass = code not in _OF_WHAT_WAS_GIVEN
+        """Whether a failed load may succeed later with the same files. The status says so, unless the place that raises
+        the error knows better and calls `passing` or `lasting`."""
+
+    def passing(self) -> Self:
+        self.can_pass = True
+        return self
+
+    def lasting(self) -> Self:
+        self.can_pass = False
+        return self
+
+    def with_text(self, text: str) -> ServeError:
+        """Return the same error with another text."""
+        error = ServeError(self.code, text)
+        error.can_pass = self.can_pass
+        return error
 
     def __repr__(self) -> str:
         return f"ServeError({self.code.name}, {self.text!r})"
@@ -54,9 +75,17 @@ unimplemented = partial(ServeError, StatusCode.UNIMPLEMENTED)
 internal = partial(ServeError, StatusCode.INTERNAL)
 
 
+def unreadable(text: str, error: OSError) -> ServeError:
+    """Return the error for a file that cannot be read. A file that is not there will not be there later, unless its
+    folder changes; a disk, a network or permissions may heal."""
+    failure = invalid_argument(text)
+    is_absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+    return failure if is_absent else failure.passing()
+
+
 def copied_error(error: ServeError) -> ServeError:
     """Return a copy of an error. An exception that is raised again and again would collect its tracebacks."""
-    return ServeError(error.code, error.text)
+    return error.with_text(error.text)
 
 
 def deadline_exceeded() -> ServeError:

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
         result = perform(job, order.context, lambda phase: _send(replies, JobReply(phase=phase)))
         reply = JobReply(result=to_json(result).decode())
     except ServeError as error:
-        reply = JobReply(failure=error.text, code=error.code)
+        reply = JobReply(failure=error.text, code=error.code, can_pass=error.can_pass)
     except MemoryError:
         reply = JobReply(failure=with_hint("std::bad_alloc"), code=StatusCode.UNAVAILABLE)
     except Exception as error:

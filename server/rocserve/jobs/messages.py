@@ -49,3 +49,5 @@ class JobReply:
     failure: str | None = None
     code: int = 0
     """The failure's StatusCode."""
+    can_pass: bool = True
+    """ServeError.can_pass of the failure."""

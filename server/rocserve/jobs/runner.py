@@ -323,7 +323,8 @@ class JobRunner:
                 status = process.wait()
                 watch.log_lines(process.output.take_lines(ended=True))
                 if reply.failure is not None:
-                    raise JobError(StatusCode(reply.code), f"{failed} {watch.phase}: {printable(reply.failure)}")
+                    error = JobError(StatusCode(reply.code), f"{failed} {watch.phase}: {printable(reply.failure)}")
+                    raise error.passing() if reply.can_pass else error.lasting()
                 if reply.result is None:
                     end = describe_end(status, process.output.last_lines, peak_bytes, self._engine.name)
                     text = f"{failed} {watch.phase}: {printable(self._engine.with_hint(end))}"

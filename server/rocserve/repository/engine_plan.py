@@ -12,7 +12,7 @@ from typing import TypeVar
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.backends.parameters import asked_engine
 from rocserve.config.definition import ModelDefinition
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unreadable
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.repository.loads import LoadOrder
 from rocserve.workers.messages import WorkerPlan
@@ -173,12 +173,16 @@ def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Mach
         files = flat.files(version_folder) if flat is not None and flat.is_alone else version_folder.rglob("*")
         model_bytes = sum(file.stat().st_size for file in files if file.is_file())
     except OSError as error:  # The files may be removed meanwhile.
-        raise invalid_argument(f"the version's files cannot be read: {error.strerror}") from None
+        raise unreadable(f"the version's files cannot be read: {error.strerror}", error) from None
     return _plan(definition, backend.engine_for(definition.config, machine), machine, model_bytes)
 
 
 class EngineFailed(ServeError):
     """The engine could not load or warm up the model; another engine might."""
+
+    def __init__(self, error: ServeError) -> None:
+        super().__init__(error.code, error.text)
+        self.error = error.with_traceback(None)
 
 
 async def load_on_engine(
@@ -188,22 +192,24 @@ async def load_on_engine(
     error. Raises ServeError from `plan_engine` or `load`, or the engine's failure with the reason for no fallback."""
     definition = order.definition
     plan = await asyncio.to_thread(plan_engine, definition, order.folder, machine)
-    before = ""
+    before, can_pass = "", False
     while True:
         try:
             return await load(plan)
         except EngineFailed as failed:
-            error = ServeError(failed.code, failed.text)
+            error = failed.error
+        # What stopped another engine may pass, even if the last one refuses the file.
+        error.can_pass = can_pass = can_pass or error.can_pass
         instead = "" if plan.fallback is None else plan.fallback.engine.name
         # A wrong file or configuration fails on the same engine's other device too.
         is_hopeless = instead == plan.engine.name and error.code is StatusCode.INVALID_ARGUMENT
         if plan.fallback is None or is_hopeless:
-            raise ServeError(error.code, f"engine {plan.engine.name}: {error.text}{before}") if before else error
+            raise error.with_text(f"engine {plan.engine.name}: {error.text}{before}") if before else error
         try:
             next_plan = _plan(definition, plan.fallback, machine, plan.model_bytes)
         except ServeError as refusal:
             text = f"{error.text}{before}; engine {instead} does not take its place: {refusal.text}"
-            raise ServeError(error.code, text) from None
+            raise error.with_text(text) from None
         on_gpu, on_cpu = (" on the GPU", " on the CPU") if instead == plan.engine.name else ("", "")
         failure = f"engine {plan.engine.name} cannot load it{on_gpu}: {error.text}{before}"
         log.warning("%s: %s; engine %s%s takes its place", order.name, failure, instead, on_cpu)

@@ -51,7 +51,7 @@ class LoadOrder:
     on_progress: Callable[[str], None] = lambda _: None
     """Called on the loop during the load with its progress, one line; "" = nothing to report."""
     reported_warnings: set[str] = field(default_factory=set)
-    """Warnings that loads of the same content have logged."""
+    """Warnings, and places of tracebacks, that loads of the same content have logged."""
 
     @property
     def name(self) -> str:

@@ -22,15 +22,19 @@ class Failure:
     error: ServeError
     attempts: int = 1
     retry_at: float | None = None
-    """time.monotonic() of the next try; None = not before the files change."""
+    """time.monotonic() of the next try; None = no try is planned."""
+    waits_for_files: bool = False
+    """The same files would fail again, so the next try waits until they change."""
 
     @property
     def text(self) -> str:
         """Return the reason as the repository index shows it."""
+        tries = "once" if self.attempts == 1 else f"{self.attempts} times"
+        if self.waits_for_files:
+            return f"{self.error.text} (failed {tries}, not tried again until its files change)"
         if self.retry_at is None:
             return self.error.text
         seconds = math.ceil(max(0.0, self.retry_at - time.monotonic()))
-        tries = "once" if self.attempts == 1 else f"{self.attempts} times"
         return f"{self.error.text} (failed {tries}, next try in {seconds} s)"
 
     def is_due(self) -> bool:
@@ -44,13 +48,11 @@ class RetryPolicy:
     backoff: Backoff
     enabled: bool = True
 
-    def next_failure(
-        self, error: ServeError, previous: Failure | None = None, took_seconds: float = 0.0, can_pass: bool = True
-    ) -> Failure:
-        """Record a failure. `previous`: how the same content failed before. `can_pass`: a later try may succeed."""
+    def next_failure(self, error: ServeError, previous: Failure | None = None, took_seconds: float = 0.0) -> Failure:
+        """Record a failure. `previous`: how the same content failed before."""
         attempts = 1 if previous is None else previous.attempts + 1
-        if not (self.enabled and can_pass):
-            return Failure(error, attempts)
+        if not self.enabled or not error.can_pass:
+            return Failure(error, attempts, waits_for_files=self.enabled)
         # Never less than the last try took: a load that fails after an hour of compiling must not compile all the time.
         pause_seconds = max(self.backoff.pause_seconds(attempts), took_seconds)
         return Failure(error, attempts, time.monotonic() + pause_seconds)

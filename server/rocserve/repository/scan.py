@@ -217,7 +217,7 @@ class ModelScan:
 
     def advised(self, error: ServeError) -> ServeError:
         """Return the error with the repairing commands appended."""
-        return ServeError(error.code, "; ".join((error.text, *self.advice))) if self.advice else error
+        return error.with_text("; ".join((error.text, *self.advice))) if self.advice else error
 
     def same_for(self, version: int, other: ModelScan | None) -> bool:
         """Whether all files that a load of `version` reads are the same in `other`."""

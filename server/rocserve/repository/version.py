@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
-from rocserve.repository.interface_check import InterfaceLost, check_interface
+from rocserve.repository.interface_check import check_interface
 from rocserve.repository.loads import FilesChanged, LoadedVersion, LoadOrder
 from rocserve.repository.membership import FITS, MemberReview
 from rocserve.repository.residency.lazy_version import LazyVersion
@@ -374,11 +374,9 @@ class ManagedVersion:
 
     def _note_failure(self, problem: ServeError, load: _Load, content: ModelContent) -> None:
         """Note a failed load and plan its retry."""
-        # The same files may load later, but nothing else changes what a configuration says.
-        can_pass = content.definition.refusal is None and not isinstance(problem, InterfaceLost)
         error = content.scan.advised(problem)
         took = time.monotonic() - load.began_at
-        self.setback = self._context.retry.next_failure(error, load.previous, took, can_pass)
+        self.setback = self._context.retry.next_failure(error, load.previous, took)
         self._note_newer_problem(error)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""
         self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, self.setback.text, kept)

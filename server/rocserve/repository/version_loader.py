@@ -103,7 +103,7 @@ class WorkerVersionLoader:
             try:
                 signature = await workers.group.load()
             except ServeError as error:
-                raise EngineFailed(error.code, error.text) from None
+                raise EngineFailed(error) from None
             complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
             complete, statistics, answers = self._completed(complete, order)
             self._warn_of_completion(order, complete)
@@ -122,7 +122,7 @@ class WorkerVersionLoader:
             try:
                 await workers.group.warm_up(with_sequence_tensors(complete.config), config_text(complete))
             except ServeError as error:
-                raise EngineFailed(error.code, error.text) from None
+                raise EngineFailed(error) from None
         except BaseException:
             await asyncio.shield(workers.stop(0.0))
             raise
@@ -290,7 +290,8 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: Plane
             plane.call_soon(functools.partial(trial.infer, request, waiter))
             await asyncio.wrap_future(waiter.answered)
         except ServeError as error:
-            raise ServeError(error.code, f"failed to run warmup sample '{name}': {error.text}") from None
+            # The members serve, and may be replaced, whatever the ensemble's own files say.
+            raise error.with_text(f"failed to run warmup sample '{name}': {error.text}").passing() from None
 
 
 def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:

@@ -289,6 +289,7 @@ def worker_group(
         start_call=start_call if backend.answers_requests else None,
         limits=limits,
         content=order.content_key,
+        reported=order.reported_warnings,
     )
 
 

@@ -53,7 +53,7 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
             try:
                 return (await workers.load(order, dataclasses.replace(plan, workers=plan.workers[:1]))).signature
             except ServeError as error:
-                raise EngineFailed(error.code, error.text) from None
+                raise EngineFailed(error) from None
 
         return await load_on_engine(order, ThisMachine(settings), signature, _LOG)
 

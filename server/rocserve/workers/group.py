@@ -93,10 +93,12 @@ class WorkerGroup:
         start_call: CallStarter | None = None,
         limits: TimeLimits = NO_TIME_LIMITS,
         content: str = "",
+        reported: set[str] | None = None,
     ) -> None:
         """`options`: for workers on the CPU; a worker on a GPU is never forked, and may also use the GPU's devices.
         `start_call`: runs the model's calls, on the data plane's thread; only for a backend that answers requests.
-        `content`: digest of the loaded files; "" = the workers are not kept for the next server."""
+        `content`: digest of the loaded files; "" = the workers are not kept for the next server. `reported`: what loads
+        of the same files have logged."""
         self.events = events
         self.launcher = launcher
         self.mail = mail
@@ -105,6 +107,8 @@ class WorkerGroup:
         self.start_call = start_call
         self.limits = limits
         self.content = content
+        self._reported = set() if reported is None else reported
+        self._output_prefix = options.output_prefix
         self.name = f"model '{load.model_name}' version {load.version}"
         self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES, mail.plane.work_off_later)
         self.restarts = 0
@@ -204,6 +208,15 @@ class WorkerGroup:
         line = self._progress_line()
         if line != before:
             self.events.progress(line)
+
+    def worker_trace(self, trace: str) -> None:
+        """Log a traceback once: other workers, and later loads of the same files, fail at the same lines."""
+        lines = trace.splitlines()
+        place = "\n".join(line for line in lines if line.startswith("  File ")) or trace
+        if place not in self._reported:
+            self._reported.add(place)
+            for line in lines:
+                self.log.error("%s%s", self._output_prefix, line)
 
     def worker_silent(self, index: int, seconds: Sequence[float]) -> None:
         """Report for how many seconds each silent instance of a worker has not answered."""
@@ -325,6 +338,7 @@ class WorkerSupervisor:
             if isinstance(error, OSError):
                 raise internal(f"the worker of {self._name} cannot be started: {error}") from error
             raise
+        self.worker.on_trace = group.worker_trace
         return self.worker
 
     async def _load_in(self, worker: WorkerSession) -> Signature:

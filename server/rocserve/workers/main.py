@@ -33,7 +33,6 @@ from queue import SimpleQueue
 from rocserve.backends.base import model_properties
 from rocserve.backends.request_model import readiness_check
 from rocserve.core.custom_metrics import MetricChanges
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.request_prefix import begin_model, current_prefix
@@ -41,8 +40,8 @@ from rocserve.observability.logs import LinesWithLevels
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.workers import messages
 from rocserve.workers.isolation import hide_memory
+from rocserve.workers.load_fault import load_failed
 from rocserve.workers.model_service import ModelService, RequestService, TensorService
-from rocserve.workers.worker_end import error_text
 
 _LOG = logging.getLogger("rocserve.worker")
 _SERVER_LOG = "rocserve"
@@ -304,21 +303,9 @@ class Session:
         return message
 
     def _fail(self, action: str, error: BaseException, load: messages.Load) -> int:
-        if (
-            isinstance(error, OSError)
-            and isinstance(error.filename, str)
-            and Path(error.filename).is_relative_to(load.model_folder)
-        ):
-            # A file that vanishes during the load is not a fault of the engine's code.
-            error = invalid_argument(f"{error.filename} cannot be read: {error.strerror}")
-        if isinstance(error, ServeError):
-            # The server logs the reason. The traceback of the exception that caused the error is logged here.
-            level = logging.ERROR if error.__cause__ is not None else logging.DEBUG
-            _LOG.log(level, "the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
-            self._control.send(messages.LoadFailed(int(error.code), error.text[: messages.LONGEST_TEXT]))
-        else:
-            _LOG.error("the model failed to %s", action, exc_info=error)
-            self._control.send(messages.LoadFailed(int(StatusCode.INTERNAL), error_text(error)))
+        # The server logs the reason and the traceback.
+        _LOG.debug("the model failed to %s", action, exc_info=error)
+        self._control.send(load_failed(error, load))
         return 1
 
 

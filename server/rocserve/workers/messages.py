@@ -95,6 +95,10 @@ class LoadFailed:
 
     code: int
     reason: str
+    can_pass: bool = True
+    """The same load may succeed later."""
+    trace: str = ""
+    """The traceback, from the model's own code on; "" = the reason says all."""
 
 
 @dataclass(frozen=True, slots=True)

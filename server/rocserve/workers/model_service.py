@@ -447,7 +447,7 @@ def _naming_samples(names: Iterable[str]) -> Iterator[None]:
             raise
         fault = error if isinstance(error, ServeError) else ServeError(StatusCode.INTERNAL, error_text(error))
         cause = error.__cause__ if fault is error else error
-        raise ServeError(fault.code, f"failed to run warmup sample {which}: {fault.text}") from cause
+        raise fault.with_text(f"failed to run warmup sample {which}: {fault.text}") from cause
 
 
 class _SampleResponder:

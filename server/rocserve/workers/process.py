@@ -185,6 +185,8 @@ class WorkerSession:
         """The model answers `check_readiness`. Known after `warm_up`."""
         self._checked: asyncio.Future[messages.ModelReadiness] | None = None
         """The check under way."""
+        self.on_trace: Callable[[str], None] = lambda trace: None
+        """Called with the traceback of a failed load or warm-up."""
         self._is_unloading = False
         self._kill_timer: asyncio.TimerHandle | None = None
         self._reading = self._loop.create_task(self._read(reader))
@@ -280,7 +282,10 @@ class WorkerSession:
         finally:
             self._reply = None
         if isinstance(answer, messages.LoadFailed):
-            raise ServeError(messages.status_code(answer.code), answer.reason[: messages.LONGEST_TEXT])
+            if answer.trace:
+                self.on_trace(answer.trace[: messages.LONGEST_TEXT])
+            error = ServeError(messages.status_code(answer.code), answer.reason[: messages.LONGEST_TEXT])
+            raise error.passing() if answer.can_pass else error.lasting()
         if not isinstance(answer, expected):
             raise internal(f"the worker answered with {type(answer).__name__}")
         return answer

@@ -12,7 +12,7 @@ import numpy as np
 
 from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import invalid_argument, unreadable
 from rocserve.core.model_config import ModelConfig, WarmupInput, control_inputs, state_inputs
 from rocserve.core.ragged import RaggedBatching
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
@@ -96,8 +96,8 @@ def _file_content(filename: str, name: str, entry: WarmupInput, model_folder: Pa
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise invalid_argument(
-            f"warm-up file '{filename}' of input '{name}' cannot be read: {error.strerror}"
+        raise unreadable(
+            f"warm-up file '{filename}' of input '{name}' cannot be read: {error.strerror}", error
         ) from None
     expected = math.prod(entry.dims) * entry.datatype.itemsize
     if entry.datatype is DataType.BYTES:

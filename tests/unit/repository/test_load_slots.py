@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 
 from rocserve.core.backoff import Backoff
-from rocserve.core.errors import internal
+from rocserve.core.errors import internal, invalid_argument, unavailable, unimplemented, unreadable
 from rocserve.repository.loads import LoadSlots
 from rocserve.repository.retries import Failure, Retries, RetryPolicy
 
@@ -101,14 +102,23 @@ def test_what_took_long_is_not_tried_again_at_once() -> None:
 
 
 def test_a_disabled_policy_never_tries_again() -> None:
+    failure = RetryPolicy(Backoff(1.0, 10.0), enabled=False).next_failure(internal("bad"))
+    assert (failure.retry_at, failure.text, failure.is_due()) == (None, "bad", False)
+
+
+def test_what_the_same_files_would_repeat_waits_until_they_change() -> None:
     policy = RetryPolicy(Backoff(1.0, 10.0))
-    for failure in (
-        RetryPolicy(Backoff(1.0, 10.0), enabled=False).next_failure(internal("bad")),
-        policy.next_failure(internal("bad"), can_pass=False),
-    ):
-        assert failure.retry_at is None
-        assert failure.text == "bad"
-        assert not failure.is_due()
+    for error in (invalid_argument("bad"), unimplemented("bad"), internal("bad").lasting()):
+        failure = policy.next_failure(error)
+        assert (failure.retry_at, failure.is_due()) == (None, False)
+        assert failure.text == "bad (failed once, not tried again until its files change)"
+    for error in (internal("bad"), unavailable("bad"), invalid_argument("bad").passing()):
+        assert policy.next_failure(error).retry_at is not None
+
+
+def test_a_file_that_cannot_be_read_may_be_read_later_unless_it_is_not_there() -> None:
+    absent, unwell = (unreadable("bad", OSError(number, "")) for number in (errno.ENOENT, errno.EIO))
+    assert (absent.can_pass, unwell.can_pass, unwell.with_text("worse").can_pass) == (False, True, True)
 
 
 def test_attempts_count_on() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from watchdog.observers import inotify_c
 
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository import watch
 from rocserve.repository.loads import LoadOrder
 from rocserve.settings import ControlMode
@@ -288,6 +288,25 @@ async def test_failures_are_retried_later_and_later_with_the_reason(
     del loader.failing["m"]
     await served.until(lambda: served.state("m") == "READY")
     assert served.reason("m") == ""
+
+
+async def test_a_failure_of_the_files_waits_until_they_change(
+    start: Start, folders: Folders, loader: FakeLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders.model("m", 1)
+    folders.model("typo", 1, more="max_bach_size: 8")
+    loader.failing["m"] = invalid_argument("this is no model")
+    # Retries would come long before the changed files have settled.
+    served: Served = await start(retry_seconds=0.001, longest_retry_seconds=0.001)
+    waits = " (failed once, not tried again until its files change)"
+    await served.until(lambda: served.reason("m") == f"Invalid argument: this is no model{waits}")
+    assert served.reason("typo", "").endswith(waits)
+    del loader.failing["m"]
+    folders.version("m", 1, "repaired")
+    folders.config("typo")
+    await served.until(lambda: {served.state("m"), served.state("typo")} == {"READY"})
+    assert loader.loads.count(("m", 1)) == 2
+    assert sum("failed to read model folder 'typo'" in message for message in caplog.messages) == 1
 
 
 async def test_an_exception_that_nobody_foresaw_is_a_failure_with_its_text(

@@ -30,7 +30,7 @@ from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.tensors import IMAGE_RANK, client_tensor, program_view, varies
 from rocserve.cache.digests import folder_digest
 from rocserve.core.datatypes import DataType, datatype_of
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument, unreadable
 from rocserve.core.model_config import InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, encode_bytes_elements
@@ -122,7 +122,7 @@ def prepare_images(
             try:
                 data = file.read_bytes()
             except OSError as error:
-                raise invalid_argument(f"calibration image {file.name} cannot be read: {error.strerror}") from None
+                raise unreadable(f"calibration image {file.name} cannot be read: {error.strerror}", error) from None
             tensor = Tensor(image.name, DataType.BYTES, (1,) * len(image.shape), encode_bytes_elements([data]))
             result = model.execute(Batch({image.name: tensor}, (_PIPELINE_OUTPUT,), (1,)))
             failure: ServeError | None = result.failures.get(0)

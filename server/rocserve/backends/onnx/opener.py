@@ -201,6 +201,8 @@ class SessionOpener:
             return self._session(options, [])
         except ServeError:
             raise
+        except MemoryError:
+            raise unavailable(f"memory does not suffice for {self._model.model_file.name}") from None
         except Exception as error:
             # The binding's exceptions have no common base class but Exception.
             file, text = self._model.model_file, without_source_position(str(error))

@@ -182,7 +182,8 @@ class PythonModel:
                 }
                 self._model.initialize(arguments)
         except BaseException as error:
-            raise internal(fault_text(error, source.model_folder)) from error
+            fault = internal(fault_text(error, source.model_folder))
+            raise (fault.lasting() if _is_of_text(error) else fault) from error
         finally:
             keep_server_log()
         self._caller.calls = self._request_source.calls
@@ -347,6 +348,12 @@ def fault_text(error: BaseException, model_folder: Path) -> str:
     return exception_text(error)
 
 
+def _is_of_text(error: BaseException) -> bool:
+    """Whether the model's code itself is wrong. What else it raises may depend on anything: a service that is not
+    there yet, a package that is installed later."""
+    return isinstance(error, SyntaxError) or type(error) is NameError
+
+
 def _relative(filename: str, model_folder: Path) -> str:
     path = Path(filename)
     return str(path.relative_to(model_folder)) if path.is_relative_to(model_folder) else filename
@@ -385,7 +392,8 @@ def load(model: RequestModelSource) -> RequestModel:
         raise
     except BaseException as error:
         # Also SystemExit: sys.exit() in a model's file is the model's fault, too.
-        raise invalid_argument(fault_text(error, source.model_folder)) from error
+        fault = invalid_argument(fault_text(error, source.model_folder))
+        raise (fault if _is_of_text(error) else fault.passing()) from error
     kind = source.instance_kind
     if kind is InstanceKind.AUTO:
         kind = InstanceKind.CPU if source.device is None else InstanceKind.GPU

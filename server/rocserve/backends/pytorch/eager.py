@@ -39,8 +39,7 @@ def load(model: ModelSource) -> LoadedModel:
     try:
         program = _open(model, kind, options.precision, None)
     except ServeError as error:
-        raise ServeError(
-            error.code,
+        raise error.with_text(
             f"{error.text} (KIND_MODEL leaves the parts of a model on the devices that its file names; PyTorch"
             f" {torch.__version__} finds {torch.cuda.device_count()} GPUs here)",
         ) from error.__cause__

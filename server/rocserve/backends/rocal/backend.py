@@ -21,7 +21,7 @@ from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.interface import Interface, flags_of, images_of, join, matches
 from rocserve.backends.rocal.pipeline import parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
-from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
+from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable, unreadable
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
 
@@ -200,7 +200,7 @@ def load(model: ModelSource) -> LoadedModel:
         pipeline = parse_pipeline(model.model_file.read_bytes(), color_format.channels)
         pipeline = replace(pipeline, decoder=pipeline.decoder.at_most(max_pixels))
     except OSError as error:
-        raise invalid_argument(f"cannot read {model.model_file}: {error.strerror}") from None
+        raise unreadable(f"cannot read {model.model_file}: {error.strerror}", error) from None
     except PipelineError as error:
         raise invalid_argument(f"{model.model_file.name}: {error}") from None
     for note in pipeline.notes:

@@ -10,7 +10,8 @@ import abc
 import collections
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -55,6 +56,10 @@ _MOST_MESSAGES = 1000
 
 class MigraphxError(Exception):
     """MIGraphX refused a call, or would not have survived it. The text is MIGraphX's own if it has one."""
+
+
+class ModelRefused(MigraphxError):
+    """MIGraphX cannot parse a model's file: it refuses the same file always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +256,14 @@ class Program(abc.ABC):
     def _text(self) -> str: ...
 
 
+@contextmanager
+def _parsing() -> Iterator[None]:
+    try:
+        yield
+    except MigraphxError as error:
+        raise ModelRefused(str(error)) from error
+
+
 class Binding(abc.ABC):
     """Parses and loads programs through the C API or the Python module. Every method may raise MigraphxError."""
 
@@ -267,7 +280,8 @@ class Binding(abc.ABC):
     def parse_onnx(self, path: Path, shapes: Shapes = MappingProxyType({})) -> Program:
         """Parse an ONNX file. Symbolic dimensions that `shapes` does not set are 1."""
         _check_shapes(shapes)
-        return _with_inputs(self._parse_onnx(path, shapes), shapes)
+        with _parsing():
+            return _with_inputs(self._parse_onnx(path, shapes), shapes)
 
     def parse_tensorflow(
         self,
@@ -281,7 +295,8 @@ class Binding(abc.ABC):
         if batch_size < 1:
             raise MigraphxError(f"dimensions without a shape must be 1 or more, not {batch_size}")
         _check_shapes(shapes)
-        return _with_inputs(self._parse_tensorflow(path, shapes, batch_size, output_names), shapes)
+        with _parsing():
+            return _with_inputs(self._parse_tensorflow(path, shapes, batch_size, output_names), shapes)
 
     @abc.abstractmethod
     def load(self, path: Path) -> Program:

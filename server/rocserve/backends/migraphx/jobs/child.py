@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from rocserve.backends.migraphx.binding.interface import MigraphxError
+from rocserve.backends.migraphx.binding.interface import MigraphxError, ModelRefused
 from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import MigraphxInstallation, python_command
 from rocserve.core.errors import unavailable
@@ -127,7 +127,8 @@ def perform(job: Any, context: str, report: Report) -> Any:
     try:
         return job.perform(binding, report)
     except MigraphxError as error:
-        raise unavailable(f"MIGraphX says: {with_hint(str(error))}") from None
+        failure = unavailable(f"MIGraphX says: {with_hint(str(error))}")
+        raise failure.lasting() if isinstance(error, ModelRefused) else failure from None
 
 
 if __name__ == "__main__":

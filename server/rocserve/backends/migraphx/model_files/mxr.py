@@ -20,7 +20,7 @@ from typing import Any
 
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import invalid_argument, unreadable
 
 _DEEPEST = 8
 _HEADS = {
@@ -141,7 +141,7 @@ def read_mxr(path: Path) -> MxrFile:
                 wants_buffers = wants_buffers or _OUTPUT_BUFFER in text
                 tail = text[-_OVERLAP_BYTES:]
     except OSError as error:
-        raise invalid_argument(f"MIGraphX program {path.name} cannot be read: {error.strerror}") from None
+        raise unreadable(f"MIGraphX program {path.name} cannot be read: {error.strerror}", error) from None
     except ValueError as error:
         raise invalid_argument(
             f"MIGraphX program {path.name} is damaged or no .mxr file ({error}); copy or compile it again"

@@ -17,7 +17,7 @@ from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES, GraphTensor, ModelGraph, is_beyond_memory
 from rocserve.backends.migraphx.model_files.onnx_operators import misread_operator
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument, unreadable
 
 _LARGEST_FILE = (1 << 31) - 1
 """protobuf's limit."""
@@ -67,7 +67,7 @@ def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise invalid_argument(f"ONNX file {path.name} cannot be read: {error.strerror}") from None
+        raise unreadable(f"ONNX file {path.name} cannot be read: {error.strerror}", error) from None
     if size == 0:
         raise invalid_argument(f"ONNX file {path.name} is empty; copy it again")
     if size > _LARGEST_FILE:
@@ -78,7 +78,7 @@ def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
     try:
         model = onnx.load(path, format="protobuf", load_external_data=False)
     except OSError as error:
-        raise invalid_argument(f"ONNX file {path.name} cannot be read: {error.strerror}") from None
+        raise unreadable(f"ONNX file {path.name} cannot be read: {error.strerror}", error) from None
     except Exception as error:
         # protobuf raises errors of its own classes, and no module here may import protobuf.
         raise invalid_argument(

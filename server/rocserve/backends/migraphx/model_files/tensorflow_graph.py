@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, ModelGraph
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument, unreadable
 from rocserve.core.wire_format import LONGEST_VARINT, VARINT, WireError, field_spans, read_varint
 
 _LARGEST_FILE = (1 << 31) - 1
@@ -82,7 +82,7 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
             raise _wrong(path, "has more than the 2 GB that the format can have")
         data = path.read_bytes()
     except OSError as error:
-        raise _wrong(path, f"cannot be read: {error.strerror}") from None
+        raise unreadable(f"TensorFlow graph {path.name} cannot be read: {error.strerror}", error) from None
     if not data:
         raise _wrong(path, "is empty; copy it again")
     try:
