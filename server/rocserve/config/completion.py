@@ -98,6 +98,7 @@ def fill_from_model(message: ModelConfig, signature: Signature) -> None:
         if spec.name not in given:
             entry = inputs.get(spec.name) or message.input.add(optional=spec.name in signature.optional_inputs)
             _complete_tensor(entry, spec, batches)
+            entry.allow_ragged_batch |= spec.name in signature.ragged_inputs
     outputs = {tensor.name: tensor for tensor in message.output}
     for spec in signature.outputs:
         _complete_tensor(outputs.get(spec.name) or message.output.add(), spec, batches)

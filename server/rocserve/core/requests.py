@@ -315,6 +315,8 @@ class Signature:
     supports_batching: bool
     """Whether the first dimension of every input and output may have any size."""
     optional_inputs: frozenset[str] = frozenset()
+    ragged_inputs: frozenset[str] = frozenset()
+    """Inputs whose shape may differ between the requests of a batch (allow_ragged_batch)."""
     max_batch_size: int | None = None
     """The model's limit, or the size that it asks for, if the configuration sets none; None = the backend's default."""
     dynamic_batching: bool = False

@@ -303,19 +303,23 @@ def test_a_response(pb_utils: Any) -> None:
 
 @pytest.fixture
 def config(pb_utils: Any) -> Any:
-    text = {"name": "m", "max_batch_size": 4, "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [3]}]}
+    ragged = {"name": "R", "data_type": "TYPE_FP32", "dims": [-1], "allow_ragged_batch": True}
+    plain = {"name": "X", "data_type": "TYPE_FP32", "dims": [3]}
+    text = {"name": "m", "max_batch_size": 4, "input": [plain, ragged]}
     return pb_utils.ModelConfig(json.dumps(text))
 
 
 def test_completing_a_configuration(pb_utils: Any, config: Any) -> None:
     config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [3], "optional": True})
-    config.add_input({"name": "W", "data_type": "TYPE_INT8", "dims": [1]})
+    config.add_input({"name": "R", "data_type": "TYPE_FP32", "dims": [-1]})
+    config.add_input({"name": "W", "data_type": "TYPE_INT8", "dims": [1], "allow_ragged_batch": True})
     config.add_output({"name": "Y", "data_type": "TYPE_STRING", "dims": [-1]})
     config.set_max_batch_size(8)
     config.set_dynamic_batching()
     config.set_model_transaction_policy({"decoupled": True})
     fields = config.as_dict()
-    assert [tensor["name"] for tensor in fields["input"]] == ["X", "W"]
+    assert [tensor["name"] for tensor in fields["input"]] == ["X", "R", "W"]
+    assert [tensor.get("allow_ragged_batch", False) for tensor in fields["input"]] == [False, True, True]
     assert pb_utils.get_input_config_by_name(fields, "X")["optional"] is True
     assert pb_utils.get_output_config_by_name(fields, "Y")["dims"] == [-1]
     assert pb_utils.get_output_config_by_name(fields, "none") is None
@@ -332,6 +336,16 @@ def test_completing_a_configuration(pb_utils: Any, config: Any) -> None:
         ("add_input", {"name": "X", "data_type": "TYPE_FP32"}, "is missing 'dims' property"),
         ("add_input", {"data_type": "TYPE_FP32"}, "is missing 'name' property"),
         ("add_output", {"name": "Y", "data_type": "TYPE_FP32", "dims": [1], "optional": True}, "contains property"),
+        (
+            "add_input",
+            {"name": "R", "data_type": "TYPE_FP32", "dims": [-1], "allow_ragged_batch": False},
+            "the model expects allow_ragged_batch False but the model configuration specifies allow_ragged_batch True",
+        ),
+        (
+            "add_input",
+            {"name": "W", "data_type": "TYPE_FP32", "dims": [1], "reshape": {}},
+            "property other than 'name', 'data_type', 'dims', 'optional' and 'allow_ragged_batch'",
+        ),
         ("add_output", {"name": "Y", "dims": [1]}, "is missing 'data_type' property"),
         ("set_model_transaction_policy", {"coupled": True}, "contains property other than 'decoupled'"),
     ],

@@ -36,6 +36,7 @@ REGISTRY = BackendRegistry(
             model_filenames=("model.py",),
             default_max_batch_size=0,
             answers_requests=True,
+            takes_ragged_batches=True,
         )
     ]
 )
@@ -73,6 +74,20 @@ def test_what_the_model_says_of_itself_is_added(read: Read) -> None:
     assert config.dynamic_batching.preferred_batch_sizes == (16,)
     assert config.decoupled
     assert definition.message.model_transaction_policy.decoupled
+
+
+def test_a_model_says_which_inputs_are_ragged(read: Read) -> None:
+    specs = [TensorSpec(name, DataType.FP32, (-1, 4)) for name in ("x", "w")]
+    signature = replace(EMPTY, inputs=tuple(specs), max_batch_size=2, ragged_inputs=frozenset({"x", "w"}))
+    config = complete_definition(read(TENSORS), signature).config
+    assert [(tensor.name, tensor.allow_ragged_batch) for tensor in config.inputs] == [("x", True), ("w", True)]
+
+
+def test_a_model_leaves_the_configurations_ragged_inputs(read: Read) -> None:
+    signature = replace(EMPTY, inputs=(TensorSpec("x", DataType.FP32, (-1, 4)),), max_batch_size=2)
+    written = TENSORS.replace("dims: 4 }", "dims: 4 allow_ragged_batch: true }")
+    config = complete_definition(read(written), signature).config
+    assert [tensor.allow_ragged_batch for tensor in config.inputs] == [True]
 
 
 def test_a_model_that_says_nothing_leaves_all_as_it_is(read: Read) -> None:

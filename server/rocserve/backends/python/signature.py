@@ -52,14 +52,19 @@ def _signature(config: dict[str, Any], model_name: str) -> Signature:
         inputs=tuple(_spec(tensor, "input", batching, model_name) for tensor in config["input"]),
         outputs=tuple(_spec(tensor, "output", batching, model_name) for tensor in config["output"]),
         supports_batching=batching,
-        optional_inputs=frozenset(
-            tensor["name"]
-            for tensor in config["input"]
-            if _flag(tensor, "optional", f"input '{tensor['name']}' of model '{model_name}'")
-        ),
+        optional_inputs=_inputs_with("optional", config, model_name),
+        ragged_inputs=_inputs_with("allow_ragged_batch", config, model_name),
         max_batch_size=max_batch_size,
         dynamic_batching="dynamic_batching" in config,
         decoupled=_flag(config.get("model_transaction_policy", {}), "decoupled", f"model '{model_name}'"),
+    )
+
+
+def _inputs_with(flag: str, config: dict[str, Any], model_name: str) -> frozenset[str]:
+    return frozenset(
+        tensor["name"]
+        for tensor in config["input"]
+        if _flag(tensor, flag, f"input '{tensor['name']}' of model '{model_name}'")
     )
 
 

@@ -59,12 +59,13 @@ class ModelConfig:
             policy["decoupled"] = decoupled
 
     def add_input(self, input: dict[str, Any]) -> None:  # noqa: A002
-        """Add an input with `name`, `data_type`, `dims` and perhaps `optional`, or complete the input of that name.
-        Raises ValueError if the input has another property, lacks one, or contradicts the configuration."""
-        self._add("input", input, ("name", "data_type", "dims", "optional"))
+        """Add an input with `name`, `data_type`, `dims` and perhaps `optional` and `allow_ragged_batch`, or complete
+        the input of that name. Raises ValueError if the input has another property, lacks one, or contradicts the
+        configuration."""
+        self._add("input", input, ("name", "data_type", "dims", "optional", "allow_ragged_batch"))
 
     def add_output(self, output: dict[str, Any]) -> None:
-        """Add an output, as `add_input`, but without `optional`."""
+        """Add an output, as `add_input`, but with `name`, `data_type` and `dims` only."""
         self._add("output", output, ("name", "data_type", "dims"))
 
     def _add(self, what: str, tensor: dict[str, Any], allowed: tuple[str, ...]) -> None:
@@ -97,6 +98,11 @@ class ModelConfig:
         if "optional" in tensor and optional != tensor["optional"]:
             raise ValueError(
                 f"{prefix} optional {tensor['optional']} but the model configuration specifies optional {optional}"
+            )
+        # False in a configuration is also the value of an input that does not say it.
+        if current.get("allow_ragged_batch") and tensor.get("allow_ragged_batch") is False:
+            raise ValueError(
+                f"{prefix} allow_ragged_batch False but the model configuration specifies allow_ragged_batch True"
             )
         current.update(tensor)
 
