@@ -48,9 +48,10 @@ def test_onnx_runtime_takes_over_where_the_cpu_is_allowed(server: RocserveProces
         x = np.ones((1, MLP_WIDTH), np.float32)
         assert abs(client.infer("anywhere", {"x": x})["scores"].sum() - 1) < 1e-5
     counted = metrics.scrape(metrics.port_of(server))
-    labels = 'model="anywhere",version="1",engine='
-    assert counted[f'rocserve_engine_fallback_total{{{labels}"migraphx",replaced_by="onnxruntime"}}'] == "1"
-    assert counted[f'rocserve_model_engine_info{{{labels}"onnxruntime",replaces="migraphx"}}'] == "1"
+    labels = 'engine="migraphx",model="anywhere",replaced_by="onnxruntime",version="1"'
+    assert counted[f"rocserve_engine_fallback_total{{{labels}}}"] == "1"
+    labels = 'engine="onnxruntime",model="anywhere",replaces="migraphx",version="1"'
+    assert counted[f"rocserve_model_engine_info{{{labels}}}"] == "1"
     warnings = [line for line in server.log_text.splitlines() if line.startswith("W") and "takes its place" in line]
     assert len(warnings) == 1 and reason in warnings[0]
 

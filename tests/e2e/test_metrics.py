@@ -47,13 +47,13 @@ def test_requests_are_counted(serve, repository: Path) -> None:
     assert samples[f"nv_inference_exec_count{labels}"] == "3"
     # A request that does not fit the model never reached it.
     for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
-        assert samples[f'nv_inference_request_failure{{model="m",version="1",reason="{reason}"}}'] == "0"
+        assert samples[f'nv_inference_request_failure{{model="m",reason="{reason}",version="1"}}'] == "0"
     assert samples[f"nv_inference_pending_request_count{labels}"] == "0"
     assert int(samples[f"nv_inference_request_duration_us{labels}"]) > 0
     assert float(samples[f"nv_model_load_duration_secs{labels}"]) > 0
     assert 0 <= float(samples["nv_cpu_utilization"]) <= 1
     assert int(samples["nv_cpu_memory_total_bytes"]) > int(samples["nv_cpu_memory_used_bytes"]) > 0
-    assert samples['rocserve_model_engine_info{model="m",version="1",engine="onnxruntime",replaces=""}'] == "1"
+    assert samples['rocserve_model_engine_info{engine="onnxruntime",model="m",replaces="",version="1"}'] == "1"
 
 
 def test_what_is_told_before_the_first_request(serve, repository: Path) -> None:
@@ -64,7 +64,7 @@ def test_what_is_told_before_the_first_request(serve, repository: Path) -> None:
     samples = scrape(port_of(server))
     for model in ("m", "e"):
         for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
-            assert samples[f'nv_inference_request_failure{{model="{model}",version="1",reason="{reason}"}}'] == "0"
+            assert samples[f'nv_inference_request_failure{{model="{model}",reason="{reason}",version="1"}}'] == "0"
     # The model asks for a cache that the server does not have.
     assert not [name for name in samples if name.startswith("nv_cache")]
 
@@ -89,7 +89,7 @@ def test_summaries_histograms_and_tags(serve, repository: Path) -> None:
     client, port = server.client(), port_of(server)
     for rows in (1, 2, 3):
         ask(client, [rows, 2])
-    labels = 'model="m",version="1",_team="blue"'
+    labels = '_team="blue",model="m",version="1"'
     wait_until(lambda: scrape(port)[f"nv_inference_request_success{{{labels}}}"] == "3", "the count")
     samples = scrape(port)
     assert not any(name.startswith("nv_inference_request_duration_us") for name in samples)

@@ -170,8 +170,8 @@ class LatencyDistributions:
             self._histograms = {
                 name: Histogram(sorted(set(config.histogram_buckets.get(name, buckets))))
                 for name, buckets in DEFAULT_BUCKETS.items()
-                if name != FIRST_RESPONSE_HISTOGRAM or config.decoupled
             }
+        self._is_decoupled = config.decoupled
         # These attributes save a look-up per request.
         self._request_summary = self._summaries.get(REQUEST_SUMMARY)
         self._queue_summary = self._summaries.get(QUEUE_SUMMARY)
@@ -202,8 +202,15 @@ class LatencyDistributions:
         summaries = {name: summary.read(self._quantiles, now_ns) for name, summary in self._summaries.items()}
         return {**summaries, **{name: histogram.read() for name, histogram in self._histograms.items()}}
 
+    def note_response(self, nanoseconds: int) -> None:
+        """Record the only response to a request, or its error. A decoupled model's first responses are recorded as they
+        come."""
+        if not self._is_decoupled:
+            self.observe(FIRST_RESPONSE_HISTOGRAM, nanoseconds / 1e6)
+
     def note_request(self, nanoseconds: int, waited_ns: int, ended_ns: int) -> None:
         """Record an answered request: its duration, its wait in the queue, its end."""
+        self.note_response(nanoseconds)
         if self._request_summary is not None:
             self._request_summary.observe(nanoseconds // 1000, ended_ns)
         if self._queue_summary is not None:

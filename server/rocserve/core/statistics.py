@@ -246,6 +246,7 @@ class ModelStatistics:
             if self._latencies is not None:
                 self._latencies.summarise(REQUEST_SUMMARY, ended_ns - started_ns, ended_ns)
                 self._latencies.observe(REQUEST_HISTOGRAM, (ended_ns - started_ns) / 1e6)
+                self._latencies.note_response(ended_ns - started_ns)
                 self._latencies.observe(BATCH_SIZE_HISTOGRAM, batch_size)
             self._watch(ended_ns - started_ns, ended_ns)
 
@@ -285,7 +286,7 @@ class ModelStatistics:
             place.empty_response.add(made_ns - started_ns)
 
     def record_first_response(self, ns: int) -> None:
-        """Record how long a request to a decoupled model waited for its first response."""
+        """Record how long a request to a decoupled model, or a decoupled ensemble, waited for its first response."""
         if self._latencies is not None:
             with self._lock:
                 self._latencies.observe(FIRST_RESPONSE_HISTOGRAM, ns / 1e6)
@@ -293,7 +294,7 @@ class ModelStatistics:
     def record_failure(self, started_ns: int, ended_ns: int, by_backend: bool = False) -> None:
         """Count a failed request. `by_backend`: the model, its engine or its worker failed, not the request."""
         with self._lock:
-            self._numbers.fail.add(ended_ns - started_ns)
+            self._count_failure(started_ns, ended_ns)
             self._numbers.backend_failures += by_backend
 
     def record_refusal(self, error: ServeError, started_ns: int, ended_ns: int) -> None:
@@ -301,10 +302,16 @@ class ModelStatistics:
         error)."""
         is_cancelled = error.code is StatusCode.CANCELLED
         with self._lock:
-            self._numbers.fail.add(ended_ns - started_ns)
+            self._count_failure(started_ns, ended_ns)
             (self._numbers.cancel if is_cancelled else self._numbers.reject).add(ended_ns - started_ns)
         if not is_cancelled:
             self.note_failure(error.text)
+
+    def _count_failure(self, started_ns: int, ended_ns: int) -> None:
+        """Called under the lock."""
+        self._numbers.fail.add(ended_ns - started_ns)
+        if self._latencies is not None:
+            self._latencies.note_response(ended_ns - started_ns)
 
     def note_failure(self, text: str) -> None:
         """Keep an error that a client got, without counting it."""

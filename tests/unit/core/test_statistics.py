@@ -209,7 +209,17 @@ def test_a_batch_in_summaries_and_histograms() -> None:
     assert found[REQUEST_HISTOGRAM].total == pytest.approx(18.0)
     assert found[QUEUE_HISTOGRAM].count == 2
     assert (found[BATCH_SIZE_HISTOGRAM].count, found[BATCH_SIZE_HISTOGRAM].total) == (1, 6)
-    assert FIRST_RESPONSE_HISTOGRAM not in found
+    # As in Triton since 26.01, also for a model that is not decoupled, whose only response is the first.
+    assert (found[FIRST_RESPONSE_HISTOGRAM].count, found[FIRST_RESPONSE_HISTOGRAM].total) == (2, pytest.approx(18.0))
+
+
+def test_an_error_is_a_first_response() -> None:
+    statistics, now = counted(CONFIG)
+    statistics.record_failure(now, now + 600 * MS, by_backend=True)
+    statistics.record_refusal(unavailable("full"), now, now + 50 * MS)
+    statistics.record_cache_hit(now, now + MS)
+    statistics.record_ensemble(now, now, now + 3000 * MS, 2, PhaseTotals())
+    assert readings(statistics)[FIRST_RESPONSE_HISTOGRAM].cumulative == (2, 2, 3, 4)
 
 
 def test_with_the_cache_there_is_no_summary_of_requests_as_in_triton() -> None:
@@ -228,6 +238,7 @@ def test_an_ensemble_and_the_first_response_of_a_decoupled_model() -> None:
     statistics, now = counted(replace(CONFIG, decoupled=True))
     statistics.record_ensemble(now, now, now + 3 * MS, 2, PhaseTotals())
     statistics.record_first_response(700 * MS)
+    statistics.record_failure(now, now + 600 * MS)
     found = readings(statistics)
     assert found[REQUEST_SUMMARY].total == 3_000
     assert found[FIRST_RESPONSE_HISTOGRAM].cumulative == (0, 0, 1, 1)

@@ -100,7 +100,7 @@ def test_what_is_counted() -> None:
     version.statistics.record_refusal(cancelled(), 0, 1)
     labels = '{model="m",version="3"}'
     failures = {
-        f'nv_inference_request_failure{{model="m",version="3",reason="{reason}"}}': count
+        f'nv_inference_request_failure{{model="m",reason="{reason}",version="3"}}': count
         for reason, count in (("REJECTED", "1"), ("CANCELED", "1"), ("BACKEND", "2"), ("OTHER", "1"))
     }
     assert samples_of(version) == {
@@ -135,7 +135,7 @@ def test_models_of_one_name_are_told_apart_by_their_namespaces() -> None:
     holder.table = ServingTable({}, tuple(served))
     text = exposition(server_families(holder, {}, LatencyOptions()))
     counts = [line for line in text.splitlines() if line.startswith("nv_inference_count")]
-    assert counts == [f'nv_inference_count{{model="m",version="1",namespace="{name}"}} 0' for name in ("/a", "/b")]
+    assert counts == [f'nv_inference_count{{model="m",namespace="{name}",version="1"}} 0' for name in ("/a", "/b")]
 
 
 def test_tags_and_the_cache() -> None:
@@ -143,7 +143,7 @@ def test_tags_and_the_cache() -> None:
     version.statistics.record_cache_hit(1000, 6000)
     version.statistics.record_cache_miss(7000)
     samples = samples_of(version)
-    labels = '{model="m",version="1",_team="blue"}'
+    labels = '{_team="blue",model="m",version="1"}'
     assert samples[f"nv_inference_request_success{labels}"] == "1"
     assert samples[f"nv_cache_num_hits_per_model{labels}"] == "1"
     assert samples[f"nv_cache_hit_duration_per_model{labels}"] == "5"
@@ -154,7 +154,7 @@ def test_tags_and_the_cache() -> None:
 def test_a_tag_that_is_no_labels_name_is_made_one() -> None:
     config = ModelConfig(name="m", metric_tags={"cost centre-7 \N{SNOWMAN}": 'a "b"'})
     samples = samples_of(ToldVersion("m", 1, config=config))
-    assert samples['nv_inference_count{model="m",version="1",_cost_centre_7__="a \\"b\\""}'] == "0"
+    assert samples['nv_inference_count{_cost_centre_7__="a \\"b\\"",model="m",version="1"}'] == "0"
 
 
 def test_without_a_cache_nothing_is_said_of_one() -> None:
@@ -196,9 +196,9 @@ def test_engines_and_those_that_took_their_place() -> None:
     assert {
         name: value for name, value in samples.items() if name.startswith(("rocserve_model", "rocserve_engine"))
     } == {
-        'rocserve_model_engine_info{model="m",version="1",engine="onnxruntime",replaces="migraphx"}': "1",
-        'rocserve_model_engine_info{model="n",version="1",engine="rocal",replaces=""}': "1",
-        'rocserve_engine_fallback_total{model="m",version="1",engine="migraphx",replaced_by="onnxruntime"}': "2",
+        'rocserve_model_engine_info{engine="onnxruntime",model="m",replaces="migraphx",version="1"}': "1",
+        'rocserve_model_engine_info{engine="rocal",model="n",replaces="",version="1"}': "1",
+        'rocserve_engine_fallback_total{engine="migraphx",model="m",replaced_by="onnxruntime",version="1"}': "2",
     }
 
 

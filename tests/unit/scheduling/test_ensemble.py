@@ -18,6 +18,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY, DeviceReference, pack_references, references_of
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, HistogramReading, LatencyOptions
 from rocserve.core.model_config import EnsembleStep, InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer as Answered
@@ -472,6 +473,22 @@ def test_a_step_that_is_answered_leaves_nothing_to_tell_of_its_clients_end():
     assert [watcher() is None for watcher in watchers] == [True, False]
     answer.leave()
     assert left == [watchers[1]()]
+
+
+def test_the_first_response_of_a_decoupled_ensemble_is_timed() -> None:
+    member = Member("a", plus(1), held=True)
+    version = ensemble(member, steps=[step("a", "X", "Y")], decoupled=True)
+    version.statistics = ModelStatistics(LatencyOptions(histograms=True).distributions(version.config))
+    version.infer(InferRequest(HEAD, "", [bytes(8)]), Many())
+    responder = member._waiting.pop()[2]
+    responder.expect_many()
+    counts = []
+    for final in (False, False, True):
+        responder.send(InferResponse.of("a", "1", "", [Tensor("OUT", FP32, (1, 2), bytes(8))]), final=final)
+        reading = version.statistics.totals().latencies[FIRST_RESPONSE_HISTOGRAM]
+        assert isinstance(reading, HistogramReading)
+        counts.append(reading.count)
+    assert counts == [1, 1, 1]
 
 
 class Texts:

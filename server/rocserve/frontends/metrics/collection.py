@@ -161,7 +161,7 @@ def _failures(reading: VersionReading) -> Iterable[Sample]:
 
 
 def _by(label: str, values: Mapping[str, float], others: Mapping[str, str] = MappingProxyType({})) -> list[Sample]:
-    """Return a sample for each text of a label. `others`: the labels before it."""
+    """Return a sample for each text of a label. `others`: further labels."""
     return [Sample({**others, label: text}, value) for text, value in values.items()]
 
 

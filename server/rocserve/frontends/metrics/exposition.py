@@ -21,8 +21,10 @@ def _lines(family: MetricFamily) -> Iterable[str]:
     yield f"# HELP {family.name} {_escaped(family.help)}\n"
     yield f"# TYPE {family.name} {family.kind}\n"
     for sample in family.samples:
+        # As Triton's library writes them: in alphabetical order, with `le` and `quantile` behind the others.
+        ordered = sorted(sample.labels.items())
         for suffix, more, value in _numbers(sample):
-            labels = ",".join(f'{name}="{_quoted(text)}"' for name, text in {**sample.labels, **more}.items())
+            labels = ",".join(f'{name}="{_quoted(text)}"' for name, text in (*ordered, *more.items()))
             # Metrics of the whole server have no labels.
             shown = f"{{{labels}}}" if labels else ""
             yield f"{family.name}{suffix}{shown} {_number(value)}\n"

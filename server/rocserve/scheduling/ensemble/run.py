@@ -383,6 +383,7 @@ class EnsembleRun:
                 self._send_end()
                 break
             response, counted_bytes = self._answers.pop(self._answer_count)
+            self._note_response()
             self._answer_count += 1
             is_last = self.ended and not self._answers
             if is_last:
@@ -406,8 +407,14 @@ class EnsembleRun:
             )
         self._end(failed=error is not None)
         if error is not None:
+            self._note_response()
             self.ensemble.statistics.note_failure(error.text)
         self._responder.send(error)
+
+    def _note_response(self) -> None:
+        """Record the first response of a decoupled ensemble; `_end` records the only one of the others."""
+        if self._config.decoupled and not self._answer_count:
+            self.ensemble.statistics.record_first_response(time.monotonic_ns() - self._started_ns)
 
     def _end(self, failed: bool) -> None:
         """End the run before the last answer is sent, because its client may then ask for the statistics."""
