@@ -1,4 +1,4 @@
-"""Reports what a machine has: its AMD GPUs, free memory of machine and GPUs, and its ROCm version.
+"""Reports what a machine has: its AMD GPUs, free memory of machine and GPUs, quotas of its CPUs, its ROCm version.
 
 No GPU library is loaded for it:
 
@@ -12,6 +12,8 @@ No GPU library is loaded for it:
   version 1 memory.limit_in_bytes, memory.usage_in_bytes, and total_inactive_file and total_active_file. For GPUs:
   mem_info_vram_total, mem_info_vram_used, mem_info_gtt_total and mem_info_gtt_used of the card's device, in bytes
   (kernel.org, "AMDGPU driver, misc").
+- CPUs that control groups allow, in microseconds of a period: in version 2 cpu.max, in version 1 cpu.cfs_quota_us and
+  cpu.cfs_period_us (kernel.org, "CFS Bandwidth Control").
 """
 
 from __future__ import annotations
@@ -123,6 +125,11 @@ class Host:
         """Return the least memory limit of the machine and the control groups around this process; None = not known."""
         return min((memory.total_bytes for memory in self._memories()), default=None)
 
+    def cpu_quota(self) -> float | None:
+        """Return the least CPU time per time that the control groups around this process allow; None = no limit."""
+        quotas = [quota for folder in self._groups("cpu") if (quota := _cpu_quota(folder)) is not None]
+        return min(quotas, default=None)
+
     def free_gpu_memory(self, gpu: Gpu) -> FreeMemory | None:
         """Return the free memory of one GPU; None = not known. If ROCm may allocate more than the GPU's own memory, the
         driver allocates in the host's memory, and the result is the part of that memory that is free for the GPU."""
@@ -167,6 +174,13 @@ class Host:
         total, free = fields.get("MemTotal:"), fields.get("MemAvailable:")
         if total is not None and free is not None:
             yield FreeMemory("this machine", total * 1024, free * 1024)
+        for folder in self._groups("memory"):
+            # A group has the files of its version.
+            yield from _limit(folder, "memory.max", "memory.current", "")
+            yield from _limit(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+    def _groups(self, controller: str) -> Iterator[Path]:
+        """Yield the folders of the control groups around this process, of both versions, whose limits apply."""
         try:
             lines = (self.processes / "self/cgroup").read_text().splitlines()
         except OSError:
@@ -176,11 +190,14 @@ class Host:
             hierarchy, _, rest = line.partition(":")
             controllers, _, group = rest.partition(":")
             if hierarchy == "0" and not controllers:
-                for folder in (*_with_parents(mounted, group), *_with_parents(mounted / "unified", group)):
-                    yield from _limit(folder, "memory.max", "memory.current", "")
-            elif "memory" in controllers.split(","):
-                for folder in _with_parents(mounted / "memory", group):
-                    yield from _limit(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+                names = ["", "unified"]
+            elif controller in controllers.split(","):
+                # A hierarchy of several controllers has one folder, and usually links with the single names.
+                names = list(dict.fromkeys((controller, controllers)))
+            else:
+                continue
+            for name in names:
+                yield from _with_parents(mounted / name, group)
 
 
 def architecture_name(gfx_target_version: int) -> str:
@@ -213,6 +230,17 @@ def _limit(folder: Path, limit_file: str, usage_file: str, prefix: str) -> Itera
     # The kernel frees the group's page cache when the memory is needed.
     cached = sum(statistics.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
     yield FreeMemory("the memory limit of this container or service", limit, max(limit - max(used - cached, 0), 0))
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """Return how many CPUs a group may use on average; None = no limit, which is "max" or -1."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        quota, period = (str(_number(folder / name)) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    if not (quota.isdecimal() and period.isdecimal() and int(period)):
+        return None
+    return int(quota) / int(period)
 
 
 def _number(file: Path) -> int | None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 
+from rocserve.backends.host import Host
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
-
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Quota and period in microseconds (Linux control groups, version 2)."""
-
 
 MOST_THREADS = 1024
 """Bound for one model: more than the CPUs of any machine."""
@@ -57,12 +53,9 @@ def unfit(config: ModelConfig, name: str, expected: str) -> ServeError:
     return invalid_argument(f"parameter '{name}' of model '{config.name}' must be {expected}, not \"{text}\"")
 
 
-def usable_cpus() -> int:
-    """Return how many CPUs this process may use: by its affinity or, if that is less, by its container's quota."""
+def usable_cpus(host: Host | None = None) -> int:
+    """Return how many CPUs this process may use: by its affinity or, if that is less, by the quota of its container or
+    service. A part of a CPU counts as a whole one."""
     cpus = len(os.sched_getaffinity(0))
-    try:
-        quota, period = _CGROUP_QUOTA.read_text().split()
-        return max(1, min(cpus, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):
-        # The file does not exist, or contains "max", which means no quota.
-        return cpus
+    quota = (host or Host()).cpu_quota()
+    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from support.gpu_tree import GpuTree
 
 from rocserve.backends.host import FreeMemory, Gpu, Host, architecture_name
+from rocserve.backends.parameters import usable_cpus
 
 GIB = 1 << 30
 
@@ -67,6 +69,52 @@ def test_of_the_groups_around_the_least_limit_counts_and_what_is_free_in_the_nar
     found = host.free_memory()
     assert found is not None and (found.total_bytes, found.free_bytes) == (20 * GIB, GIB)
     assert host.memory_limit() == 16 * GIB
+
+
+def cpu_group(host: Host, name: str, **files: str) -> None:
+    folder = host.system / "fs/cgroup" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        (folder / f"cpu.{file}").write_text(f"{content}\n")
+
+
+MANY = {0, 1, 2, 3, 4, 5, 6, 7}
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus"),
+    [("max 100000", 8), ("100000 100000", 1), ("150000 100000", 2), ("10000 100000", 1), ("900000 100000", 8), ("", 8)],
+)
+def test_a_quota_of_cpus(host: Host, monkeypatch: pytest.MonkeyPatch, quota: str, cpus: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: MANY)
+    cpu_group(host, "", max=quota)
+    assert usable_cpus(host) == cpus
+
+
+def test_the_least_quota_of_the_groups_around_counts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: MANY)
+    (host.processes / "self/cgroup").write_text("0::/system.slice/rocserve.service/server\n")
+    cpu_group(host, "system.slice/rocserve.service/server", max="max 100000")
+    cpu_group(host, "system.slice/rocserve.service", max="300000 100000")
+    cpu_group(host, "system.slice", max="50000 10000")
+    assert usable_cpus(host) == 3
+    cpu_group(host, "system.slice", max="20000 10000")
+    assert usable_cpus(host) == 2
+    # A group beside is not around this process.
+    cpu_group(host, "system.slice/other.service", max="10000 10000")
+    assert usable_cpus(host) == 2
+
+
+@pytest.mark.parametrize("folder", ["cpu", "cpu,cpuacct"])
+@pytest.mark.parametrize("own", ["", "/docker/abc"], ids=["container", "host"])
+def test_a_quota_of_version_1(host: Host, monkeypatch: pytest.MonkeyPatch, folder: str, own: str) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: MANY)
+    (host.processes / "self/cgroup").write_text("5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/\n")
+    cpu_group(host, "unified")
+    cpu_group(host, folder, cfs_quota_us="-1", cfs_period_us="100000")
+    assert usable_cpus(host) == 8
+    cpu_group(host, folder + own, cfs_quota_us="250000", cfs_period_us="100000")
+    assert usable_cpus(host) == 3
 
 
 def test_version_1_of_control_groups(host: Host) -> None:
