@@ -327,10 +327,19 @@ def _answer_without_hints(value: Any) -> Any:
     return [_answer_without_hints(entry) for entry in value] if isinstance(value, list) else value
 
 
+def _called_json(outcome: Outcome | None) -> Outcome | None:
+    """Triton's outcome with the content type that rocserve gives to errors over HTTP. Triton calls some text/plain."""
+    if outcome is None or not outcome.status.isdecimal() or int(outcome.status) < 400 or not outcome.answer["body"]:
+        return outcome
+    headers = {**outcome.answer["headers"], "content-type": "application/json"}
+    return replace(outcome, answer={**outcome.answer, "headers": headers})
+
+
 def _explained(
     name: str, index: int, triton: Outcome | None, rocserve: Outcome, known: Sequence[Difference]
 ) -> list[Difference]:
     """The known differences that explain a step's outcomes; none if they are equal."""
+    triton = _called_json(triton)
     if triton in (rocserve, _without_hints(rocserve)):
         return []
     fitting = [entry for entry in known if entry.explains(triton, rocserve)]

@@ -39,7 +39,7 @@ def request_encoding(header: str) -> str:
     """Return the encoding of a request's body. Raises HttpError (501) if it is not supported."""
     if header == IDENTITY or header in _COMPRESSED:
         return header
-    raise HttpError(501, "Unsupported compression type", headers={"Accept-Encoding": "gzip, deflate"})
+    raise HttpError(501, "Unsupported compression type", {"Accept-Encoding": "gzip, deflate"})
 
 
 StatedLength = tuple[str, int]

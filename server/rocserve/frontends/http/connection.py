@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import httptools
 
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.request import ANSWERED, LARGEST_HEAD_LINE, Head, Request, Response
+from rocserve.frontends.http.request import ANSWERED, LARGEST_HEAD_LINE, Head, HttpError, Request, error_response
 
 if TYPE_CHECKING:
     from rocserve.frontends.http.listener import HttpListener
@@ -320,7 +320,7 @@ class Connection(asyncio.Protocol):
         if self.fault is not None and self.current is None and not self._waiting:
             refused = self.current = Request(self, Head(), is_complete=True)
             text, self.fault = self.fault, None
-            refused.respond(Response(400, f"400 Bad Request: {text}\n".encode(), "text/plain; charset=utf-8"))
+            refused.respond(error_response(HttpError(400, f"400 Bad Request: {text}")))
 
     def end_request(self, request: Request) -> None:
         request.answer = ANSWERED

@@ -41,7 +41,7 @@ from rocserve.frontends.http.infer_bodies import (
     parse_infer_text,
     refused_request_id,
 )
-from rocserve.frontends.http.request import JSON, LARGEST_BODY, PLAIN, Request, Response, error_response
+from rocserve.frontends.http.request import JSON, LARGEST_BODY, Request, Response, error_response
 from rocserve.plane.guest_loop import worked_off
 from rocserve.plane.loop import TimerHandle
 from rocserve.scheduling.batch import send_copied
@@ -198,7 +198,7 @@ class InferHead:
 
     def _refuse_unread(self, request: Request, error: ServeError) -> None:
         self.parts.inference.refuse(error, str)
-        request.respond(error_response(error, PLAIN))
+        request.respond(error_response(error))
 
     def _begin(self, request: Request, config: ModelConfig) -> None:
         if config.decoupled:
@@ -225,8 +225,6 @@ class InferCall(HttpResponder):
 
     takes_one = True
 
-    _refusal_type = PLAIN
-    """The content type of the answer if the request is refused."""
     _body: Buffer = b""
     _json_bytes = 0
     """Bytes of JSON at the beginning of `_body`."""
@@ -264,7 +262,6 @@ class InferCall(HttpResponder):
                 body = await bodies.read_compressed(self.request, self)
             length = bodies.json_length(head.json_length, len(body))
             if length > LARGE_JSON and head.boundary is None:
-                self._refusal_type = JSON
                 parse = partial(parse_infer_text, head.model, len(body) - length)
                 text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
                 self._form = text.form
@@ -282,12 +279,11 @@ class InferCall(HttpResponder):
         if not isinstance(error, ServeError):
             raise error
         self._parts.inference.refuse(error, partial(refused_request_id, memoryview(self._body)[: self._json_bytes]))
-        self.request.respond(error_response(error, self._refusal_type))
+        self.request.respond(error_response(error))
 
     def _read(self, body: Buffer, length: int) -> Steps[InferRequest]:
         """Make the request. `length`: the bytes of JSON in the body. Raises ServeError."""
         head, reader = self._head, self._parts.reader
-        self._refusal_type = JSON
         if head.boundary is not None:
             return (yield from reader.read_form(body, head.boundary, self._config, head.version))
         if not length:
@@ -348,7 +344,7 @@ class InferCall(HttpResponder):
         try:
             if isinstance(outcome, ServeError):
                 error = parts.inference.paths.without(outcome)
-                response = error_response(error, JSON if self.is_refused else PLAIN)
+                response = error_response(error)
             else:
                 layout = parts.layouts.of(outcome, self._form)
                 is_plain = self._head.answer_encoding == IDENTITY and not layout.is_slow
@@ -360,7 +356,7 @@ class InferCall(HttpResponder):
                 response = Response(200, b"".join([*body.json, *body.tensors]), *_content(body))
             request.respond(response)
         except ServeError as error:
-            request.respond(error_response(error, PLAIN))
+            request.respond(error_response(error))
         except Exception as error:
             request.fail(error)
 
@@ -379,7 +375,7 @@ class InferCall(HttpResponder):
             await self.request.respond_in_parts(pieces, content_type, headers)
             return None
         except ServeError as error:
-            return error_response(error, PLAIN)
+            return error_response(error)
         finally:
             memory.answers.release(self)
 

@@ -67,7 +67,6 @@ class Response:
 
 JSON = "application/json"
 PLAIN = "text/plain"
-"""The content type that Triton gives to some of its JSON errors."""
 
 _STATUSES: Mapping[StatusCode, int] = {
     StatusCode.INTERNAL: 500,
@@ -93,28 +92,24 @@ def status_of(error: ServeError) -> int:
 class HttpError(Exception):
     """An error that only HTTP has. With an empty text, its response has no body."""
 
-    def __init__(
-        self, status: int, text: str, content_type: str = PLAIN, headers: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
-        self.content_type = content_type
         self.headers = headers
 
 
-def error_response(error: ServeError | HttpError, content_type: str = JSON) -> Response:
-    """Return the response for an error. `content_type` is for ServeErrors; an HttpError has its own content type."""
+def error_response(error: ServeError | HttpError) -> Response:
+    """Return the response for an error. It is JSON and says so, because clients, KServe's among them, show no text of
+    another content type. Triton calls some of its errors text/plain."""
     if isinstance(error, HttpError):
-        return Response(
-            error.status, json_bytes({"error": error.text}) if error.text else b"", error.content_type, error.headers
-        )
+        return Response(error.status, json_bytes({"error": error.text}) if error.text else b"", JSON, error.headers)
     headers = {"Retry-After": str(math.ceil(error.retry_seconds))} if error.retry_seconds else {}
-    return Response(status_of(error), json_bytes({"error": error.text}), content_type, headers)
+    return Response(status_of(error), json_bytes({"error": error.text}), JSON, headers)
 
 
-def not_allowed(verbs: Iterable[str], content_type: str = PLAIN) -> HttpError:
-    return HttpError(405, "Method Not Allowed", content_type, {"Allow": ", ".join(sorted(verbs))})
+def not_allowed(verbs: Iterable[str]) -> HttpError:
+    return HttpError(405, "Method Not Allowed", {"Allow": ", ".join(sorted(verbs))})
 
 
 @dataclass(slots=True, eq=False)

@@ -225,7 +225,7 @@ class Route:
     read: Callable[[Any, Buffer], None] | None = None
     """Completes the method's request with a POST's body; None = the URL has everything. Raises ServeError."""
     content_type: str = JSON
-    """The content type of answers and of errors."""
+    """The content type of answers."""
 
     def request(self, fields: Mapping[str, str], body: Buffer | None) -> Any:
         """Return the method's request. `body`: the body of a POST; None = another verb. Raises ServeError."""
@@ -242,7 +242,7 @@ _WORKER = "/v2/workers/{name}"
 _SYSTEM_REGION = "/v2/systemsharedmemory[/region/{name}]"
 _CUDA_REGION = "/v2/cudasharedmemory[/region/{name}]"
 
-INFER = Route(f"{_MODEL}/infer", "ModelInfer", POST, content_type=PLAIN)
+INFER = Route(f"{_MODEL}/infer", "ModelInfer", POST)
 GENERATE = Route(f"{_MODEL}/generate", "ModelInfer", POST)
 GENERATE_STREAM = Route(f"{_MODEL}/generate_stream", "ModelInfer", POST)
 ROUTES = (
@@ -250,11 +250,11 @@ ROUTES = (
     GENERATE,
     GENERATE_STREAM,
     Route("/v2", "ServerMetadata"),
-    Route("/v2/health/live", "ServerLive", GET_OR_HEAD, health_response, content_type=PLAIN),
-    Route("/v2/health/ready", "ServerReady", GET_OR_HEAD, health_response, content_type=PLAIN),
+    Route("/v2/health/live", "ServerLive", GET_OR_HEAD, health_response),
+    Route("/v2/health/ready", "ServerReady", GET_OR_HEAD, health_response),
     Route("/v2/models/stats", "ModelStatistics"),
     Route(_MODEL, "ModelMetadata", to_json=metadata_json),
-    Route(f"{_MODEL}/ready", "ModelReady", GET_OR_HEAD, health_response, content_type=PLAIN),
+    Route(f"{_MODEL}/ready", "ModelReady", GET_OR_HEAD, health_response),
     Route(f"{_MODEL}/config", "ModelConfig", to_json=lambda response: plain_values(response.config)),
     Route(f"{_MODEL}/stats", "ModelStatistics"),
     Route(

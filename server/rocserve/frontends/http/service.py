@@ -18,7 +18,6 @@ from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.listener import ConnectionLimits, HttpListener, most_descriptors
 from rocserve.frontends.http.request import (
     JSON,
-    PLAIN,
     Head,
     HttpError,
     Request,
@@ -121,7 +120,7 @@ class HttpService:
 
     def _answer_of(self, head: Head, route: Route, fields: Mapping[str, str]) -> Callable[[Request], None]:
         if head.method not in route.verbs:
-            raise not_allowed(route.verbs, route.content_type)
+            raise not_allowed(route.verbs)
         if route is INFER:
             return InferHead(self._parts, head.headers, fields["name"], fields["version"]).answer
         if route is GENERATE or route is GENERATE_STREAM:
@@ -155,7 +154,7 @@ class HttpService:
                 return health
             answer = None if route.to_json is None else route.to_json(response)
         except ServeError as error:
-            return error_response(error, route.content_type)
+            return error_response(error)
         finally:
             self._parts.memory.requests.release(holding)
         text = b"" if answer is None else answer if isinstance(answer, bytes) else json_bytes(answer)
@@ -166,7 +165,7 @@ def _check_admitted(head: Head, wanted: Iterable[Restriction]) -> None:
     """Raise HttpError if the head lacks one of the secrets."""
     for restriction in wanted:
         if not restriction.admits(head.headers.get(restriction.header.lower())):
-            raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'", PLAIN)
+            raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'")
 
 
 _FILES = "page_files"

@@ -350,7 +350,7 @@ ENDED = re.compile(rb"(HTTP/1.1 100 Continue\r\n\r\n)?HTTP/1.1 200 OK\r\n")
         (b"GET /late HTTP/1.1\r\n\r\n" + KNOWN * 40, [b"late"] + [b"nothing here"] * 40),
         (b"GET /late HTTP/1.1\r\n\r\n" + POST + b"Content-Length: 5\r\n\r\nhell", [b"late"]),
         (b"GET /late HTTP/1.1\r\n\r\nGET /late HT", [b"late"]),
-        (b"GET /late HTTP/1.1\r\n\r\nno HTTP\r\n\r\n", [b"late", b"400 Bad Request: "]),
+        (b"GET /late HTTP/1.1\r\n\r\nno HTTP\r\n\r\n", [b"late", b'{"error":"400 Bad Request: ']),
     ],
     ids=["one", "many", "many at once", "half a body behind", "half a head behind", "a fault behind"],
 )
