@@ -42,6 +42,7 @@ from rocserve.workers import messages
 from rocserve.workers.isolation import hide_memory
 from rocserve.workers.load_fault import load_failed
 from rocserve.workers.model_service import ModelService, RequestService, TensorService
+from rocserve.workers.worker_end import error_text
 
 _LOG = logging.getLogger("rocserve.worker")
 _SERVER_LOG = "rocserve"
