@@ -157,6 +157,28 @@ class Half(nn.Module):
         return x * 2
 
 
+class Typed(nn.Module):
+    """Computes in fp32 between its layers, whatever their weights are, as RMSNorm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).to(torch.float32).pow(2))
+
+
+class OnlyPositive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x <= 0).any()):
+            raise ValueError("positive values only")
+        return self.layer(x)
+
+
 class Finding(nn.Module):
     """Returns "boxes" only where something is found, and then as the first key."""
 
@@ -279,6 +301,9 @@ def main(folder: Path) -> None:
     torch.jit.script(Large()).save(folder / "large.pt")
     torch.jit.script(MayHave()).save(folder / "may_have.pt")
     torch.jit.script(Words()).save(folder / "words.pt")
+    _save(folder, "typed", torch.export.export(Typed(), (x,), dynamic_shapes={"x": {0: rows}}), {}, {})
+    torch.jit.script(Typed()).save(folder / "typed_script.pt")
+    torch.jit.script(OnlyPositive()).save(folder / "only_positive.pt")
     torch.jit.script(Finding()).save(folder / "finding.pt")
     torch.jit.script(Reordering()).save(folder / "reordering.pt")
     torch.jit.script(Perhaps()).save(folder / "perhaps.pt")

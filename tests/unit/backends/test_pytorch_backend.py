@@ -257,6 +257,40 @@ def test_precision(saved: SourceMaker, torch_files: TorchFiles, name: str, preci
     assert model.properties["precision"] == precision
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("has_sample", [False, True])
+@pytest.mark.parametrize("name", ["typed", "typed_script"])
+def test_a_precision_in_which_a_program_cannot_compute_is_refused_at_the_load(
+    saved: SourceMaker, name: str, precision: str, has_sample: bool
+) -> None:
+    output = OutputConfig("OUTPUT__0", FP32, (4,))
+    for outputs in ([], [output]):
+        source = saved(name, inputs=[ROWS_OF_4], outputs=outputs, max_batch_size=4, parameters={"precision": precision})
+        sample = Batch({"x": tensor_from_numpy("x", np.ones((2, 4), np.float32), FP32)}, ("OUTPUT__0",), (1, 1))
+        with pytest.raises(ServeError) as raised:
+            load(source).warm_up([sample] if has_sample else [])
+        assert raised.value.code is StatusCode.INVALID_ARGUMENT
+        datatype = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[precision]
+        assert raised.value.text.startswith(f"parameter 'precision' is \"{precision}\", and the program cannot compute")
+        assert f"export the program in that precision (model.to({datatype}) before the export)" in raised.value.text
+
+
+def test_inductor_refuses_such_a_precision_too(torch_files: TorchFiles, tmp_path: Path) -> None:
+    from rocserve.backends.pytorch.inductor import InductorJob
+
+    job = InductorJob("m", str(torch_files.path("typed")), str(tmp_path), "cpu", "bf16", "", "{}", trials="")
+    with pytest.raises(ServeError, match=r"export the program in that precision \(model.to\(torch.bfloat16\) before"):
+        job.perform(lambda text: None)
+
+
+def test_a_program_that_refuses_zeros_in_every_precision_is_loaded(saved: SourceMaker) -> None:
+    outputs = [OutputConfig("OUTPUT__0", FP32, (4,))]
+    source = saved("only_positive", inputs=[ROWS_OF_4], outputs=outputs, parameters={"precision": "bf16"})
+    model = load(source)
+    model.warm_up([])
+    assert run(model, {"x": np.ones(4, np.float32)})["OUTPUT__0"].shape == (4,)
+
+
 def test_the_precision_is_the_weights_own_where_no_other_is_asked_for(saved: SourceMaker) -> None:
     model = load(saved("narrow"))
     assert model.properties["precision"] == "bf16"

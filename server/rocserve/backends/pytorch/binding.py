@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rocserve.backends.pytorch.datatypes import datatype_of
-from rocserve.backends.pytorch.program import Program, ProgramTensor
+from rocserve.backends.pytorch.program import Program, ProgramTensor, UnfitPrecision
 from rocserve.backends.pytorch.results import (
     NUMBERED,
     Part,
@@ -244,7 +244,7 @@ def _with_results(bound: BoundProgram, specs: Sequence[TensorSpec], paths: tuple
 
 def _runs(bound: BoundProgram, trial: Trial) -> tuple[list[tuple[Shapes, Any]], str]:
     """Run the program on zeros of several sizes, if the configuration leaves any open. Return the shapes and results of
-    the runs that succeed, and why the first one failed."""
+    the runs that succeed, and why the first one failed. Raises UnfitPrecision."""
     first = 1 if bound.signature.supports_batching else 0
     is_open = [[size == -1 and index >= first for index, size in enumerate(spec.shape)] for spec in bound.inputs]
     candidates = [bound.samples]
@@ -260,6 +260,8 @@ def _runs(bound: BoundProgram, trial: Trial) -> tuple[list[tuple[Shapes, Any]], 
     for shapes in candidates:
         try:
             runs.append((shapes, trial(replace(bound, samples=shapes).zeros(1))))
+        except UnfitPrecision:
+            raise
         except ServeError as error:
             reason = reason or error.text
     return runs, reason

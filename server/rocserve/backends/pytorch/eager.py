@@ -19,9 +19,9 @@ from rocserve.backends.pytorch.program import (
     in_precision,
     open_exported,
     open_on_own_devices,
-    open_script,
     read_exported,
 )
+from rocserve.backends.pytorch.script import open_script
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
 
@@ -34,8 +34,14 @@ def load(model: ModelSource) -> LoadedModel:
     kind = file_kind(model.model_file)
     options, device = set_up(model)
     properties = {"program": kind.value}
-    if model.instance_kind is not InstanceKind.MODEL:
-        return TorchModel(model, _open(model, kind, options.precision, device), options, device, properties)
+    place = None if model.instance_kind is InstanceKind.MODEL else device
+
+    def original() -> Program:
+        return _open(model, kind, "fp32", place)
+
+    if place is not None:
+        program = _open(model, kind, options.precision, place)
+        return TorchModel(model, program, options, device, properties, original=original)
     try:
         program = _open(model, kind, options.precision, None)
     except ServeError as error:
@@ -44,7 +50,7 @@ def load(model: ModelSource) -> LoadedModel:
             f" {torch.__version__} finds {torch.cuda.device_count()} GPUs here)",
         ) from error.__cause__
     properties["device"] = ", ".join(program.devices)
-    return TorchModel(model, program, options, device, properties)
+    return TorchModel(model, program, options, device, properties, original=original)
 
 
 def set_up(model: ModelSource) -> tuple[RunOptions, torch.device]:

@@ -32,6 +32,7 @@ from rocserve.backends.pytorch.program import (
     read_exported,
     remove_non_tensor_results,
     size_conditions,
+    unfit_precision,
 )
 from rocserve.backends.pytorch.results import outputs_of
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
@@ -169,7 +170,7 @@ class InductorJob:
             _layout(self.model_name, tensor)
         if self.precision in DTYPES:
             report(f"exporting it in {self.precision}")
-            exported = _flat_export(program, device)
+            exported = _flat_export(program, self.precision, device)
             inputs = tuple(replace(tensor, strides=()) for tensor in signature.inputs)
             signature = replace(signature, inputs=inputs)
         remove_non_tensor_results(exported)
@@ -194,7 +195,7 @@ class InductorJob:
         return Written()
 
 
-def _flat_export(program: Program, device: torch.device) -> Any:
+def _flat_export(program: Program, precision: str, device: torch.device) -> Any:
     """Export the program again, as a function of its tensors in one flat list."""
 
     class Flat(torch.nn.Module):  # type: ignore[misc]
@@ -211,7 +212,7 @@ def _flat_export(program: Program, device: torch.device) -> Any:
         with torch.no_grad():
             return torch.export.export(Flat(), tuple(example), dynamic_shapes={"values": tuple(varying)})
     except Exception as error:
-        raise invalid_argument(f"the program cannot compute in that precision: {error}") from error
+        raise unfit_precision(precision, str(error)) from error
 
 
 def trials_folder(model: ModelSource, compiler: Path, parts: Sequence[str]) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from rocserve.backends.pytorch.datatypes import to_torch, torch_dtype
 from rocserve.backends.pytorch.fixed_sizes import sized_executions
 from rocserve.backends.pytorch.index_limits import within_limits
 from rocserve.backends.pytorch.parameters import RunOptions
-from rocserve.backends.pytorch.program import Program
+from rocserve.backends.pytorch.program import DTYPES, Program, unfit_precision
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
@@ -76,10 +76,12 @@ class TorchModel:
         device: torch.device,
         properties: Mapping[str, str],
         captures: bool = True,
+        original: Callable[[], Program] | None = None,
     ) -> None:
         """`device`: the device of the program's inputs. `properties`: facts for the metadata. `captures`: whether
-        batches may run as captured graphs. Raises ServeError (INVALID_ARGUMENT) if the configuration does not fit the
-        program."""
+        batches may run as captured graphs. `original` opens the program in the file's precision, to tell why it fails
+        in another; None = its precision has been tried. Raises ServeError (INVALID_ARGUMENT) if the configuration does
+        not fit the program."""
         self.program = program
         self.device = device
         self.tensors = None if device.type == "cpu" else DeviceTensors(device)
@@ -93,12 +95,13 @@ class TorchModel:
         self.properties: Mapping[str, str] = {name: value for name, value in facts.items() if value}
         self._config = source.config
         self._options = options
+        self._original = original if options.precision in DTYPES else None
         if device.type == "cpu":
             # Each batch reuses the memory that the previous one freed, because getting new pages takes longer than many
             # operators. The leftovers of loading are returned to the system.
             deque(keep_freed_memory(of_any_size=True)(), 0)
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
-        self._bound: BoundProgram = bind(program, source.config, self._call)
+        self._bound: BoundProgram = bind(program, source.config, self._trial)
         self._output_specs = {spec.name: spec for spec in self.signature.outputs}
         limits = [tensor.limits for tensor in program.signature.inputs]
         self._limits = {spec.name: own for spec, own in zip(self._bound.inputs, limits, strict=True) if own}
@@ -145,24 +148,52 @@ class TorchModel:
             source.report("")
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run the samples; without samples, run zeros in the example's sizes. A program may fail on zeros."""
+        """Run the samples; without samples, run zeros in the example's sizes. A program may fail on zeros. Raises
+        ServeError, also (INVALID_ARGUMENT) if the program fails only because of the parameter `precision`."""
         if not samples:
+            zeros: list[Tensor] = []
             try:
-                zeros = {tensor.name: tensor for tensor in self._bound.zeros(1)}
+                zeros = self._bound.zeros(1)
+                batch = Batch({tensor.name: tensor for tensor in zeros}, tuple(self._bound.outputs), (1,))
                 for _ in range(_WARM_UPS):
                     with suppress(MissingOutput):
-                        self.execute(Batch(zeros, tuple(self._bound.outputs), (1,)))
+                        self.execute(batch)
             except ServeError as error:
+                self._check_precision(zeros, error)
                 _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
         for sample in samples:
             try:
                 failures: Iterable[ServeError] = self.execute(sample).failures.values()
-            except MissingOutput as error:
+            except ServeError as error:
+                self._check_precision(self.inputs_of(sample)[0], error)
                 failures = (error,)
             for failure in failures:
                 if not isinstance(failure, MissingOutput):
                     raise failure
                 _LOG.info("model '%s', in a warm-up sample: %s", self._config.name, failure)
+        self._original = None
+
+    def _trial(self, inputs: Sequence[Tensor]) -> Any:
+        try:
+            return self._call(inputs)
+        except ServeError as error:
+            self._check_precision(inputs, error)
+            raise
+
+    def _check_precision(self, inputs: Sequence[Tensor], error: ServeError) -> None:
+        """Raises ServeError (INVALID_ARGUMENT) if the program, which failed with `error`, takes the same inputs in the
+        file's own precision."""
+        if self._original is None or error.code is StatusCode.UNAVAILABLE:
+            return
+        changed = self.program
+        try:
+            self.program = self._original()
+            self._call(inputs)
+        except ServeError:
+            return
+        finally:
+            self.program = changed
+        raise unfit_precision(self._options.precision, error.text)
 
     def execute(self, batch: Batch) -> BatchResult:
         """Run a batch. Raises ServeError: INVALID_ARGUMENT if `inputs_of` or the program's own checks refuse the

@@ -1,4 +1,4 @@
-"""Opens programs of torch.export and TorchScript, and reads what the file says of their inputs and outputs."""
+"""Opens programs of torch.export, and reads what the file says of their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rocserve.backends.pytorch.index_limits import Limits, index_limits
 from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, SizeCondition, open_size
 from rocserve.backends.pytorch.results import output_names, outputs_of, path_text
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.requests import TensorSpec
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -36,8 +36,6 @@ _PRECISIONS = {
 }
 """Datatype of weights -> name in `precision`. Other integers are missing because they are counts or indices."""
 _CPU = torch.device("cpu")
-_TENSOR = "Tensor"
-"""TorchScript's name of the tensor type."""
 _TENSORS_ONLY_VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Makes PyTorch read a program's pickles only as tensors, without a fallback to pickles that call functions."""
 
@@ -119,6 +117,20 @@ def in_precision(program: Program, dtype: torch.dtype) -> Program:
         )
 
     return replace(program, call=call)
+
+
+class UnfitPrecision(ServeError):
+    """A program cannot compute in the precision of the parameter."""
+
+
+def unfit_precision(precision: str, reason: str) -> UnfitPrecision:
+    datatype = str(DTYPES[precision])
+    return UnfitPrecision(
+        StatusCode.INVALID_ARGUMENT,
+        f"parameter 'precision' is \"{precision}\", and the program cannot compute in it, as it names other datatypes"
+        f" itself: {reason}; export the program in that precision (model.to({datatype}) before the export), or leave"
+        " the parameter out",
+    )
 
 
 @contextmanager
@@ -235,7 +247,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
         batches=bool(inputs) and rows is not None and (bounds is None or bool(bounds.lower <= LEAST_TRIED)),
         most_rows=None if bounds is None or not bounds.upper < UNBOUNDED else int(bounds.upper),
         overwritten=frozenset(index for index, tensor in enumerate(inputs) if tensor.names[0] in mutated_inputs),
-        precision=_precision_of(exported.state_dict if weights is None else weights),
+        precision=precision_of(exported.state_dict if weights is None else weights),
     )
     return Program(call, signature)
 
@@ -298,50 +310,6 @@ def _guarded_paths(exported: Any) -> Iterator[tuple[str, int]]:
                 yield f"['{repeated[1]}'][{repeated[2]}]{pytree.keystr(path[1:])}", indices[leaf]
 
 
-def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
-    """Open a TorchScript program. `device`: None = each part stays on the device that the file names, and inputs are on
-    the CPU. `dtype`: the datatype of weights and computation; None = the file's. `keys`: the configuration's input
-    names, for a `forward` that takes a dict or has optional inputs. Raises ServeError (INVALID_ARGUMENT) if PyTorch
-    cannot read the file, or the program takes anything but tensors and strings."""
-    try:
-        module = torch.jit.load(path, map_location=device)
-        if hasattr(module, "training"):  # A frozen module has no modes.
-            module.eval()
-        if dtype is not None:
-            module.to(dtype)
-        arguments = module.forward.schema.arguments[1:]
-    except Exception as error:
-        raise unreadable(path, error) from error
-    weights = module.state_dict()
-    precision = _precision_of(weights)
-    devices = tuple(sorted({str(each.device) for each in weights.values() if isinstance(each, torch.Tensor)}))
-    needed = [
-        argument
-        for index, argument in enumerate(arguments)
-        if not argument.has_default_value()
-        or str(argument.type) == _TENSOR
-        or (_is_tensor(argument) and not {argument.name, f"INPUT__{index}"}.isdisjoint(keys))
-    ]
-    if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
-        signature = without_shapes([(key,) for key in keys], precision)
-        return Program(lambda values: module(dict(zip(keys, values, strict=True))), signature, devices)
-    for argument in needed:
-        if not _is_tensor(argument) and str(argument.type) != "List[str]":
-            raise invalid_argument(
-                f"argument '{argument.name}' of forward in {path.name} is of type {argument.type}; what can be served"
-                " are arguments of type Tensor or List[str], or a single one of type Dict[str, Tensor]"
-            )
-    argument_names = [argument.name for argument in needed]
-    is_first = argument_names == [argument.name for argument in arguments[: len(argument_names)]]
-
-    def call(values: Sequence[Any]) -> Any:
-        return module(*values) if is_first else module(**dict(zip(argument_names, values, strict=True)))
-
-    names = [(name, f"INPUT__{index}") for index, name in enumerate(argument_names)]
-    signature = without_shapes(names, precision, by_position=True)
-    return Program(call, signature, devices)
-
-
 def without_shapes(
     inputs: Sequence[tuple[str, ...]], precision: str = "", by_position: bool = False
 ) -> ProgramSignature:
@@ -351,7 +319,7 @@ def without_shapes(
     return ProgramSignature(tensors, None, by_position=by_position, overwritten=overwritten, precision=precision)
 
 
-def _precision_of(weights: Mapping[str, Any]) -> str:
+def precision_of(weights: Mapping[str, Any]) -> str:
     """Return the weights' datatypes, the datatype with the most bytes first."""
     sizes: Counter[str] = Counter()
     for tensor in weights.values():
@@ -403,10 +371,6 @@ def _common_rows(tensors: Sequence[Any]) -> Any:
     symbol: Any = first.pop() if len(first) == 1 else None
     is_alone = symbol is not None and not any(symbol in size.free_symbols for size in others)
     return symbol if is_alone and symbol.is_symbol else None
-
-
-def _is_tensor(argument: Any) -> bool:
-    return str(argument.type) in (_TENSOR, f"Optional[{_TENSOR}]")
 
 
 def unreadable(path: Path, error: Exception) -> ServeError:

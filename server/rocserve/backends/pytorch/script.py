@@ -1,0 +1,63 @@
+"""Opens TorchScript programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rocserve.backends.pytorch.program import Program, precision_of, unreadable, without_shapes
+from rocserve.core.errors import invalid_argument
+
+_TENSOR = "Tensor"
+"""TorchScript's name of the tensor type."""
+
+
+def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
+    """Open a TorchScript program. `device`: None = each part stays on the device that the file names, and inputs are on
+    the CPU. `dtype`: the datatype of weights and computation; None = the file's. `keys`: the configuration's input
+    names, for a `forward` that takes a dict or has optional inputs. Raises ServeError (INVALID_ARGUMENT) if PyTorch
+    cannot read the file, or the program takes anything but tensors and strings."""
+    try:
+        module = torch.jit.load(path, map_location=device)
+        if hasattr(module, "training"):  # A frozen module has no modes.
+            module.eval()
+        if dtype is not None:
+            module.to(dtype)
+        arguments = module.forward.schema.arguments[1:]
+    except Exception as error:
+        raise unreadable(path, error) from error
+    weights = module.state_dict()
+    precision = precision_of(weights)
+    devices = tuple(sorted({str(each.device) for each in weights.values() if isinstance(each, torch.Tensor)}))
+    needed = [
+        argument
+        for index, argument in enumerate(arguments)
+        if not argument.has_default_value()
+        or str(argument.type) == _TENSOR
+        or (_is_tensor(argument) and not {argument.name, f"INPUT__{index}"}.isdisjoint(keys))
+    ]
+    if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
+        signature = without_shapes([(key,) for key in keys], precision)
+        return Program(lambda values: module(dict(zip(keys, values, strict=True))), signature, devices)
+    for argument in needed:
+        if not _is_tensor(argument) and str(argument.type) != "List[str]":
+            raise invalid_argument(
+                f"argument '{argument.name}' of forward in {path.name} is of type {argument.type}; what can be served"
+                " are arguments of type Tensor or List[str], or a single one of type Dict[str, Tensor]"
+            )
+    argument_names = [argument.name for argument in needed]
+    is_first = argument_names == [argument.name for argument in arguments[: len(argument_names)]]
+
+    def call(values: Sequence[Any]) -> Any:
+        return module(*values) if is_first else module(**dict(zip(argument_names, values, strict=True)))
+
+    names = [(name, f"INPUT__{index}") for index, name in enumerate(argument_names)]
+    signature = without_shapes(names, precision, by_position=True)
+    return Program(call, signature, devices)
+
+
+def _is_tensor(argument: Any) -> bool:
+    return str(argument.type) in (_TENSOR, f"Optional[{_TENSOR}]")
