@@ -156,6 +156,8 @@ class RequestValidator:
     def plan(self, head: RequestHead, prefix: str) -> RequestPlan:
         """Plan any request with this head. `prefix` begins error texts. Raises ServeError (INVALID_ARGUMENT)."""
         check_request_parameters(head.parameters)
+        _check_named_once("input", [entry.name for entry in head.inputs], prefix)
+        _check_named_once("output", [output.name for output in head.outputs], prefix)
         classifications: dict[str, int] = {}
         for output in head.outputs:
             if output.name not in self._outputs:
@@ -164,9 +166,8 @@ class RequestValidator:
                     f"{names_hint('its outputs are', output.name, self._outputs)}"
                 )
             if count := class_count(output.parameters):
-                # If an output is requested twice, the first count applies.
-                classifications.setdefault(output.name, count)
-        outputs = tuple(dict.fromkeys(output.name for output in head.outputs)) or self._outputs
+                classifications[output.name] = count
+        outputs = tuple(output.name for output in head.outputs) or self._outputs
         self._check_input_names(head, prefix)
         batch_size = self._batch_size(head, prefix)
         inputs = tuple(
@@ -192,11 +193,6 @@ class RequestValidator:
 
     def _check_input_names(self, head: RequestHead, prefix: str) -> None:
         names = [entry.name for entry in head.inputs]
-        seen: set[str] = set()
-        for name in names:
-            if name in seen:
-                raise invalid_argument(f"{prefix}input '{name}' already exists in request")
-            seen.add(name)
         if not len(self._required) <= len(names) <= len(self._inputs):
             raise invalid_argument(prefix + self._wrong_input_count(names))
         for entry in reversed(head.inputs):
@@ -205,8 +201,7 @@ class RequestValidator:
                     f"unexpected inference input '{entry.name}' for model '{self._config.name}'"
                     f"{names_hint('its inputs are', entry.name, self._inputs)}"
                 )
-        missing = [name for name in self._required if name not in seen]
-        if missing:
+        if not set(names).issuperset(self._required):
             raise invalid_argument(prefix + self._wrong_input_count(names))
 
     def _wrong_input_count(self, names: Sequence[str]) -> str:
@@ -282,6 +277,15 @@ class RequestValidator:
         count = math.prod(entry.shape)
         nbytes = -1 if expected.datatype is DataType.BYTES else count * expected.datatype.itemsize
         return InputPlan(entry.name, expected.datatype, seen, count, nbytes)
+
+
+def _check_named_once(what: str, names: Sequence[str], prefix: str) -> None:
+    """Raise ServeError, in Triton's words, for the first name that comes again."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise invalid_argument(f"{prefix}{what} '{name}' already exists in request")
+        seen.add(name)
 
 
 def reshape_dims(dims: tuple[int, ...], pattern: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:

@@ -109,6 +109,17 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         r"missing required input\(s\) \[\]\.",
     ),
     Difference(
+        "An output may be requested once, as in Triton since 26.05",
+        [
+            "an output twice",
+            "an output twice and another",
+            "classes of an output that is asked for twice",
+            "different classes of an output that is asked for twice",
+        ],
+        "^OK",
+        r"^INVALID_ARGUMENT: \[request id: <id_unknown>\] output 'OUTPUT(0|1|_FP32)' already exists in request$",
+    ),
+    Difference(
         "A model that batches may be asked without inputs; its backend decides",
         ["no optional input"],
         "out of bounds index 0: request has 0 inputs",

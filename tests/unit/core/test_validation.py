@@ -84,6 +84,22 @@ def test_a_head_is_checked_once_but_data_every_time():
             request(ints("INPUT0"), ints("INPUT1"), outputs=(RequestedOutput("NOPE"),)),
             "unexpected inference output 'NOPE' for model 'm'; its outputs are: OUTPUT0, OUTPUT1",
         ),
+        (
+            request(ints("INPUT0"), ints("INPUT1"), ints("INPUT0")),
+            "[request id: <id_unknown>] input 'INPUT0' already exists in request",
+        ),
+        (
+            request(
+                ints("INPUT0"),
+                ints("INPUT1"),
+                outputs=(
+                    RequestedOutput("OUTPUT1"),
+                    RequestedOutput("OUTPUT0"),
+                    RequestedOutput("OUTPUT1", {"classification": 2}),
+                ),
+            ),
+            "[request id: <id_unknown>] output 'OUTPUT1' already exists in request",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_tritons_words(bad: InferRequest, text: str):

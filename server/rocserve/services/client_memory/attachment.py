@@ -186,7 +186,7 @@ def _placed(head: RequestHead, in_place: Sequence[PartInPlace]) -> PlacedTensors
 
 
 def _wanted_parts(head: RequestHead) -> Mapping[str, RegionReference]:
-    """Return the part of a region for each output. If a request asks for an output twice, the first one counts."""
+    """Return the part of a region for each output."""
     wanted: dict[str, RegionReference] = {}
     for output in head.outputs:
         reference = read_reference(output.name, output.parameters)
@@ -194,7 +194,7 @@ def _wanted_parts(head: RequestHead) -> Mapping[str, RegionReference]:
             continue
         if "classification" in output.parameters:
             raise invalid_argument("output can't set both 'shared_memory_region' and 'classification'")
-        wanted.setdefault(output.name, reference)
+        wanted[output.name] = reference
     return wanted
 
 
