@@ -35,7 +35,10 @@ def advice_on_folder(
     folder: Path, paths: Collection[str], versions: Collection[int], known: Sequence[str]
 ) -> tuple[str, ...]:
     """Return advice on a model's folder. `paths`: its files, relative to it. `known`: the backends' file names."""
-    found = [_in_version(folder, version, paths, known) for version in versions]
+    found = [
+        _of_another_model(folder, version, paths, known) or _in_version(folder, version, paths, known)
+        for version in versions
+    ]
     if not versions:
         found.append(_without_versions(folder, paths, known))
     elif not any(is_version_name(path.split("/", 1)[0]) for path in paths):
@@ -47,6 +50,24 @@ def advice_on_folder(
             if name in paths
         ]
     return tuple(text for text in found if text)
+
+
+def _of_another_model(folder: Path, version: int, paths: Collection[str], known: Sequence[str]) -> str:
+    """Return advice if the version seems to be another model: storage that copies by a prefix of names, as KServe's
+    does, makes models/m2/... the version 2 of models/m if the URI lacks its last slash."""
+    own = f"{version}/"
+    inside = [path.removeprefix(own) for path in paths if path.startswith(own)]
+    whole = [path for path in inside if is_version_name(path.partition("/")[0]) and model_filename(path, known)]
+    if whole and "config.pbtxt" in inside:
+        what = f"'{folder / own}' is a whole model (config.pbtxt, {min(whole)}), not a version of '{folder.name}'"
+    elif (beside := [path for path in paths if path in known]) and not whole and inside:
+        what = f"'{folder / min(beside)}' is not served, because version folder {version} lies beside it"
+    else:
+        return ""
+    return (
+        f"{what}; if it was copied from a store, whose model '{folder.name}{version}' it is, end the URI of"
+        f" '{folder.name}' with '/'"
+    )
 
 
 def _in_version(folder: Path, version: int, paths: Collection[str], known: Sequence[str]) -> str:

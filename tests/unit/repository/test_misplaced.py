@@ -79,6 +79,37 @@ async def test_the_commands_in_the_index_repair_it_in_the_repository(
     await served.until(lambda: "READY" in {row.state for row in served.index()})
 
 
+@pytest.mark.parametrize(
+    ("paths", "what"),
+    [
+        (
+            ["m/config.pbtxt", "m/1/model.onnx", "m/2/config.pbtxt", "m/2/1/model.onnx"],
+            "'{}/m/2' is a whole model (config.pbtxt, 1/model.onnx), not a version of 'm'",
+        ),
+        (
+            ["m/model.onnx", "m/2/model.onnx"],
+            "'{}/m/model.onnx' is not served, because version folder 2 lies beside it",
+        ),
+    ],
+)
+def test_a_version_that_a_store_made_of_another_model_is_named(root: Path, paths: list[str], what: str) -> None:
+    write(root, *paths)
+    end = "; if it was copied from a store, whose model 'm2' it is, end the URI of 'm' with '/'"
+    assert advice(root) == [what.format(root) + end]
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["m/1/model.onnx", "m/2/model.onnx", "m/2/config.pbtxt"],
+        ["m/config.pbtxt", "m/labels.txt", "m/1/model.onnx", "m/2/1/note.txt", "m/2/model.onnx"],
+    ],
+)
+def test_what_is_no_other_model_is_not_named(root: Path, paths: list[str]) -> None:
+    write(root, *paths)
+    assert advice(root) == []
+
+
 def test_a_hugging_face_folder_is_to_be_exported(root: Path) -> None:
     write(root, "bert/config.json", "bert/model.safetensors")
     assert advice(root)[0] == (
