@@ -28,8 +28,9 @@ COLOURS = ("red\u2028", "gr\x85e\x0ben", "blue")
 """Names may contain characters that other programs take for the end of a line."""
 
 
-def shapes_like_yolov8(batch: int | str = "N") -> bytes:
-    """The sample's detector of shapes with one output [batch, 4 + 3, boxes], as YOLOv8's exports have it."""
+def shapes_like_yolov8(batch: int | str = "N", form: str = "classes") -> bytes:
+    """The sample's detector of shapes with one output [batch, 4 + 3, boxes], as YOLOv8's exports have it, or in another
+    of the forms of a head."""
     network = _Shapes(batch)
     boxes = []
     for head, cells, stride, anchors, scale in network.heads:
@@ -40,11 +41,15 @@ def shapes_like_yolov8(batch: int | str = "N") -> bytes:
         centres = network.node("Mul", centres, network.constant(scale * stride))
         centres = network.node("Add", centres, network.constant((place - shift) * stride))
         sides = network.node("Mul", network.node("Exp", sides), network.constant(anchors))
-        scores = network.node("Mul", sure, kinds)
-        joined = network.node("Concat", centres, sides, scores, axis=-1)
-        boxes.append(network.node("Reshape", joined, network.integers(0, -1, 7)))
-    rows = network.node("Concat", *boxes, axis=1)
-    return network.model({network.node("Transpose", rows, perm=[0, 2, 1]): (7, (24 * 24 + 12 * 12) * 3)})
+        scores = (sure, kinds) if form == "object_rows" else (network.node("Mul", sure, kinds),)
+        joined = network.node("Concat", centres, sides, *scores, axis=-1)
+        boxes.append(network.node("Reshape", joined, network.integers(0, -1, 8 if len(scores) > 1 else 7)))
+    rows, count = network.node("Concat", *boxes, axis=1), (24 * 24 + 12 * 12) * 3
+    if form == "finished":
+        return network.model({network.finished(rows): (6,)}, rows="boxes")
+    if form == "classes":
+        return network.model({network.node("Transpose", rows, perm=[0, 2, 1]): (7, count)})
+    return network.model({rows: (count, 8 if form == "object_rows" else 7)})
 
 
 def shapes_like_yolov4(batch: int | str = "N") -> bytes:
@@ -95,10 +100,31 @@ class _Shapes:
     def integers(self, *values: int) -> str:
         return self._keep(np.array(values, dtype=np.int64))
 
-    def model(self, outputs: dict[str, tuple[int, ...]]) -> bytes:
+    def finished(self, rows: str) -> str:
+        """Return [n, 6], the boxes that suppression leaves of one image: corners, score and class."""
+        centres, sides, scores = self.split(rows, (2, 2, 3))
+        halves = self.node("Mul", sides, self.constant(0.5))
+        corners = self.node("Concat", self.node("Sub", centres, halves), self.node("Add", centres, halves), axis=-1)
+        by_class = self.node("Transpose", scores, perm=[0, 2, 1])
+        limits = (self.integers(100), self.constant(0.7), self.constant(0.25))
+        chosen = self.node("NonMaxSuppression", corners, by_class, *limits)
+        _, kind, box = self.split(chosen, (1, 1, 1))
+        place = self.node("Concat", box, kind, axis=-1)
+        first = self.integers(0)
+        return self.node(
+            "Concat",
+            self.node("GatherND", self.node("Squeeze", corners, first), box),
+            self.node("Unsqueeze", self.node("GatherND", self.node("Squeeze", scores, first), place), self.integers(1)),
+            self.node("Cast", kind, to=TensorProto.FLOAT),
+            axis=-1,
+        )
+
+    def model(self, outputs: dict[str, tuple[int, ...]], rows: int | str = "") -> bytes:
+        """`rows`: the outputs' first dimension, if not the batch."""
         del self._graph.output[:]
         for name, dims in outputs.items():
-            self._graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [self._batch, *dims]))
+            shape = [rows or self._batch, *dims]
+            self._graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
         lead = self._graph.input[0].type.tensor_type.shape.dim[0]
         lead.Clear()
         if isinstance(self._batch, int):
@@ -181,6 +207,9 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
 FINDERS = {
     "yolov8": ("yolov8", shapes_like_yolov8()),
     "yolov8_one": ("yolov8", shapes_like_yolov8(batch=1)),
+    "yolov8_rows": ("yolov8", shapes_like_yolov8(form="class_rows")),
+    "yolov5": ("yolov5", shapes_like_yolov8(form="object_rows")),
+    "yolo_end2end": ("yolo_end2end", shapes_like_yolov8(batch=1, form="finished")),
     "yolov4": ("yolov4", shapes_like_yolov4()),
     "yolov4_one": ("yolov4", shapes_like_yolov4(batch=1)),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from rocserve.config.model_folder import ModelFolder, read_names
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.model_config import ModelConfig, OutputConfig
+from rocserve.core.model_config import ModelConfig, OutputConfig, Purpose
 from rocserve.core.printable import listed
 from rocserve.core.validation import format_shape
 from rocserve.presets import PREPROCESS
@@ -63,6 +63,16 @@ def find_class_names(folder: ModelFolder, file: Path | None) -> ClassNames | Non
     if not folder.listing.has_file(LABELS_FILENAME):
         return None
     return ClassNames(f"{folder.path.name}/{LABELS_FILENAME}", LABELS_FILENAME, read_names(folder, LABELS_FILENAME))
+
+
+def with_own_names(config: ModelConfig, purpose: Purpose) -> ModelConfig:
+    """Return the configuration with the class names of the model's own file, if they fit a classifier's output."""
+    names = purpose.class_names
+    fitting = [one for one in config.outputs if _is_scores(config, one) and classes_of(config, one) == len(names)]
+    if purpose.task not in ("", "classify") or len(fitting) != 1:
+        return config
+    labelled = replace(fitting[0], labels=names)
+    return replace(config, outputs=tuple(labelled if one is fitting[0] else one for one in config.outputs))
 
 
 def labelled_output(config: ModelConfig, found: ClassNames) -> OutputConfig | None:

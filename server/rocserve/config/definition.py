@@ -14,7 +14,7 @@ from typing import cast
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
-from rocserve.config.class_names import ClassNames, find_class_names
+from rocserve.config.class_names import ClassNames, find_class_names, with_own_names
 from rocserve.config.completion import autofill, fill_from_model, normalise, replace_declared_tensors
 from rocserve.config.model_folder import FlatModel, Listing, ModelFolder, check_agents_known, read_labels, run_agents
 from rocserve.config.pbtxt import suggest
@@ -146,6 +146,8 @@ def complete_definition(
     if definition.class_names is not None:
         config, unused = definition.class_names.given_to(config, message)
         warnings += unused
+    elif signature is not None and not any(labels.values()):
+        config = with_own_names(config, signature.purpose)
     check_warmup_fits(message, config)
     return replace(
         definition,

@@ -18,11 +18,13 @@ from rocserve.config.bounds import MOST_LABELS
 from rocserve.config.class_names import LABELS_FILENAME, ClassNames, wrong_number
 from rocserve.config.datatypes import type_number
 from rocserve.config.pbtxt import format_model_config, suggest
+from rocserve.config.yolo_heads import HeadShape, finished_head, yolov5_head, yolov8_head
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import OutputConfig
 from rocserve.presets import PREPROCESS
+from rocserve.presets.yolo import HeadForm
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 _ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
@@ -42,7 +44,10 @@ _YOLOV4 = {
 }
 """The published parameters of the ONNX Model Zoo's model."""
 _YOLOV8 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.7", "max_boxes": "300"}
-"""The defaults of the program of YOLOv8's authors."""
+_YOLOV5 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.45", "max_boxes": "1000"}
+"""The defaults of the programs of these networks' authors."""
+_END2END = {**_YOLOV8, "iou_threshold": "1"}
+"""The network has dropped the boxes that overlap, so none is dropped here."""
 _MARGIN_LEVEL = 114
 """Grey level of the margins that fit an image to the input, as in the training of such networks."""
 
@@ -96,18 +101,23 @@ class _Postprocess:
 
 def image_models(config: PlainConfig, found: ClassNames | None) -> tuple[GeneratedModel, ...]:
     """Generate the image models of a complete configuration that has the parameter `preprocess`. The class names are
-    the labels of the model's output, else those that a file brings (`found`), else public ones if their number fits
-    (ImageNet's, COCO's), else numbers. Raises ServeError (INVALID_ARGUMENT) if the preset is unknown, or if it or the
-    class names do not fit the model."""
+    the labels of the model's output, else those that a file brings (`found`), else those in the model's own file, else
+    public ones if their number fits (ImageNet's, COCO's), else numbers. Raises ServeError (INVALID_ARGUMENT) if the
+    preset is unknown, or if it or the class names do not fit the model."""
     name = config.parameters[PREPROCESS]
     if name not in _PRESETS:
         raise invalid_argument(f"model '{config.name}': unknown {PREPROCESS} '{name}'{suggest(name, _PRESETS)}")
     preset = _PRESETS[name]
-    entry = _read_input(config, preset)
     labelled = next((output for output in config.outputs if output.labels), None)
     if labelled is not None:
         found = ClassNames(f"label_filename '{labelled.label_filename}'", labelled.label_filename, labelled.labels)
-    post = preset.postprocess(config, entry, found)
+    try:
+        entry = _read_input(config, preset)
+        post = preset.postprocess(config, entry, found)
+    except PresetUnfit as error:
+        fitting = [f"{PREPROCESS} '{other}'" for other in _PRESETS if other != name and _fits(config, other, found)]
+        advice = f"; {' or '.join(fitting)} fits it" if fitting else ""
+        raise invalid_argument(f"{error.text}{advice}") from None
     pipeline_message, pipeline = _pipeline(config, preset, entry, with_size=post.is_detector)
     ensemble = _ensemble(config, entry, post)
     model_file = f'"""Made of `{PREPROCESS}: {name}`."""\n\nfrom {post.module} import TritonPythonModel\n'
@@ -118,6 +128,14 @@ def image_models(config: PlainConfig, found: ClassNames | None) -> tuple[Generat
         ),
         _generated(ensemble, {"1/.gitkeep": ""}),
     )
+
+
+def _fits(config: PlainConfig, name: str, found: ClassNames | None) -> bool:
+    try:
+        _PRESETS[name].postprocess(config, _read_input(config, _PRESETS[name]), found)
+    except ServeError:
+        return False
+    return True
 
 
 def _generated(message: ModelConfig, files: Mapping[str, str]) -> GeneratedModel:
@@ -150,12 +168,17 @@ def _gives_numbers(config: PlainConfig) -> bool:
     return all(output.datatype not in (DataType.BYTES, DataType.BF16) for output in config.outputs)
 
 
-def _unfit(config: PlainConfig, expected: str) -> ServeError:
+class PresetUnfit(ServeError):
+    """The model is not one that the preset is for."""
+
+
+def _unfit(config: PlainConfig, expected: str, reason: str = "") -> PresetUnfit:
     inputs = ", ".join(f"{entry.name} {entry.datatype.value} {list(entry.dims)}" for entry in config.inputs)
     outputs = ", ".join(f"{entry.name} {entry.datatype.value} {list(entry.dims)}" for entry in config.outputs)
-    return invalid_argument(
+    return PresetUnfit(
+        StatusCode.INVALID_ARGUMENT,
         f"model '{config.name}': {PREPROCESS} '{config.parameters[PREPROCESS]}' is for a model with {expected}; this"
-        f" one takes {inputs} and gives {outputs}"
+        f" one takes {inputs} and gives {outputs}{f': {reason}' if reason else ''}",
     )
 
 
@@ -205,6 +228,7 @@ def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) ->
     classes = [side for output in config.outputs for side in _dims_of_one_image(config, output.dims) if side != 1]
     if len(config.outputs) != 1 or len(classes) != 1 or classes[0] < 0 or not _gives_numbers(config):
         raise _unfit(config, "one output of scores, one for each class")
+    _check_task(config, "classify", "one output of scores, one for each class")
     names = _labels(config, found, classes[0])
     message = _python_model(config, config.max_batch_size, config.outputs, ("SCORES",))
     _add(message.output, "PROBABILITIES", DataType.FP32, classes).label_filename = LABELS_FILENAME
@@ -231,12 +255,40 @@ def _yolov4(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Po
     return _detector(config, _YOLOV4, _labels(config, found, values.pop() - 5))
 
 
-def _yolov8(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
-    dims = _dims_of_one_image(config, config.outputs[0].dims) if len(config.outputs) == 1 else ()
-    if len(dims) != 2 or dims[0] <= 4 or not _gives_numbers(config):
-        raise _unfit(config, "one output of boxes, [4 + classes, boxes]")
-    parameters = {"input_size": f"{entry.height}, {entry.width}", **_YOLOV8}
-    return _detector(config, parameters, _labels(config, found, dims[0] - 4))
+def _boxes(
+    form: Callable[[HeadShape], tuple[HeadForm, int]], expected: str, parameters: Mapping[str, str]
+) -> Callable[[PlainConfig, _Input, ClassNames | None], _Postprocess]:
+    """Return the function that post-processes a single output of boxes. `form`: recognises the output by its shape, and
+    raises ValueError; `expected`: its shape in words."""
+
+    def postprocess(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
+        if len(config.outputs) != 1 or not _gives_numbers(config):
+            raise _unfit(config, f"one output of boxes, {expected}")
+        _check_task(config, "detect", f"one output of boxes, {expected}")
+        dims = config.outputs[0].dims
+        dims = dims if len(dims) == 2 else _dims_of_one_image(config, dims)
+        own = len(config.purpose.class_names)
+        names = len(found.names) if found is not None else own or None
+        try:
+            head, classes = form(HeadShape(dims, entry.height, entry.width, names))
+        except ValueError as reason:
+            raise _unfit(config, f"one output of boxes, {expected}", str(reason)) from None
+        if found is None and own and classes and own != classes:
+            others = (
+                f"it has columns for {classes} classes, and its file names {own}: the others may be masks or keypoints"
+            )
+            raise _unfit(config, f"one output of boxes, {expected}", others)
+        labels = _labels(config, found, classes) if classes else ()
+        size = {"input_size": f"{entry.height}, {entry.width}", "head": head.value}
+        return _detector(config, {**size, **parameters}, labels)
+
+    return postprocess
+
+
+def _check_task(config: PlainConfig, task: str, expected: str) -> None:
+    """Raise PresetUnfit if the model's file says that it does something else."""
+    if config.purpose.task not in ("", task):
+        raise _unfit(config, expected, f"its file says that its task is '{config.purpose.task}', not '{task}'")
 
 
 def _detector(config: PlainConfig, parameters: Mapping[str, str], labels: tuple[str, ...]) -> _Postprocess:
@@ -268,6 +320,8 @@ def _labels(config: PlainConfig, found: ClassNames | None, classes: int) -> tupl
         if len(found.names) != classes:
             raise wrong_number(config, found, "', '".join(output.name for output in config.outputs), classes)
         return found.names
+    if len(config.purpose.class_names) == classes:
+        return config.purpose.class_names
     if classes in _PUBLIC_LABELS:
         before, filename = _PUBLIC_LABELS[classes]
         text = importlib.resources.files("rocserve.presets").joinpath("labels", filename).read_text("utf-8")
@@ -313,6 +367,8 @@ _PRESETS: Mapping[str, _Preset] = {
     "imagenet": _Preset(224, _shorter_side, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), _classifier),
     "inception": _Preset(299, _shorter_side, (0.5,), (0.5,), _classifier),
     "yolov4": _Preset(416, _stretched, (0,), (1,), _yolov4),
-    "yolov8": _Preset(640, _fitted, (0,), (1,), _yolov8),
+    "yolov5": _Preset(640, _fitted, (0,), (1,), _boxes(yolov5_head, "[boxes, 5 + classes]", _YOLOV5)),
+    "yolov8": _Preset(640, _fitted, (0,), (1,), _boxes(yolov8_head, "[4 + classes, boxes]", _YOLOV8)),
+    "yolo_end2end": _Preset(640, _fitted, (0,), (1,), _boxes(finished_head, "[boxes, 6]", _END2END)),
 }
 """The keys are presets.NAMES."""

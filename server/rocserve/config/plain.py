@@ -57,6 +57,7 @@ def correct_by_signature(config: ModelConfig, signature: Signature) -> ModelConf
 
     return replace(
         config,
+        purpose=signature.purpose,
         inputs=tuple(
             replace(corrected(tensor, inputs.get(tensor.name)), optional=tensor.optional and tensor.name not in needed)
             for tensor in config.inputs
@@ -168,6 +169,7 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
     (ModelConfig, "model_warmup"): lambda message: tuple(
         _converter(plain.WarmupSample)(sample) for sample in message.model_warmup if sample.batch_size > 0
     ),
+    (ModelConfig, "purpose"): lambda _: plain.NO_PURPOSE,
     (ModelConfig, "histogram_buckets"): lambda message: {
         control.metric_identifier.family: tuple(control.histogram_options.buckets)
         for control in message.model_metrics.metric_control

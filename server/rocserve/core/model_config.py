@@ -13,6 +13,18 @@ from rocserve.core.model_names import ModelKey, qualified
 
 
 @dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a model's file says that the model does, in metadata as Ultralytics writes them."""
+
+    task: str = ""
+    """Such as "detect", "segment", "pose", "classify"; "" = the file does not say."""
+    class_names: tuple[str, ...] = ()
+
+
+NO_PURPOSE = Purpose()
+
+
+@dataclass(frozen=True, slots=True)
 class TensorConfig:
     name: str
     datatype: DataType
@@ -308,6 +320,8 @@ class ModelConfig:
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     histogram_buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Bucket bounds by metric family (model_metrics.metric_control)."""
+    purpose: Purpose = NO_PURPOSE
+    """Known from the loaded model only."""
 
     @property
     def has_open_batch(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.model_config import NO_PURPOSE, Purpose
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import Buffer, Tensor, TensorHead, heads_of
@@ -323,3 +324,4 @@ class Signature:
     """Whether the model asks for a dynamic batcher."""
     decoupled: bool = False
     """Whether the model asks to send any number of responses to a request."""
+    purpose: Purpose = NO_PURPOSE

@@ -2,4 +2,4 @@
 
 PREPROCESS = "preprocess"
 """The parameter of a model that names a preset."""
-NAMES = ("imagenet", "inception", "yolov4", "yolov8")
+NAMES = ("imagenet", "inception", "yolov4", "yolov5", "yolov8", "yolo_end2end")

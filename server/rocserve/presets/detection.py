@@ -1,18 +1,23 @@
 """Post-processes the outputs of YOLO detectors as a Python model: heads -> boxes, scores, classes and their names.
 config.pbtxt describes the detector by its parameters and the label file of output CLASSES. With `input_size` the only
-head has boxes (see `yolo.detect_boxes`), else the heads have cells and anchors."""
+head has boxes, in the form that `head` names (see `yolo.HeadForm`), else the heads have cells and anchors."""
 
 from __future__ import annotations
 
+import enum
 import json
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from rocserve.presets.class_names import class_names_of
-from rocserve.presets.yolo import HeadGeometry, Resize, Thresholds, detect, detect_boxes
+from rocserve.presets.yolo import HeadForm, HeadGeometry, Resize, Thresholds, detect, detect_boxes
+
+_Choice = TypeVar("_Choice", bound=enum.Enum)
+
+_FINISHED_COLUMNS = 6
 
 
 class TritonPythonModel:
@@ -27,10 +32,8 @@ class TritonPythonModel:
                 raise ValueError(f"parameter 'input_size' must be a height and a width, not '{text}'")
             self._input_size = sides[0], sides[1]
         self._geometries = () if self._input_size else parameters.geometries()
-        resize, allowed = parameters.text("resize"), [resize.value for resize in Resize]
-        if resize not in allowed:
-            raise ValueError(f"parameter 'resize' must be one of {', '.join(allowed)}, not '{resize}'")
-        self._resize = Resize(resize)
+        self._form = parameters.choice("head", HeadForm) if "head" in parameters.texts else HeadForm.CLASSES
+        self._resize = parameters.choice("resize", Resize)
         self._thresholds = Thresholds(
             score=parameters.numbers("score_threshold", only=True)[0],
             iou=parameters.numbers("iou_threshold", only=True)[0],
@@ -47,22 +50,45 @@ class TritonPythonModel:
         try:
             # A network may have a batch dimension of one.
             heads = [head.reshape(head.shape[-2 if self._input_size else -4 :]) for head in heads]
-            shape = heads[0].shape
-            if len(self._labels) != (shape[-2] - 4 if self._input_size else shape[-1] - 5):
-                raise ValueError(f"there are {len(self._labels)} labels, but HEAD_0 has shape {list(shape)}")
+            self._check_classes(heads[0].shape)
+            image_size = (height, width)
             if self._input_size is None:
-                found = detect(heads, self._geometries, self._resize, (height, width), self._thresholds)
+                found = detect(heads, self._geometries, self._resize, image_size, self._thresholds)
             else:
-                found = detect_boxes(heads[0], self._input_size, self._resize, (height, width), self._thresholds)
+                found = detect_boxes(heads[0], self._form, self._input_size, self._resize, image_size, self._thresholds)
+            labels = self._labels_of(found.classes)
         except ValueError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
         outputs = {
             "BOXES": found.boxes,
             "SCORES": found.scores,
             "CLASSES": found.classes,
-            "LABELS": self._labels[found.classes],
+            "LABELS": labels,
         }
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
+
+    def _check_classes(self, shape: tuple[int, ...]) -> None:
+        """Raise ValueError if the head has another number of classes than there are labels, or no classes at all."""
+        if self._input_size is None:
+            classes = shape[-1] - 5
+        elif self._form is HeadForm.FINISHED:
+            if shape[-1] != _FINISHED_COLUMNS:
+                raise ValueError(f"HEAD_0 has shape {list(shape)}, expected [boxes, {_FINISHED_COLUMNS}]")
+            return
+        else:
+            columns = shape[-2] if self._form is HeadForm.CLASSES else shape[-1]
+            classes = columns - (5 if self._form is HeadForm.OBJECT_ROWS else 4)
+        if len(self._labels) != classes:
+            raise ValueError(f"there are {len(self._labels)} labels, but HEAD_0 has shape {list(shape)}")
+
+    def _labels_of(self, classes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the names of classes; without any names, the classes' numbers. Raises ValueError if one has none."""
+        if not any(self._labels):
+            return np.array([str(number).encode() for number in classes.tolist()], dtype=object)
+        if len(classes) and not 0 <= classes.min() <= classes.max() < len(self._labels):
+            raise ValueError(f"there are {len(self._labels)} labels, but a box has the class {classes.max()}")
+        named: np.ndarray[Any, Any] = self._labels[classes]
+        return named
 
 
 class Parameters:
@@ -101,6 +127,12 @@ class Parameters:
         if not all(number >= 1 and number.is_integer() for number in numbers):
             raise ValueError(f"parameter '{key}' must be whole numbers of at least 1, not '{self.text(key)}'")
         return [int(number) for number in numbers]
+
+    def choice(self, key: str, choices: type[_Choice]) -> _Choice:
+        text, allowed = self.text(key), [choice.value for choice in choices]
+        if text not in allowed:
+            raise ValueError(f"parameter '{key}' must be one of {', '.join(allowed)}, not '{text}'")
+        return choices(text)
 
     def text(self, key: str) -> str:
         if key not in self.texts:

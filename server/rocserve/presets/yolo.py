@@ -4,8 +4,7 @@ Up to version 7 a head is an FP32 array [rows, columns, anchors, 5 + classes], o
 has four raw values (x, y, width, height), then the probability of an object, then one for each class. The ONNX Model
 Zoo's YOLOv4 has such heads, and the formulas are those of its description.
 
-From version 8 on there is one head, [4 + classes, boxes]: centre, width and height in pixels of the network's input,
-then a probability for each class.
+Exported networks give one head of boxes, in a form of `HeadForm`, in pixels of the network's input.
 """
 
 from __future__ import annotations
@@ -36,6 +35,19 @@ class Resize(enum.Enum):
     """The longer side fills the input, the image is in the top left corner (rocAL's scaling mode of this name)."""
     LETTERBOX = "letterbox"
     """The longer side fills the input, the image is in the middle."""
+
+
+class HeadForm(enum.Enum):
+    """The columns of a head of boxes."""
+
+    CLASSES = "classes"
+    """[4 + classes, boxes]: centre, width and height, then a probability for each class (YOLOv8 and later)."""
+    CLASS_ROWS = "class_rows"
+    """The same, [boxes, 4 + classes]."""
+    OBJECT_ROWS = "object_rows"
+    """[boxes, 5 + classes]: the probability of an object comes before those of the classes (YOLOv5, YOLOv7)."""
+    FINISHED = "finished"
+    """[boxes, 6]: left, top, right, bottom, score and class of the boxes that are left of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +104,26 @@ def detect(
 
 
 def detect_boxes(
-    head: Array, input_size: tuple[int, int], resize: Resize, image_size: tuple[int, int], thresholds: Thresholds
+    head: Array,
+    form: HeadForm,
+    input_size: tuple[int, int],
+    resize: Resize,
+    image_size: tuple[int, int],
+    thresholds: Thresholds,
 ) -> Detections:
-    """As `detect`, for one head [4 + classes, boxes] and the network's `input_size` (height, width)."""
-    probabilities = head[4:]
-    classes = probabilities.argmax(axis=0)
-    scores = np.take_along_axis(probabilities, classes[np.newaxis], axis=0)[0]
-    above = (scores > thresholds.score) & np.isfinite(scores)
-    centres, halves = head[:2, above].T, head[2:4, above].T / 2
-    boxes = np.concatenate([centres - halves, centres + halves], axis=1)
+    """As `detect`, for one head of boxes and the network's `input_size` (height, width)."""
+    rows = head.T if form is HeadForm.CLASSES else head
+    if form is HeadForm.FINISHED:
+        classes, scores = rows[:, 5], rows[:, 4]
+    else:
+        probabilities = rows[:, 5:] * rows[:, 4:5] if form is HeadForm.OBJECT_ROWS else rows[:, 4:]
+        classes = probabilities.argmax(axis=1)
+        scores = np.take_along_axis(probabilities, classes[:, np.newaxis], axis=1)[:, 0]
+    above = (scores > thresholds.score) & np.isfinite(scores) & np.isfinite(classes)
+    boxes = rows[above, :4]
+    if form is not HeadForm.FINISHED:
+        centres, halves = boxes[:, :2], boxes[:, 2:] / 2
+        boxes = np.concatenate([centres - halves, centres + halves], axis=1)
     found = Detections(boxes, scores[above], classes[above].astype(np.int32))
     return _finish(found, input_size, resize, image_size, thresholds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.model_folders import Models
 
 from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.core.errors import ServeError
+from rocserve.core.model_config import Purpose
 from rocserve.core.requests import Signature
 
 MakeSignature = Callable[..., Signature]
@@ -124,3 +126,14 @@ def test_names_for_image_models_are_left_to_them(models: Models, make_signature:
         assert not [warning for warning in complete.warnings if "label" in warning]
         assert complete.class_names is not None
         assert complete.class_names.names == ("ant", "bee", "cat")
+
+
+@pytest.mark.parametrize(("task", "names"), [("classify", 3), ("", 3), ("detect", 0)])
+def test_names_in_the_model_s_own_file_are_taken_last(
+    models: Models, make_signature: MakeSignature, task: str, names: int
+) -> None:
+    signature = make_signature(INPUTS, {"p": ("FP32", (-1, 3))})
+    signature = replace(signature, purpose=Purpose(task, ("x", "y", "z")))
+    folder = models.folder("own", {"config.pbtxt": 'backend: "onnxruntime"', "1/model.onnx": ""})
+    assert len(labels_of(complete_definition(models.read(folder), signature)).get("p", ())) == names
+    assert labels_of(completed(models, signature)) == {"p": ("ant", "bee", "cat")}

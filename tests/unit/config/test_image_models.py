@@ -84,7 +84,7 @@ def test_names_of_public_classes_are_known_by_their_number(preset, outputs, firs
         ("yolov4", [[3, 64, 64]], [[8, 8, 3, 8], [4, 4, 3, 8], [2, 2, 3, 9]], "three outputs of cells"),
         ("yolov8", [[3, 64, 64]], [[84]], "one output of boxes"),
         ("yolov8", [[3, 64, 64]], [[-1, 84]], "one output of boxes"),
-        ("yolov8", [], [[84, 10]], "one input of colour images"),
+        ("yolov8", [], [[10, 84]], "one input of colour images"),
     ],
 )
 def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, said) -> None:
@@ -98,7 +98,9 @@ def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, said) ->
         ("imagenet", [[9]], "one output of scores, one for each class"),
         ("inception", [[9]], "one output of scores, one for each class"),
         ("yolov4", [[8, 8, 3, 8], [4, 4, 3, 8], [2, 2, 3, 8]], "three outputs of cells"),
-        ("yolov8", [[84, 10]], "one output of boxes"),
+        ("yolov8", [[10, 84]], "one output of boxes"),
+        ("yolov5", [[252, 8]], "one output of boxes"),
+        ("yolo_end2end", [[300, 6]], "one output of boxes"),
     ],
 )
 def test_outputs_that_are_no_numbers_are_refused(preset, outputs, said) -> None:
@@ -111,7 +113,7 @@ def test_outputs_that_are_no_numbers_are_refused(preset, outputs, said) -> None:
             image_models(others, None)
 
 
-@pytest.mark.parametrize(("preset", "outputs"), [("imagenet", [[10**12]]), ("yolov8", [[10**12 + 4, 10]])])
+@pytest.mark.parametrize(("preset", "outputs"), [("imagenet", [[10**12]]), ("yolov8", [[10**12 + 4, 84]])])
 def test_more_classes_than_a_label_file_may_have_are_refused(preset, outputs) -> None:
     with pytest.raises(ServeError, match="model 'net' has 1000000000000 classes, 1000000 at most can have labels"):
         image_models(config(preset, [[3, 64, 64]], outputs), None)

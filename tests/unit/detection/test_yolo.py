@@ -243,5 +243,26 @@ def test_boxes_of_one_head_are_brought_to_the_image():
         [[32, 32, 8], [16, 16, 8], [16, 18, 4], [8, 8, 4], [0.1, 0.2, 0.9], [0.8, 0.7, np.nan]], dtype=np.float32
     )
     thresholds = yolo.Thresholds(score=0.25, iou=0.5, max_boxes=10)
-    found = yolo.detect_boxes(head, (64, 64), yolo.Resize.NOT_LARGER, (100, 200), thresholds)
-    assert_same(found, [(0.8, 1, (75, 37.5, 125, 62.5))], tolerance=1e-3)
+    place = ((64, 64), yolo.Resize.NOT_LARGER, (100, 200), thresholds)
+    for form, array in ((yolo.HeadForm.CLASSES, head), (yolo.HeadForm.CLASS_ROWS, head.T)):
+        assert_same(yolo.detect_boxes(array, form, *place), [(0.8, 1, (75, 37.5, 125, 62.5))], tolerance=1e-3)
+
+
+def test_the_probability_of_an_object_counts_in_rows_that_have_one():
+    """YOLOv5: 0.5 * 0.9 = 0.45 is a box of class 1; 0.3 * 0.8 = 0.24 is below the threshold."""
+    rows = np.array([[32, 16, 16, 8, 0.5, 0.2, 0.9], [8, 8, 4, 4, 0.3, 0.8, 0.1]], dtype=np.float32)
+    thresholds = yolo.Thresholds(score=0.25, iou=0.5, max_boxes=10)
+    form, resize = yolo.HeadForm.OBJECT_ROWS, yolo.Resize.NOT_LARGER
+    found = yolo.detect_boxes(rows, form, (64, 64), resize, (100, 200), thresholds)
+    assert_same(found, [(0.45, 1, (75, 37.5, 125, 62.5))], tolerance=1e-3)
+
+
+def test_finished_boxes_are_only_brought_to_the_image():
+    """Corners, score and class. Boxes that overlap stay, empty rows go."""
+    rows = np.array(
+        [[24, 12, 40, 20, 0.8, 2], [24, 12, 40, 21, 0.7, 2], [24, 12, 40, 20, 0.9, np.nan], [0] * 6], dtype=np.float32
+    )
+    thresholds = yolo.Thresholds(score=0.25, iou=1, max_boxes=10)
+    found = yolo.detect_boxes(rows, yolo.HeadForm.FINISHED, (64, 64), yolo.Resize.NOT_LARGER, (100, 200), thresholds)
+    expected = [(0.8, 2, (75, 37.5, 125, 62.5)), (0.7, 2, (75, 37.5, 125, 65.625))]
+    assert_same(found, expected, tolerance=1e-3)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
 from rocserve.backends.onnx.model_file import ModelFile
+from rocserve.backends.purpose import read_purpose
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
@@ -56,7 +57,13 @@ def session_signature(session: Any, config: ModelConfig, file: ModelFile) -> Sig
         _LOG.info("model '%s' is not batched: %s", config.name, reason)
         batching = False
     batching = batching and all(map(_is_open, optional))
-    return Signature((*inputs, *optional), outputs, batching, frozenset(spec.name for spec in optional))
+    return Signature(
+        (*inputs, *optional),
+        outputs,
+        batching,
+        frozenset(spec.name for spec in optional),
+        purpose=read_purpose(session.get_modelmeta().custom_metadata_map),
+    )
 
 
 def _defaulted(session: Any, declared: Mapping[str, object]) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.model_config import NO_PURPOSE, Purpose
 
 ONNX_DATATYPES: Mapping[str, DataType] = {
     "bool": DataType.BOOL,
@@ -67,3 +68,4 @@ class ModelGraph:
     """The files with external data, in the order of their first mention. Each file exists and is long enough."""
     is_quantised: bool = False
     """Whether the graph holds quantising operators (QDQ or integer operators)."""
+    purpose: Purpose = NO_PURPOSE

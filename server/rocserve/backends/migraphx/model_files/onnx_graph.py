@@ -17,6 +17,7 @@ from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES, GraphTensor, ModelGraph, is_beyond_memory
 from rocserve.backends.migraphx.model_files.onnx_operators import misread_operator
+from rocserve.backends.purpose import read_purpose
 from rocserve.core.errors import ServeError, invalid_argument, unreadable
 
 _LARGEST_FILE = (1 << 31) - 1
@@ -127,6 +128,7 @@ class _GraphReader:
             weight_bytes=weight_bytes,
             external_files=tuple(dict.fromkeys(self._files.paths.values())),
             is_quantised=any(as_text(node.op_type) in _QUANTISED for node in nodes),
+            purpose=read_purpose({as_text(entry.key): as_text(entry.value) for entry in model.metadata_props}),
         )
 
     def _check_made_once(self, graph: onnx.GraphProto) -> None:

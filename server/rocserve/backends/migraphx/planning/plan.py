@@ -27,7 +27,7 @@ from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.tensors import nchw
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import NO_PURPOSE, ModelConfig, Purpose
 from rocserve.core.printable import readable_size
 
 Shape = tuple[int, ...]
@@ -46,6 +46,7 @@ class ProgramPlan:
     weight_bytes: int
     """Size of the weights in the model's file."""
     is_quantised: bool = False
+    purpose: Purpose = NO_PURPOSE
 
 
 def plan_programs(
@@ -106,6 +107,7 @@ def plan_programs(
         batches=batch is not None,
         weight_bytes=graph.weight_bytes,
         is_quantised=graph.is_quantised,
+        purpose=graph.purpose,
     )
 
 

@@ -359,4 +359,5 @@ class _Compiled:
             return TensorSpec(tensor.name, datatype, shape)
 
         inputs = tuple(spec(tensor, declared.get(tensor.name)) for tensor in self.plan.inputs)
-        return Signature(inputs, tuple(map(spec, self.plan.outputs)), self.plan.batches)
+        outputs = tuple(map(spec, self.plan.outputs))
+        return Signature(inputs, outputs, self.plan.batches, purpose=self.plan.purpose)

@@ -1,0 +1,29 @@
+"""Reads an ONNX file's purpose: `task` and `names` of the metadata that Ultralytics' exporter writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rocserve.core.model_config import Purpose
+
+_NAME = re.compile(r"""(\d{1,9})\s*:\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")""")
+"""An entry of a dict from numbers to names, as Python prints it."""
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_TASK = re.compile(r"[a-z0-9_-]{1,32}")
+_MOST_CHARACTERS = 1 << 20
+"""Of `names`; a thousand names have 20,000."""
+
+
+def read_purpose(metadata: Mapping[str, str]) -> Purpose:
+    """Return the purpose; without names if they are not numbered from 0 on."""
+    task, text = metadata.get("task", ""), metadata.get("names", "")
+    names = {
+        int(found[1]): _ESCAPED.sub(r"\1", found[2] or found[3] or "")
+        for found in _NAME.finditer(text if len(text) <= _MOST_CHARACTERS else "")
+    }
+    # A name on several lines would be several labels.
+    is_usable = sorted(names) == list(range(len(names))) and not any("\n" in name for name in names.values())
+    return Purpose(
+        task if _TASK.fullmatch(task) else "", tuple(names[number] for number in range(len(names))) if is_usable else ()
+    )
