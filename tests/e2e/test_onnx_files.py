@@ -27,7 +27,10 @@ def file(nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], **de
         [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in tensors.items()]
         for tensors in (inputs, outputs)
     ]
-    tensors = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in defaults.items()]
+    tensors = [
+        numpy_helper.from_array(np.array(value, np.int64 if name == "axis" else np.float32).reshape(-1), name)
+        for name, value in defaults.items()
+    ]
     made = helper.make_graph(nodes, "graph", *infos, tensors)
     content: bytes = helper.make_model(
         made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
@@ -42,6 +45,12 @@ NOTHING_PAST = file(
     {"past": [1, 0, 2], "x": [1, 1, 2]},
     {"present": [1, 1, 2]},
 )
+SQUEEZED = file(
+    [helper.make_node("Unsqueeze", ["x", "axis"], ["wide"]), helper.make_node("Squeeze", ["wide"], ["y"])],
+    {"x": ["n", 2]},
+    {"y": ["n", 2]},
+    axis=2,
+)
 BATCHED = """
 max_batch_size: 4
 input { name: "x" data_type: TYPE_FP32 dims: [2] }
@@ -54,9 +63,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     repository = tmp_path_factory.mktemp("repository")
     drop(repository, "classifier", map_classifier(["cat", "dog", "yak"]))
     drop(repository, "numbered", map_classifier([7, -1, 12], label_shape=[1]))
-    for name, content in {"any_rank": ANY_RANK, "default": DEFAULT, "nothing_past": NOTHING_PAST}.items():
+    for name, content in {
+        "any_rank": ANY_RANK,
+        "default": DEFAULT,
+        "nothing_past": NOTHING_PAST,
+        "squeezed": SQUEEZED,
+    }.items():
         drop(repository, name, content)
     drop(repository, "any_rank_batched", ANY_RANK, BATCHED)
+    drop(repository, "squeezed_whole", SQUEEZED, BATCHED.replace("4", "0").replace("[2]", "[-1, 2]"))
     drop(repository, "default_batched", DEFAULT, "max_batch_size: 4")
     with RocserveProcess([repository], log=tmp_path_factory.mktemp("log") / "server.log") as server:
         server.wait_until_ready()
@@ -127,3 +142,11 @@ def test_a_tensor_without_elements(server: RocserveProcess, protocol: ModuleType
     assert asked(server, protocol, "nothing_past", "present", past=past, x=[[[1, 2]]]) == [[[1, 2]]]
     with pytest.raises(InferenceServerException, match=r"Expected \[1,0,2\], got \[1,1,2\]"):
         asked(server, protocol, "nothing_past", "present", past=[[[3, 4]]], x=[[[1, 2]]])
+
+
+@pytest.mark.parametrize("model", ["squeezed", "squeezed_whole"])
+def test_an_answer_for_one_row_keeps_its_row(server: RocserveProcess, protocol: ModuleType, model: str) -> None:
+    """PyTorch's squeeze() drops every size of 1, the batch of one too: ONNX Runtime gives [2] for [1, 2]."""
+    for rows in (1, 1, 3, 1):
+        values = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
+        assert asked(server, protocol, model, "y", x=values) == values.tolist()

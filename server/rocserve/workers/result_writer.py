@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.base import Batch, BatchResult
+from rocserve.backends.dropped_sizes import with_dropped_sizes
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
@@ -95,6 +97,7 @@ class ResultWriter:
         """`batching`: the outputs' first dimension is the batch's rows."""
         self._end = end
         self._datatypes = {spec.name: spec.datatype for spec in signature.outputs}
+        self._declared = {spec.name: spec.shape for spec in signature.outputs if not spec.any_rank}
         self._batching = batching
         self._plans: Memo[object, _Plan] = Memo(_REMEMBERED)
         self._last: Memo[tuple[int, ...], _Plan] = Memo(_REMEMBERED)
@@ -148,7 +151,7 @@ class ResultWriter:
             self._reserved = None
             for destination, value in zip(plan.room(place, view).values(), values, strict=True):
                 if value is not destination:
-                    np.copyto(destination, value)  # type: ignore[arg-type]
+                    np.copyto(destination, value.reshape(destination.shape))  # type: ignore[union-attr]
             contents: list[Buffer] = []
         else:
             # Outputs in memory that was reserved for another plan are copied before that memory is freed.
@@ -172,6 +175,7 @@ class ResultWriter:
         key: object | None,
     ) -> None:
         sizes = batch.request_sizes
+        values = {name: self._with_row(name, value, batch) for name, value in values.items()}
         for name, value in values.items():
             if (shapes := batch.cuts.get(name)) is not None:
                 count, wanted = math.prod(value.shape), sum(map(math.prod, shapes))
@@ -196,6 +200,17 @@ class ResultWriter:
         layout = results[-1].layout
         if key is not None and layout is not None and layout.places.sizes is not None:
             self._last.keep(batch.request_sizes, self._plans.keep(key, _Plan(layout)))
+
+    def _with_row(self, name: str, value: Array | Tensor, batch: Batch) -> Array | Tensor:
+        """Give an output of one row back the sizes of 1 that the model has dropped, the row's among them."""
+        declared = self._declared.get(name, ())
+        is_one_row = sum(batch.request_sizes) == 1 and all(one.shape[:1] == (1,) for one in batch.inputs.values())
+        if len(value.shape) >= len(declared) or name in batch.cuts or not is_one_row:
+            return value
+        whole = with_dropped_sizes(declared, value.shape)
+        if whole is None:
+            return value
+        return replace(value, shape=whole) if isinstance(value, Tensor) else value.reshape(whole)
 
     def _split(
         self, batch: Batch, values: Mapping[str, Array | Tensor], failures: Mapping[int, ServeError]
