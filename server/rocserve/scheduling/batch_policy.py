@@ -7,10 +7,11 @@ request that runs ends too late, and almost none is answered in time. To drop th
 not enough: the rest still runs at the very edge, where the way to the client or a slightly slower batch makes them
 late. Therefore:
 
-- A request that cannot end by its deadline, by the measured times of the model's batches (compute_times), is dropped
-  when its turn comes. Clockwork (Gujarati et al., OSDI 2020) predicts execution times to refuse requests in the same
-  way. While nothing else runs, such a request runs now and then, so that an estimate that is too high is noticed. A
-  batch grows only as long as its most urgent request still ends in time.
+- A request that cannot end by its deadline, even if its batch were as fast as the fastest of the model's last batches
+  (compute_times), is dropped when its turn comes. Clockwork (Gujarati et al., OSDI 2020) predicts execution times to
+  refuse requests in the same way. A request that may be in time is not dropped for a prediction: an instance that has
+  nothing better to do runs it, and measures again. While all are dropped, one runs now and then, for the same reason.
+- A batch grows only as long as its most urgent request still ends in time, by the time that most batches stay below.
 - While a priority level keeps requests waiting for too long, it serves the newest first: adaptive LIFO, of Facebook's
   "Fail at Scale" (Maurer, ACM Queue 13(8), 2015). "Too long" is a number of milliseconds there and in CoDel (Nichols
   and Jacobson, ACM Queue 10(5), 2012; RFC 8289). Here it is half of the time that the oldest request may wait for its
@@ -192,9 +193,10 @@ class Triage:
         """time.monotonic() before which no waiting request has used half of its time, so the policy decides alone."""
 
     def is_hopeless(self, request: InferRequest, now: float) -> bool:
-        """Return whether a request would end too late even if it began to run alone at `now`, in time.monotonic()."""
+        """Return whether a request would end too late even if it began to run alone at `now`, in time.monotonic(), and
+        took no longer than the fastest of the last batches."""
         deadline = request.deadline
-        return deadline is not None and deadline <= now + self.times.of(request.plan.batch_size)
+        return deadline is not None and deadline <= now + self.times.at_best(request.plan.batch_size)
 
     def note(self, request: InferRequest) -> None:
         latest = half_time(request, self.times.of(self._policy.largest))
@@ -203,8 +205,9 @@ class Triage:
 
     def decide(self, now_ns: int, batches_before: int) -> BatchDecision:
         """Drop hopeless requests, then decide among the rest, perhaps none, as the policy does. `batches_before`:
-        batches that the instance already has in flight."""
+        batches that the instance runs before it begins the next."""
         now = now_ns / 1e9
+        self.times.review(now_ns)
         if now < self._policy_alone_until:
             decision = self._policy.decide(self._queue, now_ns)
             if decision.request_count:

@@ -1,10 +1,20 @@
 """Measures how long batches take: smoothed times in the engine, and by batch size the time from the start on an
 instance to the outputs.
 
-The second measure is a high quantile of the last batches. One slow batch changes nothing, several change it
-immediately, and slow batches are forgotten when they leave the window. Batches of up to 1, 2, 4, 8, ... rows are
-measured separately. A size that has not run yet counts as the largest measured size below it, so that it is tried. No
-estimate is made from one batch alone.
+The second measure is kept for batches of up to 1, 2, 4, 8, ... rows separately, and read in two ways: what most batches
+stay below, a quantile of the last ones, and what a batch takes at best, the fastest of the very last ones. A size that
+has not run yet counts as the largest measured size below it, so that it is tried. No estimate is made from one batch
+alone.
+
+A measurement decides what runs, and only what runs is measured. So that no model is locked out by times that were true
+once, each measurement is doubted in time:
+
+- A slow batch changes little, several change the quantile, and they are forgotten when they leave the window.
+- When a size has not run for long, its measurements are dropped, and it is tried again.
+- When the last batches, of any size, took half of the quantile or less, the machine has become faster: all
+  measurements are dropped.
+- While requests are refused and nothing runs, one of them runs now and then (`may_probe`). If it is in time, so may be
+  the next ones, because it is the fastest of the last batches then.
 """
 
 from __future__ import annotations
@@ -15,15 +25,24 @@ from rocserve.scheduling.batch import FormedBatch
 from rocserve.workers.results import BatchOutcome
 
 _WINDOW = 32
-"""Batches of one size that are remembered. If 5 of them are slow, so is the 90 % quantile."""
-_QUANTILE = 0.9
+"""Batches of one size that are remembered. If 9 of them are slow, so is the 75 % quantile."""
+_QUANTILE = 0.75
 _BATCHES_PER_ESTIMATE = 4
 """Batches after which an estimate from a full window is computed again, because sorting costs a microsecond."""
 _LEAST_BATCHES = 2
 """Number of batches of a size from which an estimate is made: the first may have been a warm-up."""
+_LATEST = 5
+"""Batches that show how fast the machine is now: of so many at least one is fast, also while others use the CPUs."""
 _PROBE_PERIOD_NS = 100_000_000
 """Time without a batch after which a request runs against the estimate: ten probes a second soon show that a model has
 become faster, and cost almost nothing if it has not."""
+_KEPT_TIMES = 50
+"""A size is measured again if it has not run for this many times as long as its last batch took. Two batches that run
+too late then cost 4 % of the time."""
+_LEAST_KEPT_NS = 10_000_000_000
+"""Measurements of a size are kept for at least this long, because clients pause too."""
+_AGES_CHECKED_NS = 1_000_000_000
+"""Time between two checks of how long sizes have not run."""
 
 
 SEND_AHEAD_BELOW_NS = 1_000_000
@@ -36,11 +55,18 @@ class ComputeTimes:
         self.engine_ns = self.request_ns = SEND_AHEAD_BELOW_NS
         """Smoothed engine time of a batch, and its share for one request."""
         self._windows: dict[int, deque[int]] = {}
+        """Size class (log2 of the rows, rounded up) -> nanoseconds of its last batches."""
+        self._ended_ns: dict[int, int] = {}
+        """Size class -> time.monotonic_ns() when its last batch ended."""
+        self._ages_checked_ns = 0
+        self._latest = deque[tuple[int, int]](maxlen=_LATEST)
+        """Rows and nanoseconds of the last batches of all sizes."""
         self._estimates: dict[int, float] = {}
-        """Size class (log2 of the rows, rounded up) -> seconds; emptied when new batches change the estimates."""
+        """Size class -> seconds that most batches stay below; emptied when new batches change the estimates."""
+        self._at_best: dict[int, float] = {}
+        """Rows -> `at_best`; emptied by each batch."""
         self._added = 0
         self._last_ns = 0
-        self._is_probing = False
 
     def observe(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
         requests = batch.requests
@@ -61,19 +87,36 @@ class ComputeTimes:
     def add(self, rows: int, nanoseconds: int, ended_ns: int) -> None:
         """Record that `rows` rows took `nanoseconds` from their start on an instance to their outputs."""
         self._last_ns = ended_ns
-        if self._is_probing:
-            self._is_probing = False
-            if nanoseconds / 1e9 <= self.of(rows) / 2:
-                self._windows.clear()
-                self._estimates.clear()
         size = (rows - 1).bit_length()
         window = self._windows.get(size)
         if window is None:
             window = self._windows[size] = deque(maxlen=_WINDOW)
         window.append(nanoseconds)
+        self._ended_ns[size] = ended_ns
+        self._latest.append((rows, nanoseconds))
+        self._at_best.clear()
         self._added += 1
         if len(window) < _WINDOW or not self._added % _BATCHES_PER_ESTIMATE:
             self._estimates.clear()
+
+    def review(self, now_ns: int) -> None:
+        """Drop the measurements of sizes that have not run for long, and all if the machine has become faster."""
+        if now_ns - self._ages_checked_ns >= _AGES_CHECKED_NS:
+            self._ages_checked_ns = now_ns
+            for size, window in list(self._windows.items()):
+                if now_ns - self._ended_ns[size] >= max(_KEPT_TIMES * window[-1], _LEAST_KEPT_NS):
+                    self._drop(size)
+        if len(self._latest) == _LATEST and all(
+            nanoseconds <= self.of(rows) * 5e8 for rows, nanoseconds in self._latest
+        ):
+            for size in list(self._windows):
+                self._drop(size)
+            self._latest.clear()
+
+    def _drop(self, size: int) -> None:
+        del self._windows[size]
+        self._estimates.clear()
+        self._at_best.clear()
 
     def of(self, rows: int) -> float:
         """Return the seconds that most batches of this size stay below; 0 while nothing is known."""
@@ -87,10 +130,21 @@ class ComputeTimes:
                 return estimate
         return 0.0
 
+    def at_best(self, rows: int) -> float:
+        """Return the seconds of the fastest of the last batches of this size; 0 while nothing is known."""
+        known = self._at_best.get(rows)
+        if known is None:
+            known = 0.0
+            for size in range((rows - 1).bit_length(), -1, -1):
+                window = self._windows.get(size, ())
+                if len(window) >= _LEAST_BATCHES:
+                    known = min([*window][-_LATEST:]) / 1e9
+                    break
+            self._at_best[rows] = known
+        return known
+
     def may_probe(self, now_ns: int) -> bool:
         """Return whether a request may run that ends too late by the estimate: no batch has run for the probe period,
-        nor for the usual time of a batch. If this probe takes half of the estimate or less, all earlier measurements
-        are discarded."""
+        nor for the usual time of a batch."""
         usual_ns = min((sorted(window)[len(window) // 2] for window in self._windows.values()), default=0)
-        self._is_probing = now_ns - self._last_ns >= max(_PROBE_PERIOD_NS, usual_ns)
-        return self._is_probing
+        return now_ns - self._last_ns >= max(_PROBE_PERIOD_NS, usual_ns)

@@ -380,7 +380,8 @@ class ModelScheduler(Scheduler):
                 return
             now_ns = time.monotonic_ns()
             if queue.deadline_count:
-                decision = self._triage.decide(now_ns, len(pool.in_flight[instance]))
+                batches_before = max(0, len(pool.in_flight[instance]) + 1 - instance.batches_at_once)
+                decision = self._triage.decide(now_ns, batches_before)
                 if self._triage.dropped:
                     self._refused += [(request, deadline_exceeded()) for request in self._triage.dropped]
                     self._triage.dropped.clear()

@@ -189,6 +189,58 @@ def test_slow_batches_do_not_lock_the_model_out(slow_batches: int):
     assert bench.serve(400, 5, lambda _: 200) >= 90
 
 
+def slowed(run_ms: Callable[[int], float]) -> Callable[[int], float]:
+    return lambda rows: 10 * run_ms(rows)
+
+
+def single_ms(_: int) -> float:
+    return 10
+
+
+def batch_ms(rows: int) -> float:
+    return 40 + 5 * rows
+
+
+@pytest.mark.parametrize("load", [1.3, 4])
+@pytest.mark.parametrize("in_order", [False, True], ids=["newest first", "in order"])
+@pytest.mark.parametrize(
+    ("run_ms", "policy", "capacity", "deadline_ms"),
+    [
+        pytest.param(single_ms, None, 100, 50, id="single"),
+        pytest.param(batch_ms, batches(), 100, 300, id="batches"),
+    ],
+)
+def test_a_machine_that_was_ten_times_slower_for_a_while_leaves_nothing_behind(
+    run_ms: Callable[[int], float],
+    policy: BatchPolicy | None,
+    capacity: float,
+    deadline_ms: float,
+    in_order: bool,
+    load: float,
+) -> None:
+    """As long as it is so slow, no request can be in time: nothing but the waiting requests shows that it is over."""
+    bench = Model(run_ms, policy, DynamicBatching(preserve_ordering=in_order))
+    usual = bench.serve(load * capacity, 5, lambda _: deadline_ms)
+    assert usual >= 0.8 * capacity
+    bench.run_ms = slowed(run_ms)
+    assert bench.serve(load * capacity, 5, lambda _: deadline_ms) <= 0.1 * capacity
+    bench.run_ms = run_ms
+    bench.serve(load * capacity, 1, lambda _: deadline_ms)
+    assert bench.serve(load * capacity, 5, lambda _: deadline_ms) >= 0.97 * usual
+
+
+@pytest.mark.parametrize("in_order", [False, True], ids=["newest first", "in order"])
+@pytest.mark.parametrize(("load", "least"), [(1.3, 0.7), (4, 0.93)])
+def test_slow_batches_now_and_then_refuse_nobody_who_may_be_in_time(in_order: bool, load: float, least: float) -> None:
+    """Three batches of ten take longer than the clients wait, so that most estimates are above all deadlines."""
+    numbers = random.Random(5)
+    bench = Model(lambda _: 10, None, DynamicBatching(preserve_ordering=in_order))
+    bench.serve(400, 3, lambda _: 200)
+    bench.run_ms = lambda _: 30 if numbers.random() < 0.7 else 260
+    runs = 1000 / (0.7 * 30 + 0.3 * 260)
+    assert bench.serve(load * runs, 40, lambda _: 200) >= least * 0.7 * runs
+
+
 def test_what_is_truly_hopeless_leaves_most_of_the_time_to_others():
     bench = Model(lambda n: 100)
     bench.serve(5, 5, lambda _: 500)
@@ -337,9 +389,84 @@ def test_compute_times_are_a_high_quantile_for_each_size():
     for _ in range(4):
         times.add(7, 40 * MS, 0)
     assert [times.of(size) for size in (1, 4, 5, 8)] == pytest.approx([0.010, 0.010, 0.040, 0.040])
-    for _ in range(6):
+    for _ in range(8):
         times.add(1, 30 * MS, 0)
     assert times.of(1) == pytest.approx(0.030)
+    assert times.at_best(1) == pytest.approx(0.030), "of the last ones"
+    times.add(1, 20 * MS, 0)
+    assert (times.of(1), times.at_best(1)) == pytest.approx((0.030, 0.020))
+
+
+def test_a_size_that_has_not_run_for_long_is_measured_again():
+    times = ComputeTimes()
+    now_ns = SECOND
+    for _ in range(4):
+        now_ns += 400 * MS
+        times.add(8, 400 * MS, now_ns)
+    last_ns = now_ns
+    while now_ns < last_ns + 50 * 400 * MS:
+        assert times.of(8) == pytest.approx(0.4)
+        now_ns += 300 * MS
+        times.add(1, 300 * MS, now_ns)
+        times.review(now_ns)
+    times.review(now_ns + SECOND)
+    assert times.of(8) == pytest.approx(0.3)
+    times.review(now_ns + 50 * 300 * MS)
+    assert times.of(1) == times.at_best(1) == 0.0, "what was measured long ago refuses nobody"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The time of this process in nanoseconds, which only the test moves."""
+    now_ns = [100 * SECOND]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_ns[0] / 1e9)
+    return now_ns
+
+
+def test_batches_that_an_engine_runs_at_the_same_time_do_not_wait_for_each_other(make_bench, clock: list[int]):
+    bench = make_bench(max_batch_size=1)
+    bench.instances[0].batches_at_once = 4
+    for value in range(8):
+        bench.submit(float(value))
+        bench.executions[-1].engine_ns = 100 * MS
+        bench.executions[-1].finish()
+        clock[0] += 100 * MS
+    running = [bench.submit(0.0) for _ in range(4)]
+    last = bench.executions[-1]
+    urgent = bench.submit(1.0, deadline=clock[0] / 1e9 + 0.15)
+    clock[0] += 40 * MS
+    last.engine_ns = 60 * MS
+    last.finish()
+    assert [answer.done.is_set() for answer in running] == [False, False, False, True]
+    assert bench.executions[-1] is not last, "it begins at once, and ends after 0.14 of its 0.15 s"
+    bench.executions[-1].finish()
+    assert urgent.response is not None
+
+
+def test_a_slow_worker_does_not_lock_out_the_one_that_replaces_it(make_bench, clock: list[int]):
+    """The first took two seconds for each batch, the second takes 1.2, and its clients wait for 1.5."""
+    bench = make_bench(max_batch_size=1)
+    for value in range(40):
+        bench.submit(float(value))
+        bench.executions[-1].engine_ns = 2 * SECOND
+        bench.executions[-1].finish()
+        clock[0] += 2 * SECOND
+    bench.scheduler.detach(bench.instances[0])
+    clock[0] += SECOND
+    other = bench.new_instance()
+    bench.scheduler.attach(other)
+    answered = 0
+    for _ in range(20):
+        before = len(other.executions)
+        answer = bench.submit(1.0, deadline=clock[0] / 1e9 + 1.5)
+        if len(other.executions) > before:
+            other.executions[-1].engine_ns = 1200 * MS
+            other.executions[-1].finish()
+        clock[0] += 1300 * MS
+        bench.loop.turn()
+        answered += answer.response is not None
+    assert answered >= 15
 
 
 def test_what_cannot_end_in_time_is_refused_at_once_and_counted(make_bench, wait_for):
@@ -354,9 +481,11 @@ def test_what_cannot_end_in_time_is_refused_at_once_and_counted(make_bench, wait
     hopeless = bench.submit(6.0, deadline=now + 0.1)
     hopeful = bench.submit(7.0, deadline=now + 60)
     assert not hopeless.done.is_set(), "an instance may turn out to be free"
+    running.engine_ns = 200 * MS
     running.finish()
     assert hopeless.error.code is StatusCode.DEADLINE_EXCEEDED
     assert hopeless.error.text == "Deadline Exceeded"
+    bench.executions[-1].engine_ns = 200 * MS
     bench.executions[-1].finish()
     assert hopeful.response is not None
     counted = bench.statistics.snapshot()
