@@ -32,6 +32,7 @@ from rocserve_client.results import (
     ServerMetadata,
     TensorMetadata,
 )
+from rocserve_client.tensors import cast_input
 
 Answer = TypeVar("Answer")
 Response = TypeVar("Response", bound=Message)
@@ -52,14 +53,31 @@ def infer(model: str, inputs: Inputs, outputs: Outputs, options: RequestOptions)
     return UnaryCall(f"{_SERVICE}/ModelInfer", request, decode_infer_response)
 
 
-def only_input(metadata: ModelMetadata, value: OneInput) -> Inputs:
-    """Return named inputs for a value without a name. Raises InvalidArgument if the model has several inputs."""
-    if len(metadata.inputs) != 1:
-        names = ", ".join(entry.name for entry in metadata.inputs)
-        raise InvalidArgument(
-            f"model '{metadata.name}' has {len(metadata.inputs)} inputs; give them by their names, in a dict: {names}"
-        )
-    return {metadata.inputs[0].name: value}
+def described_inputs(metadata: ModelMetadata, inputs: Inputs | OneInput, cast: bool) -> Inputs:
+    """Return the inputs by name, in the model's datatypes if they are to be cast. Raises InvalidArgument if a value
+    without a name is for a model with several inputs, or if a value cannot be cast."""
+    if not isinstance(inputs, Mapping):
+        if len(metadata.inputs) != 1:
+            names = ", ".join(entry.name for entry in metadata.inputs)
+            raise InvalidArgument(
+                f"model '{metadata.name}' has {len(metadata.inputs)} inputs; give them by their names, in a dict:"
+                f" {names}"
+            )
+        inputs = {metadata.inputs[0].name: inputs}
+    if not cast:
+        return inputs
+    datatypes = {entry.name: entry.datatype for entry in metadata.inputs}
+    # The server refuses an input that it does not know, with the names of those that it does.
+    return {
+        name: cast_input(name, value, datatypes[name]) if name in datatypes else value for name, value in inputs.items()
+    }
+
+
+def with_cast_advice(error: InvalidArgument, cast: bool) -> InvalidArgument:
+    """Return the error of a request; one about a datatype gets the advice to cast."""
+    if cast or "data-type is '" not in error.text:
+        return error
+    return InvalidArgument(f"{error.text}; infer(..., cast=True) converts the inputs to the model's datatypes")
 
 
 def server_live() -> UnaryCall[bool]:

@@ -12,7 +12,7 @@ from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.calls import Answer
 from rocserve_client.connection import BaseClient, Headers, grpc_timeout
-from rocserve_client.errors import CLOSED, Cancelled, RocserveError, error_from_grpc
+from rocserve_client.errors import CLOSED, Cancelled, InvalidArgument, RocserveError, error_from_grpc
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
 from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
@@ -44,20 +44,25 @@ class Client(BaseClient):
         inputs: Inputs | OneInput,
         outputs: Outputs = None,
         *,
+        cast: bool = False,
         timeout: float | None = None,
         headers: Headers = None,
         **options: Unpack[RequestOptions],
     ) -> InferResult:
         """Run a model. Without `outputs`, the model returns all of its outputs. `options`: see RequestOptions.
 
-        If the model has one input, `inputs` may be its array alone; one more call then asks the server for the name.
+        If the model has one input, `inputs` may be its array alone. `cast`: convert the inputs, which may then also be
+        lists, to the model's datatypes. In both cases one more call asks the server for the model's inputs.
         """
         self._connection.check_request(options)
-        if not isinstance(inputs, Mapping):
+        if cast or not isinstance(inputs, Mapping):
             version = options.get("version", "")
             metadata = self.model_metadata(model, version, timeout=timeout, headers=headers)
-            inputs = calls.only_input(metadata, inputs)
-        return self._call(calls.infer(model, inputs, outputs, options), timeout, headers)
+            inputs = calls.described_inputs(metadata, inputs, cast)
+        try:
+            return self._call(calls.infer(model, inputs, outputs, options), timeout, headers)
+        except InvalidArgument as error:
+            raise calls.with_cast_advice(error, cast) from error.__cause__
 
     def stream(self, *, timeout: float | None = None, headers: Headers = None) -> Stream:
         """Open a stream of requests and answers, to be used in a `with` statement."""

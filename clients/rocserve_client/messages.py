@@ -4,7 +4,7 @@ service."""
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -24,9 +24,9 @@ _RAW_INPUT_CONTENTS = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 _STREAM_INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 
-Inputs = Mapping[str, Array | Input]
-OneInput = Array | Input
-"""An input without a name, for a model with one input."""
+OneInput = Array | Input | list[Any]
+"""An input without a name, for a model with one input. Lists need `cast`."""
+Inputs = Mapping[str, OneInput]
 Outputs = Sequence[str | Output] | None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,15 +53,15 @@ class Classification(NamedTuple):
     """"" if the model has no label for the class."""
 
 
-def encode_array(name: str, value: Array | Input) -> Tensor:
+def encode_array(name: str, value: Array | Input | list[Any]) -> Tensor:
     """Return an input's tensor, which shares the array's memory if the array is C-ordered and little-endian. Raises
     InvalidArgument if the value is not an array, or if its dtype fits no KServe datatype or not the requested one."""
     wanted = value.datatype if isinstance(value, Input) else ""
     array = value.array if isinstance(value, Input) else value
     if not isinstance(array, np.ndarray):
         raise InvalidArgument(
-            f"input '{name}' is a {type(array).__name__}, expected a numpy array; for strings use"
-            " numpy.array([...], dtype=object)"
+            f"input '{name}' is a {type(array).__name__}, expected a numpy array; infer(..., cast=True) takes lists,"
+            " and for strings use numpy.array([...], dtype=object)"
         )
     if array.dtype.kind == "O" and not all(isinstance(element, bytes | str) for element in array.flat):
         raise InvalidArgument(f"input '{name}' is an object array, whose elements are expected to be bytes or str")
@@ -76,6 +76,39 @@ def encode_array(name: str, value: Array | Input) -> Tensor:
         return tensor_from_numpy(name, array, datatype)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"input '{name}': {error}") from error
+
+
+def cast_input(name: str, value: Array | Input | list[Any], datatype: str) -> Array | Input:
+    """Return an input with its values in the model's datatype: numbers are rounded to its precision. Raises
+    InvalidArgument if a number would become another one (an integer of a fraction, too large), or the values are not
+    of one shape. Strings, and inputs that name their datatype, are returned unchanged."""
+    if isinstance(value, Input):
+        if value.datatype:
+            return value
+        return replace(value, array=_cast_array(name, value.array, datatype))
+    return _cast_array(name, value, datatype)
+
+
+def _cast_array(name: str, value: Array | list[Any], datatype: str) -> Array:
+    wanted = DataType(datatype)
+    try:
+        array = np.asarray(value, dtype=object if wanted is DataType.BYTES and isinstance(value, list) else None)
+    except ValueError as error:
+        raise InvalidArgument(f"input '{name}': {error}") from error
+    target = _BF16 if wanted is DataType.BF16 else wanted.numpy_dtype
+    if wanted is DataType.BYTES or array.dtype == target:
+        return array
+    if target is None:
+        raise InvalidArgument(f"input '{name}' cannot be cast to BF16 without the package ml_dtypes; install it")
+    kinds = "biuf" if target.kind not in "biu" else "biu" if target.kind != "b" else "b"
+    if array.dtype.kind not in kinds:
+        raise InvalidArgument(f"input '{name}' of {array.dtype} cannot be cast to the model's {datatype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(target)
+    is_kept = cast == array if target.kind in "iu" else np.isfinite(cast.astype(np.float64)) | ~np.isfinite(array)
+    if not np.all(is_kept):
+        raise InvalidArgument(f"input '{name}' has numbers that {datatype}, the model's datatype, cannot hold")
+    return cast
 
 
 def decode_array(name: str, datatype: str, shape: tuple[int, ...], content: memoryview) -> Array:

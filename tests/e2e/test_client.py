@@ -57,6 +57,26 @@ def test_one_array_is_enough_for_a_model_with_one_input(rocserve_server: Rocserv
     np.testing.assert_array_equal(asyncio.run(ask()), named)
 
 
+def test_numpy_s_default_is_refused_with_the_cast_that_helps(rocserve_server: RocserveProcess):
+    zeros = np.zeros((1, 1, 16, 16))
+    with Client(rocserve_server.address) as client:
+        with pytest.raises(InvalidArgument) as caught:
+            client.infer("digits_classifier", {"IMAGE": zeros})
+        assert caught.value.text.endswith(
+            "data-type is 'FP64', but model 'digits_classifier' expects 'FP32'; numpy makes float64 by default: send"
+            " array.astype('float32'); infer(..., cast=True) converts the inputs to the model's datatypes"
+        )
+        wanted = client.infer("digits_classifier", {"IMAGE": zeros.astype(np.float32)})["PROBABILITIES"]
+        for inputs in ({"IMAGE": zeros}, zeros, zeros.tolist()):
+            np.testing.assert_array_equal(client.infer("digits_classifier", inputs, cast=True)["PROBABILITIES"], wanted)
+
+    async def ask() -> np.ndarray:
+        async with AsyncClient(rocserve_server.address) as client:
+            return (await client.infer("digits_classifier", zeros.tolist(), cast=True))["PROBABILITIES"]
+
+    np.testing.assert_array_equal(asyncio.run(ask()), wanted)
+
+
 def test_an_http_port_is_recognised(rocserve_server: RocserveProcess):
     with (
         Client(rocserve_server.http_address) as client,

@@ -34,6 +34,8 @@ _BATCH_NOTE = (
     " setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 
+_NUMPY_DEFAULTS = {"FP64": "float64", "INT64": "int64"}
+
 
 @dataclass(frozen=True, slots=True)
 class InputPlan:
@@ -250,9 +252,11 @@ class RequestValidator:
     def _plan_input(self, entry: InputHead, prefix: str, is_reference: bool) -> InputPlan:
         model, expected = self._config.name, self._inputs[entry.name]
         if entry.datatype != expected.datatype.value:
+            default = _NUMPY_DEFAULTS.get(entry.datatype, "") if expected.datatype.numpy_dtype.kind in "iuf" else ""
+            advice = f"; numpy makes {default} by default: send array.astype('{expected.datatype.numpy_dtype}')"
             raise invalid_argument(
                 f"{prefix}inference input '{entry.name}' data-type is '{entry.datatype}', but model '{model}' expects"
-                f" '{expected.datatype.value}'"
+                f" '{expected.datatype.value}'{advice if default and expected.datatype is not DataType.BF16 else ''}"
             )
         batching = self._config.max_batch_size > 0
         dims = entry.shape[1:] if batching else entry.shape
@@ -263,10 +267,16 @@ class RequestValidator:
             )
         if not (expected.any_rank or admits(expected.dims, dims)) or any(size < 0 for size in dims):
             full = (-1, *expected.dims) if batching else expected.dims
+            note = _BATCH_NOTE if batching else ""
+            if self._config.is_batch_size_chosen:
+                # Without a written max_batch_size there is none to set to zero.
+                lacks_batch = admits(expected.dims, entry.shape)
+                note = (
+                    f"The first dimension is the batch: send {format_shape((1, *entry.shape))}" if lacks_batch else ""
+                )
             raise invalid_argument(
                 f"{prefix}unexpected shape for input '{entry.name}' for model '{model}'. Expected {format_shape(full)},"
-                f" got {format_shape(entry.shape)}. "
-                + (_BATCH_NOTE if batching and not self._config.is_batch_size_chosen else "")
+                f" got {format_shape(entry.shape)}. {note}"
             )
         if expected.reshape is not None:
             dims = reshape_dims(dims, expected.dims, expected.reshape)

@@ -115,6 +115,30 @@ def test_a_limit_that_the_server_chose_names_the_way_out():
     # A user who wrote no max_batch_size is not told about it.
     assert error_of(chosen, request(ints("INPUT0", (1, 15)), ints("INPUT1"))).endswith("Expected [-1,16], got [1,15]. ")
 
+    # One row is sent as a batch of one.
+    larger = replace(chosen, max_batch_size=16)
+    assert error_of(larger, request(ints("INPUT0", (16,)), ints("INPUT1", (16,)))).endswith(
+        "Expected [-1,16], got [16]. The first dimension is the batch: send [1,16]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected", "advice"),
+    [
+        ("FP64", DataType.FP32, "; numpy makes float64 by default: send array.astype('float32')"),
+        ("INT64", DataType.INT32, "; numpy makes int64 by default: send array.astype('int32')"),
+        ("INT64", DataType.FP16, "; numpy makes int64 by default: send array.astype('float16')"),
+        ("FP64", DataType.BYTES, ""),
+        ("FP64", DataType.BF16, ""),
+        ("FP32", DataType.FP64, ""),
+        ("INT32", DataType.FP32, ""),
+    ],
+)
+def test_what_numpy_makes_by_default_is_refused_with_the_cast_that_helps(sent: str, expected: DataType, advice: str):
+    config = ModelConfig("m", inputs=(InputConfig("x", expected, (1,)),))
+    text = f"inference input 'x' data-type is '{sent}', but model 'm' expects '{expected.value}'{advice}"
+    assert error_of(config, request(ints("x", (1,), sent))).endswith(text)
+
 
 @pytest.mark.parametrize("shape", [(), (3,), (1, 0, 4)])
 def test_an_input_of_unknown_rank_takes_any_shape(shape: tuple[int, ...]):
