@@ -273,8 +273,10 @@ class HeaderForwarding:
     """Adds headers to the parameters of requests. Safe on any thread."""
 
     def __init__(self, pattern: str) -> None:
-        """Forward headers whose names `pattern` matches anywhere. Raises re.error if it is not a regular expression."""
-        self._pattern = re.compile(pattern)
+        """Forward headers whose names `pattern` matches anywhere, in small or capital letters. Raises re.error if it is
+        not a regular expression."""
+        # The front ends give the names in lower case.
+        self._pattern = re.compile(pattern, re.IGNORECASE)
         # Plans are remembered by the head's identity, so equal requests must keep one head. The dict's operations are
         # atomic; two threads may each make a new head.
         self._heads = Memo[tuple[RequestHead, _Pairs], RequestHead]()

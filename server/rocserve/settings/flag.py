@@ -113,6 +113,12 @@ def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int |
     return Kind(shown, read)
 
 
+def level(text: str) -> int:
+    """Read a number, or tritonserver's true and false."""
+    words = {"true": 1, "false": 0}
+    return words[text.lower()] if text.lower() in words else int(text)
+
+
 def text(shown: str) -> Kind:
     def read(text: str) -> str:
         # Bytes that are not UTF-8 arrive as surrogates, which no message can hold.
@@ -124,7 +130,9 @@ def text(shown: str) -> Kind:
 
 
 def one_of(choices: Iterable[str]) -> Kind:
-    return Kind("", str, tuple(choices))
+    """Return a kind for these words, in small or capital letters."""
+    by_lower_case = {choice.lower(): choice for choice in choices}
+    return Kind("", lambda text: by_lower_case.get(text.lower(), text), tuple(by_lower_case.values()))
 
 
 def byte_size(text: str, least: int = 1, expected: str = "a size such as 512M or 16G") -> int:

@@ -12,6 +12,7 @@ from rocserve.settings.flag import (
     BOOLEAN,
     COUNT,
     FILE_OR_NONE,
+    LARGEST_INT32,
     MESSAGE_BYTES,
     MILLISECONDS,
     PORT,
@@ -24,6 +25,8 @@ from rocserve.settings.flag import (
     Flag,
     Kind,
     flag,
+    level,
+    number,
     one_of,
     repeated,
     scoped_setting,
@@ -240,6 +243,6 @@ class LogSettings:
     info: bool = flag(True, BOOLEAN, "write information")
     warning: bool = flag(True, BOOLEAN, "write warnings")
     error: bool = flag(True, BOOLEAN, "write errors")
-    verbose: int = flag(0, COUNT, "write details, from 1 on")
+    verbose: int = flag(0, number("N", 0, level, LARGEST_INT32), "write details, from 1 on; true = 1")
     format: str = flag("default", one_of(("default", "ISO8601")), "how a line begins")
     file: Path | None = flag(None, FILE_OR_NONE, "write to this file instead of standard error")

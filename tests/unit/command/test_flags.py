@@ -234,6 +234,20 @@ def test_what_is_there_or_switched_off_is_taken(tmp_path: Path) -> None:
     assert settings(f"--model-repository={missing}", "--exit-on-error=false").repository.roots == (missing,)
 
 
+@pytest.mark.parametrize(("word", "verbose"), [("true", 1), ("True", 1), ("false", 0), ("3", 3)])
+def test_values_as_tritonserver_reads_them(word: str, verbose: int, tmp_path: Path) -> None:
+    given = settings(
+        f"--model-repository={tmp_path}",
+        f"--log-verbose={word}",
+        "--model-control-mode=EXPLICIT",
+        "--grpc-infer-response-compression-level=High",
+        "--log-format=iso8601",
+    )
+    assert given.log.verbose == verbose
+    assert given.repository.control_mode is ControlMode.EXPLICIT
+    assert (given.grpc.infer_response_compression_level, given.log.format) == ("high", "ISO8601")
+
+
 def test_the_older_flag_of_the_response_cache(tmp_path: Path) -> None:
     assert (
         settings(f"--model-repository={tmp_path}", "--response-cache-byte-size=1048576").response_cache_bytes == 1 << 20

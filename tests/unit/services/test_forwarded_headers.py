@@ -22,6 +22,8 @@ def test_headers_that_match_become_parameters() -> None:
 
 def test_nothing_that_matches_leaves_the_head() -> None:
     assert HeaderForwarding("^my_").forward(HEAD, [("x-my_header", "a")]) is HEAD
+    # Headers' names are in lower case, whatever the client wrote.
+    assert HeaderForwarding("^X-My_").forward(HEAD, [("x-my_header", "a")]).parameters["x-my_header"] == "a"
 
 
 def test_equal_requests_go_on_having_one_head() -> None:
