@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 
@@ -13,6 +14,14 @@ def printable(text: str) -> str:
         return text
     escaped = (each if each == "\t" or each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     return "".join(escaped)
+
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def without_colours(text: str) -> str:
+    """Remove a terminal's colours and weights, which some libraries put into the texts of their errors."""
+    return _COLOURS.sub("", text)
 
 
 def printable_line(line: bytes, longest: int) -> str:

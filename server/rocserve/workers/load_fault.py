@@ -7,6 +7,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from rocserve.core.errors import ServeError, StatusCode, unreadable
+from rocserve.core.printable import without_colours
 from rocserve.workers.messages import LONGEST_TEXT, Load, LoadFailed
 from rocserve.workers.worker_end import error_text
 
@@ -25,9 +26,12 @@ def load_failed(error: BaseException, load: Load) -> LoadFailed:
         error = unreadable(f"{error.filename} cannot be read: {error.strerror}", error)
     if not isinstance(error, ServeError):
         trace = _trace(error) or "".join(traceback.format_exception(error))
-        return LoadFailed(int(StatusCode.INTERNAL), error_text(error), trace=trace[-LONGEST_TEXT:])
-    trace = "" if error.__cause__ is None else _trace(error.__cause__)
-    return LoadFailed(int(error.code), error.text[:LONGEST_TEXT], error.can_pass, trace[-LONGEST_TEXT:])
+        code, text, can_pass = StatusCode.INTERNAL, error_text(error), False
+    else:
+        trace = "" if error.__cause__ is None else _trace(error.__cause__)
+        code, text, can_pass = error.code, error.text, error.can_pass
+    text, trace = without_colours(text), without_colours(trace)
+    return LoadFailed(int(code), text[:LONGEST_TEXT], can_pass, trace[-LONGEST_TEXT:])
 
 
 def _trace(error: BaseException) -> str:

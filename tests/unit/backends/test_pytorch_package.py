@@ -4,11 +4,13 @@ the C++ compiler that makes them."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 from support.pytorch import NO_PYTORCH
 
 from rocserve.backends.base import ModelSource
+from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH)
@@ -64,6 +67,42 @@ def test_of_the_gpu(monkeypatch: pytest.MonkeyPatch, hip: str | None, own: str) 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _gpu: properties)
     assert missing_features({**HERE, "AOTI_COMPUTE_CAPABILITY": own}, -1) == []
     assert missing_features({**HERE, "AOTI_COMPUTE_CAPABILITY": "80"}, 1) == ["compute capability 80"]
+
+
+def test_what_the_machine_lacks_is_told_before_the_code_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Loading such code may end the process, and its last line is then a part of the reason."""
+    import torch
+
+    from rocserve.backends.pytorch.package import open_package
+
+    path = tmp_path / "model.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        entry = "m/data/aotinductor/model/a.wrapper_metadata.json"
+        archive.writestr(entry, json.dumps({**HERE, "AOTI_CPU_ISA": "AVX2 AVX512"}))
+    told: list[str] = []
+
+    def load(*_arguments: object) -> None:
+        told.append(caplog.text)
+        raise RuntimeError("not loaded")
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", load)
+    with pytest.raises(ServeError, match=r"cannot read model\.pt2: not loaded"):
+        open_package(path, torch.device("cpu"))
+    assert "model.pt2 is compiled for AVX512, which this machine lacks" in told[0]
+
+
+@pytest.mark.parametrize("content", [b"no archive", b"[1]", b'{"AOTI_CPU_ISA": ', b"\xff"])
+def test_metadata_that_cannot_be_read_are_no_fault_of_their_own(tmp_path: Path, content: bytes) -> None:
+    from rocserve.backends.pytorch.package_source import read_metadata
+
+    path = tmp_path / "model.pt2"
+    path.write_bytes(content)
+    assert read_metadata(path) == {}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("m/data/aotinductor/model/a.wrapper_metadata.json", content)
+    assert read_metadata(path) == {}
 
 
 def test_the_folder_of_a_package_goes_with_it_and_with_its_process(

@@ -36,6 +36,7 @@ from rocserve.backends.output_capture import OutputCapture
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.printable import without_colours
 
 _LOG = logging.getLogger(__name__)
 _CPU_PROVIDER = "CPUExecutionProvider"
@@ -91,7 +92,6 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
     return options
 
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
 _IR = re.compile(r"Unsupported model IR version: \d+, max supported IR version: (\d+)")
 _LOCALE = re.compile(r"Failed to construct locale with name:((\w+)\.([\w-]+))")
@@ -103,7 +103,7 @@ def error_lines(written: str) -> list[str]:
     """Return the errors among ONNX Runtime's log lines, without colours, times and source positions."""
     errors: list[str] = []
     is_error = False
-    for line in _COLOURS.sub("", written).splitlines():
+    for line in without_colours(written).splitlines():
         head = _LEVEL.match(line)
         if head is not None:
             is_error = head["level"] in "EF"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rocserve.backends.pytorch.package_source import read_source
+from rocserve.backends.pytorch.package_source import read_metadata, read_source
 from rocserve.backends.pytorch.program import Program, argument_paths, environment, unreadable, without_shapes
 from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.core.errors import invalid_argument, unavailable
@@ -67,6 +67,15 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
     try:
         if (device is None or device.type != _CPU) and torch.cuda.is_available():
             torch.cuda.init()
+        # Logged first, because such code may end the process as soon as it is loaded. The reason of the failed load
+        # then has the worker's last line.
+        if lacking := missing_features(read_metadata(path), index):
+            _LOG.warning(
+                "%s is compiled for %s, which this machine lacks: its code may not run here, or end the worker; compile"
+                " it on a machine like this one",
+                path,
+                ", ".join(lacking),
+            )
         # torch._inductor.aoti_load_package would first import all of Inductor and run the C++ compiler.
         loader = unpacked(
             lambda: torch._C._aoti.AOTIModelPackageLoader(str(path), _PACKAGE_MODEL, False, _PACKAGE_RUNNERS, index)
@@ -81,11 +90,6 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
             f"{path.name} is compiled for PyTorch's device '{compiled_for}' and the instance is on '{device.type}';"
             " give the model instances there, or compile the program for this device"
         )
-    if lacking := missing_features(metadata, index):
-        _LOG.warning(
-            "%s is compiled for %s, which this machine lacks: its code may not run here", path, ", ".join(lacking)
-        )
-
     paths = argument_paths(in_spec)
     source = read_source(path) if checks else None
     if source is not None and len(source.inputs) != len(paths):

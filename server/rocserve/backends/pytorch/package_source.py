@@ -6,9 +6,11 @@ and return other memory.
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -34,6 +36,7 @@ _FOLDER = "data/aotinductor/model/"
 _ENTRY = "::run_impl("
 """Text that only the source file which takes the inputs contains."""
 _LARGEST_SOURCE = 1 << 28
+_LARGEST_METADATA = 1 << 20
 # Statements of the source that name an input, and check its datatype, sizes and strides.
 _INPUT = re.compile(r"\bauto (\w+) = std::move\(inputs\[(\d+)\]\);")
 _DATATYPE = re.compile(r"\bint32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);")
@@ -129,6 +132,19 @@ class PackageSource:
             " the program with PyTorch 2.13 or newer, which writes that into the package, give all sizes as numbers in"
             " config.pbtxt, or serve the program itself, as torch.export.save writes it"
         )
+
+
+def read_metadata(path: Path) -> Mapping[str, str]:
+    """Return what a package says of the machine that it was compiled for; empty if it cannot be read, because loading
+    it tells why."""
+    found: dict[str, str] = {}
+    with suppress(OSError, TypeError, ValueError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            is_small = member.file_size <= _LARGEST_METADATA
+            if _FOLDER in member.filename and member.filename.endswith("wrapper_metadata.json") and is_small:
+                entries = json.loads(archive.read(member))
+                found.update((str(key), str(value)) for key, value in dict(entries).items())
+    return found
 
 
 def read_source(path: Path) -> PackageSource:

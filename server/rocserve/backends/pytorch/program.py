@@ -373,5 +373,16 @@ def _common_rows(tensors: Sequence[Any]) -> Any:
     return symbol if is_alone and symbol.is_symbol else None
 
 
+_OTHER_OBJECT = re.compile(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)")
+
+
 def unreadable(path: Path, error: Exception) -> ServeError:
-    return invalid_argument(f"PyTorch {torch.__version__} cannot read {path.name}: {error}")
+    prefix = f"PyTorch {torch.__version__} cannot read {path.name}: "
+    if found := _OTHER_OBJECT.search(str(error)):
+        # PyTorch's own text advises to read the file without this check.
+        return invalid_argument(
+            f"{prefix}it holds objects of {found[1]}, and only plain tensors are read, because other objects may run"
+            " code. Tensor classes such as torchao's become plain tensors and operators by `exported ="
+            f" exported.run_decompositions()` before torch.export.save(exported, '{path.name}')"
+        )
+    return invalid_argument(f"{prefix}{error}")

@@ -29,7 +29,8 @@ SIGNATURE = Signature(
 def load(model: ModelSource) -> Model:
     behaviour = model.config.parameters.get("behaviour", "add_sub")
     if behaviour == "load_fails":
-        raise RuntimeError("the file makes no sense at byte 7")
+        # As in the texts of some libraries.
+        raise RuntimeError("the file makes \x1b[1mno sense\x1b[0m at byte 7")
     if behaviour == "load_refuses":
         raise ServeError(StatusCode.FAILED_PRECONDITION, "no such device")
     if behaviour == "load_refuses_at_length":
