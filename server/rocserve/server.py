@@ -46,8 +46,8 @@ from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository, summary
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.version_loader import WorkerVersionLoader
-from rocserve.scheduling.instances import RateLimiter
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import ResponseCache
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
@@ -138,7 +138,7 @@ class Server:
             fallbacks=self._fallbacks,
             cache=None if settings.response_cache_bytes is None else ResponseCache(settings.response_cache_bytes),
             limiter=(
-                RateLimiter(settings.rate_limit_resources, self._plane.call_soon)
+                RateLimiter(settings.rate_limit_resources, self._plane.call_soon, log.getChild("scheduler"))
                 if settings.rate_limit == "execution_count"
                 else None
             ),

@@ -187,6 +187,9 @@ class InferRequest:
     """Keeps the memory of `data` alive."""
     element_faults: Sequence[str] | None = None
     """For each input, the result of `tensors.count_elements`; None = the elements are not counted yet."""
+    caller: object = None
+    """The rate limiter's record of the instance whose model makes the request, itself or through an ensemble; None = a
+    client makes it, or there is no limiter."""
 
     # Validation sets the next two.
     plan: RequestPlan = field(init=False)

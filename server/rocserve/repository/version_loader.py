@@ -35,8 +35,8 @@ from rocserve.repository.loads import LoadedVersion, LoadOrder
 from rocserve.repository.membership import members_of, reachable
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
 from rocserve.scheduling.ensemble.version import EnsembleVersion
-from rocserve.scheduling.instances import RateLimiter
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 from rocserve.scheduling.scheduler import ModelScheduler, Scheduler, SchedulerParts
 from rocserve.scheduling.sequence.router import SequenceRouters

@@ -26,8 +26,8 @@ from rocserve.protocol.json_form import plain_values
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan
 from rocserve.repository.loads import LoadOrder
-from rocserve.scheduling.instances import needs_of
 from rocserve.scheduling.model_calls import start_call
+from rocserve.scheduling.rate_limiter import needs_of
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits, WorkerSettings
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
@@ -138,11 +138,13 @@ class VersionWorkers(WorkerGroupEvents):
 
     def start_call(self, call: ModelCall, opened: OpenCall) -> None:
         """Implements workers.instance_requests.CallStarter. Called on the data plane's thread."""
-        scheduler = self._scheduler
-        if scheduler is not None and not self._has_called:
-            self._has_called = True
-            scheduler.stop_sending_ahead()
-        self._start_call(call, opened)
+        scheduler, caller = self._scheduler, None
+        if scheduler is not None:
+            caller = scheduler.caller(opened.requests.instance)
+            if not self._has_called:
+                self._has_called = True
+                scheduler.stop_sending_ahead()
+        self._start_call(call, opened, caller)
 
     def instance_opened(self, instance: Instance) -> None:
         if self._scheduler is not None:

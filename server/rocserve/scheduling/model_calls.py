@@ -18,8 +18,9 @@ from rocserve.scheduling.ensemble.graph import step_head
 from rocserve.workers.instance_requests import OpenCall
 
 
-def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> None:
-    """Dispatch a call to the version that now serves its model. See workers.instance_requests.CallStarter."""
+def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall, caller: object = None) -> None:
+    """Dispatch a call to the version that now serves its model. See workers.instance_requests.CallStarter. `caller`:
+    see InferRequest."""
     version = "" if call.model_version < 0 else str(call.model_version)
     called: ModelConfig | None = None
     if call.device:
@@ -60,7 +61,7 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
     if call.correlation_id or call.flags:
         starts, ends = bool(call.flags & START_FLAG), bool(call.flags & END_FLAG)
         sequence = SequenceTag(sequence_id(call.correlation_id), starts, ends)
-    request = InferRequest(head, call.id, data, sequence=sequence, data_owner=opened.slot)
+    request = InferRequest(head, call.id, data, sequence=sequence, data_owner=opened.slot, caller=caller)
     # The trace of the in-flight request to which the model says that the call belongs.
     trace = opened.requests.traces.get(call.trace_number) if call.trace_number else None
     dispatch_traced(dispatcher, request, opened, trace)

@@ -25,8 +25,9 @@ from rocserve.scheduling.batch_policy import NOTHING, Triage, batch_policy
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.deadlines import Alarm, Deadlines
 from rocserve.scheduling.in_flight_requests import InFlightRequests
-from rocserve.scheduling.instances import InstancePool, RateLimiter
+from rocserve.scheduling.instances import InstancePool
 from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
+from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel, RateLimiter
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.workers.instance import Instance, WorkerGone
@@ -83,7 +84,7 @@ class Scheduler(ABC):
         self._plane = parts.plane
         self.work_off = parts.plane.work_off
         self._times = ComputeTimes()
-        self._pool = InstancePool(self._times, sends_ahead, parts.limiter)
+        self._pool = InstancePool(self._times, sends_ahead, _limited_model(parts))
         self._answers_requests = parts.answers_requests
         self._answerer: BatchAnswerer | InFlightRequests
         if parts.answers_requests:
@@ -131,6 +132,10 @@ class Scheduler(ABC):
         """How many requests have not begun to run, as far as the server can know. From any thread."""
         return self._queue.count + sum(1 for _ in self._pool.waiting())
 
+    def follow(self, request: InferRequest, responder: Responder) -> Responder:
+        """Let the rate limiter follow a call by another model. Returns the responder that takes the call's answers."""
+        return self._pool.follow(request, responder)
+
     def _refuse(self, request: InferRequest, error: ServeError) -> None:
         """Refuse a request, unless it has begun to run."""
         if request.waiting:
@@ -149,6 +154,10 @@ class Scheduler(ABC):
         """Remove an instance whose worker has ended. Queued requests wait for another instance."""
         self._pool.detach(instance)
 
+    def caller(self, instance: Instance) -> LimitedInstance | None:
+        """Return what the requests have as `caller` that the instance's model makes; None without a rate limiter."""
+        return self._pool.caller(instance)
+
     def stop_sending_ahead(self) -> None:
         """Stop sending batches ahead: the model calls models, and a call that leads back to it must not wait in the
         caller's worker while another instance is free."""
@@ -164,7 +173,7 @@ class Scheduler(ABC):
     def _granted(self) -> None:
         """Use an instance to which the rate limiter has just granted its resources."""
         self._pump()
-        self._pool.return_unused()
+        self._pool.give_back(also_wanted=False)
 
     # The end
 
@@ -197,6 +206,8 @@ class Scheduler(ABC):
         """Start all batches that can run, and answer the refused requests."""
         self._is_pump_scheduled = False
         self._start_work()
+        if self._pool.limited is not None and not self._queue.count:
+            self._pool.give_back(also_wanted=True)
         if self._expiring:
             # A request that has begun by now is not stopped any more.
             expiring, self._expiring = self._expiring, []
@@ -309,6 +320,14 @@ class Scheduler(ABC):
         self._schedule_pump()
 
 
+def _limited_model(parts: SchedulerParts) -> LimitedModel | None:
+    if parts.limiter is None:
+        return None
+    batching = parts.config.dynamic_batching
+    keeps_order = parts.config.sequence_batching is not None or (batching is not None and batching.preserve_ordering)
+    return LimitedModel(parts.limiter, parts.config.name, keeps_order)
+
+
 class Drain:
     """Counts running batches or requests, and calls back when none is left in a closed version."""
 
@@ -398,8 +417,10 @@ class ModelScheduler(Scheduler):
                 if decision is not NOTHING:
                     self._delay.set(decision.decide_again_at_ns / 1e9, self._schedule_pump)
                 return
-            if not pool.claim(instance):
+            claimed = pool.claim_any(instance)
+            if claimed is None:
                 return
+            instance = claimed
             batch = FormedBatch(queue.take(decision.request_count), now_ns, decision.is_grouped)
             if self._sequencer is not None:
                 for request in batch.requests:

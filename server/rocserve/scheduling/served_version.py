@@ -55,6 +55,8 @@ class ScheduledVersion:
             self.statistics.note_failure(error.text)
             responder.send(error)
             return
+        if request.caller is not None:
+            responder = self._scheduler.follow(request, responder)
         try:
             if self.config.decoupled:
                 # Refuses clients that can take only one response.

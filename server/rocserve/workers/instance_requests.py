@@ -52,7 +52,7 @@ class InstanceRequests:
         self, instance: Instance, start_call: CallStarter, writer: RingWriter, ring: Callable[[], None]
     ) -> None:
         """`writer`: posts to the worker. `ring`: wakes the ring's reader."""
-        self._instance = instance
+        self.instance = instance
         self._start_call = start_call
         self._writer = writer
         self._ring = ring
@@ -95,7 +95,7 @@ class InstanceRequests:
 
     def answer_call(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> None:
         """Copy and send the answer to a call. `references`: how many of the first tensors are references."""
-        if self._instance.has_ended:
+        if self.instance.has_ended:
             return
         if final and self._calls.pop(number, None) is None:
             return
@@ -110,12 +110,12 @@ class InstanceRequests:
 
     def _allocate(self, nbytes: int) -> tuple[int, memoryview]:
         """Return a slot that stays until the worker has read it. Raises HeapFull."""
-        slot, view = self._instance.inputs.place(nbytes)
+        slot, view = self.instance.inputs.place(nbytes)
         self._unread[slot.offset] = slot
         return slot.offset, view
 
     def _send(self, entry: bytes) -> None:
-        if self._instance.has_ended:
+        if self.instance.has_ended:
             return
         if not self._waiting:
             self._waiting_since = time.monotonic()
@@ -127,17 +127,17 @@ class InstanceRequests:
         """Post what the ring has room for, and try again later with the rest."""
         self._retry = None
         waiting, now = self._waiting, time.monotonic()
-        count = min(len(waiting), self._instance.room(self._writer))
-        if self._instance.has_ended:
+        count = min(len(waiting), self.instance.room(self._writer))
+        if self.instance.has_ended:
             return
         if count:
             self._writer.post(b"".join([waiting.popleft() for _ in range(count)]))
             self._ring()
             self._waiting_since = now
         if now - self._waiting_since > STALL_SECONDS or len(waiting) > MOST_WAITING + len(self._open):
-            self._instance.break_off(f"it has not taken its answers, {len(waiting)} messages wait")
+            self.instance.break_off(f"it has not taken its answers, {len(waiting)} messages wait")
         elif waiting:
-            self._retry = self._instance.plane.call_at(now + _RETRY_SECONDS, self._send_waiting)
+            self._retry = self.instance.plane.call_at(now + _RETRY_SECONDS, self._send_waiting)
 
     # Messages from the worker
 
@@ -145,24 +145,24 @@ class InstanceRequests:
         """Raises ValueError."""
         self.messages += 1
         on_answer = self._open.get(request)
-        answer, final = self._instance.results.layouts.answer(kind, last, count, layout, place, nbytes)
+        answer, final = self.instance.results.layouts.answer(kind, last, count, layout, place, nbytes)
         if isinstance(answer, ModelResponse):
-            answer.slot = self._instance.slot(place)
+            answer.slot = self.instance.slot(place)
         elif isinstance(answer, ServeError):
-            self._instance.return_place(place)
+            self.instance.return_place(place)
         if final:
             self.close_requests((request,))
         if on_answer is not None:
-            self._instance.call_guarded(on_answer, answer, final)
+            self.instance.call_guarded(on_answer, answer, final)
 
     def take_call(self, layout: int, number: int, place: int, nbytes: int) -> None:
         """Raises ValueError."""
         if number in self._calls:
             raise ValueError(f"two calls of the number {number}")
         self.messages += 1
-        inputs, text = self._instance.results.layouts.read(layout, place, nbytes)
+        inputs, text = self.instance.results.layouts.read(layout, place, nbytes)
         call = replace(from_json(ModelCall, text), inputs=tuple(inputs))
-        opened = self._calls[number] = OpenCall(self, number, self._instance.slot(place))
+        opened = self._calls[number] = OpenCall(self, number, self.instance.slot(place))
         if len(self._calls) > MOST_CALLS:
             opened.send(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"))
             return
@@ -183,10 +183,10 @@ class InstanceRequests:
         lost = RequestLost(error.code, error.text)
         requests, self._open = self._open, {}
         for on_answer in requests.values():
-            self._instance.call_guarded(on_answer, lost, True)
+            self.instance.call_guarded(on_answer, lost, True)
         calls, self._calls = self._calls, {}
         for opened in calls.values():
-            self._instance.call_guarded(opened.cancelled)
+            self.instance.call_guarded(opened.cancelled)
         self._unread.clear()
         # The sender refers to this object and would keep it until a garbage collection.
         del self._sender

@@ -14,8 +14,8 @@ from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestValidator
-from rocserve.scheduling.instances import RateLimiter
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import ModelScheduler, SchedulerParts
 
 

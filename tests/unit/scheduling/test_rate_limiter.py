@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, InstanceRateLimiter, RateLimiterResource
-from rocserve.scheduling.instances import LimitedInstance, RateLimiter, needs_of
+from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel, RateLimiter, needs_of
 from rocserve.settings import RateLimitResource
 
 
@@ -24,13 +27,14 @@ class Limited:
     def __init__(self, *explicit: RateLimitResource) -> None:
         self.granted: list[str] = []
         self._soon: list[Callable[[], None]] = []
-        self.limiter = RateLimiter(explicit, self._soon.append)
+        self.limiter = RateLimiter(explicit, self._soon.append, logging.getLogger("test"))
 
     def load(self, *instances: InstanceRateLimiter, device: int | None = None) -> Callable[[], None]:
         return self.limiter.register([needs_of(each, device) for each in instances])
 
     def instance(self, name: str, needs: InstanceRateLimiter, device: int | None = None) -> LimitedInstance:
-        return LimitedInstance(needs, device, lambda: self.granted.append(name))
+        model = LimitedModel(self.limiter, name)
+        return LimitedInstance(model, needs, device, lambda: self.granted.append(name))
 
     def end(self, instance: LimitedInstance) -> None:
         """End a run, without asking again."""
@@ -40,6 +44,25 @@ class Limited:
     def run_soon(self) -> None:
         while self._soon:
             self._soon.pop(0)()
+
+    def run_busy(self, instances: dict[str, LimitedInstance], times: int) -> list[str]:
+        """Run instances with endless work, which ask again when they have run; return who ran, in order."""
+        running = [name for name, instance in instances.items() if self.limiter.ask(instance)]
+        order: list[str] = []
+        for _ in range(times):
+            name = running.pop(0)
+            order.append(name)
+            self.limiter.release(instances[name], has_run=True)
+            if self.limiter.ask(instances[name]):
+                running.append(name)
+            self.run_soon()
+            running += self.granted
+            self.granted.clear()
+        for instance in instances.values():
+            self.limiter.release(instance, has_run=False)
+        self.run_soon()
+        self.granted.clear()
+        return order
 
 
 @pytest.fixture
@@ -87,22 +110,88 @@ def test_a_global_resource_is_shared_by_all_devices(limited: Limited) -> None:
     assert not limited.limiter.ask(limited.instance("1", shared, 1))
 
 
-def test_who_ran_least_for_its_priority_is_next(limited: Limited) -> None:
+def test_an_instance_of_priority_3_runs_a_third_as_often(limited: Limited) -> None:
     urgent, patient = limits(1, R=1), limits(3, R=1)
     limited.load(urgent, patient)
     instances = {"urgent": limited.instance("urgent", urgent), "patient": limited.instance("patient", patient)}
-    assert limited.limiter.ask(instances["urgent"])
-    assert not limited.limiter.ask(instances["patient"])
-    running, order = "urgent", []
-    for _ in range(16):
-        order.append(running)
-        # Both have endless work: after a run each asks again immediately.
-        limited.limiter.release(instances[running], has_run=True)
-        granted = limited.limiter.ask(instances[running])
+    order = limited.run_busy(instances, 400)
+    assert order.count("urgent") == 300
+    assert order[:7] == ["urgent", "patient", "urgent", "urgent", "patient", "urgent", "urgent"]
+
+
+def test_a_model_that_is_new_or_has_rested_gets_its_share_and_no_more(limited: Limited) -> None:
+    needs = limits(R=1)
+    limited.load(needs)
+    old, new, rested = (limited.instance(name, needs) for name in ("old", "new", "rested"))
+    assert limited.run_busy({"old": old, "rested": rested}, 1000).count("old") == 500
+    limited.run_busy({"old": old}, 1000)
+    order = limited.run_busy({"old": old, "new": new, "rested": rested}, 300)
+    assert Counter(order) == {"old": 100, "new": 100, "rested": 100}
+
+
+def test_other_resources_do_not_change_the_share(limited: Limited) -> None:
+    """A model that runs often on a resource of its own sets no clock of another resource forward."""
+    urgent, patient, apart = limits(1, R=1), limits(2, R=1), limits(S=1)
+    limited.load(urgent, patient, apart)
+    instances = {name: limited.instance(name, needs) for name, needs in (("urgent", urgent), ("patient", patient))}
+    other = limited.instance("apart", apart)
+    order: list[str] = []
+    for _ in range(100):
+        for _ in range(10):
+            assert limited.limiter.ask(other)
+            limited.limiter.release(other, has_run=True)
+        order += limited.run_busy(instances, 3)
+    assert Counter(order) == {"urgent": 200, "patient": 100}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_waits_for_more_than_one_execution_of_each(limited: Limited, seed: int) -> None:
+    """Instances of one priority, which need any of three resources, in any amounts, and ask at any time. While one
+    waits, each other that needs the same is granted it at most once."""
+    numbers = random.Random(seed)
+    instances: dict[str, LimitedInstance] = {}
+    for number in range(numbers.randint(2, 8)):
+        needs = limits(**{name: numbers.randint(1, 4) for name in numbers.sample("RST", numbers.randint(1, 3))})
+        limited.load(needs)
+        instances[str(number)] = limited.instance(str(number), needs)
+    running: list[str] = []
+    passed: dict[str, Counter[str]] = {}
+
+    def begin(name: str) -> None:
+        passed.pop(name, None)
+        running.append(name)
+        for waiting, counts in passed.items():
+            if not instances[waiting].needs.keys().isdisjoint(instances[name].needs):
+                counts[name] += 1
+                assert counts[name] <= 1, (name, passed)
+
+    for _ in range(400):
+        if running and numbers.random() < 0.6:
+            name = running.pop(numbers.randrange(len(running)))
+            limited.limiter.release(instances[name], has_run=True)
+        else:
+            name = numbers.choice(list(instances))
+        if name not in running and name not in passed:
+            if limited.limiter.ask(instances[name]):
+                begin(name)
+            else:
+                passed[name] = Counter()
         limited.run_soon()
-        running = running if granted else limited.granted.pop()
-    assert order.count("urgent") == 12
-    assert order[:5] == ["urgent", "patient", "urgent", "urgent", "patient"]
+        for name in limited.granted:
+            begin(name)
+        limited.granted.clear()
+        assert running or not passed
+
+
+def test_who_waits_stops_only_those_who_need_the_same(limited: Limited) -> None:
+    one, both, other, none = limits(R=1), limits(R=1, S=1), limits(T=1), limits()
+    limited.load(one, both, other, none)
+    assert limited.limiter.ask(limited.instance("1", one))
+    assert not limited.limiter.ask(limited.instance("2", both))
+    assert not limited.limiter.ask(limited.instance("3", limits(S=1)))
+    for _ in range(3):
+        assert limited.limiter.ask(limited.instance("4", none))
+    assert limited.limiter.ask(limited.instance("5", other))
 
 
 def test_explicit_counts_take_the_place_of_what_models_hold() -> None:
@@ -159,7 +248,7 @@ def test_who_asked_and_has_nothing_to_run_any_more_stands_in_nobodys_way(limited
 @pytest.fixture
 def pair(make_bench, loop):
     """Two models whose instances need the only unit of R."""
-    limiter = RateLimiter((), loop.call_soon)
+    limiter = RateLimiter((), loop.call_soon, logging.getLogger("test"))
     needs = limits(R=1)
     limiter.register([needs_of(needs, None)])
 
@@ -172,6 +261,22 @@ def pair(make_bench, loop):
         return bench
 
     return limited_bench(), limited_bench()
+
+
+def test_a_model_runs_where_it_needs_no_resource(make_bench, loop) -> None:
+    limiter = RateLimiter((), loop.call_soon, logging.getLogger("test"))
+    limiter.register([needs_of(limits(R=1), None)])
+    bench = make_bench(DynamicBatching(), max_batch_size=1, instances=0, limiter=limiter)
+    for needs in (limits(R=1), limits(R=1), limits()):
+        instance = bench.new_instance()
+        instance.rate_limiter = needs
+        bench.instances.append(instance)
+        bench.scheduler.attach(instance)
+    for value in (1.0, 2.0, 3.0):
+        bench.submit(value)
+    assert sorted(len(instance.executions) for instance in bench.instances) == [0, 1, 1]
+    assert len(bench.instances[2].executions) == 1
+    bench.finish_all()
 
 
 def test_schedulers_run_one_at_a_time_and_batch_what_waits(pair, wait_for) -> None:

@@ -272,7 +272,7 @@ class EnsembleRun:
         for request in requests:
             if not limits:
                 self.dispatch(request)
-            elif not limits[request.index].begin(request.begin):
+            elif not limits[request.index].begin(request.begin, may_wait=self._request.caller is None):
                 self.watch_cancellation(request, lambda: self.step_failed(cancelled()))
 
     def _step_request(self, index: int, iteration: int) -> StepRequest:
@@ -322,6 +322,7 @@ class EnsembleRun:
             phases=self._phases,
             sequence=sequence,
             data_owner=(self._request.data_owner, slots) if slots else self._request.data_owner,
+            caller=self._request.caller,
         )
         is_batched = member.max_batch_size > 0
         return StepRequest(

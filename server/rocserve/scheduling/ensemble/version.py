@@ -33,9 +33,10 @@ class InflightLimit:
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_starting = False
 
-    def begin(self, start: Callable[[], None]) -> bool:
-        """Call `start` now, or when earlier requests have ended. Returns False if it must wait."""
-        if self._waiting or self._running >= self._limit:
+    def begin(self, start: Callable[[], None], may_wait: bool = True) -> bool:
+        """Call `start` now, or when earlier requests have ended. Returns False if it must wait. With the rate limiter
+        calls by models do not wait here: the requests before them may need what the callers hold."""
+        if may_wait and (self._waiting or self._running >= self._limit):
             self._waiting.append(start)
             return False
         self._running += 1

@@ -198,6 +198,7 @@ class SequenceScheduler(Scheduler):
         self.validator.validate(request)
         if self._config.decoupled:
             responder.expect_many()
+        self._pool.take_over(request)
         self.submit(request, responder)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 import weakref
 
@@ -22,8 +23,8 @@ from rocserve.core.model_config import (
 )
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceTag
-from rocserve.scheduling.instances import RateLimiter, needs_of
 from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
 from rocserve.scheduling.sequence.router import SequenceRouter
 
 from .conftest import STATE, Answer, Row
@@ -553,7 +554,7 @@ def test_a_version_that_is_about_to_be_replaced_has_its_sequences(make_bench):
 
 def test_instances_run_when_the_rate_limiter_says_so(make_bench, loop):
     limits = InstanceRateLimiter((RateLimiterResource("r", 1),))
-    limiter = RateLimiter([], loop.call_soon)
+    limiter = RateLimiter([], loop.call_soon, logging.getLogger("test"))
     limiter.register([needs_of(limits, None)] * 2)
     bench = make_bench(instances=2, limiter=limiter, limits_of_instances=limits)
     answers = [bench.ask(sequence, sequence, start=True) for sequence in (1, 2)]

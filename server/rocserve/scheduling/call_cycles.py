@@ -1,0 +1,124 @@
+"""Finds the instance that must run although the rate limiter lacks resources, because it waits for itself.
+
+Who waits for whom:
+
+- a caller, an instance with open calls, waits for the place of each call;
+- a call at an instance waits for the calls that this instance makes;
+- a call in a model's queue waits for an instance of the model, each of which may be running or in the limiter's line;
+- an instance in the line waits for those who hold what it lacks, and for those before it that need the same.
+
+All else ends by itself: an instance that runs and makes no calls, a model that is about to form a batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rocserve.scheduling.rate_limiter import Call, LimitedInstance, Needs, ResourceKey
+
+_Waiter = tuple["LimitedInstance", bool]
+"""An instance, and whether it waits in the line (True) or for its calls (False): it may do both."""
+
+
+class Standstill:
+    """What can never go on by itself: the callers whose calls cannot all be answered, and the instances in the line
+    that cannot be granted their resources, even when all others have ended and given back theirs."""
+
+    def __init__(
+        self,
+        line: Sequence[LimitedInstance],
+        callers: Iterable[LimitedInstance],
+        held: Mapping[ResourceKey, int],
+        available: Needs,
+    ) -> None:
+        """`line`: those who wait for resources, in their order. `held`: what all instances hold."""
+        self._line = line
+        self._held = held
+        self._available = available
+        self._claims = dict.fromkeys(line)
+        self._callers = dict.fromkeys(callers)
+        self._held_for_good: Counter[ResourceKey] = Counter()
+        while self._strike_out():
+            pass
+
+    def first_to_run(self) -> LimitedInstance | None:
+        """Return an instance in the line that waits for itself, and for which a caller waits: each end of another
+        instance would come too late for it. Not before all others have given back what it needs."""
+        for caller in self._callers:
+            for claim in self._called_in_cycle(caller):
+                if all(self._held.get(key, 0) <= self._held_for_good[key] for key in claim.needs):
+                    return claim
+        return None
+
+    def _strike_out(self) -> bool:
+        """Strike out all that can go on once what was struck out before has ended. Returns whether there was any."""
+        before = len(self._claims) + len(self._callers)
+        self._held_for_good = Counter()
+        for caller in self._callers:
+            if caller.is_granted:
+                self._held_for_good.update(caller.needs)
+        waiting: dict[LimitedInstance, None] = {}
+        taken: set[ResourceKey] = set()
+        for claim in self._claims:
+            if self._lacking(claim) or not taken.isdisjoint(claim.needs):
+                waiting[claim] = None
+                taken.update(claim.needs)
+        callers = [caller for caller in self._callers if any(map(self._stands_still, caller.calls))]
+        self._claims, self._callers = waiting, dict.fromkeys(callers)
+        return len(self._claims) + len(self._callers) < before
+
+    def _lacking(self, claim: LimitedInstance) -> list[ResourceKey]:
+        held, available = self._held_for_good, self._available
+        return [key for key, count in claim.needs.items() if held[key] + count > available.get(key, 0)]
+
+    def _stands_still(self, call: Call) -> bool:
+        if call.instance is not None:
+            return call.instance in self._callers
+        blocked = [self._takes_no_batch(instance) for instance in call.model.instances.values()]
+        if call.model.keeps_order:
+            return any(blocked)
+        return bool(blocked) and all(blocked)
+
+    def _takes_no_batch(self, instance: LimitedInstance) -> bool:
+        if instance.is_staged:
+            return instance in self._claims
+        return instance.is_granted and instance in self._callers
+
+    # Cycles
+
+    def _called_in_cycle(self, caller: LimitedInstance) -> list[LimitedInstance]:
+        """Follow from a caller who waits for whom until one comes again. Return, of the instances in this cycle, those
+        in the line for which a caller waits."""
+        way: dict[_Waiter, int] = {}
+        called: set[LimitedInstance] = set()
+        waiter: _Waiter | None = (caller, False)
+        while waiter is not None and waiter not in way:
+            way[waiter] = len(way)
+            following = self._next(waiter)
+            if following is not None and following[1] and not waiter[1]:
+                called.add(following[0])
+            waiter = following
+        if waiter is None:
+            return []
+        return [one for (one, in_line), place in way.items() if place >= way[waiter] and in_line and one in called]
+
+    def _next(self, waiter: _Waiter) -> _Waiter | None:
+        """Return one for which another waits; None only if an instance needs more than can ever be there."""
+        instance, in_line = waiter
+        if in_line:
+            lacking = self._lacking(instance)
+            for caller in self._callers:
+                if caller.is_granted and not caller.needs.keys().isdisjoint(lacking):
+                    return caller, False
+            before = self._line[: self._line.index(instance)]
+            others = (one for one in before if one in self._claims and not one.needs.keys().isdisjoint(instance.needs))
+            first = next(others, None)
+            return None if first is None else (first, True)
+        call = next(filter(self._stands_still, instance.calls))
+        if call.instance is not None:
+            return call.instance, False
+        other = next(filter(self._takes_no_batch, call.model.instances.values()))
+        return other, other.is_staged

@@ -1,0 +1,294 @@
+"""Limits which instances of all models may run, as Triton's mode execution_count does: an instance holds its resources
+while it runs a batch.
+
+**Who waits.** An instance that needs no resource never waits. The others stand in one line, in the order of the virtual
+times at which they finished their last execution. An instance takes nothing that one before it in the line needs; all
+else it may take.
+
+**Fair share** (start-time fair queueing). An execution starts, in virtual time, when the instance finished its last
+one, or later if a clock of its resources is later, so time without work earns nothing. It sets these clocks to its
+start, and finishes `priority` units after it. So while an instance waits, each other of its priority that needs the
+same runs at most once, and one with priority 2 runs half as often.
+
+**No cycle of holders and waiters.** A model may call others while its instance holds resources, and a call stands in
+the line like a client's request. If an instance in the line waits, over any number of calls, queues and resources, for
+itself (`call_cycles.py`), then no end of another can help it, and it runs at once: out of its turn and, if what it
+needs is held in the cycle, beyond the amount. Each event that may close a cycle (a request for resources, a call, a
+lost instance, a smaller amount) is followed by this check, so no cycle lasts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import InstanceRateLimiter
+from rocserve.core.requests import InferRequest
+from rocserve.core.serving import EndingResponder, Responder
+from rocserve.scheduling.call_cycles import Standstill
+from rocserve.settings import RateLimitResource
+
+ResourceKey = tuple[int | None, str]
+"""The device (None = the whole machine) and the resource's name."""
+
+Needs = Mapping[ResourceKey, int]
+
+
+def needs_of(limits: InstanceRateLimiter, device: int | None) -> Needs:
+    """Return the resources that an instance holds while it runs. `device`: the GPU's number, None on the CPU."""
+    # Instances on the CPU hold the resources of device 0.
+    key_device = device or 0
+    return {
+        (None if resource.is_global else key_device, resource.name): resource.count for resource in limits.resources
+    }
+
+
+class _State(enum.Enum):
+    FREE = enum.auto()
+    """The instance has nothing to run, or has not asked the limiter."""
+    STAGED = enum.auto()
+    """It waits in the line."""
+    GRANTED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class LimitedModel:
+    """The limiter's record of a model version."""
+
+    limiter: RateLimiter
+    name: str
+    keeps_order: bool = False
+    """Whether its requests may have to wait for each of its instances: they belong to sequences, or are answered in the
+    order in which they came. Else one instance that takes batches is enough."""
+    instances: dict[object, LimitedInstance] = field(default_factory=dict)
+    """By the Instance."""
+    has_warned: bool = False
+
+
+class LimitedInstance:
+    """The limiter's record of an instance: its resources, its state, and its virtual times."""
+
+    __slots__ = ("calls", "finish", "model", "needs", "on_granted", "start", "state", "weight")
+
+    def __init__(
+        self, model: LimitedModel, limits: InstanceRateLimiter, device: int | None, on_granted: Callable[[], None]
+    ) -> None:
+        """`on_granted`: called when the instance had to wait and may now run."""
+        self.model = model
+        self.needs = {key: count for key, count in needs_of(limits, device).items() if count}
+        self.weight = max(limits.priority, 1)
+        self.on_granted = on_granted
+        self.calls: dict[Call, None] = {}
+        """The calls of its model that are not answered yet."""
+        self.state = _State.FREE
+        self.start = self.finish = 0
+        """Virtual times at which the execution that it runs has started, and the one before it has finished."""
+
+    @property
+    def is_staged(self) -> bool:
+        return self.state is _State.STAGED
+
+    @property
+    def is_granted(self) -> bool:
+        return self.state is _State.GRANTED
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A request that an instance's model makes while the instance may be running a batch."""
+
+    caller: LimitedInstance
+    model: LimitedModel
+    """The called model."""
+    instance: LimitedInstance | None = None
+    """The instance to which the request was given; None = it waits for one, or for any at all (`keeps_order`)."""
+
+
+class RateLimiter:
+    """See the top of this file. Models are registered by the thread that loads them, instances ask on the data plane's
+    thread: both share only the available resources, a mapping that is replaced and never changed."""
+
+    def __init__(
+        self,
+        explicit: Sequence[RateLimitResource],
+        call_soon: Callable[[Callable[[], None]], None],
+        log: logging.Logger,
+    ) -> None:
+        """`explicit`: the available resources; empty = as many as the neediest instance needs. `call_soon`: runs a
+        callback on the data plane's thread."""
+        self._explicit = tuple(explicit)
+        self._call_soon = call_soon
+        self._log = log
+        self._registered: dict[object, Sequence[Needs]] = {}
+        self._available: Needs = {}
+        self._held: dict[ResourceKey, int] = {}
+        self._clocks: dict[ResourceKey, int] = {}
+        self._line: list[LimitedInstance] = []
+        self._calls: dict[InferRequest, Call] = {}
+        self._callers: dict[LimitedInstance, None] = {}
+        """The instances with open calls."""
+
+    # Models
+
+    def register(self, instances: Sequence[Needs]) -> Callable[[], None]:
+        """Register a model's instances; return the function that unregisters them. Raises ServeError (INVALID_ARGUMENT)
+        if the resources can never suffice, or if a resource is both of the machine and of a device."""
+        self._available = self._resources(instances)
+        model = object()
+        self._registered[model] = tuple(instances)
+        self._call_soon(self._allocate)
+
+        def unregister() -> None:
+            if self._registered.pop(model, None) is not None:
+                self._available = self._resources()
+                self._call_soon(self._allocate)
+
+        return unregister
+
+    def _resources(self, new_instances: Iterable[Needs] = ()) -> Needs:
+        most: dict[ResourceKey, int] = {}
+        for needs in itertools.chain(*self._registered.values(), new_instances):
+            for key, count in needs.items():
+                most[key] = max(most.get(key, 0), count)
+        available = {key: self._explicit_count(key) for key in most} if self._explicit else dict(most)
+        for (device, name), needed in most.items():
+            if available[device, name] < needed:
+                raise invalid_argument(
+                    f'Resource count for "{name}" is limited to {available[device, name]} which will prevent scheduling'
+                    f" of one or more model instances, the minimum required count is {needed}"
+                )
+        for device, name in most:
+            if device is not None and (None, name) in most:
+                raise invalid_argument(
+                    f'Resource "{name}" is present as both global and device-specific resource in the model'
+                    " configuration."
+                )
+        return available
+
+    def _explicit_count(self, key: ResourceKey) -> int:
+        """Return what --rate-limit-resource gives of a resource; 0 if no flag names it. The flag ignores case."""
+        device, name = key
+        return max(
+            (
+                resource.count
+                for resource in self._explicit
+                if resource.name.lower() == name.lower() and (device is None or resource.device in (None, device))
+            ),
+            default=0,
+        )
+
+    # Instances
+
+    def ask(self, instance: LimitedInstance) -> bool:
+        """Return whether an instance may run now. If not, `on_granted` is called when it may."""
+        if instance.state is _State.FREE:
+            if not instance.needs or not (self._line or self._lacking(instance)):
+                self._grant(instance, asking=instance)
+                return True
+            instance.state = _State.STAGED
+            bisect.insort(self._line, instance, key=attrgetter("finish"))
+            self._allocate(asking=instance)
+        return instance.is_granted
+
+    def release(self, instance: LimitedInstance, has_run: bool) -> None:
+        """Take back an instance's resources, or its request for them. They are granted in a later call of the loop, so
+        that this instance can ask again before that."""
+        if instance.is_granted:
+            for key, count in instance.needs.items():
+                self._held[key] -= count
+            if has_run:
+                instance.finish = instance.start + instance.weight
+        elif instance.is_staged:
+            self._line.remove(instance)
+        instance.state = _State.FREE
+        if self._line:
+            self._call_soon(self._allocate)
+
+    def lose(self, instance: LimitedInstance) -> None:
+        """Release what an instance holds, because its worker has ended. Its requests wait for another instance."""
+        self.release(instance, has_run=False)
+        for call in self._calls.values():
+            if call.instance is instance:
+                call.instance = None
+
+    def _allocate(self, asking: LimitedInstance | None = None) -> None:
+        """Grant resources in the order of the line, then to those that wait for themselves. `asking` is not called
+        back."""
+        while self._line:
+            waiting: list[LimitedInstance] = []
+            needed: set[ResourceKey] = set()
+            for instance in self._line:
+                if needed.isdisjoint(instance.needs) and not self._lacking(instance):
+                    self._grant(instance, asking)
+                else:
+                    waiting.append(instance)
+                    needed.update(instance.needs)
+            self._line = waiting
+            if not self._callers:
+                return
+            first = Standstill(waiting, self._callers, self._held, self._available).first_to_run()
+            if first is None:
+                return
+            self._warn(first)
+            waiting.remove(first)
+            self._grant(first, asking)
+
+    def _lacking(self, instance: LimitedInstance) -> list[ResourceKey]:
+        held, available = self._held, self._available
+        return [key for key, count in instance.needs.items() if held.get(key, 0) + count > available.get(key, 0)]
+
+    def _grant(self, instance: LimitedInstance, asking: LimitedInstance | None) -> None:
+        instance.start = max([instance.finish, *[self._clocks.get(key, 0) for key in instance.needs]])
+        for key, count in instance.needs.items():
+            self._held[key] = self._held.get(key, 0) + count
+            self._clocks[key] = instance.start
+        instance.state = _State.GRANTED
+        if instance is not asking:
+            self._call_soon(instance.on_granted)
+
+    def _warn(self, instance: LimitedInstance) -> None:
+        """Tell once per model that an instance exceeds an amount."""
+        lacking, model = self._lacking(instance), instance.model
+        if lacking and not model.has_warned:
+            model.has_warned = True
+            self._log.warning(
+                "model '%s' runs although its resource '%s' is used up, because those who hold it wait for its answer;"
+                " --rate-limit-resource=%s:COUNT gives more, or let it need another resource than its callers",
+                model.name,
+                lacking[0][1],
+                lacking[0][1],
+            )
+
+    # Calls
+
+    def follow(self, request: InferRequest, responder: Responder, model: LimitedModel) -> Responder:
+        """Follow a call, which has come to a model, until its last answer. Returns the responder for it."""
+        caller = request.caller
+        assert isinstance(caller, LimitedInstance), "InstancePool.caller made it"
+        call = self._calls[request] = Call(caller, model)
+        caller.calls[call] = self._callers[caller] = None
+        self._check()
+        return EndingResponder(responder, functools.partial(self._end_call, request))
+
+    def move(self, request: InferRequest, model: LimitedModel, instance: LimitedInstance | None) -> None:
+        """Note where a call is now: in a model's queue, or given to an instance."""
+        call = self._calls[request]
+        call.model, call.instance = model, None if model.keeps_order else instance
+        self._check()
+
+    def _end_call(self, request: InferRequest) -> None:
+        call = self._calls.pop(request)
+        del call.caller.calls[call]
+        if not call.caller.calls:
+            del self._callers[call.caller]
+
+    def _check(self) -> None:
+        if self._line:
+            self._call_soon(self._allocate)
