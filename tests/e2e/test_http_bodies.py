@@ -56,6 +56,24 @@ def test_what_is_too_large(http_server: RocserveProcess) -> None:
     )
 
 
+def test_a_body_for_another_call_names_that_call(http_server: RocserveProcess) -> None:
+    path = "/v2/models/add_sub/infer"
+    status, answer = ask(http_server, "POST", path, b'{"INPUT0": [1], "INPUT1": [2]}')
+    assert (status, answer["error"]) == (
+        500,
+        "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'; the body has the inputs as"
+        " its members, which is the form of /v2/models/add_sub/generate: send it there",
+    )
+    # Small JSON is parsed at once, large JSON in another process.
+    for size in (100, 500_000):
+        status, answer = ask(http_server, "POST", path, b"\xff\xd8\xff\xe0" + bytes(size))
+        assert status == 500
+        assert answer["error"] == (
+            "failed to parse the request JSON buffer: Invalid value. at 0; the body is a JPEG file, and the model takes"
+            " INPUT0 INT32 [4], INPUT1 INT32 [4]: the parameter `preprocess` makes a model that takes pictures"
+        )
+
+
 def test_a_client_that_asks_before_it_sends(http_server: RocserveProcess) -> None:
     body = json.dumps(add_sub_body()).encode()
     with socket.create_connection(("127.0.0.1", http_server.http_port), timeout=20) as connection:

@@ -41,6 +41,7 @@ from rocserve.frontends.http.infer_bodies import (
     parse_infer_text,
     refused_request_id,
 )
+from rocserve.frontends.http.misdirected import advised
 from rocserve.frontends.http.request import JSON, LARGEST_BODY, Request, Response, error_response
 from rocserve.plane.guest_loop import worked_off
 from rocserve.plane.loop import TimerHandle
@@ -229,6 +230,8 @@ class InferCall(HttpResponder):
     _json_bytes = 0
     """Bytes of JSON at the beginning of `_body`."""
     _form = JSON_ONLY
+    _is_read = False
+    """The body is an infer request."""
     _timer: TimerHandle | None = None
     _is_answered = False
     """The answer has been sent, or nobody waits for it."""
@@ -262,9 +265,12 @@ class InferCall(HttpResponder):
                 body = await bodies.read_compressed(self.request, self)
             length = bodies.json_length(head.json_length, len(body))
             if length > LARGE_JSON and head.boundary is None:
+                self._body, self._json_bytes = body, length
                 parse = partial(parse_infer_text, head.model, len(body) - length)
                 text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
                 self._form = text.form
+                # The body may be large, and a request that was read needs it no more.
+                self._body, self._json_bytes = b"", 0
                 binary = memoryview(body)[length:]
                 self._schedule(self._parts.reader.make_request(text, binary, head.model, head.version))
             else:
@@ -278,8 +284,9 @@ class InferCall(HttpResponder):
         self._parts.memory.requests.release(self)
         if not isinstance(error, ServeError):
             raise error
-        self._parts.inference.refuse(error, partial(refused_request_id, memoryview(self._body)[: self._json_bytes]))
-        self.request.respond(error_response(error))
+        json = memoryview(self._body)[: self._json_bytes]
+        self._parts.inference.refuse(error, partial(refused_request_id, json))
+        self.request.respond(error_response(error if self._is_read else advised(error, json, self._config)))
 
     def _read(self, body: Buffer, length: int) -> Steps[InferRequest]:
         """Make the request. `length`: the bytes of JSON in the body. Raises ServeError."""
@@ -295,6 +302,7 @@ class InferCall(HttpResponder):
 
     def _schedule(self, infer_request: InferRequest) -> None:
         """Raises ServeError."""
+        self._is_read = True
         request, forwarding = self.request, self._parts.forwarding
         if self._head.json_length is None:
             # The tensors are copies, not views on the body.

@@ -1,0 +1,50 @@
+"""Names the call that takes a body which the infer call has refused: a picture, or inputs as members of one object."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.tensors import Buffer
+from rocserve.core.validation import format_shape
+from rocserve.frontends.http.body import LARGE_JSON
+from rocserve.frontends.http.json_text import parse_json
+
+_PICTURES = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG", "PNG"), (b"GIF8", "GIF"), (b"RIFF", "WebP"), (b"BM", "BMP"))
+"""First bytes of picture files; none of them begins JSON."""
+
+
+def advised(error: ServeError, body: Buffer, config: ModelConfig) -> ServeError:
+    """Return the error of a body that is not an infer request, with the call that takes the body if one does."""
+    view = memoryview(body)
+    kind = next((kind for begin, kind in _PICTURES if bytes(view[: len(begin)]) == begin), "")
+    advice = _for_picture(kind, config) if kind else _for_members(view, config)
+    return error.with_text(f"{error.text}; {advice}") if advice else error
+
+
+def _for_picture(kind: str, config: ModelConfig) -> str:
+    entry = config.inputs[0] if len(config.inputs) == 1 else None
+    if entry is not None and entry.datatype is DataType.BYTES:
+        return f"the body is a {kind} file: send it in a form, curl -F {entry.name}=@FILE"
+    inputs = ", ".join(f"{one.name} {one.datatype.value} {format_shape(one.dims)}" for one in config.inputs)
+    return (
+        f"the body is a {kind} file, and the model takes {inputs}: the parameter `preprocess` makes a model that takes"
+        " pictures"
+    )
+
+
+def _for_members(body: memoryview, config: ModelConfig) -> str:
+    if len(body) > LARGE_JSON:
+        return ""
+    try:
+        members = parse_json(body)
+    except ServeError:
+        return ""
+    if not isinstance(members, dict) or "inputs" in members or not any(one.name in members for one in config.inputs):
+        return ""
+    return (
+        "the body has the inputs as its members, which is the form of"
+        f" /v2/models/{quote(config.name, safe='')}/generate: send it there"
+    )
