@@ -175,12 +175,12 @@ def test_dims_of_the_configuration_decide_an_unknown_rank(model_source: SourceMa
     assert model.signature.inputs == (TensorSpec("X", FP32, (-1,), any_rank=True),)
 
 
-def scaled(default: Array, ir_version: int = 8) -> bytes:
+def scaled(default: Array, ir_version: int = 8, shape: Sequence[Any] | None = None) -> bytes:
     """Y = X * k, where k has a default."""
     columns = max(2, len(default))
     return model_bytes(
         [helper.make_node("Mul", ["X", "k"], ["Y"])],
-        [info("X", ["rows", columns]), info("k", default.shape)],
+        [info("X", ["rows", columns]), info("k", shape or default.shape)],
         [info("Y", ["rows", columns])],
         {"k": default},
         ir_version,
@@ -224,6 +224,20 @@ def test_which_defaults_are_inputs(
     assert model.signature.optional_inputs == optional
     assert [spec.name for spec in model.signature.inputs] == ["X", *optional]
     assert model.signature.supports_batching is not bool(optional)
+
+
+@pytest.mark.parametrize(("shape", "batching"), [(["rows", 2], True), (["m", 2], False)])
+def test_an_input_with_a_default_may_have_a_row_for_each_row(
+    model_source: SourceMaker, shape: list[Any], batching: bool
+) -> None:
+    source = model_source("model.onnx", scaled(np.array([[2, 3]], np.float32), shape=shape))
+    model = load(source)
+    assert model.signature.optional_inputs == {"k"}
+    assert model.signature.supports_batching is batching
+    assert run(model, ("Y",), X=X)[0].tolist() == [[6, 3], [4, 15]]
+    assert run(model, ("Y",), X=X, k=X)[0].tolist() == [[9, 1], [4, 25]]
+    batched = load(replace(source, config=replace(source.config, max_batch_size=8)))
+    assert batched.signature.optional_inputs == ({"k"} if batching else set())
 
 
 def places(rows: str, found: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,19 +44,19 @@ def session_signature(session: Any, config: ModelConfig, file: ModelFile) -> Sig
         return tuple(_spec(kind, node, declared.get(node.name, ()), file) for node in nodes)
 
     inputs, outputs = specs("input", session.get_inputs()), specs("output", session.get_outputs())
-    optional = tuple(
-        spec
-        for spec in specs("input", _defaulted(session, declared))
-        # A configuration that batches can only offer what has a row for each row of the batch.
-        if spec.name in declared or not batches or _is_open(spec)
-    )
     outputs = tuple(replace(spec, labels=file.labels.get(spec.name, ())) for spec in outputs)
+    defaulted = _defaulted(session, declared)
+    single = frozenset(node.name for node in defaulted if not _has_rows(node, session))
+    # A configuration that batches can only offer what has a row for each row of the batch.
+    optional = specs(
+        "input", (node for node in defaulted if node.name in declared or not (batches and node.name in single))
+    )
     batching = bool(inputs) and all(map(_is_open, (*inputs, *outputs)))
     # A written max_batch_size says that rows are the batch.
-    if batching and not batches and (reason := _other_rows(session) or _single(optional)):
-        _LOG.info("model '%s' is not batched: %s", config.name, reason)
+    if batching and not batches and (reason := _other_rows(session) or _single_text(single)):
+        if config.has_open_batch:
+            _LOG.info("model '%s' is not batched: %s", config.name, reason)
         batching = False
-    batching = batching and all(map(_is_open, optional))
     return Signature(
         (*inputs, *optional),
         outputs,
@@ -66,11 +66,17 @@ def session_signature(session: Any, config: ModelConfig, file: ModelFile) -> Sig
     )
 
 
-def _defaulted(session: Any, declared: Mapping[str, object]) -> Iterator[Any]:
-    """Yield the inputs with a default: all of them, or of weights only those that the configuration names."""
-    nodes = session.get_overridable_initializers()
-    are_weights = sum(math.prod(node.shape) for node in nodes) > _MOST_DEFAULT_VALUES
-    return (node for node in nodes if node.name in declared or not are_weights)
+def _defaulted(session: Any, declared: Mapping[str, object]) -> Sequence[Any]:
+    """Return the inputs with a default: all of them, or of weights only those that the configuration names."""
+    nodes: Sequence[Any] = session.get_overridable_initializers()
+    values = sum(math.prod(size for size in node.shape if isinstance(size, int)) for node in nodes)
+    return [node for node in nodes if node.name in declared or values <= _MOST_DEFAULT_VALUES]
+
+
+def _has_rows(node: Any, session: Any) -> bool:
+    """Return whether an input with a default has a row for each row of a batch: its rows have the inputs' name."""
+    rows = next((given.shape[0] for given in session.get_inputs() if given.shape), None)
+    return bool(isinstance(rows, str) and node.shape and node.shape[0] == rows)
 
 
 def _is_open(spec: TensorSpec) -> bool:
@@ -95,16 +101,13 @@ def _other_rows(session: Any) -> str:
     )
 
 
-def _single(optional: Iterable[TensorSpec]) -> str:
-    """Return which optional input a batch could have only once; "" = none."""
-    return next(
-        (
-            f"input '{spec.name}' has a default in the file, and requests may set it; with max_batch_size in"
-            " config.pbtxt they may not, and are batched"
-            for spec in optional
-            if not _is_open(spec)
-        ),
-        "",
+def _single_text(single: Iterable[str]) -> str:
+    """Return the reason if there are optional inputs that a batch could have only once; "" = none."""
+    if not (names := ", ".join(f"'{name}'" for name in sorted(single))):
+        return ""
+    return (
+        f"input {names} has a default in the file, and requests may set it; with max_batch_size in config.pbtxt they"
+        " may not, and are batched"
     )
 
 
