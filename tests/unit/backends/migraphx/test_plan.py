@@ -283,3 +283,14 @@ class TestQuantised:
             parameters["calibration_data"] = "samples.npz"
         refusal = folder.refusal(migraphx_models.quantised(), parameters=parameters)
         assert "model 'm' is quantised already (model.onnx holds quantising operators), so precision" in refusal
+
+
+def test_an_input_with_a_default_is_a_constant_unless_the_configuration_names_it(folder: Folder) -> None:
+    message = onnx.load_from_string(_image(2, 3, bias=(3,)))
+    message.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(3, np.float32), "bias"))
+    content = message.SerializeToString()
+    assert [tensor.name for tensor in folder.plan(content).inputs] == ["image"]
+    image, bias = (InputConfig(name, DataType.FP32, dims) for name, dims in (("image", (2, 3)), ("bias", (3,))))
+    assert folder.refusal(content, inputs=(image, bias)).startswith(
+        "model 'm': input 'bias' has a default in model.onnx, which MIGraphX takes as a constant; leave the input out"
+    )

@@ -66,6 +66,8 @@ class ModelGraph:
     weight_bytes: int
     external_files: tuple[Path, ...] = ()
     """The files with external data, in the order of their first mention. Each file exists and is long enough."""
+    defaults: frozenset[str] = frozenset()
+    """The inputs with a default, which MIGraphX takes as constants."""
     is_quantised: bool = False
     """Whether the graph holds quantising operators (QDQ or integer operators)."""
     purpose: Purpose = NO_PURPOSE

@@ -126,6 +126,7 @@ class _GraphReader:
             outputs=tuple(self._tensors("output", graph.output)),
             # Includes all initializers and constants, also external ones.
             weight_bytes=weight_bytes,
+            defaults=frozenset(value.name for value in graph.input if value.name in defaults),
             external_files=tuple(dict.fromkeys(self._files.paths.values())),
             is_quantised=any(as_text(node.op_type) in _QUANTISED for node in nodes),
             purpose=read_purpose({as_text(entry.key): as_text(entry.value) for entry in model.metadata_props}),

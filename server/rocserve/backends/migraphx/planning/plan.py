@@ -75,6 +75,12 @@ def plan_programs(
             f"model '{model.name}': 'dynamic_batch' does not work with {why}, for which MIGraphX needs fixed shapes;"
             " leave it out, and there is a program for each of 'batch_sizes'"
         )
+    if constant := graph.defaults.intersection(entry.name for entry in model.config.inputs):
+        raise invalid_argument(
+            f"model '{model.name}': input '{min(constant)}' has a default in {path.name}, which MIGraphX takes as a"
+            " constant; leave the input out of the configuration, or let ONNX Runtime run the model: parameter 'engine'"
+            ' "onnxruntime"'
+        )
     if graph.is_quantised and options.precision is not Precision.FP32:
         # fp16 and bf16 also make the scales too coarse: errors exceed 20 %, silently.
         raise invalid_argument(
