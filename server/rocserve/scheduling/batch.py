@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -283,9 +283,9 @@ class BatchAnswerer:
         answers.send()
         return True
 
-    def unanswered_requests(self) -> Iterable[InferRequest]:
-        """Return the requests in workers that can be answered one by one: none."""
-        return ()
+    def is_open(self, request: InferRequest) -> bool:
+        """Return whether a request is in a worker and can be cancelled there: never."""
+        return False
 
     def cancel(self, request: InferRequest) -> None:
         """Do nothing: a batch that runs is not stopped when a client leaves."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.backends.request_model import Rescheduled, Result
@@ -252,8 +252,9 @@ class InFlightRequests:
 
     # Clients that leave
 
-    def unanswered_requests(self) -> Iterable[InferRequest]:
-        return self._open
+    def is_open(self, request: InferRequest) -> bool:
+        """Return whether a request is in a worker and can be cancelled there."""
+        return request in self._open
 
     def cancel(self, request: InferRequest) -> None:
         """Let the model cancel a request whose client has left, if the request is in flight."""

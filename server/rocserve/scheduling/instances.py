@@ -142,10 +142,6 @@ class InstancePool:
 
     # Requests that were sent ahead and have not begun to run
 
-    @property
-    def has_waiting(self) -> bool:
-        return any(len(batches) > 1 or (batches and batches[0].is_grouped) for batches in self.in_flight.values())
-
     def waiting(self) -> Iterator[InferRequest]:
         """Yield the requests that wait in workers, as far as the server can know. Safe on any thread."""
         # Copies, each made in one step, because the data plane changes these meanwhile.

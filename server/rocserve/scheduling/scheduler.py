@@ -6,7 +6,9 @@ import functools
 import itertools
 import logging
 import time
+import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -100,6 +102,10 @@ class Scheduler(ABC):
         self._deadlines = Deadlines(parts.plane)
         self._delay = Alarm(parts.plane)
         self._is_pump_scheduled = False
+        self._came: list[InferRequest] = []
+        """Requests that came in this turn, or came back from a worker."""
+        self._unwatched: deque[weakref.ref[InferRequest]] = deque()
+        """Requests that were not answered in their turn, in the order in which they came, until `_watch_clients`."""
         self._watch: TimerHandle | None = None
 
     # What the subclasses define
@@ -233,6 +239,10 @@ class Scheduler(ABC):
             self._break_cycles()
         if self._watch is None and self._queue.count:
             self._watch_soon()
+        if self._watch is not None:
+            self._unwatched += map(weakref.ref, self._came)
+        # Otherwise all of them run in engines that cannot stop them.
+        self._came.clear()
 
     def _run(self, instance: Instance, batch: FormedBatch) -> bool:
         """Hand a batch over. Returns False if that failed: its requests will be refused, or run again."""
@@ -302,16 +312,21 @@ class Scheduler(ABC):
         self._watch = self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
 
     def _watch_clients(self) -> None:
+        """Watch the clients of the requests that have reached the age and can still be stopped. Each request is looked
+        at once, however many wait."""
         oldest_ns = time.monotonic_ns() - int(_WATCH_AFTER_SECONDS * 1e9)
-        unanswered = self._answerer.unanswered_requests()
-        unended = itertools.chain(self._queue, self._pool.waiting(), unanswered)
-        unwatched = [request for request in unended if not request.watched]
-        for request in unwatched:
-            if request.queue_start_ns <= oldest_ns:
-                request.watched = True
-                request.responder.watch_cancellation(functools.partial(self._client_left, request))
+        unwatched, ahead = self._unwatched, set(self._pool.waiting())
+        while unwatched:
+            request = unwatched[0]()
+            if request is not None and not request.watched:
+                if request.queue_start_ns > oldest_ns:
+                    break
+                if request.waiting or request in ahead or self._answerer.is_open(request):
+                    request.watched = True
+                    request.responder.watch_cancellation(functools.partial(self._client_left, request))
+            unwatched.popleft()
         self._watch = None
-        if unwatched or self._queue.count or self._pool.has_waiting:
+        if unwatched:
             self._watch_soon()
 
     def _client_left(self, request: InferRequest) -> None:
@@ -378,6 +393,7 @@ class ModelScheduler(Scheduler):
             # Requests of this turn that can run now leave the queue first.
             self._pump()
             queue.push(request)
+        self._came.append(request)
         if request.expires_at is not None:
             self._expiring.append(request)
             if request.deadline is not None:
@@ -438,6 +454,7 @@ class ModelScheduler(Scheduler):
             self._refused += [(request, self._outage) for request in batch.undropped]
             return
         self._queue.push_back(batch.undropped)
+        self._came += batch.undropped
         for request in batch.undropped:
             if request.expires_at is not None:
                 self._expiring.append(request)

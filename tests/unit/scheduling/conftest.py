@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -101,6 +102,15 @@ class Bench:
 @pytest.fixture
 def loop() -> HandLoop:
     return HandLoop()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The time of this process in nanoseconds, which only the test moves."""
+    now_ns = [100_000_000_000]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_ns[0] / 1e9)
+    return now_ns
 
 
 @pytest.fixture

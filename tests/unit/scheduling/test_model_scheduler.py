@@ -17,6 +17,8 @@ from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.workers.instance import WorkerGone
 
+MS = 1_000_000
+
 
 def test_without_batching_one_request_runs_at_a_time(make_bench):
     bench = make_bench()
@@ -170,6 +172,55 @@ def test_a_request_whose_client_left_is_dropped(make_bench):
     bench.executions[0].finish()
     assert len(bench.executions) == 1
     assert bench.statistics.snapshot().cancel.count == 1
+
+
+def test_a_request_whose_worker_is_gone_is_dropped_when_its_client_leaves(make_bench, clock: list[int]):
+    """While it was in the engine its client was not watched, because it could not be stopped there."""
+    bench = make_bench()
+    answer = bench.submit(1.0)
+    clock[0] += 50 * MS
+    bench.loop.turn()
+    assert answer.leave is None
+    bench.instances[0].closed = True
+    bench.executions[0].finish(WorkerGone("gone"))
+    for _ in range(2):
+        clock[0] += 20 * MS
+        bench.loop.turn()
+    answer.leave()
+    assert answer.error.code is StatusCode.CANCELLED
+
+
+def test_watching_clients_costs_the_same_however_many_requests_wait(
+    make_bench, clock: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    visits = 0
+
+    def count(request: InferRequest, name: str) -> object:
+        nonlocal visits
+        visits += 1
+        return object.__getattribute__(request, name)
+
+    def visits_with(waiting: int) -> int:
+        """While one more request comes in each 20 ms."""
+        nonlocal visits
+        bench = make_bench()
+        answers = [bench.submit(float(value)) for value in range(1 + waiting)]
+        for _ in range(3):
+            clock[0] += 20 * MS
+            bench.loop.turn()
+        assert [answer.leave is None for answer in answers] == [True] + waiting * [False]
+        with monkeypatch.context() as patch:
+            patch.setattr(InferRequest, "__getattribute__", count, raising=False)
+            visits = 0
+            for _ in range(5):
+                late = bench.submit(0.0)
+                for _ in range(3):
+                    clock[0] += 10 * MS
+                    bench.loop.turn()
+                assert late.leave is not None
+        return visits
+
+    assert visits_with(10) == visits_with(500)
 
 
 def test_a_batch_whose_worker_is_gone_waits_for_the_next(make_bench):

@@ -415,15 +415,6 @@ def test_a_size_that_has_not_run_for_long_is_measured_again():
     assert times.of(1) == times.at_best(1) == 0.0, "what was measured long ago refuses nobody"
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The time of this process in nanoseconds, which only the test moves."""
-    now_ns = [100 * SECOND]
-    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns[0])
-    monkeypatch.setattr(time, "monotonic", lambda: now_ns[0] / 1e9)
-    return now_ns
-
-
 def test_batches_that_an_engine_runs_at_the_same_time_do_not_wait_for_each_other(make_bench, clock: list[int]):
     bench = make_bench(max_batch_size=1)
     bench.instances[0].batches_at_once = 4
