@@ -84,7 +84,10 @@ TRITON_FLAGS = {
         _unneeded("backend-directory", f"the backends {_LOADED_AS_PARTS}"),
         _unneeded("repoagent-directory", f"repository agents (checksum) {_LOADED_AS_PARTS}"),
         _unneeded("buffer-manager-thread-count", "the server's request thread and the models' workers copy tensors"),
-        _unneeded("pinned-memory-pool-byte-size", "each engine pins the memory that it copies to a GPU"),
+        _unneeded(
+            "pinned-memory-pool-byte-size",
+            "rocserve has no pool of pinned memory: each engine copies to a GPU by itself",
+        ),
         _unneeded("cuda-memory-pool-byte-size", _DEVICE_POOLS),
         _unneeded("cuda-virtual-address-size", "the implicit state of sequences has no reserved address space here"),
         _unneeded("enable-peer-access", "each engine decides by itself about access between GPUs", is_boolean=True),
@@ -100,8 +103,8 @@ TRITON_FLAGS = {
         ),
         _unneeded(
             "model-load-retry-count",
-            "with --exit-on-error=false failed loads are retried without a count; else the first failure at the start"
-            " ends the server",
+            "failed loads that can heal by themselves are retried without a count; with --exit-on-error=true the first"
+            " failure at the start ends the server",
         ),
         _unneeded("http-thread-count", "HTTP has no threads of its own here; --front-ends=N sets its processes"),
         _refused("model-load-gpu-limit", "limit the GPU memory of all models with --max-model-gpu-memory=SIZE instead"),
