@@ -216,9 +216,9 @@ def _control_groups(supervisor: SupervisorLink, log: logging.Logger) -> ControlG
     try:
         groups = take_delegation()
     except NotDelegated as reason:
-        log.info("bounds of models' memory and tasks are kept by looking at their processes: %s", reason)
+        log.debug("the server itself checks the memory and tasks of models, without cgroups: %s", reason)
         return None
-    log.info("bounds of models' memory and tasks are kept by the kernel, in cgroups below %s", groups.folder)
+    log.debug("the kernel bounds the memory and tasks of models, in cgroups below %s", groups.folder)
     return groups
 
 

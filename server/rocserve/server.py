@@ -159,9 +159,9 @@ class Server:
             log=log.getChild("repository"),
         )
         if single := settings.repository.single:
-            log.info("'%s' is %s; the model's name is '%s'", settings.what, single.kind.value, single.name)
+            log.debug("'%s' is %s; the model's name is '%s'", settings.what, single.kind.value, single.name)
         elif settings.what is not None:
-            log.info("'%s' is %s", settings.what, WhatKind.REPOSITORY.value)
+            log.debug("'%s' is %s", settings.what, WhatKind.REPOSITORY.value)
         self._repository = ModelRepository(
             settings.repository, registry, loader.load, self._tables, log.getChild("repository"), self._residents
         )

@@ -21,30 +21,37 @@ from rocserve.tools.printing import console_on, say, show
 from rocserve.tools.printing import table as tabulated
 
 _COLUMNS = ("model", "version", "runs on", "inputs", "outputs", "state")
-_MOST_ROWS = 200
-"""A longer table does not help the user who starts a server."""
+_MOST_ROWS = 30
+"""Rows that fit one screen. Of more models only those that are not ready have a row."""
+_READY = "READY"
 _IMAGES = "rocal"
 """The backend whose models take image files."""
 
 
-def print_table(rows: Iterable[IndexEntry], table: ServingTable, file: TextIO) -> None:
-    """Print the rows of the repository index, without models that were never loaded."""
+def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO) -> None:
+    """Print the rows of the repository index, without models that were never loaded; in one screen."""
     versions = {
         (model.name, str(number)): version for model in table.all_models for number, version in model.versions.items()
     }
     console = console_on(file)
     between = "\n" if console.is_terminal else ", "
-    loaded = [row for row in rows if row.state]
+    loaded = [row for row in entries if row.state]
+    rows = loaded
     if len(loaded) > _MOST_ROWS:
-        say(console, f"{len(loaded)} versions of models; rocserve status lists them")
-        return
-    columns = [Column(name, overflow="fold") for name in _COLUMNS]
-    cells = (_cells(row, versions.get((row.name, row.version)), between) for row in loaded)
-    made = tabulated("", columns, cells, box=SIMPLE_HEAD if console.is_terminal else None)
-    show(console, made, is_folded=True)
-    for row in loaded:
+        rows = [row for row in loaded if row.state != _READY]
+        say(
+            console, f"{len(loaded)} versions of models, {len(loaded) - len(rows)} {_READY}; rocserve status lists them"
+        )
+        rows = rows[:_MOST_ROWS]
+    if rows or not loaded:
+        columns = [Column(name, overflow="fold") for name in _COLUMNS]
+        cells = (_cells(row, versions.get((row.name, row.version)), between) for row in rows)
+        made = tabulated("", columns, cells, box=SIMPLE_HEAD if console.is_terminal else None)
+        show(console, made, is_folded=True)
+    for row in rows:
         if row.reason:
-            say(console, f"{row.name} {row.version}: {printable(row.reason)}")
+            name = f"{row.name} {row.version}".rstrip()
+            say(console, f"{name}: {printable(row.reason)}")
     say(console)
 
 

@@ -53,6 +53,7 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
     drop_accumulator(repository, "sums", "max_sequence_idle_microseconds: 30000000")
     flags = (
         "--front-ends=2",
+        "--log-verbose=1",
         "--model-control-mode=explicit",
         "--load-model=*",
         "--allow-client-shm=true",

@@ -32,6 +32,7 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
     drop_patient(repository)
     flags = (
         "--front-ends=2",
+        "--log-verbose=1",
         "--model-control-mode=explicit",
         "--load-model=*",
         "--max-requests-per-client=8",

@@ -126,20 +126,20 @@ def test_a_refusal_tells_when_to_ask_again(serve, repository: Path, front_ends: 
     assert refused.read() == b'{"error":"model \'m2\' is being loaded; ask again in a second"}'
 
 
-def test_a_warning_comes_once_a_change_not_with_each_cold_load(serve, repository: Path) -> None:
+def test_a_note_comes_once_a_change_not_with_each_cold_load(serve, repository: Path) -> None:
     for model in ("bare", "bare2"):
         drop(repository, model, add_constant(7))
-    server: RocserveProcess = serve(repository, flags=("--max-loaded-models=1",))
+    server: RocserveProcess = serve(repository, flags=("--max-loaded-models=1", "--log-verbose=1"))
     server.wait_until_ready()
 
-    def warnings() -> int:
+    def notes() -> int:
         return server.log_text.count("autofilled max_batch_size to 64 for model 'bare'")
 
     with server.client() as client:
         for _ in range(3):
             assert infer(client, "bare") == infer(client, "bare2") == 7
         assert server.log_text.count("loaded 'bare' version 1 in") >= 3
-        assert warnings() == 1
+        assert notes() == 1
         drop(repository, "bare", add_constant(8))
         wait_until(lambda: infer(client, "bare") == 8, "the other file is served")
-    wait_until(lambda: warnings() == 2, "the warning about the model that has changed")
+    wait_until(lambda: notes() == 2, "the note about the model that has changed")

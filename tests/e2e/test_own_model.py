@@ -48,7 +48,7 @@ def test_a_file_is_served_and_replaced_under_load(tmp_path: Path) -> None:
     file.write_bytes(add_constant(1.0))
     (tmp_path / "other.onnx").write_text("none of its business")
     (tmp_path / "other.pbtxt").write_text("nor this")
-    with RocserveProcess([], str(file), log=tmp_path / "server.log") as server:
+    with RocserveProcess([], str(file), "--log-verbose=1", log=tmp_path / "server.log") as server:
         server.wait_until_ready()
         assert f"'{file}' is a model file; the model's name is 'adder'" in server.log_text
         with ConstantLoad(server.address, "adder", {1.0, 2.0, 3.0}) as load:
@@ -97,7 +97,9 @@ def test_a_model_folder_goes_by_the_name_that_is_given(tmp_path: Path) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.onnx").write_bytes(add_constant(1.0))
     (folder / "config.pbtxt").write_text('name: "other"' + ADD_CONSTANT_CONFIG)
-    with RocserveProcess([], str(folder), "--model-name=mine", log=tmp_path / "server.log") as server:
+    with RocserveProcess(
+        [], str(folder), "--model-name=mine", "--log-verbose=1", log=tmp_path / "server.log"
+    ) as server:
         server.wait_until_ready()
         assert f"'{folder}' is a model folder; the model's name is 'mine'" in server.log_text
         assert asked(server, "mine", [[1, 2]]) == [[2, 3]]
@@ -110,7 +112,7 @@ def test_a_configuration_that_batches_a_batch_1_export_is_served(tmp_path: Path)
     model = graph([onnx.helper.make_node("Neg", ["X"], ["Y"])], {"X": spec}, {"Y": spec})
     (folder / "1" / "model.onnx").write_bytes(model)
     (folder / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG)
-    with RocserveProcess([], str(folder), log=tmp_path / "server.log") as server:
+    with RocserveProcess([], str(folder), "--log-verbose=1", log=tmp_path / "server.log") as server:
         server.wait_until_ready()
         assert "has the batch size 1 in its file: the rows of a batch are run one by one" in server.log_text
         assert asked(server, "m", [[1, 2], [3, 4], [5, 6]]) == [[-1, -2], [-3, -4], [-5, -6]]
@@ -138,7 +140,7 @@ def test_a_model_is_sent_no_more_rows_than_its_worker_has_memory_for(tmp_path: P
     ]
     spec = (onnx.TensorProto.FLOAT, ["batch", 2])
     (tmp_path / "wide.onnx").write_bytes(graph(nodes, {"X": spec}, {"Y": spec}))
-    flags = (str(tmp_path / "wide.onnx"), f"--worker-memory-bytes={32 * row_bytes}")
+    flags = (str(tmp_path / "wide.onnx"), "--log-verbose=1", f"--worker-memory-bytes={32 * row_bytes}")
     with RocserveProcess([], *flags, log=tmp_path / "server.log") as server:
         server.wait_until_ready()
         most = server.client().get_model_config("wide").config.max_batch_size
@@ -151,7 +153,9 @@ def test_a_model_is_sent_no_more_rows_than_its_worker_has_memory_for(tmp_path: P
 def test_a_repository_is_known_as_one(tmp_path: Path) -> None:
     repository = Path("model_repository").resolve()
     environment = {"MODEL_NAME": "not-for-repositories"}
-    with RocserveProcess([], str(repository), log=tmp_path / "server.log", environment=environment) as server:
+    with RocserveProcess(
+        [], str(repository), "--log-verbose=1", log=tmp_path / "server.log", environment=environment
+    ) as server:
         server.wait_until_ready()
         assert f"'{repository}' is a model repository" in server.log_text
         assert server.client().is_model_ready("digits")

@@ -140,6 +140,29 @@ def test_the_first_line_of_a_server_names_its_own_url(serve, repository: Path) -
     wait_until(lambda: says in server.log_text, says)
 
 
+def test_a_start_tells_what_is_served_and_where_and_the_rest_if_asked(serve, repository: Path) -> None:
+    drop(repository, "plain", add_constant(1.0))
+    server = serve(repository, flags=(*METRICS, "--worker-user=same"))
+    wait_until(lambda: "1 model served" in server.log_text)
+    page = f"http://127.0.0.1:{server.http_port}/"
+    lines = [(line[0], line.partition("] ")[2]) for line in server.log_text.splitlines()]
+    assert {level for level, _ in lines} == {"I"}
+    assert [text.partition(" at ")[0] for _, text in lines] == [
+        "Started Metrics Service",
+        "Started HTTPService",
+        "Started GRPCInferenceService",
+        "1 model served",
+    ]
+    assert lines[1][1].endswith(f", with a page at {page}")
+    with urllib.request.urlopen(page, timeout=10) as answer:
+        assert b"<!doctype html>" in answer.read().lower()
+    server.client().update_log_settings({"log_verbose_level": 1})
+    drop(repository, "later", add_constant(1.0))
+    wait_until(lambda: "successfully loaded 'later' version 1" in server.log_text)
+    assert "autofilled max_batch_size to 64 for model 'later'" in server.log_text
+    assert "model 'later' version 1: engine onnxruntime: " in server.log_text
+
+
 def test_a_model_of_many_tensors_leaves_the_table_narrow(serve, repository: Path) -> None:
     drop(repository, "narrow", add_constant(1.0))
     version = repository / "wide" / "1"

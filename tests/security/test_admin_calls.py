@@ -150,7 +150,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(start: Start, folder: Path) -> RocserveProcess:
-    return start(folder / "repository", *SHARED)
+    return start(folder / "repository", *SHARED, "--log-verbose=1")
 
 
 def test_all_admin_calls_are_tried() -> None:
@@ -219,6 +219,7 @@ def test_protected_calls_come_from_anywhere_and_secrets_from_files(
     monkeypatch.setenv("CONTROL_TEST_KEY", "of the environment")
     flags = (
         *SHARED,
+        "--log-verbose=1",
         f"--grpc-restricted-protocol=model-repository:key@file={secret}",
         "--http-restricted-api=model-repository:key@env=CONTROL_TEST_KEY",
     )
@@ -264,6 +265,7 @@ def test_mutual_tls_protects(folder: Path, tmp_path: Path, port: str, other: str
     certificates = make_authority(tmp_path / "certificates")
     flags = (
         *SHARED,
+        "--log-verbose=1",
         f"--allow-{other}=false",
         f"--{port}-use-ssl-mutual=true",
         f"--grpc-server-cert={certificates.certificate}",

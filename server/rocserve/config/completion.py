@@ -55,10 +55,10 @@ def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
 
 def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
     """Complete missing inputs or outputs from the model, and then also max_batch_size and dynamic batching. Returns
-    warnings. Raises ServeError (INVALID_ARGUMENT) if the model cannot batch or leaves a batch output open."""
+    notes. Raises ServeError (INVALID_ARGUMENT) if the model cannot batch or leaves a batch output open."""
     if message.input and message.output:
         return ()
-    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if not signature.supports_batching:
         if message.max_batch_size != 0:
             raise invalid_argument(
@@ -69,7 +69,7 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
         if message.max_batch_size == 0:
             most = default_max_batch_size if signature.max_batch_size is None else signature.max_batch_size
             message.max_batch_size = max(min(default_max_batch_size, most), 0)
-            warnings = (
+            notes = (
                 f"autofilled max_batch_size to {message.max_batch_size} for model '{message.name}' since batching is"
                 " supported but no max_batch_size is specified in model configuration; specify max_batch_size for"
                 " larger batches",
@@ -77,7 +77,7 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
         if message.max_batch_size > 1 and message.WhichOneof("scheduling_choice") is None:
             message.dynamic_batching.SetInParent()
     _fill_tensors(message, signature)
-    return warnings
+    return notes
 
 
 def fill_from_model(message: ModelConfig, signature: Signature) -> None:

@@ -75,7 +75,7 @@ class ModelDefinition:
     backend: BackendSpec | None
     """None for an ensemble."""
     warnings: tuple[str, ...]
-    """For the log."""
+    """For the log: somebody should change the configuration."""
     model_filenames: tuple[str, ...]
     """Names or patterns of the model's file in a version folder, best first; empty for an ensemble."""
     is_amd: bool
@@ -88,6 +88,8 @@ class ModelDefinition:
     """Where the model's file lies if not in a version folder."""
     refusal: ServeError | None = None
     """Why no version can be loaded; `config` then has only the name, the version policy and the parameters."""
+    notes: tuple[str, ...] = ()
+    """What was completed in a way that Triton tells of."""
     class_names: ClassNames | None = None
     """Names for the classes of an output, if the configuration names no file of labels."""
 
@@ -113,6 +115,7 @@ def complete_definition(
     ensemble. `strict`: take nothing from the signature, so a missing setting is an error. Raises ServeError
     (INVALID_ARGUMENT) if the configuration and the model do not agree."""
     message, backend, warnings = deepcopy(definition.message), definition.backend, definition.warnings
+    notes: tuple[str, ...] = ()
     # A model that answers requests may have no inputs or no outputs.
     is_open = backend is not None and backend.answers_requests
     if signature is not None:
@@ -121,7 +124,7 @@ def complete_definition(
         if not strict and is_open:
             fill_from_model(message, signature)
         elif not strict and backend is not None:
-            warnings += autofill(message, signature, backend.default_max_batch_size)
+            notes = autofill(message, signature, backend.default_max_batch_size)
         normalise(message, backend)
         check_model_config(message, is_completed=not is_open)
         if is_open:
@@ -154,6 +157,7 @@ def complete_definition(
         message=message,
         config=config if signature is None else correct_by_signature(config, signature),
         warnings=warnings,
+        notes=notes,
     )
 
 

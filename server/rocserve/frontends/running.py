@@ -7,7 +7,7 @@ import logging
 import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,16 @@ class Served:
     """Calls its argument, on the event loop, whenever readiness may have changed."""
     write_metrics: Callable[[], str]
     memory: RequestMemory
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A front end that has started."""
+
+    line: str
+    """For the log: where it listens, in Triton's words."""
+    details: Sequence[str] = ()
+    """For the log, if it is verbose."""
 
 
 @dataclass(eq=False)
@@ -97,8 +107,11 @@ class FrontEnds:
             await self.drain(time.monotonic())
             await self.stop_metrics()
             return refusals
-        for line in (line for lines in outcomes if not isinstance(lines, BaseException) for line in lines):
-            self._log.info("%s", line)
+        for started in outcomes:
+            if isinstance(started, _Started):
+                for line in started.details:
+                    self._log.debug("%s", line)
+                self._log.info("%s", started.line)
         return ()
 
     def status_command(self) -> str:
@@ -168,11 +181,10 @@ class FrontEnds:
             await self._metrics.stop()
             self._metrics = None
 
-    async def _start_metrics(self) -> Sequence[str]:
-        """Returns lines for the log."""
+    async def _start_metrics(self) -> _Started | None:
         settings = self._settings.metrics
         if not settings.allow:
-            return ()
+            return None
         from rocserve.frontends.http.listener import ConnectionLimits, most_descriptors
         from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
 
@@ -190,12 +202,12 @@ class FrontEnds:
         address = settings.address or self._settings.http.address
         port = self.ports["metrics"] = await listener.start(ListenAddress("metrics", "metrics", address, settings.port))
         self._metrics = listener
-        return (f"Started Metrics Service at {address}:{port}",)
+        return _Started(f"Started Metrics Service at {address}:{port}")
 
-    async def _start_http(self) -> Sequence[str]:
+    async def _start_http(self) -> _Started | None:
         settings = self._settings.http
         if not settings.allow:
-            return ()
+            return None
         served, log = self._served, self._log.getChild("http")
         where = ListenAddress("HTTP", "http", settings.address, settings.port, settings.reuse_port)
         access = Access.of(self._settings, settings, log)
@@ -216,12 +228,17 @@ class FrontEnds:
 
             parts = HttpParts(served.inference, methods, find_model, served.memory, LargeBodies(), settings)
             self._http, port = await self._guest.run(start_http(self._settings, where, parts, log))
-        return self._started("HTTP", "HTTPService", access, settings.address, port)
+        started = self._started("HTTP", "HTTPService", access, settings.address, port)
+        if not settings.allow_ui:
+            return started
+        scheme, host = "https" if settings.use_ssl or settings.use_ssl_mutual else "http", _host(settings)
+        page = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+        return replace(started, line=f"{started.line}, with a page at {page}")
 
-    async def _start_grpc(self) -> Sequence[str]:
+    async def _start_grpc(self) -> _Started | None:
         settings = self._settings.grpc
         if not settings.allow:
-            return ()
+            return None
         served, log = self._served, self._log.getChild("grpc")
         access = Access.of(self._settings, settings, log)
         served.subscribe(self._publish_health)
@@ -247,14 +264,13 @@ class FrontEnds:
             self._handlers, self._transport = handlers, transport
         return self._started("gRPC", "GRPCInferenceService", access, settings.address, port)
 
-    def _started(self, protocol: str, name: str, access: Access, address: str, port: int) -> Sequence[str]:
-        """Store the port, and return lines for the log."""
+    def _started(self, protocol: str, name: str, access: Access, address: str, port: int) -> _Started:
+        """Store the port."""
         self.ports[protocol.lower()] = port
         who = f"{self._count} processes" if self._count else "this process"
-        return (
-            f"{protocol} is served by {who}, {self._why_so_many}",
-            f"{protocol}: {access.describe()}",
+        return _Started(
             f"Started {name} at {address}:{port}",
+            (f"{protocol} is served by {who}, {self._why_so_many}", f"{protocol}: {access.describe()}"),
         )
 
     async def _start_processes(self, where: ListenAddress, routes: Mapping[str, Route], log: logging.Logger) -> int:

@@ -17,6 +17,11 @@ from rocserve.settings import LogSettings
 
 ROOT = "rocserve"
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
+_NO_COLOURS = "NO_COLOR"
+"""The variable by which users turn off colours in all programs, with any value but an empty one (no-color.org)."""
+_COLOURS = {"E": "\x1b[31m", "W": "\x1b[33m"}
+"""Red errors, yellow warnings."""
+_NORMAL = "\x1b[0m"
 
 
 class ServerLog:
@@ -26,7 +31,10 @@ class ServerLog:
         """TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 turns off quotes. Raises OSError if the file cannot be opened."""
         handler = _LogFile(settings.file) if settings.file else logging.StreamHandler()
         handler.addFilter(self._is_wanted)
-        self._formatter = _LineFormatter(escapes=environment.get(ESCAPE_VARIABLE) != "0")
+        self._formatter = _LineFormatter(
+            escapes=environment.get(ESCAPE_VARIABLE) != "0",
+            has_colours=not settings.file and sys.stderr.isatty() and not environment.get(_NO_COLOURS),
+        )
         handler.setFormatter(self._formatter)
         self.logger = logging.getLogger(ROOT)
         self.logger.handlers = [handler]
@@ -85,9 +93,10 @@ class _LogFile(WatchedFileHandler):
 class _LineFormatter(logging.Formatter):
     """Formats `I1121 14:03:05.123456 4711 scan_loop.py:48] "text"`, or `2025-11-21T14:03:05Z I 4711 ...`, in UTC."""
 
-    def __init__(self, escapes: bool) -> None:
+    def __init__(self, escapes: bool, has_colours: bool) -> None:
         super().__init__()
         self._escapes = escapes
+        self._colours = _COLOURS if has_colours else {}
         self.is_iso8601 = False
 
     def format(self, record: logging.LogRecord) -> str:
@@ -107,7 +116,9 @@ class _LineFormatter(logging.Formatter):
             text = printable(quoted.encode(errors="backslashreplace").decode())
         else:
             text = printable(text) + trace
-        return f"{head} {record.process} {record.filename}:{record.lineno}] {text}"
+        line = f"{head} {record.process} {record.filename}:{record.lineno}] {text}"
+        colour = self._colours.get(level, "")
+        return f"{colour}{line}{_NORMAL}" if colour else line
 
 
 class LinesWithLevels(logging.Formatter):

@@ -79,6 +79,9 @@ class LifecycleContext:
         self.retry = RetryPolicy(Backoff(settings.retry_seconds, settings.longest_retry_seconds), enabled=False)
         self.retries = Retries()
         self.background = BackgroundTasks(log)
+        self.load_level = logging.DEBUG
+        """Level of lines about loads and unloads that succeed. At the start a table shows the models instead, and at
+        the end all are unloaded."""
 
     @property
     def is_polling(self) -> bool:

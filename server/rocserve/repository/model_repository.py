@@ -101,6 +101,7 @@ class ModelRepository:
         if mode is ControlMode.EXPLICIT:
             self._start_scanning()
         self._table.is_started = True
+        self._context.load_level = logging.INFO
         self._table.publish(*self._table.models)
 
     def begin_stop(self) -> None:
@@ -115,6 +116,7 @@ class ModelRepository:
     async def stop(self) -> None:
         """Drain and unload all models, ensembles first because their requests still need the members."""
         self.begin_stop()
+        self._context.load_level = logging.DEBUG
         if self._scan_task is not None:
             await asyncio.wait([self._scan_task])
         await self._context.watch.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import enum
 import functools
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -257,16 +258,19 @@ class ManagedVersion:
                 self._retired[version] = self._context.background.start(work, f"unload of {self.name} {self.number}")
 
     async def _unload(self, version: LoadedVersion) -> None:
-        self._context.log.info("unloading: %s:%d", self.name, self.number)
+        log, level = self._context.log, self._context.load_level
+        log.log(level, "unloading: %s:%d", self.name, self.number)
         try:
             await version.unload()
         finally:
             del self._retired[version]
-        self._context.log.info("successfully unloaded '%s' version %d", self.name, self.number)
+        log.log(level, "successfully unloaded '%s' version %d", self.name, self.number)
 
     async def _run(self, load: _Load, content: ModelContent) -> None:
         log = self._context.log
-        log.info("loading: %s:%d", self.name, self.number)
+        # A retry ends in a line, whatever its result.
+        level = logging.DEBUG if load.previous is not None else self._context.load_level
+        log.log(level, "loading: %s:%d", self.name, self.number)
         loaded: LoadedVersion | None = None
         problem = internal("")
         try:
@@ -356,7 +360,8 @@ class ManagedVersion:
         self.served, self._served_content, self._was_served = loaded, content, True
         self.setback = self._wanted_content = None
         if not self.is_cold:
-            self._context.log.info("successfully loaded '%s' version %d", self.name, self.number)
+            level = self._context.load_level
+            self._context.log.log(level, "successfully loaded '%s' version %d", self.name, self.number)
 
     def _note_discard(self, error: FilesChanged) -> None:
         log, before = self._context.log, self.setback

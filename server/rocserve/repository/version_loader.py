@@ -97,7 +97,7 @@ class WorkerVersionLoader:
         definition, version = order.definition, order.version
         assert definition.backend is not None, "an ensemble has no workers"
         if definition.backend.choose_engine is not None and not plan.replaces:
-            self.log.info("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
+            self.log.debug("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
         workers = VersionWorkers(order, plan, self)
         try:
             try:
@@ -149,7 +149,8 @@ class WorkerVersionLoader:
         """Return the definition as it will run, its statistics and its response cache."""
         config = definition.config
         if self.cache is None and config.response_cache:
-            self._warn_once(
+            self._log_once(
+                logging.WARNING,
                 order,
                 f"model '{definition.name}' asks for the response cache, but the server has none;"
                 " --cache-config=local,size=BYTES makes one",
@@ -164,13 +165,15 @@ class WorkerVersionLoader:
 
     def _warn_of_completion(self, order: LoadOrder, complete: ModelDefinition) -> None:
         for warning in complete.warnings[len(order.definition.warnings) :]:
-            self._warn_once(order, f"model '{complete.name}': {warning}")
+            self._log_once(logging.WARNING, order, f"model '{complete.name}': {warning}")
+        for note in complete.notes:
+            self._log_once(logging.DEBUG, order, f"model '{complete.name}': {note}")
 
-    def _warn_once(self, order: LoadOrder, text: str) -> None:
-        """Log a warning only once for each content, because a version may be loaded often."""
+    def _log_once(self, level: int, order: LoadOrder, text: str) -> None:
+        """Log only once for each content, because a version may be loaded often."""
         if text not in order.reported_warnings:
             order.reported_warnings.add(text)
-            self.log.getChild("config").warning("%s", text)
+            self.log.getChild("config").log(level, "%s", text)
 
 
 @dataclass(eq=False, kw_only=True)

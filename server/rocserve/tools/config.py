@@ -147,6 +147,7 @@ def _header(definition: ModelDefinition, written: messages.ModelConfig) -> str:
     if completed:
         lines.append(f"Completed: {', '.join(completed)}.")
     lines += [f"Warning: {warning}" for warning in definition.warnings]
+    lines += [f"Note: {note}" for note in definition.notes]
     return "".join(f"# {line}\n" for line in lines)
 
 

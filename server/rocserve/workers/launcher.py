@@ -219,11 +219,11 @@ class WorkerLauncher:
             # The text is "root: user 'nobody' cannot ...". Only the first model gets a warning with advice.
             text = f"the workers of model '{options.model_name}' run as {spawned.user_problem}"
             if self._models_as_other_user:
-                self.log.info("%s", text)
+                self.log.debug("%s", text)
             else:
                 self.log.warning(
                     "%s. Make it open to that user (chmod), name another user with --worker-user, or keep root without"
-                    " this warning by --worker-user=root; each further model is reported as information",
+                    " this warning by --worker-user=root; further models are named with --log-verbose=1",
                     text,
                 )
             self._models_as_other_user.add(options.model_name)

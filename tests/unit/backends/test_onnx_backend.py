@@ -479,13 +479,13 @@ def test_an_automatic_warm_up_that_does_not_suit_the_model_is_no_fault(model_sou
 def test_an_input_that_no_memory_holds_is_no_fault_of_the_load(
     model_source: SourceMaker, caplog: pytest.LogCaptureFixture, size: int
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     load(model_source("model.onnx", identity(TensorProto.FLOAT, ["batch", size]))).warm_up([])
     assert "does not fit into memory" in caplog.text and f"of shape [1, {size}]" in caplog.text
 
 
 def test_an_automatic_warm_up_takes_declared_dims(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     inputs = [InputConfig("X", DataType.FP32, (4,))]
     outputs = [OutputConfig("Y", DataType.FP32, (4,))]
     load(model_source("model.onnx", square_of_four())).warm_up([])
@@ -511,6 +511,6 @@ def test_parameters_that_are_migraphx_s_are_said_to_do_nothing(
 
 
 def test_strings_are_warmed_up(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     load(model_source("model.onnx", identity(TensorProto.STRING, ["batch", 2]))).warm_up([])
     assert not caplog.text

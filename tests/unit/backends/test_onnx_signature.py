@@ -75,7 +75,7 @@ def test_maps_are_served_as_the_tensor_that_they_were_made_of(
     datatype: DataType,
     labels: tuple[str, ...],
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     model = load(model_source("model.onnx", map_classifier(classes)))
     assert model.signature.outputs == (
         TensorSpec("label", datatype, (-1,)),
@@ -191,7 +191,7 @@ TWO = np.array([2], np.float32)
 
 
 def test_an_input_with_a_default_may_be_left_out(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     model = load(model_source("model.onnx", scaled(TWO)))
     assert model.signature.inputs == (TensorSpec("X", FP32, (-1, 2)), TensorSpec("k", FP32, (1,)))
     assert model.signature.optional_inputs == {"k"}
@@ -257,7 +257,7 @@ def places(rows: str, found: str) -> bytes:
 def test_outputs_with_other_rows_than_the_inputs_are_not_batched(
     model_source: SourceMaker, caplog: pytest.LogCaptureFixture, rows: str, found: str, reason: str
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     model = load(model_source("model.onnx", places(rows, found)))
     assert not model.signature.supports_batching
     assert f"model 'model' is not batched: {reason}" in caplog.text

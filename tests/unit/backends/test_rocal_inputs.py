@@ -246,7 +246,7 @@ def test_the_choice_of_the_engine_is_said(
     served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rocserve.backends.rocal.backend.is_installed", lambda module: False)
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     served({"pipeline": [RESIZE]}, parameters={"engine": "cpu"})
     assert "pipeline.json runs on engine cpu: parameter 'engine' says so" in caplog.text
     served({"pipeline": [RESIZE]})
@@ -272,7 +272,7 @@ def test_rocal_that_cannot_be_loaded_is_replaced_only_where_auto_is_written(
     with pytest.raises(ServeError, match=r"amd\.rocal is not installed") as caught:
         served({"pipeline": [RESIZE]}, kind=InstanceKind.GPU)
     assert caught.value.code is StatusCode.UNAVAILABLE
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     served({"pipeline": [RESIZE]}, kind=InstanceKind.GPU, parameters={"engine": "auto"}).warm_up([])
     assert "engine cpu: rocAL cannot run it (amd.rocal is not installed" in caplog.text
 
@@ -289,7 +289,7 @@ def test_an_amd_rocal_that_fails_in_a_way_of_its_own_is_replaced_too(
     with pytest.raises(ServeError, match=r"rocAL fails: .*unexpected keyword argument 'color_format'") as caught:
         served({"pipeline": [RESIZE]}, **options)
     assert caught.value.code is StatusCode.UNAVAILABLE
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     served({"pipeline": [RESIZE]}, **options, parameters={"engine": "auto"}).warm_up([])
     assert "engine cpu: rocAL cannot run it (rocAL fails: " in caplog.text
 

@@ -58,7 +58,7 @@ def test_the_message_tells_the_same(read: Read, batching: Signature) -> None:
 
 
 def test_the_user_is_told_of_the_filled_batch_size(read: Read, batching: Signature) -> None:
-    assert complete_definition(read('backend: "onnxruntime"'), batching).warnings == (
+    assert complete_definition(read('backend: "onnxruntime"'), batching).notes == (
         "autofilled max_batch_size to 64 for model 'm' since batching is supported but no max_batch_size is specified"
         " in model configuration; specify max_batch_size for larger batches",
     )

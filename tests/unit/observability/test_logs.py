@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,3 +155,40 @@ def test_a_full_disk_is_no_error_of_the_part_that_logs(capsys: pytest.CaptureFix
     written.log.info("told elsewhere")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith('] "told elsewhere"')
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment", "has_colours"),
+    [
+        (Terminal(), {}, True),
+        (Terminal(), {"NO_COLOR": ""}, True),
+        (Terminal(), {"NO_COLOR": "1"}, False),
+        (io.StringIO(), {}, False),
+    ],
+)
+def test_a_terminal_gets_colours_for_what_needs_attention(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, environment: dict[str, str], has_colours: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    log = ServerLog(LogSettings(), environment).logger
+    log.info("as usual")
+    log.warning("act")
+    log.error("broken")
+    usual, act, broken = stream.getvalue().splitlines()
+    assert re.fullmatch(r'I\d{4} .*"as usual"', usual)
+    assert [line[:5] for line in (act, broken)] == (["\x1b[33m", "\x1b[31m"] if has_colours else [act[:5], broken[:5]])
+    assert [line.endswith('"\x1b[0m') for line in (act, broken)] == [has_colours] * 2
+    assert ("\x1b" in stream.getvalue()) == has_colours
+
+
+def test_a_file_gets_no_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    written = WrittenLog(tmp_path / "log")
+    written.log.error("broken")
+    assert "\x1b" not in written.lines[0]
+    written.server_log.close()

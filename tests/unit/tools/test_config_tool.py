@@ -68,11 +68,11 @@ def test_prints_what_can_be_read_back(folder: Path) -> None:
     assert _run(folder) == (0, text.replace(text.splitlines()[1] + "\n", ""), "")
 
 
-def test_warnings_are_comments(folder: Path) -> None:
+def test_warnings_and_notes_are_comments(folder: Path) -> None:
     (folder / "config.pbtxt").write_text('backend: "onnxruntime" runtime: "r"')
     _, text, _ = _run(folder)
     assert "# Warning: model 'm': settings without effect in this version of rocserve: runtime\n" in text
-    assert "# Warning: autofilled max_batch_size to 64 for model 'm'" in text
+    assert "# Note: autofilled max_batch_size to 64 for model 'm'" in text
 
 
 def test_highest_served_version_is_described(folder: Path) -> None:

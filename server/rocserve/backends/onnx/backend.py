@@ -223,7 +223,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     signature = session_signature(session, model.config, file)
     batches, tensors = model.config.max_batch_size > 0, (*signature.inputs, *signature.outputs)
     if batches and signature.inputs and all(spec.shape[:1] == (1,) for spec in tensors):
-        _LOG.info("model '%s' has the batch size 1 in its file: the rows of a batch are run one by one", model.name)
+        _LOG.debug("model '%s' has the batch size 1 in its file: the rows of a batch are run one by one", model.name)
         run = SizedRun({1: session_run(session, signature)}, pad_with_first_row=True)
         inputs, outputs = (
             tuple(replace(spec, shape=(-1, *spec.shape[1:])) for spec in specs)
@@ -329,7 +329,7 @@ class OnnxModel:
         try:
             rows = rows_that_fit(self._check_rows, at_once, memory_bytes)
         except _OtherRows as reason:
-            _LOG.info("model '%s' is not batched: %s", self._config.name, reason)
+            _LOG.debug("model '%s' is not batched: %s", self._config.name, reason)
             self.signature = replace(self.signature, supports_batching=False)
         except ServeError:
             # The model does not take zeros; the warm-up tells why.
@@ -337,7 +337,7 @@ class OnnxModel:
         else:
             self.signature = replace(self.signature, max_batch_size=rows)
             if rows is not None and rows < BACKEND.default_max_batch_size:
-                _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
+                _LOG.debug("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
     def _check_rows(self, rows: int) -> None:
         """Run a batch of zeros. Raises _OtherRows, or as `execute`."""
@@ -358,7 +358,7 @@ class OnnxModel:
                     execution.start(self._zeros(size))
                     execution.result()
             except ServeError as error:
-                _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
+                _LOG.debug("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
         for sample in samples:
             execution.start(sample)
             execution.result()

@@ -185,7 +185,7 @@ def _bind_results(bound: BoundProgram, config: ModelConfig, trial: Trial) -> Bou
                 f"config.pbtxt of model '{config.name}' names no outputs, and a run with zeros, which would tell them,"
                 f" fails: {reason}; name each output with its data_type and dims"
             )
-        _LOG.info(
+        _LOG.debug(
             "model '%s' does not take zeros, and its outputs are not known before requests: %s", config.name, reason
         )
         specs = [_configured_spec(entry, batches) for entry in config.outputs]

@@ -123,7 +123,7 @@ class TorchModel:
             least = min((each for each in (rows, self.signature.max_batch_size) if each is not None), default=None)
             self._bound = replace(self._bound, signature=replace(self.signature, max_batch_size=least))
             if rows is not None and rows < BACKEND.default_max_batch_size:
-                _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
+                _LOG.debug("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
     def _use_fixed_sizes(self, captures: bool, source: ModelSource) -> None:
         """Make batches run at the sizes of `fixed_batch_sizes`, if there are any. A program that cannot be captured
@@ -160,7 +160,7 @@ class TorchModel:
                         self.execute(batch)
             except ServeError as error:
                 self._check_precision(zeros, error)
-                _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
+                _LOG.debug("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
         for sample in samples:
             try:
                 failures: Iterable[ServeError] = self.execute(sample).failures.values()
@@ -170,7 +170,7 @@ class TorchModel:
             for failure in failures:
                 if not isinstance(failure, MissingOutput):
                     raise failure
-                _LOG.info("model '%s', in a warm-up sample: %s", self._config.name, failure)
+                _LOG.debug("model '%s', in a warm-up sample: %s", self._config.name, failure)
         self._original = None
 
     def _trial(self, inputs: Sequence[Tensor]) -> Any:

@@ -57,7 +57,7 @@ class RocalModel:
             fault = self._engine.run([image], flags, lambda row, output, result: None).get(0)
             if isinstance(fault, ImageError | PixelsError):
                 # This is not a failure, because clients' images may have another size.
-                _LOG.info("not warmed up: an image of %d pixels a side does not do (%s)", _WARM_UP_SIDE, fault)
+                _LOG.debug("not warmed up: an image of %d pixels a side does not do (%s)", _WARM_UP_SIDE, fault)
             elif fault is not None:
                 raise self._fault(fault, None) from fault
 
@@ -237,6 +237,6 @@ def load(model: ModelSource) -> LoadedModel:
             engine = CpuEngine(setup)
         except RuntimeError as error:
             raise unavailable(str(error)) from None
-    _LOG.info("%s runs on engine %s: %s", model.model_file.name, chosen, reason)
+    _LOG.debug("%s runs on engine %s: %s", model.model_file.name, chosen, reason)
     # The properties tell the server which engine runs, because it only knows the backend's one engine.
     return RocalModel(engine, setup, interface, {"engine": chosen, "engine_reason": reason})

@@ -138,7 +138,7 @@ class GrpcServer:
         if epoll is not None:
             self._polling = QueuePolling(self._queue, epoll)
         else:
-            self.log.info(
+            self.log.debug(
                 "gRPC works its sockets on threads of its own, which costs time;"
                 " GRPC_EXPERIMENTS=-event_engine_listener has the data plane's thread do it"
             )

@@ -151,7 +151,7 @@ class MigraphxModel:
             self._runner.warm_up()
         except MigraphxError as error:
             name = self._context.model.name
-            self._context.log.info("model '%s' could not be warmed up with zeros: %s", name, error)
+            self._context.log.debug("model '%s' could not be warmed up with zeros: %s", name, error)
         for sample in samples:
             self.execute(sample)
         if self._background is not None:
@@ -275,7 +275,7 @@ def load_compiled(
         try:
             program.warm_up()
         except MigraphxError as error:
-            context.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
+            context.log.debug("batch size %d could not be warmed up with zeros: %s", size, error)
         model.add(program)
 
     background = BackgroundSizes(

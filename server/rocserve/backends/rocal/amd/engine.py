@@ -141,7 +141,7 @@ class RocalEngine:
                 self._runners[flags] = [PipelineRunner(graph, size, flags, self._canvas) for size in sizes]
         if self._runners:
             self._try_out()
-        _LOG.info(
+        _LOG.debug(
             "model '%s' runs on amd.rocal %s, %s, with batches of %s",
             setup.model_name,
             binding.version,
