@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rocserve.scheduling.rate_limiter import Call, LimitedInstance, Needs, ResourceKey
+    from rocserve.scheduling.rate_limiter import LimitedInstance, Needs, Place, ResourceKey
 
 _Waiter = tuple["LimitedInstance", bool]
 """An instance, and whether it waits in the line (True) or for its calls (False): it may do both."""
@@ -66,7 +66,7 @@ class Standstill:
             if self._lacking(claim) or not taken.isdisjoint(claim.needs):
                 waiting[claim] = None
                 taken.update(claim.needs)
-        callers = [caller for caller in self._callers if any(map(self._stands_still, caller.calls))]
+        callers = [caller for caller in self._callers if any(map(self._stands_still, caller.called))]
         self._claims, self._callers = waiting, dict.fromkeys(callers)
         return len(self._claims) + len(self._callers) < before
 
@@ -74,11 +74,12 @@ class Standstill:
         held, available = self._held_for_good, self._available
         return [key for key, count in claim.needs.items() if held[key] + count > available.get(key, 0)]
 
-    def _stands_still(self, call: Call) -> bool:
-        if call.instance is not None:
-            return call.instance in self._callers
-        blocked = [self._takes_no_batch(instance) for instance in call.model.instances.values()]
-        if call.model.keeps_order:
+    def _stands_still(self, place: Place) -> bool:
+        model, instance = place
+        if instance is not None:
+            return instance in self._callers
+        blocked = [self._takes_no_batch(one) for one in model.instances.values()]
+        if model.keeps_order:
             return any(blocked)
         return bool(blocked) and all(blocked)
 
@@ -117,8 +118,8 @@ class Standstill:
             others = (one for one in before if one in self._claims and not one.needs.keys().isdisjoint(instance.needs))
             first = next(others, None)
             return None if first is None else (first, True)
-        call = next(filter(self._stands_still, instance.calls))
-        if call.instance is not None:
-            return call.instance, False
-        other = next(filter(self._takes_no_batch, call.model.instances.values()))
+        model, called = next(filter(self._stands_still, instance.called))
+        if called is not None:
+            return called, False
+        other = next(filter(self._takes_no_batch, model.instances.values()))
         return other, other.is_staged

@@ -24,6 +24,7 @@ import enum
 import functools
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -75,7 +76,7 @@ class LimitedModel:
 class LimitedInstance:
     """The limiter's record of an instance: its resources, its state, and its virtual times."""
 
-    __slots__ = ("calls", "finish", "model", "needs", "on_granted", "start", "state", "weight")
+    __slots__ = ("called", "finish", "model", "needs", "on_granted", "start", "state", "weight")
 
     def __init__(
         self, model: LimitedModel, limits: InstanceRateLimiter, device: int | None, on_granted: Callable[[], None]
@@ -85,8 +86,8 @@ class LimitedInstance:
         self.needs = {key: count for key, count in needs_of(limits, device).items() if count}
         self.weight = max(limits.priority, 1)
         self.on_granted = on_granted
-        self.calls: dict[Call, None] = {}
-        """The calls of its model that are not answered yet."""
+        self.called = Counter[Place]()
+        """Where the calls of its model are that are not answered yet, and how many."""
         self.state = _State.FREE
         self.start = self.finish = 0
         """Virtual times at which the execution that it runs has started, and the one before it has finished."""
@@ -105,10 +106,12 @@ class Call:
     """A request that an instance's model makes while the instance may be running a batch."""
 
     caller: LimitedInstance
-    model: LimitedModel
-    """The called model."""
-    instance: LimitedInstance | None = None
-    """The instance to which the request was given; None = it waits for one, or for any at all (`keeps_order`)."""
+    place: Place
+
+
+Place = tuple[LimitedModel, LimitedInstance | None]
+"""The called model, and the instance to which the request was given; None = it waits for one, or for any at all
+(`keeps_order`)."""
 
 
 class RateLimiter:
@@ -134,6 +137,8 @@ class RateLimiter:
         self._calls: dict[InferRequest, Call] = {}
         self._callers: dict[LimitedInstance, None] = {}
         """The instances with open calls."""
+        self._is_scheduled = False
+        """Whether `_allocate` will be called in a later call of the loop."""
 
     # Models
 
@@ -143,12 +148,12 @@ class RateLimiter:
         self._available = self._resources(instances)
         model = object()
         self._registered[model] = tuple(instances)
-        self._call_soon(self._allocate)
+        self._allocate_soon()
 
         def unregister() -> None:
             if self._registered.pop(model, None) is not None:
                 self._available = self._resources()
-                self._call_soon(self._allocate)
+                self._allocate_soon()
 
         return unregister
 
@@ -208,15 +213,24 @@ class RateLimiter:
         elif instance.is_staged:
             self._line.remove(instance)
         instance.state = _State.FREE
-        if self._line:
-            self._call_soon(self._allocate)
+        self._allocate_soon()
 
     def lose(self, instance: LimitedInstance) -> None:
         """Release what an instance holds, because its worker has ended. Its requests wait for another instance."""
         self.release(instance, has_run=False)
         for call in self._calls.values():
-            if call.instance is instance:
-                call.instance = None
+            if call.place[1] is instance:
+                self._put(call, (instance.model, None))
+
+    def _allocate_soon(self) -> None:
+        """Allocate in a later call of the loop. From any thread."""
+        if self._line and not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_soon(self._allocate_now)
+
+    def _allocate_now(self) -> None:
+        self._is_scheduled = False
+        self._allocate()
 
     def _allocate(self, asking: LimitedInstance | None = None) -> None:
         """Grant resources in the order of the line, then to those that wait for themselves. `asking` is not called
@@ -272,23 +286,30 @@ class RateLimiter:
         """Follow a call, which has come to a model, until its last answer. Returns the responder for it."""
         caller = request.caller
         assert isinstance(caller, LimitedInstance), "InstancePool.caller made it"
-        call = self._calls[request] = Call(caller, model)
-        caller.calls[call] = self._callers[caller] = None
-        self._check()
+        call = self._calls[request] = Call(caller, (model, None))
+        self._callers[caller] = None
+        caller.called[call.place] += 1
+        self._allocate_soon()
         return EndingResponder(responder, functools.partial(self._end_call, request))
 
     def move(self, request: InferRequest, model: LimitedModel, instance: LimitedInstance | None) -> None:
         """Note where a call is now: in a model's queue, or given to an instance."""
-        call = self._calls[request]
-        call.model, call.instance = model, None if model.keeps_order else instance
-        self._check()
+        self._put(self._calls[request], (model, None if model.keeps_order else instance))
+
+    def _put(self, call: Call, place: Place) -> None:
+        _take_one(call.caller.called, call.place)
+        call.place = place
+        call.caller.called[place] += 1
+        self._allocate_soon()
 
     def _end_call(self, request: InferRequest) -> None:
         call = self._calls.pop(request)
-        del call.caller.calls[call]
-        if not call.caller.calls:
+        _take_one(call.caller.called, call.place)
+        if not call.caller.called:
             del self._callers[call.caller]
 
-    def _check(self) -> None:
-        if self._line:
-            self._call_soon(self._allocate)
+
+def _take_one(counts: Counter[Place], place: Place) -> None:
+    counts[place] -= 1
+    if not counts[place]:
+        del counts[place]

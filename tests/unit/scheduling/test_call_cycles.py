@@ -111,14 +111,14 @@ class Limiter(RateLimiter):
         lacking = self._lacking(instance)
         if lacking:
             self.exceeded.append(instance)
-        assert any(call.model is instance.model and call.instance is None for call in self._calls.values())
+        assert any(call.place == (instance.model, None) for call in self._calls.values())
         assert not could_be_granted(instance, list(self._line), list(self._calls.values()), self._available)
 
 
 def could_be_granted(wanted: LimitedInstance, line: list[LimitedInstance], calls: list[Call], available: Needs) -> bool:
     """Let all run and end that can. Returns whether `wanted` is granted its resources at last."""
     models = {id(one.model): one.model for one in [*line, *(call.caller for call in calls)]}
-    models |= {id(call.model): call.model for call in calls}
+    models |= {id(call.place[0]): call.place[0] for call in calls}
     running = {one for model in models.values() for one in model.instances.values() if one.is_granted}
     open_calls = list(calls)
     while True:
@@ -126,7 +126,7 @@ def could_be_granted(wanted: LimitedInstance, line: list[LimitedInstance], calls
         for one in tuple(running):
             if not any(call.caller is one for call in open_calls):
                 running.remove(one)
-                open_calls = [call for call in open_calls if call.instance is not one]
+                open_calls = [call for call in open_calls if call.place[1] is not one]
         needed: set[Any] = set()
         for one in tuple(line):
             fits = all(
@@ -142,7 +142,7 @@ def could_be_granted(wanted: LimitedInstance, line: list[LimitedInstance], calls
         for model in models.values():
             stuck = [one in line or one in running for one in model.instances.values()]
             if not (any(stuck) if model.keeps_order else all(stuck)):
-                open_calls = [call for call in open_calls if call.model is not model or call.instance is not None]
+                open_calls = [call for call in open_calls if call.place != (model, None)]
         if before == (len(open_calls), len(running), len(line)):
             return False
 
