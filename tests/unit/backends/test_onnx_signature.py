@@ -88,12 +88,21 @@ def test_maps_are_served_as_the_tensor_that_they_were_made_of(
     assert "output 'maps' is served as the tensor of its 3 classes' values" in caplog.text
 
 
-def test_a_label_that_is_said_to_be_single_is_answered_for_every_row(model_source: SourceMaker) -> None:
-    """LightGBM's exporter says so."""
-    model = load(model_source("model.onnx", map_classifier([0, 1, 2], label_shape=[1])))
-    assert not model.signature.supports_batching
-    label, scores = run(model, ("label", "maps"), X=X)
-    assert (label.tolist(), scores.tolist()) == ([2, 2], SCORES)
+@pytest.mark.parametrize(("rows", "expected", "batching"), [(None, -1, True), (1, 1, False)])
+def test_a_label_that_is_said_to_be_single_has_the_inputs_rows(
+    model_source: SourceMaker, rows: int | None, expected: int, batching: bool
+) -> None:
+    """LightGBM's exporter declares one label for any number of rows."""
+    message = onnx.load_from_string(map_classifier([0, 1, 2], label_shape=[1]))
+    message.graph.node[0].output[0] = "own label"
+    message.graph.node.append(helper.make_node("Identity", ["own label"], ["label"]))
+    if rows:
+        message.graph.input[0].type.tensor_type.shape.dim[0].dim_value = rows
+    model = load(model_source("model.onnx", message.SerializeToString()))
+    assert model.signature.outputs[0] == TensorSpec("label", DataType.INT64, (expected,))
+    assert model.signature.supports_batching is batching
+    (label,) = run(model, ("label",), X=X[: rows or 2])
+    assert label.tolist() == [2, 2][: rows or 2]
 
 
 def test_the_tensor_may_be_an_output_itself(model_source: SourceMaker) -> None:

@@ -1,8 +1,9 @@
-"""Reads an ONNX file as far as ONNX Runtime cannot say what the server needs, and replaces ZipMap.
+"""Reads an ONNX file as far as ONNX Runtime cannot say what the server needs, and corrects exported classifiers.
 
 scikit-learn's and LightGBM's exporters end a classifier with the operator ZipMap, which turns the tensor of
 probabilities into a sequence of maps from class to probability. No tensor protocol has maps, so the tensor itself is
-served, under the name of ZipMap's output, and the classes become its labels.
+served, under the name of ZipMap's output, and the classes become its labels. LightGBM's exporter also declares one
+label for any number of rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx
 
-_ZIP_MAP = b"ZipMap"
+_ZIP_MAP = "ZipMap"
+_CLASSIFIER = "Classifier"
+"""How the names of the operators that classify rows end: LinearClassifier, SVMClassifier, TreeEnsembleClassifier."""
+_PASSING = ("Cast", "Identity")
 _FLOAT = 1
 """TensorProto.DataType.FLOAT in onnx.proto."""
 _CLASSES = ("classlabels_int64s", "classlabels_strings")
@@ -47,12 +51,14 @@ class ModelFile:
 
 
 def open_model_file(path: Path) -> ModelFile:
-    """Read a file, and replace each ZipMap that makes an output of the model. An unreadable file stays as it is,
-    because the engine reports its error."""
-    # Importing onnx takes longer than loading a small model, so only files with this operator are parsed.
-    message = _read(path) if holds(path, _ZIP_MAP) else None
-    labels = {} if message is None else dict(_replace_zip_maps(message.graph))
-    if message is None or not labels:
+    """Read a file, replace each ZipMap that makes an output of the model, and open the rows of labels. An unreadable
+    file stays as it is, because the engine reports its error."""
+    # Importing onnx takes longer than loading a small model, so only files with such an operator are parsed.
+    message = _read(path) if holds(path, _CLASSIFIER.encode()) or holds(path, _ZIP_MAP.encode()) else None
+    if message is None:
+        return ModelFile(path)
+    labels = dict(_replace_zip_maps(message.graph))
+    if not _open_label_rows(message.graph) and not labels:
         return ModelFile(path)
     return ModelFile(path, message.SerializeToString(), labels)
 
@@ -80,7 +86,7 @@ def _replace_zip_maps(graph: onnx.GraphProto) -> Iterator[tuple[str, tuple[str, 
     """Replace each ZipMap that makes an output by Identity, and yield the output with its classes."""
     outputs = {value.name: value for value in graph.output}
     for node in graph.node:
-        if node.op_type != _ZIP_MAP.decode() or len(node.output) != 1 or node.output[0] not in outputs:
+        if node.op_type != _ZIP_MAP or len(node.output) != 1 or node.output[0] not in outputs:
             continue
         classes = tuple(
             label.decode(errors="replace") if isinstance(label, bytes) else str(label)
@@ -97,3 +103,31 @@ def _replace_zip_maps(graph: onnx.GraphProto) -> Iterator[tuple[str, tuple[str, 
         kind.tensor_type.shape.dim.add()
         kind.tensor_type.shape.dim.add().dim_value = len(classes)
         yield node.output[0], classes
+
+
+def _open_label_rows(graph: onnx.GraphProto) -> bool:
+    """Open the only dimension of labels that are declared as one, where the inputs' rows are open. Returns whether
+    there are any."""
+    defaults = {tensor.name for tensor in graph.initializer}
+    inputs = [value.type.tensor_type.shape.dim for value in graph.input if value.name not in defaults]
+    if not all(dims and not dims[0].HasField("dim_value") for dims in inputs):
+        return False
+    makers = {name: node for node in graph.node for name in node.output}
+    opened = False
+    for value in graph.output:
+        dims = value.type.tensor_type.shape.dim
+        if len(dims) == 1 and dims[0].dim_value == 1 and _is_label(value.name, makers):
+            dims[0].Clear()
+            opened = True
+    return opened
+
+
+def _is_label(tensor: str, makers: Mapping[str, onnx.NodeProto]) -> bool:
+    """Return whether a tensor is the first output of a classifier, which has a label for each row by definition."""
+    # A damaged file may have a cycle.
+    for _ in makers:
+        node = makers.get(tensor)
+        if node is None or node.op_type not in _PASSING:
+            return node is not None and node.op_type.endswith(_CLASSIFIER) and tensor == node.output[0]
+        tensor = node.input[0]
+    return False
