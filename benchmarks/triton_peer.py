@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -41,6 +42,14 @@ class TritonPeer:
     @property
     def installation(self) -> Path:
         return self.environment.site_packages / "pytriton" / "tritonserver"
+
+    def help(self) -> str:
+        """What `tritonserver --help` prints."""
+        command = [str(self.installation / "bin" / "tritonserver"), "--help"]
+        environment = self._process_environment()
+        return subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        ).stdout
 
     def server(
         self,

@@ -20,7 +20,6 @@ from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
-from rocserve.core.serving import OwnCheck
 from rocserve.observability.failures import Allowance
 from rocserve.plane.heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
@@ -29,6 +28,7 @@ from rocserve.workers.instance import HEAP_BYTES, Instance, InstanceMail
 from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load, Progress, Verbosity, WarmUp, WorkerPlan
+from rocserve.workers.own_check import OwnCheck
 from rocserve.workers.process import WorkerSession
 
 _Result = TypeVar("_Result")
@@ -112,8 +112,7 @@ class WorkerGroup:
         self.name = f"model '{load.model_name}' version {load.version}"
         self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES, mail.plane.work_off_later)
         self.restarts = 0
-        self._unready_reason = ""
-        """Why the model said last that it is not ready; "" = it is."""
+        self._own_check = OwnCheck(self.name, lambda: self._workers, log)
         self._down: set[int] = set()
         self._progress: dict[int, str] = {}
         self._silent: dict[int, Sequence[float]] = {}
@@ -140,21 +139,8 @@ class WorkerGroup:
 
     @property
     def own_check(self) -> OwnCheck | None:
-        """Asks the model in each worker whether it is ready; None = the model has no such check, or no worker."""
-        return self._check if any(worker.checks_readiness for worker in self._workers) else None
-
-    async def _check(self) -> bool:
-        asked = [worker.check_readiness() for worker in self._workers if worker.checks_readiness]
-        answers = [answer for answer in await asyncio.gather(*asked) if not answer.is_ready]
-        fault = next((answer.fault for answer in answers if answer.fault), "")
-        reason = fault or ("is_ready() returned False" if answers else "")
-        if reason != self._unready_reason:
-            self._unready_reason = reason
-            if reason:
-                self.log.log(logging.WARNING if fault else logging.INFO, "%s is not ready: %s", self.name, reason)
-            else:
-                self.log.info("%s is ready again", self.name)
-        return not reason
+        """Asks the model whether it is ready; None = the model has no such check, or no worker."""
+        return self._own_check if any(worker.checks_readiness for worker in self._workers) else None
 
     async def load(self) -> Signature:
         """Start all workers at the same time. After a failure or a cancellation none is left. Raises ServeError."""
@@ -170,8 +156,9 @@ class WorkerGroup:
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
         """End all workers after their batches, or after `grace_seconds`. `reason`: the error of requests lost then."""
         await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
-        # The supervisors and the group refer to each other, which only a garbage collection would resolve.
+        # The supervisors, the check and the group refer to each other, which only a garbage collection would resolve.
         self._supervisors.clear()
+        self._own_check = OwnCheck(self.name, tuple, self.log)
         self.events, self.start_call = WorkerGroupEvents(), None
         self.mail.close_heap(self.inputs)
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import pytest
-from support.migraphx import CHECKOUT
+from support.parity.flags import recorded_flags
 
 from rocserve.cli import main
 from rocserve.flags import FlagError, add_serve_flags, settings_from
@@ -15,8 +15,7 @@ from rocserve.flags.spelling import meant_flag
 from rocserve.flags.tritonserver import TRITON_FLAGS, Handling, TritonFlag, without_effect
 from rocserve.settings import ServerSettings
 
-RECORDED = (CHECKOUT / "tests/data/tritonserver-2.51-flags.txt").read_text().split()
-"""The names in `tritonserver --help` of 2.51."""
+RECORDED = recorded_flags()
 ADDED_LATER = (
     "allow-client-shm",
     "grpc-infer-cq-count",
