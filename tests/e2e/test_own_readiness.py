@@ -64,8 +64,7 @@ def server(request: pytest.FixtureRequest, serve: Callable[..., RocserveProcess]
         (folder / "config.pbtxt").write_text(CONFIG)
         (folder / "1" / "model.py").write_text(MODEL if name == "says" else MODEL.replace("is_ready", "is_well"))
         (folder / "answer").write_text("yes")
-    flags = (f"--front-ends={request.param}", "--allow-http=true", "--http-address=127.0.0.1", "--http-port=0")
-    running = serve(tmp_path / "models", flags=flags)
+    running = serve(tmp_path / "models", flags=(f"--front-ends={request.param}",))
     running.wait_until_ready()
     return running
 

@@ -18,7 +18,7 @@ from rocserve.backends.registry import discover_backends
 from rocserve.cache.folders import cache_directory
 from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.arguments import add_flags, filled, for_argparse
-from rocserve.flags.tritonserver import add_triton_flags, refusal
+from rocserve.flags.tritonserver import add_triton_flags, is_of_triton_caches, refusal
 from rocserve.observability.tracing.tracing import trace_options
 from rocserve.repository.scanner import find_single_model, model_endings
 from rocserve.settings import (
@@ -152,9 +152,9 @@ def _check(settings: ServerSettings) -> None:
     for folder in repository.worker_load_folders:
         if not folder.is_dir():
             raise FlagError(f"--allow-worker-load={folder}: there is no such folder")
-    if (cache := settings.engines.cache_directory) and any(Path(cache).glob("*/libtritoncache*.so")):
+    if (cache := settings.engines.cache_directory) and is_of_triton_caches(Path(cache)):
         raise FlagError(
-            f"--cache-directory={cache}: this folder has tritonserver's response caches, which are not loaded here."
+            f"--cache-directory={cache}: this is tritonserver's folder of response caches, which are not loaded here."
             " Leave the flag out, or name a folder for the programs that MIGraphX compiles"
         )
     if not settings.grpc.allow and not settings.http.allow:

@@ -10,8 +10,11 @@ import argparse
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+_DEFAULT_CACHES = Path("/opt/tritonserver/caches")
+"""tritonserver's default of --cache-directory."""
 _PREFIX = "tritonserver."
 """Begins the arguments' names of flags that no setting declares."""
 _FALSE = ("false", "0", "off")
@@ -153,6 +156,11 @@ def without_effect(arguments: argparse.Namespace) -> list[str]:
         elif one.switch != one.name:
             lines.append(f"--{one.name} has no effect: --{one.switch} is false")
     return lines
+
+
+def is_of_triton_caches(folder: Path) -> bool:
+    """Return whether the folder is tritonserver's --cache-directory, which has another meaning here."""
+    return folder == _DEFAULT_CACHES or any(folder.glob("*/libtritoncache*.so"))
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Sequence[str]]:
