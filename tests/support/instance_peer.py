@@ -72,8 +72,7 @@ class Peer:
     def result(self, data: bytes, head: TensorHead = HEAD) -> OutgoingResult:
         """A result with one output."""
         end, contents = self.end_of_worker, padded((data,))
-        number = end.sender.number(end.sender.of([Tensor(*head, data)]))
-        return OutgoingResult(RESULT, 1, 0, number, 0, sum(map(len, contents)), contents)
+        return OutgoingResult(RESULT, 1, 0, 0, sum(map(len, contents)), contents, end.sender.of([Tensor(*head, data)]))
 
     def finish(self, batch: ReceivedBatch, *results: OutgoingResult) -> None:
         self.answered_ns = time.monotonic_ns()

@@ -62,7 +62,7 @@ class BackChannel:
         except ServeError as error:
             raise invalid_argument(f"the call of model '{call.model_name}' cannot be sent: {error}") from None
         self._calls[number] = on_answer
-        self._end.post(ENTRY.pack(entries.CALL, 0, 0, layout, number, place, nbytes))
+        self._end.sender.post((entries.CALL, False, 0, layout, number, place, nbytes))
         if self._is_server_gone:
             self._drop_calls()
 

@@ -121,7 +121,7 @@ class BatchWriter:
         if number is None:
             number = self._texts.keep(text, self._next_layout)
             fresh[number] = text
-            self._next_layout += 1
+            self._next_layout = number + 1 & entries.LARGEST_LAYOUT
         return self._forms.keep(form, number)
 
     def _forget(self, layouts: Mapping[int, bytes]) -> None:

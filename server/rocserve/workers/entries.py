@@ -101,8 +101,10 @@ LARGEST_REMEMBERED_LAYOUT = 32 << 10
 """Bytes of a layout in a table of requests. A larger layout, such as with thousands of parameters, is kept for its
 batch only."""
 REMEMBERED_LAYOUTS = 256
-"""Number of layouts, the last ones sent, that a sender may refer to. The receiver keeps twice as many, because one
-thread may post while another defines layouts. Numbers are not reused."""
+"""Number of layouts, the last ones sent, that a sender may refer to. The receiver keeps twice as many, and all that
+were defined since it last read tensors: a batch may need more."""
+LARGEST_LAYOUT = (1 << 32) - 1
+"""An entry has no room for a larger number of a layout; the next one gets the number 0."""
 
 
 def returned_places(entries: bytes) -> Iterator[int]:

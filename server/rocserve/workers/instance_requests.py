@@ -7,6 +7,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ class InstanceRequests:
         self.traces: dict[int, Trace] = {}
         """Traces of open requests by number; calls that a model makes for a request belong to its trace."""
         self.messages = 0
-        self._sender = TensorSender(self._allocate, self._send)
+        self._sender = TensorSender(self._allocate, self._send, nullcontext())
         self._unread: dict[int, object] = {}
         """What must stay until the worker has read a slot, by place: the slot, and the tensors that it refers to."""
         self._waiting: deque[bytes] = deque()
@@ -100,13 +101,13 @@ class InstanceRequests:
         if final and self._calls.pop(number, None) is None:
             return
         try:
-            entry, place = self._sender.answer(number, answer, final, references)
+            message, place = self._sender.answer(number, answer, final, references)
             if references and isinstance(answer, ModelResponse):
                 self._unread[place] = (self._unread[place], answer.slot)
+            self._sender.post(message)
         except ServeError as error:
             fault = internal(f"the answer to a call cannot be sent to the model: {error}")
-            entry, _ = self._sender.answer(number, fault, final)
-        self._send(entry)
+            self._sender.post(self._sender.answer(number, fault, final)[0])
 
     def _allocate(self, nbytes: int) -> tuple[int, memoryview]:
         """Return a slot that stays until the worker has read it. Raises HeapFull."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rocserve.backends.request_model import RESCHEDULED, ModelResponse, Rescheduled, Result
@@ -25,6 +25,8 @@ _PARAMETERS: Any = Parameters
 _MOST_COMMAS = 1 << 15
 """Commas in a layout's JSON, enough for the most tensors that a model may have, with 29 dimensions each. Parsing so
 many takes a tenth of a second, in which the server does nothing else."""
+_MOST_UNREAD_BYTES = 16 << 20
+"""Bytes of layouts, if they are many, that one batch may need: enough for 100,000 outputs of different shapes."""
 _MOST_DIMENSIONS = 64
 """Bound for one tensor: numpy supports no more."""
 
@@ -42,19 +44,29 @@ class Layout:
         """The number by which the layout was last sent; negative = never."""
 
 
-class TensorSender:
-    """Sends the tensors and responses of one end. Safe on any thread."""
+Message = tuple[int, bool, int, Layout | None, int, int, int]
+"""The fields of an entry, with the layout in place of its number."""
 
-    def __init__(self, allocate: Callable[[int], tuple[int, memoryview]], post: Callable[[bytes], None]) -> None:
-        """`allocate`: returns place and memory of a slot of that size, which the other end returns after reading."""
+
+class TensorSender:
+    """Sends the tensors and responses of one end. Safe on any thread. A layout gets its number only when the entry that
+    refers to it is posted: other threads may define many layouts while large tensors are copied."""
+
+    def __init__(
+        self,
+        allocate: Callable[[int], tuple[int, memoryview]],
+        post: Callable[[bytes], None],
+        posting: AbstractContextManager[object],
+    ) -> None:
+        """`allocate`: returns place and memory of a slot of that size, which the other end returns after reading.
+        `posting`: the lock of `post`, which a thread may take again."""
         self._allocate = allocate
         self._post = post
         self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(
             entries.REMEMBERED_LAYOUTS
         )
         self._defined = 0
-        # Re-entrant, because a garbage collection may run anywhere and answer a request that its model has dropped.
-        self._lock = threading.RLock()
+        self._posting = posting
 
     def of(self, tensors: Sequence[Tensor]) -> Layout:
         """Raises ServeError as Layout."""
@@ -65,26 +77,24 @@ class TensorSender:
         return layout
 
     def number(self, layout: Layout) -> int:
-        """Return the layout's number, after sending the layout if the other end may not know it."""
+        """Return the layout's number, after sending the layout if the other end may not know it. The caller holds
+        `posting` until it has posted the entry with the number."""
         if layout.number <= self._defined - entries.REMEMBERED_LAYOUTS:
-            with self._lock:
-                self._defined += 1
-                number = self._defined
-                self._post(ENTRY.pack(entries.LAYOUT, 0, 0, number, 0, self.put_text(layout.text), len(layout.text)))
-                layout.number = number
-        return layout.number
+            number, place = self._defined + 1, self.put_text(layout.text)
+            self._post(ENTRY.pack(entries.LAYOUT, 0, 0, number & entries.LARGEST_LAYOUT, 0, place, len(layout.text)))
+            self._defined = layout.number = number
+        return layout.number & entries.LARGEST_LAYOUT
 
-    def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, int, int]:
-        """Write tensors to a slot; return their layout's number, the place, and the bytes of the details. Raises
-        ServeError: INTERNAL if the details are too long or a tensor's bytes do not fit its shape, another code if no
-        slot is free."""
+    def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[Layout, int, int]:
+        """Write tensors to a slot; return their layout, the place, and the bytes of the details. Raises ServeError:
+        INTERNAL if the details are too long or a tensor's bytes do not fit its shape, another code if no slot is
+        free."""
         checked(details)
         layout = self.of(tensors)
         pieces, nbytes = layout.places.pieces([each.data for each in tensors], "tensor")
-        number = self.number(layout)
         place, view = self._allocate(nbytes + len(details))
         fill(view, [*pieces, details])
-        return number, place, len(details)
+        return layout, place, len(details)
 
     def put_text(self, text: bytes) -> int:
         """Write a text to a slot and return its place. Raises ServeError if no slot is free."""
@@ -94,19 +104,27 @@ class TensorSender:
 
     def answer(
         self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0
-    ) -> tuple[bytes, int]:
-        """Write an answer to a request or call; None = it ends. Returns the entry, and the place of its slot.
-        `references`: how many of the first tensors are references. Raises as `put`."""
+    ) -> tuple[Message, int]:
+        """Write an answer to a request or call; None = it ends. Returns the message for `post`, and the place of its
+        slot. `references`: how many of the first tensors are references. Raises as `put`."""
         if answer is None:
-            return ENTRY.pack(entries.END, 0, 0, 0, number, 0, 0), 0
+            return (entries.END, False, 0, None, number, 0, 0), 0
         if isinstance(answer, Rescheduled):
-            return ENTRY.pack(entries.AGAIN, 0, 0, 0, number, 0, 0), 0
+            return (entries.AGAIN, False, 0, None, number, 0, 0), 0
         if isinstance(answer, ServeError):
             text = error_bytes(answer)
             place = self.put_text(text)
-            return ENTRY.pack(entries.FAILURE, final, int(answer.code), 0, number, place, len(text)), place
+            return (entries.FAILURE, final, int(answer.code), None, number, place, len(text)), place
         layout, place, nbytes = self.put(answer.outputs, parameters_text(answer.parameters))
-        return ENTRY.pack(entries.RESPONSE, final, references, layout, number, place, nbytes), place
+        return (entries.RESPONSE, final, references, layout, number, place, nbytes), place
+
+    def post(self, message: Message) -> None:
+        """Post a message, after its layout if the other end may not know it. Raises ServeError if no slot is free for
+        the layout."""
+        kind, last, count, layout, number, place, nbytes = message
+        with self._posting:
+            layout_number = 0 if layout is None else self.number(layout)
+            self._post(ENTRY.pack(kind, last, count, layout_number, number, place, nbytes))
 
 
 class TensorReader:
@@ -115,7 +133,12 @@ class TensorReader:
 
     def __init__(self, heap: HeapReader) -> None:
         self._heap = heap
-        self._places = Memo[int, TensorPlaces](2 * entries.REMEMBERED_LAYOUTS)
+        self._places: dict[int, TensorPlaces] = {}
+        """By number, in the order of definition."""
+        self._has_read = False
+        """Something was read since the last definition."""
+        self._unread_bytes = 0
+        """Bytes of the layouts that were defined since then."""
 
     def define(self, number: int, place: int, nbytes: int) -> None:
         text = self.text(place, nbytes)
@@ -128,9 +151,20 @@ class TensorReader:
             element = 4 if head.datatype is DataType.BYTES else head.datatype.itemsize
             if not can_hold(head.datatype, head.shape, math.prod(head.shape) * element):
                 raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)}")
-        self._places.keep(number, TensorPlaces(heads))
+        known = self._places
+        if self._has_read:
+            # A batch may refer to more layouts than are remembered; they are defined without a pause.
+            self._has_read = False
+            self._unread_bytes = 0
+            for old in list(known)[: -2 * entries.REMEMBERED_LAYOUTS]:
+                del known[old]
+        self._unread_bytes += nbytes
+        if len(known) > 2 * entries.REMEMBERED_LAYOUTS and self._unread_bytes > _MOST_UNREAD_BYTES:
+            raise ValueError(f"layouts of {self._unread_bytes} bytes, and no tensors of them")
+        known[number] = TensorPlaces(heads)
 
     def get(self, number: int) -> TensorPlaces:
+        self._has_read = True
         places = self._places.get(number)
         if places is None:
             raise ValueError(f"tensors of layout {number}, which it has not defined")

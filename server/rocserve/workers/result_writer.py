@@ -56,17 +56,17 @@ def _add_result(
 ) -> None:
     """Add a request's result; to the previous result, if only the bytes differ. Raises ServeError (INTERNAL)."""
     layout, data = sender.of(outputs), [each.data for each in outputs]
-    if not parameters and results and results[-1].layout is layout:
+    if not parameters and results and results[-1].is_like(layout):
         packed = layout.places.packed(data)
         if packed is not None:
             results[-1].add(layout.places.end, packed)
             return
     pieces, nbytes = layout.places.pieces(data, "output")
-    result = OutgoingResult(RESULT, 1, 0, sender.number(layout), 0, nbytes, [*pieces], layout)
+    result = OutgoingResult(RESULT, 1, 0, 0, nbytes, [*pieces], layout)
     if parameters:
         details = checked(parameters_text(parameters))
         result.contents += padded((details,))
-        result.nbytes, result.text_bytes, result.layout = nbytes + aligned(len(details)), len(details), None
+        result.nbytes, result.text_bytes = nbytes + aligned(len(details)), len(details)
     results.append(result)
 
 
@@ -157,14 +157,14 @@ class ResultWriter:
             # Outputs in memory that was reserved for another plan are copied before that memory is freed.
             data: list[Buffer] = list(map(_TO_BYTES if layout.places.end <= COPIED_SOONER else _octets, values))
             contents, place = [*layout.places.pieces(data)[0]], None
-            if results and results[-1].layout is layout:
+            if results and results[-1].is_like(layout):
                 results[-1].add(layout.places.end, contents)
                 return
         if self._last.get(batch.request_sizes) is not plan:
             self._last.keep(batch.request_sizes, plan)
-        number, requests = self._end.sender.number(layout), len(batch.request_sizes)
+        requests = len(batch.request_sizes)
         kind = RESULT if requests == 1 else BATCH_RESULT
-        results.append(OutgoingResult(kind, requests, 0, number, 0, layout.places.end, contents, layout, place))
+        results.append(OutgoingResult(kind, requests, 0, 0, layout.places.end, contents, layout, place))
 
     def _write_unplanned(
         self,

@@ -82,17 +82,20 @@ class OutgoingResult:
     """Number of requests that the result is for."""
     code: int = 0
     """An error's StatusCode."""
-    number: int = 0
-    """Number of the result's layout."""
     text_bytes: int = 0
     """Bytes of the details, or of an error's text."""
     nbytes: int = 0
     contents: list[Buffer] = field(default_factory=list)
     """The outputs and details one after the other, each padded to a multiple of 64 bytes (tensor_places.padded)."""
     layout: Layout | None = None
-    """Results of the same layout differ only in their contents; None = the result differs from all others."""
+    """The outputs' layout; None = no outputs. Results of the same layout without details differ only in their
+    contents."""
     place: int | None = None
     """The slot that already has the result (see `WorkerEnd.reserve`); None = `contents` must still be copied."""
+
+    def is_like(self, layout: Layout) -> bool:
+        """Return whether a result of this layout without details differs only in its contents."""
+        return self.layout is layout and not self.text_bytes
 
     def add(self, nbytes: int, contents: Sequence[Buffer]) -> None:
         """Add the next request's result, which has the same layout."""
@@ -148,7 +151,7 @@ class WorkerEnd:
         self._unread_bytes = 0
         self._referents: dict[int, Sequence[object]] = {}
         """Objects that the references in a slot refer to, by place."""
-        self.sender = TensorSender(self.place, self.post)
+        self.sender = TensorSender(self.place, self.post, self._lock)
         self._forms: dict[int, RequestForm] = {}
 
     # Batches
@@ -205,7 +208,8 @@ class WorkerEnd:
         kind, first, _, _, text_start, text_bytes = next(table)
         if kind == entries.LAYOUTS:
             texts = bytes(self.inputs.view(place + text_start, text_bytes)).split(b"\n")
-            for layout, text in enumerate(texts, first):
+            for index, text in enumerate(texts, first):
+                layout = index & entries.LARGEST_LAYOUT
                 forms[layout] = RequestForm(from_json(RequestLayout, text))
                 if len(text) > entries.LARGEST_REMEMBERED_LAYOUT:
                     large.append(layout)
@@ -296,11 +300,11 @@ class WorkerEnd:
 
     def respond(self, number: int, answer: Result | None, final: bool) -> None:
         """Post a response to the request of that number. Raises ServeError as TensorSender.put."""
-        entry, place = self.sender.answer(number, answer, final)
+        message, place = self.sender.answer(number, answer, final)
         if isinstance(answer, ModelResponse) and answer.slot is not None:
             with self._lock:
                 self._referents[place] = (answer.slot,)
-        self.post(entry)
+        self.sender.post(message)
 
     def reserve(self, nbytes: int) -> tuple[int, memoryview]:
         """Reserve a slot for a batch's only result of `nbytes`. Never waits, and the slot counts as unread only when it
@@ -320,31 +324,30 @@ class WorkerEnd:
     ) -> None:
         """Post results. `times`: time.monotonic_ns() when inputs were ready and the engine ended. `kept`: see
         BatchResult."""
-        count = len(results)
         # Two entries are as long as a tensor's alignment; the first is the header.
-        end = (1 + count // 2) * 2 * ENTRY_BYTES
-        table = [entries.PADDING_ENTRY]
-        pieces: list[Buffer] = []
-        for one in results:
-            table.append(ENTRY.pack(one.kind, 0, one.code, one.number, one.requests, end, one.text_bytes))
-            pieces += one.contents
-            end += one.nbytes
-        if not count % 2:
-            table.append(entries.PADDING_ENTRY)
+        count, begin = len(results), (1 + len(results) // 2) * 2 * ENTRY_BYTES
+        end = begin + sum([one.nbytes for one in results])
         place = results[0].place
         if place is None:
             place, view = self.place(end)
+            fill(view[begin:], [piece for one in results for piece in one.contents])
         else:
             with self._lock:
                 self._await_reader()
                 self._unread[place] = end
                 self._unread_bytes += end
-            view = self._heap.view(place, RESULT_START)
-        fill(view, [*table, *pieces])
+            view = self._heap.view(place, begin)
         if kept:
             self._referents[place] = kept
-        entries.RESULTS_HEADER.pack_into(view, 0, count, *times, time.monotonic_ns())
-        self.post(ENTRY.pack(entries.DONE, 0, 0, 0, batch.id, place, end))
+        table = b""
+        with self._lock:
+            for one in results:
+                layout = 0 if one.layout is None else self.sender.number(one.layout)
+                table += ENTRY.pack(one.kind, 0, one.code, layout, one.requests, begin, one.text_bytes)
+                begin += one.nbytes
+            view[ENTRY_BYTES : ENTRY_BYTES + len(table)] = table
+            entries.RESULTS_HEADER.pack_into(view, 0, count, *times, time.monotonic_ns())
+            self.post(ENTRY.pack(entries.DONE, 0, 0, 0, batch.id, place, end))
 
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
         self.finish(batch, times, [error_result(error, entries.BATCH_FAILURE, len(batch.requests))])
@@ -361,4 +364,4 @@ def error_text(error: BaseException) -> str:
 def error_result(error: ServeError, kind: int = entries.FAILURE, requests: int = 1) -> OutgoingResult:
     """Return an error as a result. `kind`, `requests`: see OutgoingResult."""
     text = error_bytes(error)
-    return OutgoingResult(kind, requests, int(error.code), 0, len(text), aligned(len(text)), padded((text,)))
+    return OutgoingResult(kind, requests, int(error.code), len(text), aligned(len(text)), padded((text,)))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.instance_peer import Peer, done
+from support.instance_peer import HEAD, Peer, done
 from support.outputs import tensors_of
 from support.waiting import until, wait_until
 from support.workers import batch_input, execute, on_plane, open_descriptors
@@ -33,6 +33,7 @@ from rocserve.workers.entries import (
     LAYOUT,
     LONGEST_TEXT_BYTES,
     OPEN,
+    REMEMBERED_LAYOUTS,
     REQUEST,
     RESPONSE,
     RESULT,
@@ -59,6 +60,26 @@ def test_an_answer_by_hand(peer: Peer) -> None:
     times = (peer.outcomes[0].input_end_ns, peer.outcomes[0].output_start_ns)
     assert times == (peer.answered_ns - 2, peer.answered_ns - 1)
     peer.release()
+
+
+def test_each_request_of_a_batch_may_have_outputs_of_another_shape(peer: Peer) -> None:
+    """More than the layouts that both ends remember."""
+    count = 3 * REMEMBERED_LAYOUTS
+    for _ in range(2):
+        batch = peer.execute([batch_input("A", *[np.zeros((1, 1), np.int32)] * count)], (1,) * count)
+        peer.finish(
+            batch,
+            *[
+                peer.result(np.arange(width, dtype=np.int32).tobytes(), HEAD._replace(shape=(1, width)))
+                for width in range(count)
+            ],
+        )
+        assert peer.arrived.acquire(timeout=10)
+        outcome = peer.outcomes.pop()
+        for width in (0, 1, count // 2, count - 1):
+            (tensor,) = tensors_of(outcome.outputs_of(width))
+            assert tensor.numpy().tolist() == [list(range(width))]
+    assert not peer.broken
 
 
 def test_a_batch_that_failed(peer: Peer) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import hypothesis.strategies as st
 import numpy as np
@@ -20,8 +22,8 @@ from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import RequestLayout
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.heap import Heap, HeapReader
-from rocserve.workers import messages
-from rocserve.workers.entries import ENTRY, LAYOUT, LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
+from rocserve.workers import entries, layouts, messages
+from rocserve.workers.entries import ENTRY, LAYOUT, LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS, RESPONSE
 from rocserve.workers.layouts import TensorReader, TensorSender, parameters_text, read_parameters
 from rocserve.workers.messages import Load, decode_message, encode_message
 
@@ -111,12 +113,17 @@ class Sides:
     def __init__(self) -> None:
         self.heap = Heap("test", 1 << 24)
         self.known = TensorReader(HeapReader(self.heap.open_for_reading()))
-        self.sender = TensorSender(self.heap.allocate, self.post)
+        self.sender = TensorSender(self.heap.allocate, self.post, nullcontext())
         self.defined = 0
+        self.responses: list[tuple[int, int, int]] = []
+        """Layout, place, and bytes of the details."""
 
     def post(self, entry: bytes) -> None:
-        self.defined += 1
         kind, _, _, layout, _, place, nbytes = ENTRY.unpack(entry)
+        if kind == RESPONSE:
+            self.responses.append((layout, place, nbytes))
+            return
+        self.defined += 1
         assert kind == LAYOUT
         self.known.define(layout, place, nbytes)
 
@@ -125,7 +132,8 @@ class Sides:
 
     def send(self, tensors: list[Tensor], details: bytes = b"") -> tuple[int, int, int]:
         """The fields of their entry."""
-        return self.sender.put(tensors, details)
+        layout, place, nbytes = self.sender.put(tensors, details)
+        return self.sender.number(layout), place, nbytes
 
 
 @pytest.fixture
@@ -171,10 +179,52 @@ def test_a_layout_is_sent_once_and_anew_when_it_is_no_longer_known(sides: Sides)
     assert later > number
     assert len(sides.known.read(later, place, nbytes)[0]) == 4
     for width in range(3 * REMEMBERED_LAYOUTS):
-        sides.send([tensor_from_numpy("y", np.zeros(width, np.int8))])
-    assert len(sides.known._places) == 2 * REMEMBERED_LAYOUTS
+        sides.known.read(*sides.send([tensor_from_numpy("y", np.zeros(width, np.int8))]))
+    assert len(sides.known._places) <= 2 * REMEMBERED_LAYOUTS + 1
     with pytest.raises(ValueError, match=f"tensors of layout {number}, which it has not defined"):
         sides.known.get(number)
+
+
+def test_many_layouts_are_known_until_the_tensors_come_that_refer_to_them(sides: Sides) -> None:
+    sent = [sides.send([tensor_from_numpy("x", np.full(width, 7))]) for width in range(5 * REMEMBERED_LAYOUTS)]
+    for width, fields in enumerate(sent):
+        ((tensor,), _) = sides.known.read(*fields)
+        assert tensor.numpy().tolist() == [7] * width
+
+
+def test_layouts_without_end_are_refused(sides: Sides) -> None:
+    text = to_json((TensorHead("x" * (1 << 16), DataType.INT8, (1,)),))
+    place = sides.sender.put_text(text)
+    for number in range(2 * REMEMBERED_LAYOUTS + 1):
+        sides.known.define(number, place, len(text))
+    with pytest.raises(ValueError, match="bytes, and no tensors of them"):
+        sides.known.define(1 << 20, place, len(text))
+
+
+def test_layouts_that_other_threads_send_meanwhile_do_not_push_out_that_of_a_large_response(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, others = layouts.fill, itertools.count(1)
+
+    def copy_slowly(view: memoryview, pieces: list[bytes]) -> None:
+        copy(view, pieces)
+        for width in itertools.islice(others, 3 * REMEMBERED_LAYOUTS):
+            number = sides.sender.number(sides.sender.of([tensor_from_numpy("x", np.zeros(width, np.int8))]))
+            assert sides.known.get(number).heads[0].shape == (width,)
+
+    monkeypatch.setattr(layouts, "fill", copy_slowly)
+    for count in (1, 2, 1):
+        message, _ = sides.sender.answer(1, ModelResponse(tensors(count)), True)
+        sides.sender.post(message)
+        received, _ = sides.known.read(*sides.responses.pop())
+        assert [each.numpy().tolist() for each in received] == [each.numpy().tolist() for each in tensors(count)]
+
+
+def test_numbers_of_layouts_begin_again_when_an_entry_has_no_room_for_larger_ones(sides: Sides) -> None:
+    sides.sender._defined = entries.LARGEST_LAYOUT - 3
+    for width in range(2 * REMEMBERED_LAYOUTS):
+        ((tensor,), _) = sides.known.read(*sides.send([tensor_from_numpy("x", np.full(width, 7))]))
+        assert tensor.numpy().tolist() == [7] * width
 
 
 def test_a_layout_that_is_kept_is_sent_anew_before_it_is_forgotten(sides: Sides) -> None:
