@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from onnx import TensorProto, helper, numpy_helper
+from support.http_requests import ask
 from support.infer_inputs import infer_input
 from support.models import drop, map_classifier
 from support.server import RocserveProcess
@@ -116,9 +117,15 @@ def test_the_client_has_the_classes_names(server: RocserveProcess) -> None:
         assert (best.score, best.label) == (4.0, "yak")
 
 
-@pytest.mark.parametrize("value", [[1, 2], [[1, 2], [3, 4]], [[[5]]]])
+@pytest.mark.parametrize("value", [7, [1, 2], [[1, 2], [3, 4]], [[[5]]]])
 def test_a_tensor_of_unknown_rank_has_any(server: RocserveProcess, protocol: ModuleType, value: Any) -> None:
     assert asked(server, protocol, "any_rank", "y", x=value) == (-np.array(value)).tolist()
+
+
+def test_a_scalar_in_json(server: RocserveProcess) -> None:
+    given = {"name": "x", "datatype": "FP32", "shape": [], "data": [7]}
+    status, answer = ask(server, "POST", "/v2/models/any_rank/infer", {"inputs": [given]})
+    assert (status, answer["outputs"][0]["shape"], answer["outputs"][0]["data"]) == (200, [], [-7.0])
 
 
 def test_a_configuration_may_give_the_rank_and_batch(server: RocserveProcess, protocol: ModuleType) -> None:

@@ -170,7 +170,7 @@ def test_an_input_of_unknown_rank_takes_any_shape_and_a_scalar_stays_one(model_s
     )
     for shape in ((), (2,), (1, 2, 3)):
         array = np.ones(shape, np.float32)
-        assert run(model, ("Y",), X=array, factor=np.float32([3])[0:1].reshape(()))[0].tolist() == (array * 3).tolist()
+        assert run(model, ("Y",), X=array, factor=np.array(3, np.float32))[0].tolist() == (array * 3).tolist()
 
 
 def test_dims_of_the_configuration_decide_an_unknown_rank(model_source: SourceMaker) -> None:
@@ -259,8 +259,8 @@ def places(rows: str, found: str) -> bytes:
     ("rows", "found", "reason"),
     [
         ("batch", "places", "output 'Y' has 'places' rows, input 'X' has 'batch'"),
-        ("unk__1", "unk__2", "output 'Y' has the shape [0, 2] for 1 rows of zeros"),
-        ("n", "n", "output 'Y' has the shape [0, 2] for 1 rows of zeros"),
+        ("unk__1", "unk__2", "output 'Y' has the shape [0, 2] for a batch of 1 rows"),
+        ("n", "n", "output 'Y' has the shape [0, 2] for a batch of 1 rows"),
     ],
 )
 def test_outputs_with_other_rows_than_the_inputs_are_not_batched(
@@ -271,6 +271,23 @@ def test_outputs_with_other_rows_than_the_inputs_are_not_batched(
     assert not model.signature.supports_batching
     assert f"model 'model' is not batched: {reason}" in caplog.text
     assert run(model, ("Y",), X=X)[0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+def test_rows_that_only_zeros_keep_are_not_batched(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
+    """Y = the rows of X whose first number is not negative."""
+    caplog.set_level("DEBUG")
+    nodes = [
+        helper.make_node("Gather", ["X", "index"], ["first"], axis=1),
+        helper.make_node("GreaterOrEqual", ["first", "zero"], ["kept"]),
+        helper.make_node("Compress", ["X", "kept"], ["Y"], axis=0),
+    ]
+    constants = {"index": np.array(0), "zero": np.array(0, np.float32)}
+    content = model_bytes(nodes, [info("X", ["n", 2])], [info("Y", ["n", 2])], constants)
+    model = load(model_source("model.onnx", content))
+    assert not model.signature.supports_batching
+    assert "output 'Y' has the shape [1, 2] for a batch of 2 rows" in caplog.text
+    rows = np.array([[-1, 2], [3, 4], [0, 5]], np.float32)
+    assert run(model, ("Y",), X=rows)[0].tolist() == [[3, 4], [0, 5]]
 
 
 def test_numbered_names_and_a_written_batch_size_say_nothing_against_batches(model_source: SourceMaker) -> None:

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -325,9 +326,12 @@ class OnnxModel:
 
     def bound_batches(self, at_once: int, memory_bytes: int) -> None:
         """Set the signature's max_batch_size to the rows that fit into memory with `at_once` concurrent batches (see
-        rows_that_fit), measured on zeros. A model whose outputs then have other rows than its inputs does not batch."""
+        rows_that_fit), measured on zeros. A model whose outputs have other rows than its inputs, for zeros or for other
+        numbers, does not batch."""
         try:
-            rows = rows_that_fit(self._check_rows, at_once, memory_bytes)
+            rows = rows_that_fit(lambda rows: self._check_rows(self._zeros(rows)), at_once, memory_bytes)
+            with suppress(ServeError):
+                self._check_rows(_with_noise(self._zeros(2)))
         except _OtherRows as reason:
             _LOG.debug("model '%s' is not batched: %s", self._config.name, reason)
             self.signature = replace(self.signature, supports_batching=False)
@@ -339,13 +343,14 @@ class OnnxModel:
             if rows is not None and rows < BACKEND.default_max_batch_size:
                 _LOG.debug("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
-    def _check_rows(self, rows: int) -> None:
-        """Run a batch of zeros. Raises _OtherRows, or as `execute`."""
+    def _check_rows(self, batch: Batch) -> None:
+        """Run a batch. Raises _OtherRows, or as `execute`."""
+        (rows,) = batch.request_sizes
         declared = {spec.name: spec.shape for spec in self.signature.outputs}
-        for name, output in self.execute(self._zeros(rows)).outputs.items():
+        for name, output in self.execute(batch).outputs.items():
             is_dropped = rows == 1 and with_dropped_sizes(declared[name], output.shape) is not None
             if output.shape[:1] != (rows,) and not is_dropped:
-                raise _OtherRows(f"output '{name}' has the shape {list(output.shape)} for {rows} rows of zeros")
+                raise _OtherRows(f"output '{name}' has the shape {list(output.shape)} for a batch of {rows} rows")
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Run zeros at each fixed batch size (one row if there are neither sizes nor samples), then the samples. Open
@@ -439,3 +444,14 @@ class OnnxModel:
                 zeros.fill(b"")
             inputs[spec.name] = tensor_from_numpy(spec.name, zeros, spec.datatype)
         return Batch(inputs, tuple(spec.name for spec in self.signature.outputs), (rows,))
+
+
+def _with_noise(batch: Batch) -> Batch:
+    """Return a batch of two rows with noise and its negative in tensors of fractions. Integers may be indices."""
+    generator = np.random.default_rng(0)
+    inputs = dict(batch.inputs)
+    for name, tensor in batch.inputs.items():
+        if tensor.datatype in (DataType.FP16, DataType.FP32, DataType.FP64):
+            noise = generator.standard_normal(tensor.shape[1:])
+            inputs[name] = tensor_from_numpy(name, np.stack([noise, -noise]), tensor.datatype)
+    return replace(batch, inputs=inputs)

@@ -346,7 +346,7 @@ def _field(value: Any, name: str, read: Callable[[Any, str], _Kind]) -> _Kind:
 
 
 def _json_data(data: Any, head: InputHead, is_base64: bool = False) -> bytes:
-    count = math.prod(head.shape) if head.shape else 0
+    count = math.prod(head.shape)
     if count == 0:
         return b""
     return raw_contents(array(data, "Unable to parse 'data'"), head.datatype, count, head.name, is_base64)
