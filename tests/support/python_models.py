@@ -21,6 +21,7 @@ from rocserve.backends.request_model import (
     ModelResponse,
     RequestModel,
     RequestModelSource,
+    Result,
 )
 from rocserve.config.definition import FolderReading, complete_definition, find_model_file
 from rocserve.core.model_config import InstanceKind
@@ -38,17 +39,17 @@ class RecordingResponder:
 
     def __init__(self) -> None:
         self.is_cancelled = False
-        self.sent: list[tuple[Answer | None, bool]] = []
+        self.sent: list[tuple[Result | None, bool]] = []
         self._ended = threading.Event()
 
-    def send(self, answer: Answer | None, final: bool) -> None:
+    def send(self, answer: Result | None, final: bool) -> None:
         if self._ended.is_set():
             raise RuntimeError("the final response has been sent")
         self.sent.append((answer, final))
         if final:
             self._ended.set()
 
-    def wait(self) -> list[tuple[Answer | None, bool]]:
+    def wait(self) -> list[tuple[Result | None, bool]]:
         """Wait for the last response; return all of them."""
         assert self._ended.wait(10), f"no final response came, only {self.sent}"
         return self.sent

@@ -49,9 +49,9 @@ class RequestResponder(Protocol):
     def is_cancelled(self) -> bool:
         pass
 
-    def send(self, answer: Answer | None, final: bool) -> None:
-        """Send an answer; None with `final` ends the request without another. Raises RuntimeError after the final
-        answer."""
+    def send(self, answer: Result | None, final: bool) -> None:
+        """Send an answer; None with `final` ends the request without another, and RESCHEDULED with `final` makes it run
+        again. Raises RuntimeError after the final answer."""
 
 
 @dataclass(slots=True)

@@ -141,7 +141,7 @@ class BatchedResponder:
         self.is_cancelled = False
 
     def send(self, answer: Result | None, final: bool) -> None:
-        """See request_model.RequestResponder; `answer` may also be RESCHEDULED."""
+        """See request_model.RequestResponder."""
         with self._lock:
             if self._is_ended:
                 raise RuntimeError("the final response to this request has been sent before")

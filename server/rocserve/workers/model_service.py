@@ -26,7 +26,6 @@ from rocserve.backends.base import (
     model_reads_files,
 )
 from rocserve.backends.request_model import (
-    Answer,
     ModelRequest,
     ModelResponse,
     RequestModel,
@@ -454,10 +453,10 @@ class _SampleResponder:
     is_cancelled = False
 
     def __init__(self) -> None:
-        self.ended: Future[Answer | None] = Future()
-        self._answer: Answer | None = None
+        self.ended: Future[Result | None] = Future()
+        self._answer: Result | None = None
 
-    def send(self, answer: Answer | None, final: bool) -> None:
+    def send(self, answer: Result | None, final: bool) -> None:
         if self.ended.done():
             raise RuntimeError("the final response to this request has been sent before")
         # An error stays the answer, even if further responses follow.

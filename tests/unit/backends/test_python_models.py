@@ -22,7 +22,7 @@ from support.python_models import (
 )
 
 from rocserve.backends.python import BACKEND
-from rocserve.backends.request_model import Answer, ModelResponse
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
@@ -223,6 +223,72 @@ def test_coroutines_of_a_decoupled_model_go_on_side_by_side(caplog: pytest.LogCa
     assert "ValueError: thirteen is out of the question" in error.text
     assert final
     assert "in respond" in caplog.text
+
+
+ITERATIVE = "sequence_batching { iterative_sequence: true }"
+AGAIN = "set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"await asyncio.sleep(0.01); requests[0].{AGAIN}",
+        # What comes after the flag belongs to the same run.
+        f"requests[0].{AGAIN}; await asyncio.sleep(0.01)",
+        # Nobody waits for this task.
+        "asyncio.create_task(later(requests[0]))",
+    ],
+)
+def test_a_coroutine_of_a_decoupled_model_may_want_its_request_again(tmp_path: Path, body: str) -> None:
+    source = f"""
+import asyncio
+{HEAD}
+    async def execute(self, requests):
+        {body}
+        if "later" not in {body!r}:
+            requests[0].get_response_sender().send(answer(requests[0]))
+
+
+async def later(request):
+    await asyncio.sleep(0.01)
+    request.{AGAIN}
+    request.get_response_sender().send(answer(request))
+"""
+    responder = RecordingResponder()
+    with serving_source(tmp_path / "m", source, DECOUPLED + ITERATIVE) as model:
+        assert model.execute([request(X=X, responder=responder)]) == [None]
+        (answer, final), last = responder.wait()
+    assert outputs(answer)["Y"].tolist() == [2, 3]
+    assert not final
+    assert last == (RESCHEDULED, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "body", "text"),
+    [
+        (
+            NUMBERS,
+            f"sender.send(answer(requests[0])); requests[0].{AGAIN}",
+            "Unable to reschedule the request: its last",
+        ),
+        (
+            NUMBERS,
+            f"requests[0].{AGAIN}; sender.send(answer(requests[0]))",
+            "Unable to send response. The request is re",
+        ),
+        (
+            DECOUPLED,
+            f"sender.send(answer(requests[0]), 1); requests[0].{AGAIN}",
+            "Unable to reschedule the request: its",
+        ),
+    ],
+)
+def test_a_request_that_has_its_last_response_does_not_run_again(
+    tmp_path: Path, config: str, body: str, text: str
+) -> None:
+    source = method(f"sender = requests[0].get_response_sender()\n{body}")
+    with serving_source(tmp_path / "m", source, config + ITERATIVE) as model, pytest.raises(ServeError, match=text):
+        model.execute([request(X=X)])
 
 
 def test_coroutines_that_have_not_ended_are_cancelled_when_the_model_is_closed(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.metrics import ModelMetrics
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
-from rocserve.backends.python.pb_utils.response import InferenceResponse, InferenceResponseSender, answer_of
+from rocserve.backends.python.pb_utils.response import Abandoned, InferenceResponse, InferenceResponseSender, answer_of
 from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrapper_of
 from rocserve.backends.python.signature import read_signature
 from rocserve.backends.request_model import (
@@ -101,12 +101,12 @@ class AbandonedRequests:
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
-        self._dropped: SimpleQueue[tuple[RequestResponder, bool] | None] = SimpleQueue()
+        self._dropped: SimpleQueue[tuple[RequestResponder, Abandoned] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="abandoned requests", daemon=True)
 
-    def take(self, responder: RequestResponder, may_end_silently: bool) -> None:
-        """Called in a garbage collection. `may_end_silently`: the request may end without a further response."""
-        self._dropped.put((responder, may_end_silently))
+    def take(self, responder: RequestResponder, state: Abandoned) -> None:
+        """Called in a garbage collection."""
+        self._dropped.put((responder, state))
 
     def watch(self) -> None:
         """Start the thread. Called when `execute` has left a request unanswered, which the model may drop later."""
@@ -120,19 +120,21 @@ class AbandonedRequests:
 
     def _run(self) -> None:
         while (dropped := self._dropped.get()) is not None:
-            responder, may_end_silently = dropped
-            error = None
-            if may_end_silently:
+            responder, state = dropped
+            answer: Result | None = None
+            if state is Abandoned.RESCHEDULED:
+                answer = RESCHEDULED
+            elif state is Abandoned.UNENDED:
                 # A client of Triton does not notice a missing final flag. This server's client must not wait for it.
                 _LOG.warning(
                     "model '%s' released a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
                     self._model_name,
                 )
             else:
-                error = internal(f"model '{self._model_name}' released a request without a response")
+                answer = internal(f"model '{self._model_name}' released a request without a response")
             # The request may have an answer by now, as when its worker stops, or the server may be gone.
             with suppress(RuntimeError, ServeError, OSError):
-                responder.send(error, True)
+                responder.send(answer, True)
 
 
 @dataclass(eq=False)
@@ -208,10 +210,10 @@ class PythonModel:
                 running = self._loop.submit(returned)
                 if self._decoupled:
                     running.add_done_callback(partial(self._background_ended, senders))
-                    returned = None
-                else:
-                    returned = running.result()
-            results = self._results(returned, received, senders)
+                    self._abandoned.watch()
+                    return [None] * len(senders)
+                returned = running.result()
+            results = self._results(returned, senders)
         except BaseException as error:
             # Also SystemExit: sys.exit() in a model fails its batch and does not end the worker.
             for each in senders:
@@ -247,9 +249,7 @@ class PythonModel:
         self._model = None
         self._abandoned.close()
 
-    def _results(
-        self, returned: Any, received: Sequence[InferenceRequest], senders: Sequence[InferenceResponseSender]
-    ) -> list[Result | None]:
+    def _results(self, returned: Any, senders: Sequence[InferenceResponseSender]) -> list[Result | None]:
         """Raises ServeError, in Triton's words, if `execute` returned an invalid value."""
         if returned is None:
             returned = [None] * len(senders)
@@ -262,10 +262,10 @@ class PythonModel:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
                 f" InferenceRequest(s) size is:{len(senders)}, and InferenceResponse(s) size is:{len(returned)}"
             )
-        return [self._result(*each) for each in zip(returned, received, senders, strict=True)]
+        return [self._result(*each) for each in zip(returned, senders, strict=True)]
 
-    def _result(self, response: Any, request: InferenceRequest, sender: InferenceResponseSender) -> Result | None:
-        if request._is_rescheduled:
+    def _result(self, response: Any, sender: InferenceResponseSender) -> Result | None:
+        if sender._is_rescheduled:
             if response is not None:
                 raise internal(
                     "Expected a None object in the execute function return list for reschduled request, found type"
@@ -311,14 +311,19 @@ class PythonModel:
         )
 
     def _background_ended(self, senders: Sequence[InferenceResponseSender], ended: Future[Any]) -> None:
-        """Fail the requests of a coroutine that ended by an exception, because nothing else would end them."""
+        """Let the requests of a coroutine run again that are to, or, if it ended by an exception, fail all of them:
+        nothing else would end them."""
         fault = asyncio.CancelledError("the model was unloaded") if ended.cancelled() else ended.exception()
         if fault is None and ended.result() is not None:
             fault = self._decoupled_fault()
-        if fault is not None:
-            error = self._execute_fault(fault)
-            for each in senders:
-                each._fail(error)
+        error = None if fault is None else self._execute_fault(fault)
+        for sender in senders:
+            # Another thread may have ended the request meanwhile, or the server may be gone.
+            with suppress(TritonModelException, ServeError, OSError):
+                if error is not None:
+                    sender._fail(error)
+                elif sender._is_rescheduled:
+                    sender._reschedule()
 
     def _execute_fault(self, error: BaseException) -> ServeError:
         name = self._instance_name

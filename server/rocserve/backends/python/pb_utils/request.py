@@ -67,7 +67,6 @@ class InferenceRequest:
     _model_version: int
     _may_reschedule = False
     """Requests that the model receives may be scheduled again."""
-    _is_rescheduled = False
     _trace: InferenceTrace | None = None
     _sender: InferenceResponseSender | None = None
 
@@ -174,7 +173,8 @@ class InferenceRequest:
         return self._sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Raises TritonModelException if the flags are unknown, or ask to run a request again that cannot."""
+        """Raises TritonModelException if the flags are unknown, or ask to run a request again that cannot, or that has
+        had its last response."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
                 "Unable to set the release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or"
@@ -185,7 +185,8 @@ class InferenceRequest:
                 "Unable to reschedule the request: rescheduling needs sequence_batching with iterative_sequence in the"
                 " model's configuration, and a request that the model received."
             )
-        self._is_rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+        if self._sender is not None:
+            self._sender._set_rescheduled(flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Run the request on the model that it names, and return the response or, if `decoupled`, an iterator of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +16,7 @@ from rocserve.backends.python.pb_utils.errors import (
     to_serve_error,
 )
 from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_tensor
-from rocserve.backends.request_model import Answer, ModelResponse, RequestResponder
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelResponse, RequestResponder, Result
 from rocserve.core import tensors as core
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import NO_PARAMETERS, Parameters, ParameterValue
@@ -96,6 +97,15 @@ def response_of(answer: Answer, wrap: Callable[[core.Tensor], Tensor] = wrap_ten
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
+class Abandoned(enum.Enum):
+    """How a model has left a request that it dropped without a final response."""
+
+    UNANSWERED = enum.auto()
+    UNENDED = enum.auto()
+    """The request may end without a further response."""
+    RESCHEDULED = enum.auto()
+
+
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class InferenceResponseSender:
     """Sends the responses to one request, from any thread, also after `execute` has returned."""
@@ -103,18 +113,25 @@ class InferenceResponseSender:
     _responder: RequestResponder
     _decoupled: bool
     _to_answer: Callable[[InferenceResponse], Answer]
-    _on_abandoned: Callable[[RequestResponder, bool], None]
-    """Called when nobody can answer any more, perhaps in a garbage collection. The flag says whether the request may
-    end without a further response."""
+    _on_abandoned: Callable[[RequestResponder, Abandoned], None]
+    """Called when nobody can answer any more, perhaps in a garbage collection."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _sent: int = field(default=0, init=False)
     _is_closed: bool = field(default=False, init=False)
     """Whether no further response may be sent."""
+    _is_rescheduled: bool = field(default=False, init=False)
+    """The model wants the request again in a later batch."""
 
     def __del__(self) -> None:
         # Without an answer, the client of a request that the model has dropped would wait.
-        if not self._is_closed:
-            self._on_abandoned(self._responder, self._decoupled or self._sent > 0)
+        if self._is_closed:
+            return
+        state = Abandoned.UNANSWERED
+        if self._is_rescheduled:
+            state = Abandoned.RESCHEDULED
+        elif self._decoupled or self._sent:
+            state = Abandoned.UNENDED
+        self._on_abandoned(self._responder, state)
 
     def is_cancelled(self) -> bool:
         return self._responder.is_cancelled
@@ -153,6 +170,21 @@ class InferenceResponseSender:
         if self._close():
             self._respond(error, True)
 
+    def _set_rescheduled(self, wanted: bool) -> None:
+        """Raises TritonModelException if the request can have no further response."""
+        with self._lock:
+            if wanted and (self._is_closed or (self._sent and not self._decoupled)):
+                raise TritonModelException(
+                    "Unable to reschedule the request: its last response has been sent. A non-decoupled model sends one"
+                    " response, in the request's last run."
+                )
+            self._is_rescheduled = wanted
+
+    def _reschedule(self) -> None:
+        """Let the request run again, unless its final answer has been given."""
+        if self._close():
+            self._respond(RESCHEDULED, True)
+
     def _close(self) -> bool:
         """Allow no further responses. Returns whether they were allowed before."""
         with self._lock:
@@ -162,6 +194,11 @@ class InferenceResponseSender:
     def _count_response(self, response: InferenceResponse | None, flags: int) -> None:
         with self._lock:
             if not self._decoupled:
+                if self._is_rescheduled:
+                    raise TritonModelException(
+                        "Unable to send response. The request is rescheduled, and a non-decoupled model sends one"
+                        " response, in the request's last run."
+                    )
                 if response is not None and self._sent:
                     raise TritonModelException(
                         "Unable to send response. Non-decoupled model cannot send more than one response."
@@ -176,7 +213,7 @@ class InferenceResponseSender:
             self._is_closed = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
             self._sent += 1
 
-    def _respond(self, answer: Answer | None, final: bool) -> None:
+    def _respond(self, answer: Result | None, final: bool) -> None:
         try:
             self._responder.send(answer, final)
         except RuntimeError:
