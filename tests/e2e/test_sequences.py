@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import queue
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -219,6 +221,74 @@ def test_iterative_responses_come_as_they_are_made(client: triton.InferenceServe
         seen.append(int(result.as_numpy("OUT")[0, 0]))
     client.stop_stream()
     assert seen == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("model", ["direct", "oldest"])
+def test_a_request_that_is_given_up_ends_only_its_own_sequence(server: RocserveProcess, model: str) -> None:
+    """Twelve clients share eight slots. Each starts a sequence again and again under one id, without having ended it,
+    while its earlier request waits, runs, is cancelled or late."""
+
+    def run(number: int) -> None:
+        chance, sequence = random.Random(number), 7000 + number
+        answers: queue.Queue[tuple[triton.InferResult | None, InferenceServerException | None]] = queue.Queue()
+        with server.client() as own:
+            # Calls keep their order on a channel that is connected.
+            assert own.is_server_live()
+            for _ in range(12):
+                given_up = own.async_infer(
+                    model,
+                    [request_input(1000)],
+                    lambda result, error: None,
+                    sequence_id=sequence,
+                    sequence_start=True,
+                    client_timeout=chance.choice((None, 0.001, 0.004)),
+                )
+                values = [chance.randrange(100) for _ in range(chance.randint(2, 4))]
+                own.async_infer(
+                    model,
+                    [request_input(values[0])],
+                    lambda result, error: answers.put((result, error)),
+                    sequence_id=sequence,
+                    sequence_start=True,
+                )
+                if chance.random() < 0.7:
+                    time.sleep(chance.random() * 0.004)
+                    given_up.cancel()
+                result, error = answers.get(timeout=60)
+                assert error is None, error
+                assert result is not None
+                results = [result]
+                for place, value in enumerate(values[1:], 2):
+                    results.append(ask(own, model, value, sequence, end=place == len(values)))
+                sums = [int(result.as_numpy("SUM")[0, 0]) for result in results]
+                assert sums == list(itertools.accumulate(values))
+
+    run_at_once(12, run)
+
+
+def test_iterative_requests_of_several_clients_share_an_id(server: RocserveProcess) -> None:
+    """Also while other clients leave theirs unfinished."""
+
+    def run(number: int) -> None:
+        chance = random.Random(number)
+        for _ in range(6):
+            answers: queue.Queue[tuple[triton.InferResult | None, InferenceServerException | None]] = queue.Queue()
+            count, leaves = chance.randint(2, 6), number % 3 == 0
+            with server.client() as own:
+                own.start_stream(lambda result, error, answers=answers: answers.put((result, error)))
+                own.async_stream_infer(
+                    "iterative_decoupled", [_iterative_input(count)], sequence_id=1 + number % 2, sequence_start=True
+                )
+                seen = []
+                while len(seen) < (1 if leaves else count):
+                    result, error = answers.get(timeout=60)
+                    assert error is None, error
+                    assert result is not None
+                    seen.append(int(result.as_numpy("OUT")[0, 0]))
+                assert seen == list(range(count))[::-1][: len(seen)]
+                own.stop_stream(cancel_requests=leaves)
+
+    run_at_once(8, run)
 
 
 def test_sequences_stay_with_the_version_that_began_them(serve: Callable[..., RocserveProcess], tmp_path: Path) -> None:
