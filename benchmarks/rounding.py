@@ -20,8 +20,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rocserve.backends.pytorch.exported_file import read_exported
 from rocserve.backends.pytorch.onnx_file import write_onnx
-from rocserve.backends.pytorch.program import DTYPES, Program, open_exported, outputs_of, read_exported
+from rocserve.backends.pytorch.program import DTYPES, Program, open_exported
+from rocserve.backends.pytorch.results import outputs_of
 from rocserve.backends.pytorch.torch_migraphx import relative_error, trial_inputs
 
 ROWS = 1

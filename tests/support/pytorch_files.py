@@ -11,8 +11,10 @@ from typing import Any, Dict, List, Optional, Tuple  # noqa: UP035, TorchScript 
 
 import numpy as np
 import torch
+import torch_outputs
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.export.pt2_archive._package import package_pt2
 
 
 class Classifier(nn.Module):
@@ -233,6 +235,18 @@ class Strided(nn.Module):
         return found, found.mean((-2, -1))
 
 
+class OfClass(nn.Module):
+    """Returns an instance of a class of another package."""
+
+    def forward(self, x: Tensor) -> Any:
+        return torch_outputs.Answer(hidden=x + 1, nothing=None, pooled=x.sum(1))
+
+
+class OwnOperator(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.torch_outputs.twice(x)
+
+
 class Lists(nn.Module):
     def forward(self, x: Tensor) -> Any:
         return {"none": [], "twice": x * 2, "number": 3}
@@ -309,6 +323,13 @@ def main(folder: Path) -> None:
     torch.jit.script(Perhaps()).save(folder / "perhaps.pt")
     torch.jit.script(NothingForZeros()).save(folder / "nothing_for_zeros.pt")
     torch.jit.script(Strided()).save(folder / "strided.pt")
+    of_class = torch.export.export(OfClass(), (x,), dynamic_shapes={"x": {0: rows}})
+    _save(folder, "of_class", of_class, {"x": x}, {"hidden": x + 1, "pooled": x.sum(1)})
+    own_operator = torch.export.export(OwnOperator(), (x,), dynamic_shapes={"x": {0: rows}})
+    _save(folder, "own_operator", own_operator, {"x": x}, {"OUTPUT__0": x * 2})
+    torch.jit.script(OwnOperator()).save(folder / "own_operator_script.pt")
+    package_pt2(folder / "named_otherwise.pt2", exported_programs={"other": few})
+    package_pt2(folder / "two_programs.pt2", exported_programs={"one": few, "other": few})
     lists = torch.export.export(Lists(), (x,), dynamic_shapes={"x": {0: rows}})
     _save(folder, "lists", lists, {"x": x}, {"twice": x * 2})
     torch.save(classifier.state_dict(), folder / "weights.pt")

@@ -99,10 +99,10 @@ def test_metadata_that_cannot_be_read_are_no_fault_of_their_own(tmp_path: Path, 
 
     path = tmp_path / "model.pt2"
     path.write_bytes(content)
-    assert read_metadata(path) == {}
+    assert read_metadata(path, "model") == {}
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("m/data/aotinductor/model/a.wrapper_metadata.json", content)
-    assert read_metadata(path) == {}
+    assert read_metadata(path, "model") == {}
 
 
 def test_the_folder_of_a_package_goes_with_it_and_with_its_process(

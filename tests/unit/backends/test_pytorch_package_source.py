@@ -38,7 +38,7 @@ def read(file: Path) -> PackageSource:
     """Imports PyTorch only in the process that runs these tests, not in each that collects them."""
     from rocserve.backends.pytorch.package_source import read_source
 
-    return read_source(file)
+    return read_source(file, "model")
 
 
 def asserted(place: int, sizes: str) -> str:

@@ -57,7 +57,7 @@ def test_each_shape_is_lowered_once_and_loaded_from_its_file(
 ) -> None:
     import torch
 
-    from rocserve.backends.pytorch.program import read_exported
+    from rocserve.backends.pytorch.exported_file import read_exported
     from rocserve.backends.pytorch.torch_migraphx import LoweringJob, open_lowered
 
     file = tmp_path / "model.pt2"
@@ -104,7 +104,7 @@ def test_shapes_that_have_not_come_for_long_go(
     from support.torch_lowering import LoweredProgram
 
     from rocserve.backends.pytorch import torch_migraphx
-    from rocserve.backends.pytorch.program import read_exported
+    from rocserve.backends.pytorch.exported_file import read_exported
 
     programs: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -250,8 +250,9 @@ def test_it_wants_a_gpu_and_a_program(torch_files: TorchFiles, model_source: Sou
 
 def test_shapes_that_are_lowered_ahead(torch_files: TorchFiles, model_source: SourceMaker) -> None:
     from rocserve.backends.pytorch.binding import bind
+    from rocserve.backends.pytorch.exported_file import read_exported
     from rocserve.backends.pytorch.model import fixed_batch_sizes
-    from rocserve.backends.pytorch.program import open_exported, read_exported
+    from rocserve.backends.pytorch.program import open_exported
     from rocserve.backends.pytorch.torch_migraphx import shapes_to_lower
 
     def ahead(name: str, **parameters: str) -> tuple[Any, ...]:

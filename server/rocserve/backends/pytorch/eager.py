@@ -9,18 +9,12 @@ import torch
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.parameters import asked_engine
+from rocserve.backends.pytorch.exported_file import read_exported
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.backends.pytorch.package import open_package
 from rocserve.backends.pytorch.parameters import RunOptions, run_options
-from rocserve.backends.pytorch.program import (
-    DTYPES,
-    Program,
-    in_precision,
-    open_exported,
-    open_on_own_devices,
-    read_exported,
-)
+from rocserve.backends.pytorch.program import DTYPES, Program, in_precision, open_exported, open_on_own_devices
 from rocserve.backends.pytorch.script import open_script
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind

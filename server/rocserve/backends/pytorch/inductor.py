@@ -16,6 +16,7 @@ import torch
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.pytorch import eager
 from rocserve.backends.pytorch.datatypes import torch_dtype
+from rocserve.backends.pytorch.exported_file import devices_of, read_exported
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
@@ -27,9 +28,7 @@ from rocserve.backends.pytorch.program import (
     Program,
     ProgramSignature,
     ProgramTensor,
-    devices_of,
     open_exported,
-    read_exported,
     remove_non_tensor_results,
     size_conditions,
     unfit_precision,

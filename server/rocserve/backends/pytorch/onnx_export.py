@@ -65,8 +65,9 @@ class OnnxJob:
             raise unavailable(f"torch.onnx.export needs {' and '.join(missing)}: pip install onnx onnxscript")
         report("importing PyTorch")
         from rocserve.backends.pytorch.binding import given_names
+        from rocserve.backends.pytorch.exported_file import read_exported
         from rocserve.backends.pytorch.onnx_file import write_onnx
-        from rocserve.backends.pytorch.program import open_exported, read_exported
+        from rocserve.backends.pytorch.program import open_exported
 
         report("reading the program")
         exported = read_exported(Path(self.model_file))

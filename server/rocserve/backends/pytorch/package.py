@@ -18,18 +18,19 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rocserve.backends.pytorch.package_source import read_metadata, read_source
-from rocserve.backends.pytorch.program import Program, argument_paths, environment, unreadable, without_shapes
+from rocserve.backends.pytorch.exported_file import environment, import_classes, unreadable
+from rocserve.backends.pytorch.package_source import package_name, read_metadata, read_source
+from rocserve.backends.pytorch.program import Program, argument_paths, without_shapes
 from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
-from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
 _LOG = logging.getLogger(__name__)
 
 _CPU = "cpu"
 _PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
 """Key in a package's metadata: the kind of device that the package was compiled for."""
-_PACKAGE_MODEL, _PACKAGE_RUNNERS = "model", 1
-"""The model's name in a package of aoti_compile_and_package, and the number of concurrent calls."""
+_PACKAGE_RUNNERS = 1
+"""The number of concurrent calls."""
 _INSTRUCTION_SETS = {
     "AVX2": "_is_avx2_supported",
     "AVX512": "_is_avx512_supported",
@@ -64,12 +65,13 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
     (INVALID_ARGUMENT) if PyTorch cannot load the package, or if inputs shall be checked and the source is missing,
     ServeError (UNAVAILABLE) if the package is compiled for another kind of device."""
     index = -1 if device is None or device.index is None else device.index
+    name = package_name(path)
     try:
         if (device is None or device.type != _CPU) and torch.cuda.is_available():
             torch.cuda.init()
         # Logged first, because such code may end the process as soon as it is loaded. The reason of the failed load
         # then has the worker's last line.
-        if lacking := missing_features(read_metadata(path), index):
+        if lacking := missing_features(read_metadata(path, name), index):
             _LOG.warning(
                 "%s is compiled for %s, which this machine lacks: its code may not run here, or end the worker; compile"
                 " it on a machine like this one",
@@ -78,11 +80,15 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
             )
         # torch._inductor.aoti_load_package would first import all of Inductor and run the C++ compiler.
         loader = unpacked(
-            lambda: torch._C._aoti.AOTIModelPackageLoader(str(path), _PACKAGE_MODEL, False, _PACKAGE_RUNNERS, index)
+            lambda: torch._C._aoti.AOTIModelPackageLoader(str(path), name, False, _PACKAGE_RUNNERS, index)
         )
         metadata = loader.get_metadata()
         compiled_for = metadata.get(_PACKAGE_DEVICE, _CPU if device is None else device.type)
-        in_spec, out_spec = map(pytree.treespec_loads, loader.get_call_spec())
+        call_spec = loader.get_call_spec()
+        import_classes(path.name, call_spec)
+        in_spec, out_spec = map(pytree.treespec_loads, call_spec)
+    except ServeError:
+        raise
     except Exception as error:
         raise unreadable(path, error) from error
     if device is not None and compiled_for != device.type:
@@ -91,7 +97,7 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
             " give the model instances there, or compile the program for this device"
         )
     paths = argument_paths(in_spec)
-    source = read_source(path) if checks else None
+    source = read_source(path, name) if checks else None
     if source is not None and len(source.inputs) != len(paths):
         raise invalid_argument(f"{path.name} has inputs that are no tensors; compile the program without them")
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from rocserve.backends.pytorch.datatypes import datatype_of
+from rocserve.backends.pytorch.exported_file import only_name
 from rocserve.backends.pytorch.open_sizes import (
     LEAST_TRIED,
     UNBOUNDED,
@@ -32,7 +33,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import TensorSpec
 
-_FOLDER = "data/aotinductor/model/"
+_FOLDER = "data/aotinductor/"
+"""Holds a folder with the code of each program."""
 _ENTRY = "::run_impl("
 """Text that only the source file which takes the inputs contains."""
 _LARGEST_SOURCE = 1 << 28
@@ -134,26 +136,38 @@ class PackageSource:
         )
 
 
-def read_metadata(path: Path) -> Mapping[str, str]:
+def read_metadata(path: Path, name: str) -> Mapping[str, str]:
     """Return what a package says of the machine that it was compiled for; empty if it cannot be read, because loading
     it tells why."""
     found: dict[str, str] = {}
     with suppress(OSError, TypeError, ValueError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             is_small = member.file_size <= _LARGEST_METADATA
-            if _FOLDER in member.filename and member.filename.endswith("wrapper_metadata.json") and is_small:
+            if (
+                f"{_FOLDER}{name}/" in member.filename
+                and member.filename.endswith("wrapper_metadata.json")
+                and is_small
+            ):
                 entries = json.loads(archive.read(member))
                 found.update((str(key), str(value)) for key, value in dict(entries).items())
     return found
 
 
-def read_source(path: Path) -> PackageSource:
-    """Read the source in a package. Raises ServeError (INVALID_ARGUMENT) if the package lacks its source."""
+def package_name(path: Path) -> str:
+    """Return the name of the package's program. Raises ServeError (INVALID_ARGUMENT) as `only_name`."""
+    with zipfile.ZipFile(path) as archive:
+        inside = [name.partition(_FOLDER)[2] for name in archive.namelist()]
+    return only_name((name.partition("/")[0] for name in inside if "/" in name), "the packages")
+
+
+def read_source(path: Path, name: str) -> PackageSource:
+    """Read the source of a package's program. Raises ServeError (INVALID_ARGUMENT) if the package lacks its source."""
+    folder = f"{_FOLDER}{name}/"
     with zipfile.ZipFile(path) as archive:
         sources = [
             archive.read(member).decode(errors="replace")
             for member in archive.infolist()
-            if _FOLDER in member.filename and member.filename.endswith(".cpp") and member.file_size <= _LARGEST_SOURCE
+            if folder in member.filename and member.filename.endswith(".cpp") and member.file_size <= _LARGEST_SOURCE
         ]
     found = [source for source in sources if _ENTRY in source]
     text = found[0] if len(found) == 1 else ""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
+from rocserve.backends.pytorch.exported_file import devices_of, read_exported
 from rocserve.backends.pytorch.index_limits import Limits, index_limits
 from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, SizeCondition, open_size
 from rocserve.backends.pytorch.results import output_names, outputs_of, path_text
@@ -35,9 +34,6 @@ _PRECISIONS = {
     torch.uint8: "uint8",
 }
 """Datatype of weights -> name in `precision`. Other integers are missing because they are counts or indices."""
-_CPU = torch.device("cpu")
-_TENSORS_ONLY_VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""Makes PyTorch read a program's pickles only as tensors, without a fallback to pickles that call functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,45 +127,6 @@ def unfit_precision(precision: str, reason: str) -> UnfitPrecision:
         f" itself: {reason}; export the program in that precision (model.to({datatype}) before the export), or leave"
         " the parameter out",
     )
-
-
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable during a block, for a setting that PyTorch takes in no other way."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
-    """Read a program of torch.export onto the device; None = each part stays on the device that the file names. Raises
-    ServeError (INVALID_ARGUMENT) with PyTorch's reason if PyTorch cannot read the file."""
-    # This import registers the operators of quantised programs, which cannot be read without it.
-    import torch.ao.quantization.fx._decomposed
-
-    try:
-        with environment(_TENSORS_ONLY_VARIABLE, "1"):
-            exported = torch.export.load(path)
-    except Exception as error:
-        raise unreadable(path, error) from error
-    if device is None or devices_of(exported) <= {str(device)}:
-        return exported
-    from torch.export.passes import move_to_device_pass
-
-    return move_to_device_pass(exported, device)
-
-
-def devices_of(exported: Any) -> set[str]:
-    """Return the devices of all tensors in a torch.export program."""
-    tensors = [*exported.state_dict.values(), *exported.constants.values()]
-    tensors += [node.meta.get("val") for node in exported.graph.nodes]
-    return {str(tensor.device) for tensor in tensors if isinstance(tensor, torch.Tensor)}
 
 
 def open_on_own_devices(path: Path, dtype: torch.dtype | None) -> Program:
@@ -371,18 +328,3 @@ def _common_rows(tensors: Sequence[Any]) -> Any:
     symbol: Any = first.pop() if len(first) == 1 else None
     is_alone = symbol is not None and not any(symbol in size.free_symbols for size in others)
     return symbol if is_alone and symbol.is_symbol else None
-
-
-_OTHER_OBJECT = re.compile(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)")
-
-
-def unreadable(path: Path, error: Exception) -> ServeError:
-    prefix = f"PyTorch {torch.__version__} cannot read {path.name}: "
-    if found := _OTHER_OBJECT.search(str(error)):
-        # PyTorch's own text advises to read the file without this check.
-        return invalid_argument(
-            f"{prefix}it holds objects of {found[1]}, and only plain tensors are read, because other objects may run"
-            " code. Tensor classes such as torchao's become plain tensors and operators by `exported ="
-            f" exported.run_decompositions()` before torch.export.save(exported, '{path.name}')"
-        )
-    return invalid_argument(f"{prefix}{error}")

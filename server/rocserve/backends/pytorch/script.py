@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from rocserve.backends.pytorch.program import Program, precision_of, unreadable, without_shapes
-from rocserve.core.errors import invalid_argument
+from rocserve.backends.pytorch.exported_file import import_operators, unreadable
+from rocserve.backends.pytorch.program import Program, precision_of, without_shapes
+from rocserve.core.errors import ServeError, invalid_argument
 
 _TENSOR = "Tensor"
 """TorchScript's name of the tensor type."""
@@ -21,12 +22,14 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     names, for a `forward` that takes a dict or has optional inputs. Raises ServeError (INVALID_ARGUMENT) if PyTorch
     cannot read the file, or the program takes anything but tensors and strings."""
     try:
-        module = torch.jit.load(path, map_location=device)
+        module = _load(path, device)
         if hasattr(module, "training"):  # A frozen module has no modes.
             module.eval()
         if dtype is not None:
             module.to(dtype)
         arguments = module.forward.schema.arguments[1:]
+    except ServeError:
+        raise
     except Exception as error:
         raise unreadable(path, error) from error
     weights = module.state_dict()
@@ -57,6 +60,15 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     names = [(name, f"INPUT__{index}") for index, name in enumerate(argument_names)]
     signature = without_shapes(names, precision, by_position=True)
     return Program(call, signature, devices)
+
+
+def _load(path: Path, device: torch.device | None) -> Any:
+    try:
+        return torch.jit.load(path, map_location=device)
+    except RuntimeError as error:
+        if not import_operators(path.name, str(error)):
+            raise
+    return torch.jit.load(path, map_location=device)
 
 
 def _is_tensor(argument: Any) -> bool:

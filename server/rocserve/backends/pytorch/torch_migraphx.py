@@ -29,16 +29,11 @@ from rocserve.backends.installed import is_installed
 from rocserve.backends.pytorch.binding import BoundProgram, bind
 from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.eager import set_up
+from rocserve.backends.pytorch.exported_file import read_exported
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel, fixed_batch_sizes
 from rocserve.backends.pytorch.model_file import engine_in_errors, require_exported
-from rocserve.backends.pytorch.program import (
-    DTYPES,
-    Program,
-    ProgramTensor,
-    open_exported,
-    read_exported,
-)
+from rocserve.backends.pytorch.program import DTYPES, Program, ProgramTensor, open_exported
 from rocserve.backends.pytorch.results import outputs_of
 from rocserve.cache.folders import cache_directory, make_private
 from rocserve.core.errors import ServeError, unavailable

@@ -61,7 +61,7 @@ def _torch_module(torch: Any, file: Path) -> Any:
             " version folder as model.pt (TorchScript) or model.pt2 (torch.export)",
         )
         return converter.convert(str(file)).eval()
-    from rocserve.backends.pytorch.program import read_exported
+    from rocserve.backends.pytorch.exported_file import read_exported
 
     match file_kind(file):
         case FileKind.EXPORTED:

@@ -165,8 +165,8 @@ def _within_root(path: Path | None) -> str:
 
 
 def _read(path: Path) -> ExportedProgram:
+    from rocserve.backends.pytorch.exported_file import read_exported
     from rocserve.backends.pytorch.model_file import FileKind, file_kind
-    from rocserve.backends.pytorch.program import read_exported
 
     kind = file_kind(path)
     if kind is not FileKind.EXPORTED:
