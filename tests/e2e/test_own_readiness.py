@@ -12,6 +12,7 @@ import tritonclient.http as http_client
 from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from support.waiting import wait_until
+from tritonclient.utils import InferenceServerException
 
 from rocserve.protocol import health_pb2
 
@@ -31,7 +32,8 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
-        self._answer = pathlib.Path(args["model_repository"], "answer")
+        # Beside the repository: a change of the model's own folder would load it again.
+        self._answer = pathlib.Path(args["model_repository"]).parents[1] / "answer"
 
     def is_ready(self):
         answer = self._answer.read_text()
@@ -63,14 +65,14 @@ def server(request: pytest.FixtureRequest, serve: Callable[..., RocserveProcess]
         (folder / "1").mkdir(parents=True)
         (folder / "config.pbtxt").write_text(CONFIG)
         (folder / "1" / "model.py").write_text(MODEL if name == "says" else MODEL.replace("is_ready", "is_well"))
-        (folder / "answer").write_text("yes")
+    (tmp_path / "answer").write_text("yes")
     running = serve(tmp_path / "models", flags=(f"--front-ends={request.param}",))
     running.wait_until_ready()
     return running
 
 
 def test_is_ready_is_seen_by_every_client(server: RocserveProcess, tmp_path: Path) -> None:
-    answer = tmp_path / "models" / "says" / "answer"
+    answer = tmp_path / "answer"
     with (
         server.client() as client,
         http_client.InferenceServerClient(server.http_address, network_timeout=30) as over_http,
@@ -111,13 +113,26 @@ def test_is_ready_is_seen_by_every_client(server: RocserveProcess, tmp_path: Pat
             assert client.is_model_ready("silent") and over_http.is_model_ready("silent")
             result = client.infer("says", [infer_input("X", np.array([2], np.float32))])
             assert result.as_numpy("Y").tolist() == [2]
-        # Triton's limit is 5 s; the next client waits for the same answer.
+        # Triton's limit is 5 s.
         answer.write_text("later")
         assert not client.is_model_ready("says")
-        assert not over_http.is_model_ready("says")
         answer.write_text("yes")
         wait_until(lambda: client.is_model_ready("says"))
+    # The server that takes over the workers asks them, too.
+    answer.write_text("no")
+    server.server_process().kill()
+    with server.client() as client:
+
+        def is_back() -> bool:
+            try:
+                return bool(client.is_model_ready("silent"))
+            except InferenceServerException:
+                return False
+
+        wait_until(is_back)
+        assert not client.is_model_ready("says")
     log = server.log_text
+    assert "model 'says' version 1 is still loaded" in log
     assert "model 'says' version 1 is not ready: is_ready() returned False" in log
     assert "model 'says' version 1 is not ready: is_ready() raised ConnectionError: the store is away" in log
     assert "model 'says' version 1 is not ready: is_ready() raised SystemExit: 3" in log
