@@ -87,7 +87,7 @@ Serve = Callable[..., RocserveProcess]
 def test_the_same_tensors_as_from_the_cpu_engine(with_rocal: None, repository: Path, serve: Serve) -> None:
     add_model(repository, "rocal")
     add_model(repository, "cpu")
-    server = serve(repository)
+    server = serve(repository, flags=("--log-verbose=1",))
     server.wait_until_ready()
     client = server.client()
     assert "runs on amd.rocal" in server.log_text

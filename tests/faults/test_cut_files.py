@@ -31,7 +31,7 @@ output {
   name: "Y"
   data_type: TYPE_FP32
   dims: [ 2 ]
-  label_filename: "labels.txt"
+  label_filename: "names.txt"
 }
 max_batch_size: 8
 dynamic_batching { }
@@ -69,13 +69,13 @@ def write_and_wait(server: RocserveProcess, path: Path, content: bytes) -> None:
 
 def write_python_model(repository: Path) -> Path:
     drop(repository, "m", SCRIPT, 'backend: "python"' + TENSORS)
-    (repository / "m" / "labels.txt").write_text("no\nyes\n")
+    (repository / "m" / "names.txt").write_text("no\nyes\n")
     return repository / "m"
 
 
 def write_onnx_model(repository: Path) -> Path:
     folder = drop(repository, "m", add_constant(1.0), 'platform: "onnx_onnxv1"' + TENSORS)
-    (folder / "labels.txt").write_text("no\nyes\n")
+    (folder / "names.txt").write_text("no\nyes\n")
     return folder
 
 
@@ -117,8 +117,8 @@ def test_a_configuration_that_is_cut_takes_nothing_away(serve, repository: Path,
 def test_other_files_that_are_emptied_take_nothing_away(serve, repository: Path) -> None:
     folder = write_python_model(repository)
     server = serve(repository, SETTLE)
-    kept = {name: (folder / name).read_bytes() for name in ("labels.txt", "1/model.py")}
-    expected = {"labels.txt": "lost 2 of the 2 labels of output 'Y'", "1/model.py": "TritonPythonModel"}
+    kept = {name: (folder / name).read_bytes() for name in ("names.txt", "1/model.py")}
+    expected = {"names.txt": "lost 2 of the 2 labels of output 'Y'", "1/model.py": "TritonPythonModel"}
     with ConstantLoad(server.address, "m", {1.0}, threads=2, pause_seconds=0.01) as load:
         load.wait_until_answered_by(1.0)
         for name, content in kept.items():
