@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from rocserve.core.errors import invalid_argument
-from rocserve.core.model_config import InstanceRateLimiter
+from rocserve.core.model_config import InstanceRateLimiter, ModelConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import EndingResponder, Responder
 from rocserve.scheduling.call_cycles import Standstill
@@ -71,6 +71,12 @@ class LimitedModel:
     instances: dict[object, LimitedInstance] = field(default_factory=dict)
     """By the Instance."""
     has_warned: bool = False
+
+    @classmethod
+    def of(cls, config: ModelConfig, limiter: RateLimiter) -> LimitedModel:
+        batching = config.dynamic_batching
+        keeps_order = batching is not None and batching.preserve_ordering
+        return cls(limiter, config.name, keeps_order or config.sequence_batching is not None)
 
 
 class LimitedInstance:

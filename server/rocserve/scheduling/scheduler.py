@@ -86,7 +86,8 @@ class Scheduler(ABC):
         self._plane = parts.plane
         self.work_off = parts.plane.work_off
         self._times = ComputeTimes()
-        self._pool = InstancePool(self._times, sends_ahead, _limited_model(parts))
+        limited = None if parts.limiter is None else LimitedModel.of(config, parts.limiter)
+        self._pool = InstancePool(self._times, sends_ahead, limited)
         self._answers_requests = parts.answers_requests
         self._answerer: BatchAnswerer | InFlightRequests
         if parts.answers_requests:
@@ -333,14 +334,6 @@ class Scheduler(ABC):
         self._answerer.cancel(request)
         self._refuse(request, cancelled())
         self._schedule_pump()
-
-
-def _limited_model(parts: SchedulerParts) -> LimitedModel | None:
-    if parts.limiter is None:
-        return None
-    batching = parts.config.dynamic_batching
-    keeps_order = parts.config.sequence_batching is not None or (batching is not None and batching.preserve_ordering)
-    return LimitedModel(parts.limiter, parts.config.name, keeps_order)
 
 
 class Drain:

@@ -24,7 +24,7 @@ from rocserve.core.model_config import (
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceTag
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.rate_limiter import RateLimiter, needs_of
+from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel, RateLimiter, needs_of
 from rocserve.scheduling.sequence.router import SequenceRouter
 
 from .conftest import STATE, Answer, Row
@@ -564,6 +564,27 @@ def test_instances_run_when_the_rate_limiter_says_so(make_bench, loop):
     bench.loop.wait_for(lambda: second.executions)
     second.last.finish()
     assert [answer.value for answer in answers] == [1, 2]
+
+
+def test_a_call_that_belongs_to_an_older_version_is_followed_there(make_bench, loop):
+    """Its caller holds what the older version needs, so the older version must run at once."""
+    limits = InstanceRateLimiter((RateLimiterResource("r", 1),))
+    limiter = RateLimiter([], loop.call_soon, logging.getLogger("test"))
+    limiter.register([needs_of(limits, None)])
+    router = SequenceRouter()
+    old, new = (make_bench(router=router, limiter=limiter, limits_of_instances=limits) for _ in range(2))
+    old.ask(1, 1, start=True)
+    old.instance.last.finish()
+    caller = LimitedInstance(LimitedModel(limiter, "caller"), limits, None, lambda: None)
+    assert limiter.ask(caller)
+    request = InferRequest(new.head, "r", [np.int32(2).tobytes()], sequence=SequenceTag(1), caller=caller)
+    answer = Answer(loop)
+    new.validator.validate(request)
+    new.scheduler.submit(request, new.scheduler.follow(request, answer))
+    assert old.rows == [Row(2, 0, 0, 1, 1)]
+    old.instance.last.finish()
+    assert answer.value == 2
+    assert not caller.called
 
 
 def test_what_waits_behind_batches_that_cannot_be_handed_over_runs(make_bench, monkeypatch):
