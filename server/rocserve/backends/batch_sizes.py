@@ -35,26 +35,28 @@ def default_batch_sizes(largest: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, largest})) if largest > 0 else ()
 
 
-def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_sizes'") -> tuple[int, ...]:
+def parse_batch_sizes(text: str, largest: int | None, named: str = "parameter 'batch_sizes'") -> tuple[int, ...]:
     """Parse a list such as "1, 4, 8" into ascending, unique sizes. `named`: for errors. Raises ServeError
-    (INVALID_ARGUMENT) if the text is not a list of at most MOST_SIZES sizes from 1 to `largest` (max_batch_size)."""
-    if largest <= 0:
+    (INVALID_ARGUMENT) if the text is not a list of at most MOST_SIZES sizes from 1 to `largest` (max_batch_size; None =
+    the configuration leaves it open)."""
+    if largest is not None and largest <= 0:
         raise invalid_argument(
             f'{named} is "{text}", but max_batch_size is 0, so the model has no batch dimension; set max_batch_size'
             f" or leave {named} out"
         )
     words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
     sizes = sorted({int(word) if re.fullmatch("[0-9]{1,9}", word) else 0 for word in words})
-    if sizes[0] < 1 or sizes[-1] > largest or len(sizes) > MOST_SIZES:
+    if sizes[0] < 1 or sizes[-1] > (_LARGEST_SIZE if largest is None else largest) or len(sizes) > MOST_SIZES:
+        limit = "1 on" if largest is None else f"1 to max_batch_size, which is {largest}"
+        example = "1, 8" if largest is None else f"1, {largest}"
         raise invalid_argument(
-            f"{named} must be at most {MOST_SIZES} whole numbers from 1 to max_batch_size, which is {largest},"
-            f' as in "1, {largest}", not "{text}"'
+            f'{named} must be at most {MOST_SIZES} whole numbers from {limit}, as in "{example}", not "{text}"'
         )
     return tuple(sizes)
 
 
 def wanted_batch_sizes(
-    values: Mapping[str, str], largest: int, model: str, named: str = "parameter"
+    values: Mapping[str, str], largest: int | None, model: str, named: str = "parameter"
 ) -> tuple[int, ...]:
     """Return the size in the parameter `batch`, or the sizes in a list; empty if neither is set. `named`: for errors.
     Raises ServeError (INVALID_ARGUMENT) if `batch` is not a number or both are set, and as `parse_batch_sizes`."""

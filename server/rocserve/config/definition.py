@@ -404,6 +404,7 @@ _WEIGHTS_ADVICE = (
     "; such files hold weights without the network: write it as a program with torch.export.save(torch.export.export("
     "model.eval(), inputs), 'model.pt2'), or write a model.py that loads it"
 )
+_SAVED_MODEL = "saved_model.pb"
 _SHOWN_NAMES = 20
 """File names listed in an error."""
 
@@ -417,6 +418,8 @@ def describe_files(place: Listing) -> str:
 
 def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, reason: str) -> BackendSpec:
     """Return the backend that fits the model's file. `reason` begins the error, ServeError (INVALID_ARGUMENT)."""
+    if message.default_model_filename == _SAVED_MODEL:
+        raise _saved_model_refused(message, folder, _SAVED_MODEL)
     if message.default_model_filename:
         ending = Path(message.default_model_filename).suffix
         candidates = [
@@ -439,8 +442,21 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
     if candidates:
         names = ", ".join(spec.name for spec in candidates)
         raise invalid_argument(f"{reason}: {where} fit several backends: {names}")
+    for name in () if message.default_model_filename else folder.places[0].visible:
+        if name == _SAVED_MODEL or name.endswith(".savedmodel"):
+            raise _saved_model_refused(message, folder, name)
     advice = _WEIGHTS_ADVICE if _WEIGHTS.search(where) else ""
     raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
+
+
+def _saved_model_refused(message: ModelConfig, folder: ModelFolder, name: str) -> ServeError:
+    """Return the error of TensorFlow's folder of a graph and its variables."""
+    place = folder.places[0]
+    where = "the folder" if place is folder.listing else f"{place.path.name}/"
+    return invalid_argument(
+        f"{where} of model '{message.name}' holds a TensorFlow SavedModel ({name}), which no backend takes: convert it"
+        " with python -m tf2onnx.convert --saved-model FOLDER --output model.onnx, and serve model.onnx"
+    )
 
 
 def _foreign_advice(name: str, registry: BackendRegistry) -> str:

@@ -11,7 +11,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.printable import names_hint
+from rocserve.core.printable import listed, names_hint
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import (
     NO_PARAMETERS,
@@ -214,10 +214,14 @@ class RequestValidator:
             else f"expected number of inputs between {required} and {total}"
         )
         missing = [name for name in self._required if name not in names]
+        extra = [name for name in names if name not in self._inputs]
+        # Triton's sentence speaks of missing inputs only.
+        verb = "is" if len(extra) == 1 else "are"
+        known = f"; its inputs are: {listed(sorted(self._inputs))}; {_quoted(extra)} {verb} not among them"
         return (
             f"{expected} but got {len(names)} inputs for model '{self._config.name}'. Got input(s)"
             f" [{_quoted(names[::-1])}], but missing required input(s) [{_quoted(missing)}]. Please provide all"
-            " required input(s)."
+            f" required input(s).{known if extra else ''}"
         )
 
     def _batch_size(self, head: RequestHead, prefix: str) -> int:

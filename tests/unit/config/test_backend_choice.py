@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -98,6 +98,32 @@ def test_files_of_weights(read: Read, name: str) -> None:
         "; such files hold weights without the network: write it as a program with"
         " torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2'), or write a model.py that loads it"
     )
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("1/saved_model.pb", "1/variables/variables.index"),
+        ("1/model.savedmodel/saved_model.pb", "1/model.savedmodel/variables/variables.index"),
+        ("saved_model.pb", "variables/variables.index"),
+    ],
+)
+def test_a_saved_model_is_called_by_its_name(read: Read, files: Sequence[str]) -> None:
+    fault = _fault(read, None, *files)
+    assert "of model 'm' holds a TensorFlow SavedModel (" in fault
+    assert fault.endswith(
+        "convert it with python -m tf2onnx.convert --saved-model FOLDER --output model.onnx, and serve model.onnx"
+    )
+
+
+def test_a_saved_model_beside_a_model_is_not_in_its_way(read: Read) -> None:
+    files = ("1/saved_model.pb", "1/variables/variables.index", "1/model.onnx")
+    assert read(None, *files).config.backend == "onnx"
+
+
+def test_a_saved_model_s_own_file_is_no_graph(read: Read) -> None:
+    fault = _fault(read, 'default_model_filename: "saved_model.pb"', "1/saved_model.pb", "1/model.onnx")
+    assert "1/ of model 'm' holds a TensorFlow SavedModel (saved_model.pb)" in fault
 
 
 def test_unknown_backend(read: Read) -> None:

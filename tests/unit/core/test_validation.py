@@ -106,6 +106,15 @@ def test_what_is_wrong_is_said_in_tritons_words(bad: InferRequest, text: str):
     assert error_of(ADD_SUB, bad) == text
 
 
+def test_an_input_that_the_model_does_not_have_is_named():
+    """Triton's sentence speaks of missing inputs, and here none is missing."""
+    assert error_of(ADD_SUB, request(ints("INPUT0"), ints("INPUT1"), ints("more"))) == (
+        "[request id: <id_unknown>] expected 2 inputs but got 3 inputs for model 'm'. Got input(s)"
+        " ['more','INPUT1','INPUT0'], but missing required input(s) []. Please provide all required input(s).;"
+        " its inputs are: INPUT0, INPUT1; 'more' is not among them"
+    )
+
+
 def test_a_limit_that_the_server_chose_names_the_way_out():
     chosen = replace(ADD_SUB, is_batch_size_chosen=True)
     assert error_of(chosen, request(ints("INPUT0", (9, 16)), ints("INPUT1", (9, 16)))).endswith(

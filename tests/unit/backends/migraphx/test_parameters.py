@@ -20,11 +20,20 @@ from rocserve.backends.migraphx.configuration.options import (
     compile_options,
     serving_options,
 )
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.model_config import ExecutionAccelerator, InstanceGroup, InstanceKind, ModelConfig
+from rocserve.core.model_config import (
+    ExecutionAccelerator,
+    InputConfig,
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    OutputConfig,
+)
 
 _ALL = frozenset(Target)
 _HERE = frozenset({Target.REF})
+ONE = InputConfig("x", DataType.FP32, (1,))
 
 
 def _config(max_batch_size: int = 8, accelerator: dict[str, str] | None = None, **parameters: str) -> ModelConfig:
@@ -158,6 +167,10 @@ def test_serving_options() -> None:
     )
     assert options == ServingOptions((1, 4), False, False, {"a": (3, 4), "b:0": (5,)}, 12.5, "c_api")
     assert _serve(batch="8").batch_sizes == (8,)
+    assert _serve(batch_sizes="1,16", max_batch_size=0).batch_sizes == (1, 16), "max_batch_size is still open"
+    written = replace(_config(0, batch_sizes="1"), inputs=(ONE,), outputs=(OutputConfig("y", DataType.FP32, (1,)),))
+    with pytest.raises(ServeError, match="but max_batch_size is 0, so the model has no batch dimension"):
+        serving_options(written)
     assert _serve(max_batch_size=6).batch_sizes == (1, 2, 4, 6)
     assert _serve(dynamic_batch="true") == ServingOptions((), True)
     assert _serve(compile_timeout_secs="0").compile_timeout_seconds == 0
@@ -175,7 +188,8 @@ def test_input_shapes_as_json() -> None:
         ({"dynamic_batch": "1", "batch_sizes": "1"}, "so 'batch_sizes' contradicts it"),
         ({"dynamic_batch": "1", "batch": "1"}, "so 'batch' contradicts it"),
         ({"dynamic_batch": "1", "max_batch_size": 0}, "'dynamic_batch' needs max_batch_size"),
-        ({"batch": "2", "max_batch_size": 0}, "but max_batch_size is 0"),
+        ({"batch": "x", "max_batch_size": 0}, "must be a whole number from 1 to"),
+        ({"batch_sizes": "1,x", "max_batch_size": 0}, 'whole numbers from 1 on, as in "1, 8", not "1,x"'),
         ({"pad_batch": "maybe"}, "must be true, false, 1 or 0"),
         ({"compile_timeout_secs": "-1"}, "must be seconds from 0 (no limit)"),
         ({"compile_timeout_secs": "nan"}, "must be seconds from 0 (no limit)"),

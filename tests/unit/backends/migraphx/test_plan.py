@@ -93,6 +93,16 @@ def test_the_sizes_that_are_asked_for(folder: Folder) -> None:
     assert [recipe.batch_size for recipe in plan.recipes] == [8]
 
 
+def test_sizes_without_a_max_batch_size_are_for_a_model_with_a_batch(folder: Folder) -> None:
+    sizes = {"parameters": {"batch_sizes": "1,8"}}
+    assert [recipe.batch_size for recipe in folder.plan(migraphx_models.mlp(), **sizes).recipes] == [1, 8]
+    assert folder.refusal(migraphx_models.mlp(3), **sizes) == (
+        "model 'm': parameter 'batch_sizes' or 'batch' without max_batch_size is for a model whose inputs and outputs"
+        " all leave their first dimension open, which is the batch; model.onnx takes x [3, 16] and gives scores [3,"
+        " 10]. Leave the parameter out, or set max_batch_size if the first dimension is the batch"
+    )
+
+
 def test_a_configuration_without_tensors_gets_a_batch_where_the_model_has_one(folder: Folder) -> None:
     assert [recipe.batch_size for recipe in folder.plan(migraphx_models.mlp()).recipes] == [1, 2, 4]
     fixed = folder.plan(migraphx_models.mlp(3))

@@ -109,7 +109,7 @@ def _twice() -> bytes:
     ("make", "text"),
     [
         (lambda: b"", "TensorFlow graph model.pb is empty; copy it again"),
-        (lambda: b"\x08\x01\x12\x03abc", "is a SavedModel, not a GraphDef; freeze its graph"),
+        (lambda: b"\x08\x01\x12\x03abc", "is a SavedModel, not a GraphDef: convert its folder"),
         (lambda: b"this is no graph", "is damaged or no GraphDef (16 bytes: "),
         (lambda: graphdef.classifier()[:-100], "is damaged or no GraphDef ("),
         (lambda: GraphDef().serialized(), "is no GraphDef, or a damaged one: it has no outputs"),

@@ -244,7 +244,7 @@ def serving_options(config: ModelConfig) -> ServingOptions:
                     f"'dynamic_batch' makes one program for all batches, so '{name}' contradicts it; remove one of"
                     " them",
                 )
-    elif not (sizes := wanted_batch_sizes(config.parameters, largest, config.name)):
+    elif not (sizes := wanted_batch_sizes(config.parameters, None if config.has_open_batch else largest, config.name)):
         ahead = read_integer(config, MAX_DYNAMIC_BATCH, 0, 0, _MOST_ROWS)
         sizes = default_batch_sizes(min(ahead, largest) if ahead else largest)
     try:

@@ -88,7 +88,11 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
     try:
         messages = _Fields(memoryview(data)).values[_GRAPH_NODE]
         if any(isinstance(message, int) for message in messages):
-            raise _wrong(path, "is a SavedModel, not a GraphDef; freeze its graph, so that its variables are constants")
+            raise _wrong(
+                path,
+                "is a SavedModel, not a GraphDef: convert its folder with python -m tf2onnx.convert --saved-model"
+                " FOLDER --output model.onnx",
+            )
         nodes = [TensorflowNode(message) for message in messages if not isinstance(message, int)]
     except (WireError, UnicodeDecodeError) as error:
         raise _wrong(path, f"is damaged or no GraphDef ({len(data)} bytes: {error}); copy or export it again") from None

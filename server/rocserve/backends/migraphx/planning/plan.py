@@ -91,6 +91,17 @@ def plan_programs(
     batch = batch_dimension(graph) if largest else None
     if batch and model.config.max_batch_size == 0:
         batch = None
+    if batch is None and largest and serving.batch_sizes and model.config.max_batch_size == 0:
+        taken, given = (
+            ", ".join(f"{one.name} {'?' if one.dims is None else _dims_text(one.dims)}" for one in tensors)
+            for tensors in (graph.inputs, graph.outputs)
+        )
+        raise invalid_argument(
+            f"model '{model.name}': parameter 'batch_sizes' or 'batch' without max_batch_size is for a model whose"
+            " inputs and outputs all leave their first dimension open, which is the batch;"
+            f" {path.name} takes {taken} and gives {given}. Leave the parameter out, or set max_batch_size if the first"
+            " dimension is the batch"
+        )
     shapes = _input_shapes(model.config, serving.input_shapes, graph.inputs, batch is not None)
     for name, dims in (*shapes.items(), *((output.name, output.dims or ()) for output in graph.outputs)):
         if is_beyond_memory(dims):

@@ -360,4 +360,7 @@ class _Compiled:
 
         inputs = tuple(spec(tensor, declared.get(tensor.name)) for tensor in self.plan.inputs)
         outputs = tuple(map(spec, self.plan.outputs))
-        return Signature(inputs, outputs, self.plan.batches, purpose=self.plan.purpose)
+        config, sizes = self.context.model.config, self.context.serving.batch_sizes
+        # The sizes that are named without a max_batch_size say what it is.
+        most = max(sizes, default=None) if config.has_open_batch else None
+        return Signature(inputs, outputs, self.plan.batches, max_batch_size=most, purpose=self.plan.purpose)
