@@ -60,7 +60,7 @@ from rocserve.services.readiness import Readiness
 from rocserve.settings import ControlMode, ServerSettings
 from rocserve.settings.repository import ReadinessRule, WhatKind
 from rocserve.standard_output import PatientWriter, Printed
-from rocserve.start_table import print_sample, print_table
+from rocserve.start_table import print_sample, print_table, print_way_to_first_model
 from rocserve.workers.instance import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
@@ -302,13 +302,15 @@ class Server:
     def _start_text(self, front_ends: FrontEnds, stream: TextIO) -> bytes:
         table, settings = self._tables.table, self._settings.repository
         printed = Printed(stream)
-        print_table(self._repository.index(ready_only=False), table, printed)
+        entries, addresses = self._repository.index(ready_only=False), front_ends.plain_addresses()
+        http = addresses.get("http", "")
+        print_table(entries, table, printed)
+        print_way_to_first_model(entries, settings, http, printed)
         name = "" if settings.single is None else settings.single.name
         # With --preprocess the user wants to send images.
         model = table.models.get(f"{name}_image" if settings.preprocess else name)
         if model is not None and model.latest is not None:
-            addresses = front_ends.plain_addresses()
-            print_sample(model.latest, table, addresses.get("http", ""), addresses.get("grpc", ""), printed)
+            print_sample(model.latest, table, http, addresses.get("grpc", ""), printed)
         return printed.octets
 
     def _note_loaded(self) -> None:

@@ -13,10 +13,12 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.model_config import InputConfig, ModelConfig
+from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.printable import listed, printable
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTable
 from rocserve.core.validation import format_shape
+from rocserve.settings import RepositorySettings
+from rocserve.settings.repository import ControlMode
 from rocserve.tools.printing import console_on, say, show
 from rocserve.tools.printing import table as tabulated
 
@@ -43,7 +45,7 @@ def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO
             console, f"{len(loaded)} versions of models, {len(loaded) - len(rows)} {_READY}; rocserve status lists them"
         )
         rows = rows[:_MOST_ROWS]
-    if rows or not loaded:
+    if rows:
         columns = [Column(name, overflow="fold") for name in _COLUMNS]
         cells = (_cells(row, versions.get((row.name, row.version)), between) for row in rows)
         made = tabulated("", columns, cells, box=SIMPLE_HEAD if console.is_terminal else None)
@@ -52,7 +54,32 @@ def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO
         if row.reason:
             name = f"{row.name} {row.version}".rstrip()
             say(console, f"{name}: {printable(row.reason)}")
-    say(console)
+    if rows:
+        say(console)
+
+
+def print_way_to_first_model(
+    entries: Iterable[IndexEntry], settings: RepositorySettings, http: str, file: TextIO
+) -> None:
+    """Print how to get a first model if the start has loaded none, from repositories that hold none, or under explicit
+    control. `http`: the address; "" = HTTP is not served."""
+    rows = list(entries)
+    is_explicit = settings.control_mode is ControlMode.EXPLICIT
+    if settings.single is not None or any(row.state for row in rows) or (rows and not is_explicit):
+        return
+    place = f"{settings.roots[0]}/NAME/1/" if settings.roots and not settings.remotes else "NAME/1/ of the repository"
+    drop = f"put one into {place}, for example as model.onnx"
+    if not rows:
+        then = {
+            ControlMode.POLL: "it is served without a restart",
+            ControlMode.NONE: "start the server again",
+            ControlMode.EXPLICIT: "load it by its name",
+        }[settings.control_mode]
+        print(f"There is no model yet: {drop}, and {then}.\n", file=file)
+        return
+    call = f"curl -X POST {http}/v2/repository/models/NAME/load" if http else "a load request"
+    names = listed(sorted({row.name for row in rows}))
+    print(f"No model is loaded; load one with {call}, or at the start with --load-model=NAME: {names}.\n", file=file)
 
 
 def print_sample(version: ServedVersion, table: ServingTable, http: str, grpc: str, file: TextIO) -> None:
@@ -122,13 +149,21 @@ def python_lines(config: ModelConfig, address: str, *, takes_files: bool) -> tup
     if any(entry.datatype is DataType.BF16 for entry in inputs):
         return ()
     arrays = ", ".join(f"{entry.name!r}: {_array(config, entry, takes_files)}" for entry in inputs)
+    wanted = _wanted(config) if takes_files else ()
+    shown = next((output for output in config.outputs if output.datatype is DataType.BYTES and takes_files), None)
+    asked = f", {[output.name for output in wanted]}" if len(wanted) < len(config.outputs) and wanted else ""
     return (
         "import numpy as np",
         "from rocserve_client import Client",
         f"client = Client({address!r})",
-        f"result = client.infer({config.name!r}, {{{arrays}}})",
-        f"print(result[{config.outputs[0].name!r}])",
+        f"result = client.infer({config.name!r}, {{{arrays}}}{asked})",
+        f"print(result[{(shown or config.outputs[0]).name!r}])",
     )
+
+
+def _wanted(config: ModelConfig) -> tuple[OutputConfig, ...]:
+    """Return the outputs of an image model that a person reads: names, and what has few numbers."""
+    return tuple(one for one in config.outputs if math.prod(max(1, size) for size in one.dims) <= _MOST_WRITTEN)
 
 
 def _array(config: ModelConfig, entry: InputConfig, is_file: bool) -> str:

@@ -231,9 +231,10 @@ def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) ->
     _check_task(config, "classify", "one output of scores, one for each class")
     names = _labels(config, found, classes[0])
     message = _python_model(config, config.max_batch_size, config.outputs, ("SCORES",))
-    _add(message.output, "PROBABILITIES", DataType.FP32, classes).label_filename = LABELS_FILENAME
+    # What a person reads comes first.
     _add(message.output, "LABEL", DataType.BYTES, [1])
     _add(message.output, "PROBABILITY", DataType.FP32, [1])
+    _add(message.output, "PROBABILITIES", DataType.FP32, classes).label_filename = LABELS_FILENAME
     if config.max_batch_size > 1:
         message.dynamic_batching.SetInParent()
     inputs = {config.outputs[0].name: "SCORES"}

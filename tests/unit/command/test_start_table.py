@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
+from rocserve.core.datatypes import DataType
+from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.serving import IndexEntry, ServingTable
-from rocserve.start_table import print_table
+from rocserve.settings import RepositorySettings
+from rocserve.settings.repository import ControlMode
+from rocserve.start_table import print_table, print_way_to_first_model, python_lines
 
 
 def printed(*rows: IndexEntry) -> list[str]:
@@ -44,3 +49,53 @@ def test_a_folder_that_cannot_be_read_has_a_reason_without_a_version() -> None:
 def test_more_failures_than_a_screen_holds_are_cut() -> None:
     lines = printed(*(row(number, "UNAVAILABLE", "the reason") for number in range(500)))
     assert sum(line.endswith("UNAVAILABLE") for line in lines) == 30
+
+
+POLL, NONE, EXPLICIT = ControlMode.POLL, ControlMode.NONE, ControlMode.EXPLICIT
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows", "text"),
+    [
+        (POLL, [], "There is no model yet: put one into models/NAME/1/, for example as model.onnx, and it is served"),
+        (NONE, [], "for example as model.onnx, and start the server again."),
+        (EXPLICIT, [], "for example as model.onnx, and load it by its name."),
+        (
+            EXPLICIT,
+            [row(2, ""), row(1, "")],
+            "No model is loaded; load one with curl -X POST here:8000/v2/repository/models/NAME/load, or at the start"
+            " with --load-model=NAME: m1, m2.",
+        ),
+        (EXPLICIT, [row(2, ""), row(1)], ""),
+        (POLL, [row(1, "UNAVAILABLE")], ""),
+        (POLL, [row(1, "")], ""),
+    ],
+)
+def test_a_start_without_models_says_how_to_get_one(mode: ControlMode, rows: list[IndexEntry], text: str) -> None:
+    file = io.StringIO()
+    settings = RepositorySettings(roots=(Path("models"),), control_mode=mode)
+    print_way_to_first_model(rows, settings, "here:8000", file)
+    assert text in file.getvalue()
+    assert bool(text) == bool(file.getvalue())
+
+
+PHOTO = (InputConfig("ENCODED", DataType.BYTES, (1,)),)
+
+
+def outputs(**dims: tuple[int, ...]) -> tuple[OutputConfig, ...]:
+    names = {"LABEL": DataType.BYTES, "LABELS": DataType.BYTES}
+    return tuple(OutputConfig(name, names.get(name, DataType.FP32), sizes) for name, sizes in dims.items())
+
+
+def test_the_example_of_an_image_model_prints_its_label() -> None:
+    config = ModelConfig("m", inputs=PHOTO, outputs=outputs(PROBABILITIES=(1000,), LABEL=(1,), PROBABILITY=(1,)))
+    *_, ask, show = python_lines(config, "here:8001", takes_files=True)
+    assert ask.endswith(", ['LABEL', 'PROBABILITY'])"), "not a thousand numbers"
+    assert show == "print(result['LABEL'])"
+    boxes = ModelConfig("m", inputs=PHOTO, outputs=outputs(BOXES=(-1, 4), LABELS=(-1,)))
+    *_, ask, show = python_lines(boxes, "here:8001", takes_files=True)
+    assert ask.endswith("'object')})")
+    assert show == "print(result['LABELS'])"
+    *_, ask, show = python_lines(config, "here:8001", takes_files=False)
+    assert ask.endswith("'object')})")
+    assert show == "print(result['PROBABILITIES'])"
