@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.http as triton_http
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
@@ -70,6 +74,112 @@ def test_an_ensemble_has_answers_of_its_own_until_a_member_is_replaced(serve, re
     for model in ("outer", "e", "outer"):
         assert np.array_equal(ask(client, [1, 2], model, "IN").as_numpy("OUT"), [[11, 12]])
     assert counts(client, "outer")["cache_hit"] == 1
+
+
+TELLING = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            seen = [request.request_id(), request.correlation_id(), request.flags(), request.priority(),
+                    request.timeout(), json.loads(request.parameters())]
+            seen = np.array([[json.dumps(seen).encode()]], dtype=object)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("SEEN", seen)]))
+        return responses
+"""
+CALLING = """
+import json
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceRequest(
+            model_name="telling", inputs=request.inputs(), requested_output_names=["SEEN"],
+            request_id=request.request_id(), parameters=json.loads(request.parameters()),
+        ).exec() for request in requests]
+"""
+TENSORS = """
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: 1 }
+output { name: "SEEN" data_type: TYPE_STRING dims: 1 }
+"""
+LEVELS = "dynamic_batching { priority_levels: 3 default_priority_level: 2 }"
+ASKED: list[dict[str, object]] = [
+    {},
+    {"parameters": {"user": "ann"}},
+    {"parameters": {"user": "bob"}},
+    {"parameters": {"user": 1}},
+    {"parameters": {"user": True}},
+    {"parameters": {"user": "1"}},
+    {"parameters": {"user": "ann", "more": 1}},
+    {"request_id": "ann"},
+    {"request_id": "bob"},
+]
+"""What calls of every kind can say."""
+ASKED_OF_MODELS: list[dict[str, object]] = [
+    {"priority": 1},
+    {"priority": 3},
+    {"timeout": 50_000_000},
+    {"sequence_id": 7},
+    {"sequence_id": 7, "sequence_start": True},
+    {"sequence_id": 8, "sequence_end": True},
+]
+
+
+def seen_by_model(
+    request_id: str = "",
+    sequence_id: int = 0,
+    sequence_start: bool = False,
+    sequence_end: bool = False,
+    priority: int = 0,
+    timeout: int = 0,
+    parameters: object = None,
+) -> str:
+    flags = sequence_start + 2 * sequence_end
+    return json.dumps([request_id, sequence_id, flags, priority, timeout, parameters or {}])
+
+
+def test_nobody_gets_the_answer_to_another_request_with_the_same_inputs(serve, repository: Path) -> None:
+    drop(repository, "telling", TELLING, f'backend: "python" {TENSORS} {LEVELS} {CACHED}')
+    drop(repository, "uncached", TELLING, f'backend: "python" {TENSORS} {LEVELS}')
+    drop(repository, "calling", CALLING, f'backend: "python" {TENSORS}')
+    names = 'input_map { key: "IN" value: "IN" } output_map { key: "SEEN" value: "SEEN" }'
+    for outer, member in (("ensemble", "uncached"), ("nested", "ensemble"), ("caller", "calling")):
+        step = f'ensemble_scheduling {{ step {{ model_name: "{member}" model_version: -1 {names} }} }}'
+        drop(repository, outer, None, f'platform: "ensemble" {TENSORS} {CACHED} {step}')
+    server: RocserveProcess = serve(repository, flags=(CACHE,))
+    server.wait_until_ready()
+    over_grpc, over_http = server.client(), triton_http.InferenceServerClient(server.http_address)
+    value = np.array([[1]], np.float32)
+
+    def check(ask: Callable[..., str], asked: list[dict[str, object]]) -> None:
+        for options in (*asked, *reversed(asked)):
+            assert json.loads(ask(**options)) == json.loads(seen_by_model(**options))
+
+    def generate(parameters: dict[str, object] | None = None) -> str:
+        body = {"IN": 1, **(parameters or {})}
+        url = f"http://{server.http_address}/v2/models/telling/generate"
+        with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=20) as answer:
+            return json.load(answer)["SEEN"]
+
+    for model in ("telling", "ensemble", "nested", "calling", "caller"):
+        asked = [*ASKED, *(ASKED_OF_MODELS if model in ("telling", "ensemble", "nested") else [])]
+        for client, library in ((over_grpc, triton), (over_http, triton_http)):
+
+            def infer(client=client, library=library, model=model, **options: object) -> str:
+                result = client.infer(model, [infer_input("IN", value, library)], **options)
+                return result.as_numpy("SEEN").reshape(-1)[0].decode()
+
+            check(infer, asked)
+    check(generate, [options for options in ASKED if "request_id" not in options])
+    hits, misses = (counts(over_grpc, "telling")[name] for name in ("cache_hit", "cache_miss"))
+    # Each of the requests ran once, however it came.
+    assert misses == len(ASKED) + len(ASKED_OF_MODELS)
+    assert hits > misses
 
 
 def test_a_server_without_a_cache_says_so(serve, repository: Path) -> None:
