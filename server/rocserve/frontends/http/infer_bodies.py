@@ -299,7 +299,8 @@ def read_id(head: Any) -> str:
     if value is MISSING:
         return ""
     request_id = text(value, "Unable to parse 'id'")
-    check_id(len(request_id))
+    # JSON may contain lone surrogates, which take a byte each wherever the id is written.
+    check_id(len(request_id.encode(errors="replace")))
     return request_id
 
 

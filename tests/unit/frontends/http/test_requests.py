@@ -13,7 +13,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.model_config import InputConfig, ModelConfig
-from rocserve.core.requests import InferResponse
+from rocserve.core.requests import LONGEST_ID, InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.steps import result_of
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
@@ -29,6 +29,15 @@ INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
 def read(body: dict[str, Any] | bytes, binary: bytes = b"", reader: InferRequestReader | None = None) -> Any:
     head = body if isinstance(body, bytes) else json.dumps(body).encode()
     return (reader or InferRequestReader()).read(head + binary, len(head), "m", "")
+
+
+@pytest.mark.parametrize(("letter", "nbytes"), [("x", 1), ("é", 2), ("\N{SNOWMAN}", 3), ("\U0001f600", 4)])
+def test_the_bytes_of_an_id_are_bounded(letter: str, nbytes: int) -> None:
+    """As over gRPC."""
+    most = LONGEST_ID // nbytes
+    assert len(read({"id": most * letter, "inputs": [{**INPUT, "data": [1, 2]}]})[0].id) == most
+    with pytest.raises(ServeError, match=f"may have 65536 bytes, got {(most + 1) * nbytes}"):
+        read({"id": (most + 1) * letter, "inputs": [{**INPUT, "data": [1, 2]}]})
 
 
 def test_a_request() -> None:
