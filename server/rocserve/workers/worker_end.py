@@ -324,13 +324,17 @@ class WorkerEnd:
     ) -> None:
         """Post results. `times`: time.monotonic_ns() when inputs were ready and the engine ended. `kept`: see
         BatchResult."""
+        count = len(results)
         # Two entries are as long as a tensor's alignment; the first is the header.
-        count, begin = len(results), (1 + len(results) // 2) * 2 * ENTRY_BYTES
-        end = begin + sum([one.nbytes for one in results])
+        begin = end = (1 + count // 2) * 2 * ENTRY_BYTES
+        pieces: list[Buffer] = []
+        for one in results:
+            pieces += one.contents
+            end += one.nbytes
         place = results[0].place
         if place is None:
             place, view = self.place(end)
-            fill(view[begin:], [piece for one in results for piece in one.contents])
+            fill(view[begin:], pieces)
         else:
             with self._lock:
                 self._await_reader()
@@ -339,13 +343,12 @@ class WorkerEnd:
             view = self._heap.view(place, begin)
         if kept:
             self._referents[place] = kept
-        table = b""
         with self._lock:
-            for one in results:
+            for index, one in enumerate(results, 1):
                 layout = 0 if one.layout is None else self.sender.number(one.layout)
-                table += ENTRY.pack(one.kind, 0, one.code, layout, one.requests, begin, one.text_bytes)
+                fields = (one.kind, 0, one.code, layout, one.requests, begin, one.text_bytes)
+                ENTRY.pack_into(view, index * ENTRY_BYTES, *fields)
                 begin += one.nbytes
-            view[ENTRY_BYTES : ENTRY_BYTES + len(table)] = table
             entries.RESULTS_HEADER.pack_into(view, 0, count, *times, time.monotonic_ns())
             self.post(ENTRY.pack(entries.DONE, 0, 0, 0, batch.id, place, end))
 
