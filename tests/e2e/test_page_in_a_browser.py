@@ -174,10 +174,14 @@ def test_boxes_are_drawn(page: Any, server: RocserveProcess) -> None:
         assert min(abs(x - middle[0]) + abs(y - middle[1]) for x, y in found) < 12
 
 
-def test_json_is_asked_and_failures_are_told(page: Any, server: RocserveProcess) -> None:
+def test_json_is_asked_and_failures_are_told(page: Any, server: RocserveProcess, models: Path) -> None:
     visit(page, server, "digits_classifier")
     page.get_by_role("button", name="Send").click()
     page.locator(".answer h3", has_text="PROBABILITIES").wait_for()
+    # An output with labels is shown by their names.
+    names = (models / "digits_classifier" / "labels.txt").read_text().split()
+    assert set(page.locator(".bars .label").all_inner_texts()) <= set(names)
+    assert page.locator(".bars li").count() == 5
     page.get_by_label("request as JSON").fill('{"inputs": []}')
     page.get_by_role("button", name="Send").click()
     page.locator(".answer .reason").wait_for()

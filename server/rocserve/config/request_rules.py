@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rocserve.backends.base import BackendSpec
+from rocserve.config.class_names import LABELS_FILENAME
 from rocserve.config.pbtxt import messages_in
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.protocol.model_config_pb2 import ModelConfig
@@ -166,7 +167,8 @@ class ConfigRequest:
         for name, parameter in own.parameters.items():
             if name not in opened and name not in message.parameters:
                 message.parameters[name].CopyFrom(parameter)
-        labels = None if self.brings_files else {output.label_filename for output in own.output}
+        # Completed configurations, which clients send back, name the file that labels come from by themselves.
+        labels = None if self.brings_files else {LABELS_FILENAME, *(output.label_filename for output in own.output)}
         _check(message, own, opened, labels, kept)
 
 

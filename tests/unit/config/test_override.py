@@ -154,6 +154,12 @@ def test_what_the_repository_says_stays() -> None:
         settled(request, own=own, own_backend="onnx")
 
 
+def test_a_completed_configuration_may_come_back_with_the_labels_that_it_names() -> None:
+    """labels.txt is completed, so the repository's own configuration does not name it."""
+    request = ModelConfig(output=[{"name": "Y", "label_filename": "labels.txt"}])
+    assert settled(request, own=ModelConfig(), own_backend="onnx").output == request.output
+
+
 def test_libraries_of_the_repository_are_none_of_files_that_a_request_brings() -> None:
     own = ModelConfig()
     own.model_operations.op_library_filename.append("operators.so")

@@ -10,15 +10,19 @@ const SHOWN_ELEMENTS = 1000;
 const isNumber = (datatype) => /FP|BF/.test(datatype);
 const count = (shape) => shape.reduce((product, size) => product * size, 1);
 
-/** The smallest request, with zeros as data. */
-function template(metadata) {
+/** The smallest request, with zeros as data. It asks for classes where an output has labels. */
+function template(metadata, config) {
   const inputs = metadata.inputs.map(({ name, datatype, shape }) => {
     const sizes = shape.map((size) => (size === -1 ? 1 : size));
     const element = datatype === "BYTES" ? "" : datatype === "BOOL" ? false : 0;
     const data = count(sizes) <= SHOWN_ELEMENTS ? Array(count(sizes)).fill(element) : [];
     return { name, datatype, shape: sizes, data };
   });
-  return JSON.stringify({ inputs }, null, 1);
+  const labelled = new Set((config.output ?? []).filter((output) => output.label_filename).map(({ name }) => name));
+  if (labelled.size === 0) return JSON.stringify({ inputs }, null, 1);
+  const outputs = metadata.outputs.map(({ name }) => labelled.has(name)
+    ? { name, parameters: { classification: SHOWN_CLASSES } } : { name });
+  return JSON.stringify({ inputs, outputs }, null, 1);
 }
 
 /** The input that takes a picture's bytes; null if the model has none. */
@@ -116,7 +120,7 @@ async function show(response, request, picture) {
 
 export function tryIt(name, version, metadata, config) {
   const text = h("textarea", { rows: 8, spellcheck: "false", "aria-label": "request as JSON" });
-  text.value = template(metadata);
+  text.value = template(metadata, config);
   const answer = h("div", { class: "answer", "aria-live": "polite" });
   const takesPictures = pictureInput(metadata) !== null;
   const accept = takesPictures ? "image/*,.json" : ".json";
