@@ -279,7 +279,8 @@ class ManagedVersion:
             # The traceback would keep all objects of the load alive, this frame among them.
             problem = error.with_traceback(None)
         except Exception as error:
-            log.exception("load of %s:%d failed unexpectedly", self.name, self.number)
+            if load.previous is None:
+                log.exception("load of %s:%d failed unexpectedly", self.name, self.number)
             problem = internal(f"{type(error).__name__}: {error}")
         if self._load is not load:
             # The load was cancelled, but the loader ignored it.

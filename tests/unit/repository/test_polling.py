@@ -310,12 +310,14 @@ async def test_a_failure_of_the_files_waits_until_they_change(
 
 
 async def test_an_exception_that_nobody_foresaw_is_a_failure_with_its_text(
-    start: Start, folders: Folders, loader: FakeLoader
+    start: Start, folders: Folders, loader: FakeLoader, caplog: pytest.LogCaptureFixture
 ) -> None:
     folders.model("m", 1)
     loader.failing["m"] = ZeroDivisionError("oh")
-    served: Served = await start()
+    served: Served = await start(retry_seconds=0.01)
     assert "ZeroDivisionError: oh" in served.reason("m")
+    await served.until(lambda: len(loader.loads) >= 3)
+    assert sum(record.exc_info is not None for record in caplog.records) == 1, "its traceback comes once"
 
 
 async def test_files_that_change_during_a_load_are_never_served_mixed(
