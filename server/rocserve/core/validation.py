@@ -216,8 +216,7 @@ class RequestValidator:
         missing = [name for name in self._required if name not in names]
         extra = [name for name in names if name not in self._inputs]
         # Triton's sentence speaks of missing inputs only.
-        verb = "is" if len(extra) == 1 else "are"
-        known = f"; its inputs are: {listed(sorted(self._inputs))}; {_quoted(extra)} {verb} not among them"
+        known = f" The model has no input {_quoted(extra)}; its inputs are: {listed(sorted(self._inputs))}"
         return (
             f"{expected} but got {len(names)} inputs for model '{self._config.name}'. Got input(s)"
             f" [{_quoted(names[::-1])}], but missing required input(s) [{_quoted(missing)}]. Please provide all"

@@ -183,7 +183,10 @@ ROCSERVE_FLAGS = (
 )
 
 
-_HINT = re.compile(r"; ((its inputs|its outputs|served) are: |'[^']*' has no version folder ).*$", re.DOTALL)
+_HINT = re.compile(
+    r"(; ((its inputs|its outputs|served) are: |'[^']*' has no version folder )| The model has no input ').*$",
+    re.DOTALL,
+)
 """What rocserve appends to Triton's texts: the known names after an unknown name, the repair after a misplaced file."""
 
 Answers = tuple[Sequence[Outcome] | None, Sequence[Outcome]]

@@ -110,8 +110,8 @@ def test_an_input_that_the_model_does_not_have_is_named():
     """Triton's sentence speaks of missing inputs, and here none is missing."""
     assert error_of(ADD_SUB, request(ints("INPUT0"), ints("INPUT1"), ints("more"))) == (
         "[request id: <id_unknown>] expected 2 inputs but got 3 inputs for model 'm'. Got input(s)"
-        " ['more','INPUT1','INPUT0'], but missing required input(s) []. Please provide all required input(s).;"
-        " its inputs are: INPUT0, INPUT1; 'more' is not among them"
+        " ['more','INPUT1','INPUT0'], but missing required input(s) []. Please provide all required input(s)."
+        " The model has no input 'more'; its inputs are: INPUT0, INPUT1"
     )
 
 
