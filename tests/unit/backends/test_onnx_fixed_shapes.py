@@ -15,7 +15,6 @@ from support.models import add_sub, graph, identity
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
 from rocserve.backends.onnx.backend import load_fixed_shapes
-from rocserve.backends.onnx.model_file import ModelFile
 from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.onnx.providers import MIGRAPHX_PROVIDER, Provider, ProviderPlan
 from rocserve.backends.onnx.signature import fixed_dimensions
@@ -33,7 +32,7 @@ class CountingOpener(SessionOpener):
     """Records the batch sizes of its sessions."""
 
     def __init__(self, model: ModelSource) -> None:
-        super().__init__(model, ProviderPlan((), accepts_cpu=False), ModelFile(model.model_file))
+        super().__init__(model, ProviderPlan((), accepts_cpu=False))
         self.opened: list[Mapping[str, int]] = []
 
     def open(self, dimensions: Mapping[str, int] | None = None) -> Any:
@@ -44,7 +43,7 @@ class CountingOpener(SessionOpener):
 def load_sized(source: ModelSource, **accelerator: str) -> tuple[LoadedModel, CountingOpener]:
     opener = CountingOpener(source)
     provider = Provider(MIGRAPHX_PROVIDER, {}, accelerator)
-    return load_fixed_shapes(source, opener, ModelFile(source.model_file), provider), opener
+    return load_fixed_shapes(source, opener, provider), opener
 
 
 def run(model: LoadedModel, wanted: tuple[str, ...], **inputs: np.ndarray[Any, Any]) -> Mapping[str, Any]:

@@ -16,7 +16,6 @@ from support.models import add_sub, graph, identity
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_properties
 from rocserve.backends.onnx.backend import load
-from rocserve.backends.onnx.model_file import ModelFile
 from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.onnx.providers import CUDA, KINDS, MIGRAPHX_PROVIDER, OPENVINO, ROCM, Provider, ProviderPlan
 from rocserve.core.datatypes import DataType
@@ -184,7 +183,7 @@ def test_a_provider_that_does_not_start(
     plan = ProviderPlan((Provider(kind, options),), accepts_cpu=False)
     with pytest.raises(ServeError) as caught:
         source = model_source("model.onnx", add_sub())
-        SessionOpener(source, plan, ModelFile(source.model_file)).open()
+        SessionOpener(source, plan).open()
     started = f"ONNX Runtime's {kind.provider} did not start: "
     failed = f"ONNX Runtime cannot run model.onnx on {kind.provider}: "
     assert caught.value.text.startswith((started, failed))

@@ -35,7 +35,6 @@ from rocserve.backends.migraphx.configuration.options import PARAMETERS
 from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, device_executions, device_stream
 from rocserve.backends.onnx.external_weights import find_external_weights
-from rocserve.backends.onnx.model_file import ModelFile, open_model_file
 from rocserve.backends.onnx.opener import SessionOpener, session_facts
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
@@ -200,18 +199,9 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     if path.stat().st_size == 0:
         raise invalid_argument(f"{path} is empty; expected an ONNX model, copy it again")
     weights = find_external_weights(model)
-    file = open_model_file(path)
-    for output, classes in file.labels.items():
-        _LOG.info(
-            "model '%s': output '%s' is served as the tensor of its %d classes' values, in the place of the maps that"
-            " ZipMap would make of it; its labels are the classes",
-            model.name,
-            output,
-            len(classes),
-        )
     plan = with_caches(model, plan, weights)
     device = device_stream(model, plan)
-    opener = SessionOpener(model, plan if device is None else device.plan, file, weights)
+    opener = SessionOpener(model, plan if device is None else device.plan, weights)
     if plan.compiling is not None and RaggedBatching(model.config):
         raise invalid_argument(
             f"model '{model.name}': {plan.compiling.kind.provider} compiles each shape, so requests of different shapes"
@@ -219,9 +209,9 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
             " batch_output"
         )
     if plan.compiling is not None:
-        return load_fixed_shapes(model, opener, file, plan.compiling)
+        return load_fixed_shapes(model, opener, plan.compiling)
     session = opener.open()
-    signature = session_signature(session, model.config, file)
+    signature = session_signature(session, model.config, opener.file)
     batches, tensors = model.config.max_batch_size > 0, (*signature.inputs, *signature.outputs)
     if batches and signature.inputs and all(spec.shape[:1] == (1,) for spec in tensors):
         _LOG.debug("model '%s' has the batch size 1 in its file: the rows of a batch are run one by one", model.name)
@@ -261,12 +251,12 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     return opened
 
 
-def load_fixed_shapes(model: ModelSource, opener: SessionOpener, file: ModelFile, provider: Provider) -> OnnxModel:
+def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> OnnxModel:
     """Open a session per batch size before the first request, for a provider that compiles each shape. Such a provider
     keeps one program per session, and compiles again for every other shape. If all varying dimensions have names,
     opening the session fixes their sizes and compiles; else the warm-up compiles. Raises ServeError like `load`."""
     session = opener.open_for_signature()
-    signature = session_signature(session, model.config, file)
+    signature = session_signature(session, model.config, opener.file)
     inputs = {node.name: tuple(node.shape) for node in session.get_inputs()}
     del session
     sizes = compiled_batch_sizes(model.config, provider.accelerator, _largest_batch(model, signature))

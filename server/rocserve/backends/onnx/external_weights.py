@@ -20,7 +20,6 @@ from typing import Any
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.onnx.model_file import holds
 from rocserve.core.errors import invalid_argument, unavailable
 
 _KEY = b"location"
@@ -43,8 +42,12 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
     unreadable model file gives NO_WEIGHTS, because the engine reports its error. Raises ServeError (INVALID_ARGUMENT)
     if a weight file fails a check."""
     path = model.model_file
-    if not holds(path, _KEY):
-        return NO_WEIGHTS
+    try:
+        with _mapped(path) as content:
+            if content.find(_KEY) < 0:
+                return NO_WEIGHTS
+    except (OSError, ValueError):
+        return NO_WEIGHTS  # The file is unreadable, or has become empty since it was checked. ONNX Runtime reports it.
     # Importing onnx takes longer than loading a small model, so it is imported only if there may be external weights.
     import onnx
 

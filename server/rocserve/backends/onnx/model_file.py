@@ -8,12 +8,11 @@ label for any number of rows.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import onnx
@@ -22,6 +21,7 @@ _ZIP_MAP = "ZipMap"
 _CLASSIFIER = "Classifier"
 """How the names of the operators that classify rows end: LinearClassifier, SVMClassifier, TreeEnsembleClassifier."""
 _PASSING = ("Cast", "Identity")
+_LABEL_TYPES = ("tensor(int64)", "tensor(string)")
 _FLOAT = 1
 """TensorProto.DataType.FLOAT in onnx.proto."""
 _CLASSES = ("classlabels_int64s", "classlabels_strings")
@@ -50,26 +50,25 @@ class ModelFile:
         )
 
 
-def open_model_file(path: Path) -> ModelFile:
-    """Read a file, replace each ZipMap that makes an output of the model, and open the rows of labels. An unreadable
-    file stays as it is, because the engine reports its error."""
-    # Importing onnx takes longer than loading a small model, so only files with such an operator are parsed.
-    message = _read(path) if holds(path, _CLASSIFIER.encode()) or holds(path, _ZIP_MAP.encode()) else None
+def may_need_correction(session: Any) -> bool:
+    """Return whether a session of the file as it is has an output of maps, or one number or text for any number of
+    rows. Importing onnx takes longer than loading a small model, so no other file is parsed."""
+    outputs = session.get_outputs()
+    if any(node.type.startswith("seq(map(") for node in outputs):
+        return True
+    has_single = any(node.shape == [1] and node.type in _LABEL_TYPES for node in outputs)
+    return has_single and not any(isinstance(node.shape[0], int) for node in session.get_inputs() if node.shape)
+
+
+def corrected(path: Path) -> ModelFile:
+    """Read a file, replace each ZipMap that makes an output of the model, and open the rows of labels."""
+    message = _read(path)
     if message is None:
         return ModelFile(path)
     labels = dict(_replace_zip_maps(message.graph))
     if not _open_label_rows(message.graph) and not labels:
         return ModelFile(path)
     return ModelFile(path, message.SerializeToString(), labels)
-
-
-def holds(path: Path, word: bytes) -> bool:
-    """Return whether the bytes occur in a file; False if it is empty or cannot be read."""
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return content.find(word) >= 0
-    except (OSError, ValueError):
-        return False
 
 
 def _read(path: Path) -> onnx.ModelProto | None:

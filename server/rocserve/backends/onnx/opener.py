@@ -30,7 +30,7 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, stable_weights
-from rocserve.backends.onnx.model_file import ModelFile
+from rocserve.backends.onnx.model_file import ModelFile, corrected, may_need_correction
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.output_capture import OutputCapture
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
@@ -143,12 +143,11 @@ def without_source_position(text: str) -> str:
 class SessionOpener:
     """Opens the sessions of one model. A provider that does not take the model is never replaced silently."""
 
-    def __init__(
-        self, model: ModelSource, plan: ProviderPlan, file: ModelFile, weights: ExternalWeights = NO_WEIGHTS
-    ) -> None:
+    def __init__(self, model: ModelSource, plan: ProviderPlan, weights: ExternalWeights = NO_WEIGHTS) -> None:
         self._model = model
         self._plan = plan
-        self._file = file
+        self.file = ModelFile(model.model_file)
+        """What the sessions are made of; may change with the first session."""
         # A GPU gets its own copy of the weights anyway.
         self._weights = NO_WEIGHTS if plan.on_gpu else weights
 
@@ -210,17 +209,36 @@ class SessionOpener:
             raise invalid_argument(f"ONNX Runtime cannot load {file.name}: {text}{hint}") from None
 
     def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
-        with stable_weights(self._file.path, self._weights, options) as path:
-            model: str | bytes = str(path)
-            if self._file.content is not None:
-                model = self._file.content
+        with stable_weights(self.file.path, self._weights, options) as path:
+
+            def open_session(model: str | bytes) -> Any:
+                return onnxruntime.InferenceSession(
+                    model, options, providers=[*providers, _CPU_PROVIDER], enable_fallback=0
+                )
+
+            session: Any = None
+            if self.file.content is None:
+                session = open_session(str(path))
+                if may_need_correction(session):
+                    self._correct()
+            if self.file.content is not None:
+                session = None  # Its memory is free for the next one.
                 options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
-            session = onnxruntime.InferenceSession(
-                model, options, providers=[*providers, _CPU_PROVIDER], enable_fallback=0
-            )
+                session = open_session(self.file.content)
         # Without this, the session would run on the CPU after a GPU's failure.
         session.disable_fallback()
         return session
+
+    def _correct(self) -> None:
+        self.file = corrected(self.file.path)
+        for output, classes in self.file.labels.items():
+            _LOG.info(
+                "model '%s': output '%s' is served as the tensor of its %d classes' values, in the place of the maps"
+                " that ZipMap would make of it; its labels are the classes",
+                self._model.name,
+                output,
+                len(classes),
+            )
 
     def _options(self, instance_count: int) -> Any:
         """Make the options, with the custom operators. Raises ServeError (INVALID_ARGUMENT) if a parameter is wrong."""
