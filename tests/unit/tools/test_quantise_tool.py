@@ -48,6 +48,20 @@ class Digits:
         return float(np.mean(scores.argmax(1) == self.labels))
 
 
+CALIBRATE = """
+import numpy, torch
+
+def train(network):
+    \"\"\"Find the scales of the inputs, and change nothing else.\"\"\"
+    kept = {{name: value.clone() for name, value in network.named_buffers() if "running_" in name}}
+    with torch.no_grad():
+        network(torch.from_numpy(numpy.load({data!r})))
+        for name, value in network.named_buffers():
+            if name in kept:
+                value.copy_(kept[name])
+"""
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
     networks = pytest.importorskip("support.torch_networks", reason=NO_PYTORCH)
@@ -101,6 +115,31 @@ def test_convolutions_take_their_batch_normalisation_in(digits: Digits) -> None:
     assert not any("batch_norm" in name for name in operators)
     assert sum("dequantize_per_channel" in name for name in operators) == 3
     assert {tensor.dtype for name, tensor in program.state_dict.items() if tensor.ndim > 1} == {torch.int8}
+
+
+def test_trained_layers_keep_the_eps_of_their_batch_normalisation(
+    digits: Digits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torchao 0.18 replaces it by 1e-5, which multiplies the first channel of this network by seven."""
+    import torch
+    from support import torch_networks as networks
+
+    network = networks.convolutions()
+    for index, eps in ((1, 0.5), (5, 1e-3)):
+        network[index].eps = eps
+        network[index].running_var.copy_(torch.linspace(0.01, 1, 8))
+    networks.save_program(network, digits.folder / "eps.pt2", 1, 16, 16)
+    (tmp_path / "train.py").write_text(CALIBRATE.format(data=str(digits.folder / "images.npy")))
+    flags = (f"--train={tmp_path / 'train.py'}", "--samples=64")
+    assert quantise(digits, "eps.pt2", "static", "static.pt2", "--samples=64") == 0
+    assert quantise(digits, "eps.pt2", "qat", "qat.pt2", *flags) == 0, capsys.readouterr().err
+    assert "batch normalisation: 2 layers with another eps than PyTorch's default keep it" in capsys.readouterr().out
+    expected, static, trained = (
+        run(digits.folder / name, digits.images[:64]) for name in ("eps.pt2", "static.pt2", "qat.pt2")
+    )
+    scale = np.abs(expected).max()
+    assert np.abs(static - expected).max() < 0.1 * scale
+    assert np.abs(trained - expected).max() < 0.1 * scale
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ from rocserve.core.errors import invalid_argument
 from rocserve.tools.measuring.figures import Array
 
 Train = Callable[[Any], object]
+
+_EPS = 1e-5
+"""torchao gives each batch normalisation this eps, PyTorch's default."""
+_NEARLY_ZERO = 1e-6
+_MOST_ROUNDING = 0.11
+"""Relative difference between a network with quantised layers and its conversion to int8: as in torch_migraphx.py."""
 
 
 def quantise_dynamic(program: ExportedProgram) -> GraphModule:
@@ -72,13 +79,74 @@ def quantise_static(program: ExportedProgram, runs: Sequence[Mapping[str, Array]
     return convert_pt2e(prepared)
 
 
-def quantise_trained(program: ExportedProgram, train: Train) -> GraphModule:
-    """Quantise after training. `train` gets the network, whose layers round as they will after quantisation."""
-    prepared = prepare_qat_pt2e(program.module(check_guards=False), _quantizer(is_qat=True))
+@dataclass(frozen=True, slots=True)
+class BatchNorms:
+    """The batch normalisations of a program, whose momentum and eps torchao 0.18 replaces by PyTorch's defaults. In
+    inference, a variance of v with eps e equals a variance of v + e - d with eps d."""
+
+    settings: Mapping[str, tuple[float, float]]
+    """Momentum and eps, by the name of the buffer with the running variance."""
+
+    @property
+    def changed(self) -> int:
+        """The number of layers whose eps torchao would change."""
+        return sum(eps != _EPS for _, eps in self.settings.values())
+
+    def restore(self, module: GraphModule) -> None:
+        """Write each layer's momentum and eps into a module for training."""
+        self._write(module, self.settings)
+
+    def fold_eps(self, module: GraphModule) -> None:
+        """Move the part of eps that differs from the default into the running variance."""
+        self._write(module, {name: (momentum, _EPS) for name, (momentum, _) in self.settings.items()})
+        for name, (_, eps) in self.settings.items():
+            attrgetter(name)(module).add_(eps - _EPS)
+
+    def _write(self, module: GraphModule, settings: Mapping[str, tuple[float, float]]) -> None:
+        for node in module.graph.nodes:
+            if _is_batch_norm(node):
+                node.args = (*node.args[:6], *settings[node.args[4].target], *node.args[8:])
+            elif node.op == "get_attr" and node.target in settings:
+                for user in list(node.users):
+                    if user.target is torch.ops.aten.add.Tensor:
+                        user.args = (node, settings[node.target][1])
+        module.recompile()
+
+
+def batch_norms(module: GraphModule) -> BatchNorms:
+    return BatchNorms({node.args[4].target: node.args[6:8] for node in module.graph.nodes if _is_batch_norm(node)})
+
+
+def _is_batch_norm(node: Any) -> bool:
+    return bool(node.target is torch.ops.aten.batch_norm.default and node.args[4] is not None)
+
+
+def quantise_trained(program: ExportedProgram, train: Train, run: Mapping[str, Array]) -> GraphModule:
+    """Quantise after training. `train` gets the network, whose layers round as they will after quantisation. Raises
+    ServeError (INVALID_ARGUMENT) if the quantised network gives other numbers than the trained one for `run`."""
+    module = program.module(check_guards=False)
+    norms = batch_norms(module)
+    prepared = prepare_qat_pt2e(module, _quantizer(is_qat=True))
     move_exported_model_to_train(prepared)
+    norms.restore(prepared)
     train(prepared)
     move_exported_model_to_eval(prepared)
-    return convert_pt2e(prepared)
+    norms.restore(prepared)
+    expected = results(exported_program(program, prepared), run)
+    with torch.no_grad():
+        norms.fold_eps(prepared)
+    converted = convert_pt2e(prepared)
+    for trained, found in zip(expected, results(exported_program(program, converted), run), strict=True):
+        if not np.issubdtype(trained.dtype, np.floating):
+            continue
+        length = max(float(np.linalg.norm(trained)), _NEARLY_ZERO)
+        distance = float(np.linalg.norm(found - trained)) / length
+        if not distance <= _MOST_ROUNDING:
+            raise invalid_argument(
+                "torchao's conversion changes the trained network: the relative difference of an output for the data"
+                f" is {distance:.3g}, and at most {_MOST_ROUNDING} is rounding; use --method static"
+            )
+    return converted
 
 
 def _quantizer(*, is_qat: bool) -> Any:

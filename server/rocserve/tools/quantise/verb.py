@@ -99,7 +99,7 @@ def run(options: QuantiseOptions) -> None:
         module = methods.quantise_static(exported, runs)
     else:
         assert options.train is not None, "the command line sees to it"
-        module = methods.quantise_trained(exported, methods.training_function(options.train))
+        module = methods.quantise_trained(exported, methods.training_function(options.train), runs[0])
     quantised = methods.export_again(module, exported, runs[0])
     # `layers` does not find dynamically quantised layers. Other quantised layers dequantise their weights.
     weighted = methods.layers(quantised.graph)
@@ -113,6 +113,8 @@ def run(options: QuantiseOptions) -> None:
     _write(quantised, original.signature, options.out)
     say(out, f"{options.out}: {done} of {count} layers with weights in int8, by {options.method}")
     say(out, f"size: {size(options.model.stat().st_size)} -> {size(options.out.stat().st_size)}")
+    if options.method == "qat" and (changed := methods.batch_norms(exported.module(check_guards=False)).changed):
+        say(out, f"batch normalisation: {changed} layers with another eps than PyTorch's default keep it")
     _compare(original, _written(options.out), runs, out)
 
 
