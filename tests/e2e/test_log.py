@@ -80,10 +80,7 @@ def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> 
         "[request id: told] inference of model 'm' version 1 ends: OK after _ ms\"",
         "[request id: wrong] inference of model 'm' begins: X FP32 [1, 3]\"",
         "[request id: wrong] inference of model 'm' ends: INVALID_ARGUMENT after _ ms: unexpected shape for input 'X'"
-        " for model 'm'. Expected [-1,2], got [1,3]. NOTE: Setting a non-zero max_batch_size in the model config"
-        " requires a batch dimension to be prepended to each input shape. If you want to specify the full shape"
-        " including the batch dim in your input dims config, try setting max_batch_size to zero. See the model"
-        ' configuration docs for more info on max_batch_size."',
+        " for model 'm'. Expected [-1,2], got [1,3]. \"",
         "[request id: empty] inference is refused: INVALID_ARGUMENT: unable to find data for input tensor 'X'"
         " for model 'm' in request.\"",
         "[request id: refused] inference is refused: INTERNAL: Unable to parse 'data': attempt to access JSON"
