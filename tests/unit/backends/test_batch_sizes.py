@@ -5,7 +5,7 @@ between two runs."""
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from rocserve.backends.batch_sizes import (
 )
 from rocserve.backends.host import Host
 from rocserve.backends.onnx.backend import SizedRun
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.freed_memory import private_bytes
+from rocserve.core.requests import TensorSpec
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,18 @@ def test_a_batch_of_one_of_the_sizes_is_not_copied() -> None:
     batch = np.ones((4, 2))
     run(model, (2, 4), batch)
     assert np.shares_memory(model.given[-1], batch)
+
+
+def test_a_batch_of_one_keeps_its_row_when_the_model_squeezes_it_away() -> None:
+    """PyTorch's squeeze() gives (3,) for one row of a declared [batch, 3]."""
+
+    def squeezed(wanted: Sequence[str], inputs: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+        return [inputs["X"].squeeze()]
+
+    run = SizedRun(dict.fromkeys((1, 2), squeezed), False, (TensorSpec("Y", DataType.FP32, (-1, 3)),))
+    for rows in (1, 2, 3):
+        batch = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+        np.testing.assert_array_equal(run(["Y"], {"X": batch})[0], batch)
 
 
 def test_an_output_without_the_batch_is_refused() -> None:

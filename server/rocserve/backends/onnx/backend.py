@@ -44,7 +44,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import RaggedBatching, made_tensors
-from rocserve.core.requests import Signature
+from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
 _LOG = logging.getLogger(__name__)
@@ -132,8 +132,10 @@ class InPlaceRun:
 class SizedRun:
     """Runs batches on sessions that each take one batch size: pads and cuts the batches to the sizes."""
 
-    def __init__(self, runs: Mapping[int, Run], pad_with_first_row: bool) -> None:
-        """`pad_with_first_row`: pad with copies of the first row, which every model accepts, instead of zeros."""
+    def __init__(self, runs: Mapping[int, Run], pad_with_first_row: bool, outputs: Sequence[TensorSpec] = ()) -> None:
+        """`pad_with_first_row`: pad with copies of the first row, which every model accepts, instead of zeros.
+        `outputs`: what the model declares."""
+        self._declared = {spec.name: spec.shape for spec in outputs if not spec.any_rank}
         self._runs = runs
         self._sizes = tuple(sorted(runs))
         self._pad_with_first_row = pad_with_first_row
@@ -149,7 +151,10 @@ class SizedRun:
                     padded[:rows] = array
                     # Object arrays hold text, which has no zero.
                     padded[rows:] = array[:1] if self._pad_with_first_row or array.dtype == np.object_ else 0
-            outputs = self._runs[size](wanted, given)
+            outputs = list(self._runs[size](wanted, given))
+            for index, name in enumerate(wanted) if size == 1 else ():
+                whole = with_dropped_sizes(self._declared.get(name, ()), outputs[index].shape)
+                outputs[index] = outputs[index] if whole is None else outputs[index].reshape(whole)
             for name, output in zip(wanted, outputs, strict=True):
                 if output.shape[:1] != (size,):
                     raise internal(
@@ -288,7 +293,8 @@ def _sized(
 ) -> OnnxModel:
     """Make the model from the run function of each batch size; 0 = the model has no batch dimension."""
     sizes = tuple(size for size in runs if size)
-    run = SizedRun(runs, pads_with_first_row(model.config, accelerator)) if sizes else runs[0]
+    first = pads_with_first_row(model.config, accelerator)
+    run = SizedRun(runs, first, signature.outputs) if sizes else runs[0]
     facts = {**session_facts(session), **({"batch_sizes": ", ".join(map(str, sizes))} if sizes else {})}
     return OnnxModel(run, signature, model.config, facts, sizes)
 
