@@ -68,7 +68,7 @@ def find_class_names(folder: ModelFolder, file: Path | None) -> ClassNames | Non
 def with_own_names(config: ModelConfig, purpose: Purpose) -> ModelConfig:
     """Return the configuration with the class names of the model's own file, if they fit a classifier's output."""
     names = purpose.class_names
-    fitting = [one for one in config.outputs if _is_scores(config, one) and classes_of(config, one) == len(names)]
+    fitting = [one for one in config.outputs if _is_scores(one) and classes_of(config, one) == len(names)]
     if purpose.task not in ("", "classify") or len(fitting) != 1:
         return config
     labelled = replace(fitting[0], labels=names)
@@ -77,14 +77,14 @@ def with_own_names(config: ModelConfig, purpose: Purpose) -> ModelConfig:
 
 def labelled_output(config: ModelConfig, found: ClassNames) -> OutputConfig | None:
     """Return the only output that has as many classes as there are names; None = there is none (see `unused_text`).
-    Raises ServeError (INVALID_ARGUMENT) if there must be one: the command line names the file, or the model has one
-    output of scores, whose number of classes is another."""
+    Raises ServeError (INVALID_ARGUMENT) if there must be one: the command line names the file, or the model's only
+    fractions are scores, whose number of classes is another."""
     outputs = [one for one in config.outputs if one.datatype not in _WITHOUT_CLASSES]
     fitting = [one for one in outputs if classes_of(config, one) == len(found.names)]
     if len(fitting) == 1:
         return fitting[0]
-    scores = [one for one in outputs if _is_scores(config, one)]
-    if not fitting and len(scores) == 1:
+    scores = [one for one in outputs if one.datatype.numpy_dtype.kind == "f"]
+    if not fitting and len(scores) == 1 and _is_scores(scores[0]):
         raise wrong_number(config, found, scores[0].name, classes_of(config, scores[0]))
     if found.is_asked_for:
         raise invalid_argument(unused_text(config, found))
@@ -118,9 +118,10 @@ def unused_text(config: ModelConfig, found: ClassNames) -> str:
     )
 
 
-def _is_scores(config: ModelConfig, output: OutputConfig) -> bool:
-    """Whether an output has the form of a classifier's: fractions, one for each of at least two classes."""
-    sides = [side for side in _dims_of_one_row(config, output.dims) if side != 1]
+def _is_scores(output: OutputConfig) -> bool:
+    """Whether an output has the form of a classifier's: fractions, one for each of at least two classes. Without
+    batching an open first dimension may be the number of boxes, [-1, 4]."""
+    sides = [side for side in output.dims if side != 1]
     return len(sides) == 1 and sides[0] > 1 and output.datatype.numpy_dtype.kind == "f"
 
 

@@ -79,6 +79,7 @@ def test_scores_of_another_number_of_classes_refuse_the_file(
         ({"p": ("FP32", (-1, -1))}, "no output has as many classes (p FP32 [-1])"),
         ({"name": ("BYTES", (-1, 3))}, "no output has as many classes (name BYTES [3])"),
         ({"p": ("FP32", (-1, 1))}, "no output has as many classes (p FP32 [1])"),
+        ({"p": ("FP32", (-1, 9)), "q": ("FP32", (-1, 1))}, "no output has as many classes (p FP32 [9], q FP32 [1])"),
     ],
 )
 def test_names_without_a_place_are_named_in_the_log_or_refused_if_asked_for(
@@ -92,6 +93,13 @@ def test_names_without_a_place_are_named_in_the_log_or_refused_if_asked_for(
     (tmp_path / "names").write_text(THREE)
     with pytest.raises(ServeError, match=r"^--labels=names is not used: it has 3 labels, and "):
         completed(models, make_signature(INPUTS, outputs), file=tmp_path / "names", name="n")
+
+
+def test_boxes_of_a_model_that_does_not_batch_are_no_scores(models: Models, make_signature: MakeSignature) -> None:
+    signature = make_signature({"x": ("FP32", (4,))}, {"boxes": ("FP32", (-1, 4)), "kinds": ("INT32", (-1,))})
+    complete = completed(models, signature)
+    assert labels_of(complete) == {}
+    assert "labels.txt is not used" in complete.warnings[-1]
 
 
 def test_the_file_of_the_command_line_is_taken_wherever_it_lies(
