@@ -247,6 +247,20 @@ class OwnOperator(nn.Module):
         return torch.ops.torch_outputs.twice(x)
 
 
+class InTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.norm(x))
+
+
+class Larger(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x, size=(4, 6), mode="bilinear")
+
+
 class Lists(nn.Module):
     def forward(self, x: Tensor) -> Any:
         return {"none": [], "twice": x * 2, "number": 3}
@@ -330,6 +344,10 @@ def main(folder: Path) -> None:
     torch.jit.script(OwnOperator()).save(folder / "own_operator_script.pt")
     package_pt2(folder / "named_otherwise.pt2", exported_programs={"other": few})
     package_pt2(folder / "two_programs.pt2", exported_programs={"one": few, "other": few})
+    _save(folder, "in_training", torch.export.export(InTraining().train(), (x,)), {}, {})
+    _save(folder, "in_inference", torch.export.export(InTraining().eval(), (x,)), {}, {})
+    small = torch.arange(6.0).reshape(1, 1, 2, 3)
+    _save(folder, "larger", torch.export.export(Larger(), (small,)), {"x": small}, {"OUTPUT__0": Larger()(small)})
     lists = torch.export.export(Lists(), (x,), dynamic_shapes={"x": {0: rows}})
     _save(folder, "lists", lists, {"x": x}, {"twice": x * 2})
     torch.save(classifier.state_dict(), folder / "weights.pt")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import support
 from support.pytorch import TorchFiles
@@ -107,6 +108,30 @@ def test_a_program_of_another_name(load: Loader) -> None:
     assert load("named_otherwise").signature.max_batch_size == 8
     with pytest.raises(ServeError, match="it holds the programs one, other, expected one, or one of the name 'model'"):
         load("two_programs")
+
+
+def test_a_program_exported_in_training_mode_warns(load: Loader, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load("in_inference")
+        assert not caplog.records
+        load("in_training")
+    assert "model.pt2 was exported in training mode (it computes batch_norm and dropout as in training)" in caplog.text
+    assert "export it after model.eval()" in caplog.text
+
+
+def test_a_fixed_size_is_written_for_migraphx(torch_files: TorchFiles, tmp_path: Path) -> None:
+    """MIGraphX refuses the attribute that PyTorch writes, which has its default value."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript", reason="no onnxscript here; `make pytorch` installs it")
+    from rocserve.backends.pytorch.onnx_export import OnnxJob
+
+    OnnxJob("m", str(torch_files.path("larger")), str(tmp_path), ("x",), ()).perform(lambda text: None)
+    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    (resize,) = (node for node in nodes if node.op_type == "Resize")
+    assert "keep_aspect_ratio_policy" not in {attribute.name for attribute in resize.attribute}
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    inputs, expected = torch_files.values("larger")
+    np.testing.assert_allclose(session.run(None, inputs)[0], expected["OUTPUT__0"], atol=1e-6)
 
 
 def test_reasons_have_no_terminal_codes(tmp_path: Path) -> None:

@@ -18,11 +18,20 @@ from torch.utils import _pytree as pytree
 
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
+_LOG = logging.getLogger(__name__)
+
 _CPU = torch.device("cpu")
 _TENSORS_ONLY_VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Makes PyTorch read a program's pickles only as tensors, without a fallback to pickles that call functions."""
 _QUANTISED_OPERATORS = "torch.ao.quantization.fx._decomposed"
 """The module that registers the operators of quantised programs, which cannot be read without it."""
+_ALWAYS_TRAINING = ("_native_batch_norm_legit_functional",)
+"""Operators that an export writes only in training mode."""
+_TRAINING_OPERATORS = (
+    "dropout", "feature_dropout", "alpha_dropout", "native_dropout", "batch_norm", "native_batch_norm",
+    "_native_batch_norm_legit", *_ALWAYS_TRAINING,
+)  # fmt: skip
+"""Operators that differ between training and inference, by an argument or always."""
 _MODEL = "model"
 """The name that torch.export.save gives a program in its archive."""
 _SPEC = re.compile(r'"(?:in_spec|out_spec)": *("(?:[^"\\]|\\.)*")')
@@ -50,11 +59,30 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
             exported = _load(path)
         except Exception as other:
             raise unreadable(path, other) from other
+    if in_training := training_operators(exported):
+        _LOG.warning(
+            "%s was exported in training mode (it computes %s as in training): its answers may be random, or depend on"
+            " the other requests of a batch; export it after model.eval()",
+            path.name, " and ".join(in_training),
+        )  # fmt: skip
     if device is None or devices_of(exported) <= {str(device)}:
         return exported
     from torch.export.passes import move_to_device_pass
 
     return move_to_device_pass(exported, device)
+
+
+def training_operators(exported: Any) -> list[str]:
+    """Return the names of the operators that compute as in training."""
+    found = set()
+    for node in exported.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            schema, name = node.target._schema, node.target._schema.name.removeprefix("aten::")
+            values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+            switch = values.get("train", values.get("training"))
+            if name in _TRAINING_OPERATORS and (switch is True or name in _ALWAYS_TRAINING):
+                found.add(name)
+    return sorted(found)
 
 
 def devices_of(exported: Any) -> set[str]:

@@ -74,7 +74,10 @@ def load(model: ModelSource) -> LoadedModel:
 
     # Only tensors arrive here, whatever else the program takes, and the package may write to any of them.
     program = Program(call, replace(signature, overwritten=frozenset(range(len(names)))))
-    return TorchModel(model, program, options, device, {"program": "compiled by Inductor"})
+    # Compiled code may end the process on inputs that the program does not take, and zeros may be such inputs.
+    takes_zeros = not model.config.model_warmup
+    properties = {"program": "compiled by Inductor"}
+    return TorchModel(model, program, options, device, properties, takes_zeros=takes_zeros)
 
 
 def _layout(model: str, tensor: ProgramTensor) -> Callable[[Any], Any] | None:

@@ -77,10 +77,12 @@ class TorchModel:
         properties: Mapping[str, str],
         captures: bool = True,
         original: Callable[[], Program] | None = None,
+        takes_zeros: bool = True,
     ) -> None:
         """`device`: the device of the program's inputs. `properties`: facts for the metadata. `captures`: whether
         batches may run as captured graphs. `original` opens the program in the file's precision, to tell why it fails
-        in another; None = its precision has been tried. Raises ServeError (INVALID_ARGUMENT) if the configuration does
+        in another; None = its precision has been tried. `takes_zeros`: False = zeros may end the process, so no runs on
+        zeros find how many rows fit into memory. Raises ServeError (INVALID_ARGUMENT) if the configuration does
         not fit the program."""
         self.program = program
         self.device = device
@@ -109,7 +111,7 @@ class TorchModel:
             return
         if device.type != "cpu":
             self._use_fixed_sizes(captures, source)
-        elif source.config.has_open_batch:
+        elif source.config.has_open_batch and takes_zeros:
             self._bound_batches(source.memory_bytes)
 
     @property

@@ -22,7 +22,7 @@ from rocserve.jobs.messages import Report
 _LOG = logging.getLogger(__name__)
 
 _FILE = "model.onnx"
-_REVISION = "2"
+_REVISION = "3"
 """Increase it when the ONNX file of an unchanged program changes."""
 _LARGEST_BYTES = 1 << 31
 """protobuf's limit for one file."""

@@ -20,6 +20,8 @@ from rocserve.backends.pytorch.program import remove_non_tensor_results
 
 _OPSET = 18
 """The newest opset whose QuantizeLinear, as written here, MIGraphX reads."""
+_ASPECT, _DEFAULT_ASPECT = "keep_aspect_ratio_policy", "stretch"
+"""An attribute of Resize that MIGraphX refuses, also with its default, which PyTorch writes for each fixed size."""
 _HALF = 128
 """The offset between int8 and uint8. MIGraphX computes only in int8, and misreads uint8 as int8 in a MatMulInteger."""
 
@@ -27,17 +29,20 @@ _HALF = 128
 def write_onnx(program: ExportedProgram, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Write the program to `path`. `inputs` and `outputs` are the tensors' names in the file."""
     remove_non_tensor_results(program)
-    torch.onnx.export(
+    written = torch.onnx.export(
         program,
-        f=path,
         input_names=inputs,
         output_names=outputs,
         custom_translation_table=_translations(),
         opset_version=_OPSET,
         dynamo=True,
-        external_data=False,
         verbose=False,
     )
+    for node in written.model.graph:
+        aspect = node.attributes.get(_ASPECT)
+        if node.op_type == "Resize" and aspect is not None and aspect.as_string() == _DEFAULT_ASPECT:
+            node.attributes.pop(_ASPECT)
+    written.save(path, external_data=False)
 
 
 def _translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
