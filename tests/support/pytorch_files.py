@@ -216,6 +216,11 @@ class Perhaps(nn.Module):
         return boxes, x + 1, [more]
 
 
+class Two(nn.Module):
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        return x + 1, x * 10
+
+
 class NothingForZeros(nn.Module):
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
         if bool((x == 0).all()):
@@ -335,6 +340,7 @@ def main(folder: Path) -> None:
     torch.jit.script(Finding()).save(folder / "finding.pt")
     torch.jit.script(Reordering()).save(folder / "reordering.pt")
     torch.jit.script(Perhaps()).save(folder / "perhaps.pt")
+    torch.jit.script(Two()).save(folder / "two.pt")
     torch.jit.script(NothingForZeros()).save(folder / "nothing_for_zeros.pt")
     torch.jit.script(Strided()).save(folder / "strided.pt")
     of_class = torch.export.export(OfClass(), (x,), dynamic_shapes={"x": {0: rows}})

@@ -118,6 +118,14 @@ def test_nothing_in_place_of_a_tensor(loaded: Loader) -> None:
         assert f"has no output '{name}'" in raised.value.text
 
 
+def test_names_that_the_result_can_never_have_go_by_position(loaded: Loader) -> None:
+    """A tuple has no keys, and a tensor no parts, also not its attributes' names."""
+    for outputs in (("RESULT[first]", "RESULT[second]"), ("RESULT[0][T]", "RESULT[append]")):
+        model = loaded("two", *outputs)
+        assert names_of(model) == [*outputs]
+        assert values(run(model, POSITIVE)) == {outputs[0]: [2, 3, 4], outputs[1]: [10, 20, 30]}
+
+
 def test_a_number_counts_from_the_result_also_if_zeros_fail(loaded: Loader) -> None:
     assert values(run(loaded("nothing_for_zeros", "OUTPUT__2"), POSITIVE)) == {"OUTPUT__2": [4, 5, 6]}
     assert values(run(loaded("nothing_for_zeros", "one", "other"), POSITIVE)) == {"one": [2, 3, 4], "other": [3, 4, 5]}

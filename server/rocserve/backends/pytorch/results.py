@@ -63,21 +63,37 @@ def has_value(value: Any) -> bool:
 def value_at(result: Any, path: Path) -> Any:
     """Return the value at this path; None = the result has none."""
     for key in path:
-        if isinstance(result, Mapping):
-            result = next((value for own, value in result.items() if str(own) == key), None)
-        elif isinstance(result, Sequence) and key.isdecimal():
-            result = result[int(key)] if int(key) < len(result) else None
-        else:
-            result = getattr(result, key, None)
+        _, result = _at(result, key)
     return result
 
 
 def path_named(name: str, result: Any) -> Path | None:
     """Return the path that a name means without a result that has the output: RESULT with a path, or the key if this
-    result is a dict. None = the name means none."""
-    if found := _PATH.fullmatch(name):
-        return tuple(_PATH_KEY.findall(found[1]))
-    return (name,) if isinstance(result, Mapping) else None
+    result is a dict. None = the name means none, because a result of this kind never has the output."""
+    found = _PATH.fullmatch(name)
+    if found is None:
+        return (name,) if isinstance(result, Mapping) else None
+    path = tuple(_PATH_KEY.findall(found[1]))
+    for key in path:
+        is_possible, result = _at(result, key)
+        if not is_possible:
+            return None
+    return path
+
+
+def _at(part: Any, key: str) -> tuple[bool, Any]:
+    """Return whether another result may have something at this key of this part, and what this one has; None =
+    nothing. A dict may have any key, and a list any position; nothing may have been either of them."""
+    if part is None:
+        return True, None
+    if isinstance(part, Mapping):
+        return True, next((value for own, value in part.items() if str(own) == key), None)
+    if isinstance(part, torch.Tensor | str):
+        return False, None
+    if isinstance(part, Sequence) and key.isdecimal():
+        return True, part[int(key)] if int(key) < len(part) else None
+    is_field = key in getattr(part, "_fields", ()) if isinstance(part, Sequence) else hasattr(part, key)
+    return is_field, getattr(part, key) if is_field else None
 
 
 def direct_path(name: str, position: int, result: Any) -> Path:
