@@ -143,6 +143,13 @@ class ComputeTimes:
             self._at_best[rows] = known
         return known
 
+    @property
+    def at_best_of_any_size(self) -> float:
+        """The seconds of the fastest of the last batches of all sizes; 0 while nothing is known."""
+        if len(self._latest) < _LEAST_BATCHES:
+            return 0.0
+        return min(nanoseconds for _, nanoseconds in self._latest) / 1e9
+
     def may_probe(self, now_ns: int) -> bool:
         """Return whether a request may run that ends too late by the estimate: no batch has run for the probe period,
         nor for the usual time of a batch."""

@@ -257,6 +257,7 @@ class SequenceScheduler(Scheduler):
         if instance.is_answering or not self._pool.is_idle(worker):
             return None
         if self._table.deadline_count:
+            self._times.review(now_ns)
             # Requests may have lost their time since they became ready.
             for slot in tuple(instance.ready):
                 self._table.advance(slot, now_ns / 1e9)

@@ -257,9 +257,10 @@ class SequenceTable:
     # Requests that wait too long, and requests whose clients have left
 
     def is_hopeless(self, request: SequenceRequest, now: float) -> bool:
-        """Return whether a request would end too late if it ran now, and may not run as a probe."""
+        """Return whether a request would end too late even if it ran now, in a batch as fast as the fastest of the last
+        ones, and may not run as a probe. Nobody knows which batch it will run in: that depends on the other slots."""
         deadline = request.deadline
-        if deadline is None or deadline > now + self._times.of(self._largest_batch):
+        if deadline is None or deadline > now + self._times.at_best_of_any_size:
             return False
         return deadline <= now or not self._times.may_probe(int(now * 1e9))
 

@@ -361,6 +361,27 @@ def test_a_sequence_that_cannot_be_answered_in_time_does_not_run(make_bench, old
     assert hopeful.done.is_set()
 
 
+@pytest.mark.parametrize("oldest", [None, OldestStrategy(max_candidate_sequences=1)], ids=["direct", "oldest"])
+def test_sequences_run_in_time_again_when_their_model_has_become_faster(make_bench, clock: list[int], oldest):
+    """It took two seconds for each batch, now it takes 0.2, and its clients wait for one."""
+    bench = make_bench(oldest=oldest)
+
+    def run(engine_ns: int, deadline: float | None) -> Answer:
+        before = len(bench.instance.executions)
+        answer = bench.ask(len(bench.instance.executions) + 1, start=True, end=True, deadline=deadline)
+        if len(bench.instance.executions) > before:
+            bench.instance.last.engine_ns = engine_ns
+            bench.instance.last.finish()
+        clock[0] += engine_ns
+        bench.loop.turn()
+        return answer
+
+    for _ in range(40):
+        run(2_000_000_000, None)
+    answers = [run(200_000_000, clock[0] / 1e9 + 1) for _ in range(40)]
+    assert sum(answer.response is not None for answer in answers) >= 25, "those before it was known are refused"
+
+
 def test_the_newest_sequence_gets_the_slot_while_the_oldest_has_waited_for_too_long(make_bench):
     bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
     bench.ask(1, start=True, end=True)
