@@ -44,6 +44,39 @@ def test_classify_ranks_the_classes_with_bars(rocserve_server):
     assert confidences[:5] == sorted(confidences[:5], reverse=True)
 
 
+_BEST_FIRST = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        best, all_classes = np.array([[0.75]], np.float32), np.array([[0.25, 0.75]], np.float32)
+        outputs = [pb_utils.Tensor("PROBABILITY", best), pb_utils.Tensor("PROBABILITIES", all_classes)]
+        return [pb_utils.InferenceResponse(outputs) for _ in requests]
+"""
+_BEST_FIRST_CONFIG = """
+backend: "python"
+max_batch_size: 1
+input { name: "ENCODED" data_type: TYPE_STRING dims: 1 }
+output { name: "PROBABILITY" data_type: TYPE_FP32 dims: 1 }
+output { name: "PROBABILITIES" data_type: TYPE_FP32 dims: 2 label_filename: "labels.txt" }
+"""
+
+
+def test_classify_reads_all_classes_and_not_the_best_ones_probability(repository, serve):
+    model = repository / "cats"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text(_BEST_FIRST_CONFIG)
+    (model / "labels.txt").write_text("dog\ntiger cat\n")
+    (model / "1" / "model.py").write_text(_BEST_FIRST)
+    server = serve(repository)
+    server.wait_until_ready()
+    ran = run("classify", SHAPE, "--model", "cats", "--top", 2, "--url", server.address)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    rows = [line.split("│")[2:4] for line in ran.stdout.splitlines() if "%" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [["tiger cat", "75.0%"], ["dog", "25.0%"]]
+
+
 @pytest.mark.parametrize(("verb", "model"), [("classify", "digits"), ("detect", "detect_shapes")])
 def test_a_bad_image_is_told_in_a_line_and_harms_no_other(rocserve_server, tmp_path, verb, model):
     (tmp_path / "text.jpg").write_text("no image")
@@ -137,8 +170,10 @@ def test_models_of_another_kind_are_refused(rocserve_server):
         assert len(ran.stderr.splitlines()) == 1
         return ran.stderr
 
-    assert "takes IMAGE: FP32 [-1, 1, 16, 16] and gives PROBABILITIES" in refusal("classify", "digits_classifier")
-    assert "output 'BOXES' of 'detect_shapes' is no probabilities" in refusal("classify", "detect_shapes")
+    refused = refusal("classify", "digits_classifier")
+    assert "takes IMAGE: FP32 [-1, 1, 16, 16] and gives PROBABILITIES" in refused
+    assert "--preprocess makes the model 'digits_classifier_image', which does" in refused
+    assert "output 'BOXES' of 'detect_shapes' does not hold probabilities" in refusal("classify", "detect_shapes")
     assert "'digits' is no detector, which takes ENCODED and gives BOXES" in refusal("detect", "digits")
 
 
@@ -174,7 +209,7 @@ output { name: "LABELS" data_type: TYPE_STRING dims: -1 }
             "detect",
             "'odd' gives BOXES [2, 3], SCORES [0], CLASSES [2], LABELS [2], expected [n, 4] and [n] of the others",
         ),
-        ("classify", "output 'SCORES' of 'odd' is no probabilities"),
+        ("classify", "output 'SCORES' of 'odd' does not hold probabilities"),
     ],
 )
 def test_an_answer_of_another_form_is_told_in_a_line(repository, serve, verb, text):

@@ -30,14 +30,17 @@ def classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
     """Return a function that asks for the `top` best classes. Raises ServeError if the model does not take one encoded
     image, or has no floating-point output."""
     encoded = [tensor for tensor in metadata.inputs if tensor.datatype == "BYTES"]
-    scores = [tensor.name for tensor in metadata.outputs if tensor.datatype.startswith(("FP", "BF"))]
-    if len(metadata.inputs) != 1 or not encoded or not scores:
+    floats = [tensor for tensor in metadata.outputs if tensor.datatype.startswith(("FP", "BF"))]
+    if len(metadata.inputs) != 1 or not encoded or not floats:
         raise invalid_argument(
             f"model '{metadata.name}' does not make probabilities from one encoded image (BYTES): it takes"
-            f" {tensors_text(metadata)}"
+            f" {tensors_text(metadata)}; for a network of images, --preprocess makes the model"
+            f" '{metadata.name}_image', which does"
         )
     (entry,) = encoded
-    wanted = [Output(scores[0], classification=top)]
+    # A single number may be the best class's probability, beside the output of all classes.
+    scores = next((tensor.name for tensor in floats if tensor.shape[-1:] != (1,)), floats[0].name)
+    wanted = [Output(scores, classification=top)]
 
     async def ask(client: AsyncClient, image: bytes) -> tuple[Classification, ...]:
         images = np.full((1,) * len(entry.shape), image, dtype=object)
@@ -45,9 +48,9 @@ def classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
         classes: tuple[Classification, ...] = ()
         # An empty output has no classes.
         with suppress(ValueError):
-            classes = result.classes(scores[0])[0]
+            classes = result.classes(scores)[0]
         if not classes or not all(0.0 <= found.score <= 1.0 for found in classes):
-            raise invalid_argument(f"output '{scores[0]}' of '{metadata.name}' is no probabilities")
+            raise invalid_argument(f"output '{scores}' of '{metadata.name}' does not hold probabilities")
         return classes
 
     return ask
