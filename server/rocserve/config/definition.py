@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import cast
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
+from rocserve.config.backend_choice import choose_backend, describe_files, fill_backend_fields, matching_files
 from rocserve.config.class_names import ClassNames, find_class_names, with_own_names
 from rocserve.config.completion import autofill, fill_from_model, normalise, replace_declared_tensors
 from rocserve.config.model_folder import FlatModel, Listing, ModelFolder, check_agents_known, read_labels, run_agents
-from rocserve.config.pbtxt import suggest
 from rocserve.config.plain import correct_by_signature, to_plain, version_policy
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.signature_checks import check_signature
@@ -37,29 +35,6 @@ from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
 from rocserve.presets import PREPROCESS
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
-
-_NVIDIAS = "such engines run on NVIDIA's GPUs only; serve the ONNX model that it was made from"
-_OWN_SERVER = "serve it with that project's own server, or call it in a Python model"
-_FOREIGN = {
-    "vitis_xmodel": "such models run on FPGAs only; serve the ONNX model that it was made from",
-    "amdinfer_cpp": "it is a library against AMD Inference Server's own C++ interface; write it as a Python model",
-    "pytorch_torchscript": "use platform 'pytorch_libtorch'",
-    "tensorrt_plan": _NVIDIAS,
-    "tensorrt": _NVIDIAS,
-    "tensorflow_savedmodel": "convert the model to ONNX and use platform 'onnx_onnxv1'",
-    "openvino": "serve the ONNX model that it was made from",
-    "fil": "convert the trees to ONNX (onnxmltools) and use platform 'onnx_onnxv1'",
-    "dali": "write the pipeline for platform 'rocal_json'",
-    "vllm": _OWN_SERVER,
-    "tensorrtllm": _OWN_SERVER,
-}
-"""Frequent platforms and backends of other servers, with advice."""
-
-_TRITON_BACKENDS = {
-    "tensorrt_plan": "tensorrt",
-    "tensorflow_savedmodel": "tensorflow",
-}
-"""Triton's backends of these platforms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,136 +303,3 @@ class FolderReading:
                     " model name"
                 )
         return message
-
-
-def choose_backend(
-    message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, *, strict: bool
-) -> BackendSpec | ServeError | None:
-    """Return the backend that `platform` and `backend` name, or whose model file is present if both are empty. None for
-    an ensemble, whose platform may be empty. Returns an error if the backend does not exist here: the configuration is
-    readable, but no version can be loaded. `strict`: ignore the files. Raises ServeError (INVALID_ARGUMENT) if nothing
-    fits, if several backends fit, or if platform and backend disagree."""
-    platform, backend = message.platform, message.backend
-    unnamed = not platform and not backend
-    if platform == ENSEMBLE_PLATFORM or (unnamed and message.HasField("ensemble_scheduling")):
-        return None
-    if unnamed:
-        reason = f"must specify 'platform' or 'backend' for '{message.name}'"
-        if strict:
-            raise invalid_argument(reason)
-        return _backend_of_files(message, registry, folder, reason)
-    by_platform = registry.find(platform, "") if platform else None
-    by_backend = registry.find("", backend) if backend else None
-    # For a Python model, the platform is only metadata.
-    is_free = by_backend is not None and by_backend.answers_requests
-    lacks_backend = bool(backend) and by_backend is None
-    if lacks_backend or (platform in _TRITON_BACKENDS and by_platform is None and not is_free):
-        return invalid_argument(
-            f"unable to find backend library for backend '{backend if lacks_backend else _TRITON_BACKENDS[platform]}',"
-            f" try specifying runtime on the model configuration. Model '{message.name}'"
-            f"{_foreign_advice(backend if lacks_backend else platform, registry)}"
-        )
-    found = by_backend or by_platform
-    if found is None:
-        raise invalid_argument(
-            f"unexpected platform type '{platform}' for {message.name}{_foreign_advice(platform, registry)}"
-        )
-    if platform and backend and by_platform is not by_backend and not is_free:
-        raise invalid_argument(
-            f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend} (model '{message.name}'); remove one"
-            " of them"
-        )
-    return found
-
-
-def matching_files(place: Listing, filenames: Iterable[str]) -> tuple[str, ...]:
-    """Return the files or folders that match the first name with any match. Patterns match no hidden names."""
-    for filename in filenames:
-        if any(character in filename for character in "*?["):
-            matches = tuple(name for name in place.visible if fnmatchcase(name, filename))
-        else:
-            matches = (filename,) if place.has(filename) else ()
-        if matches:
-            return matches
-    return ()
-
-
-def fill_backend_fields(
-    message: ModelConfig, backend: BackendSpec, folder: ModelFolder, filenames: Iterable[str]
-) -> None:
-    """Fill `platform`, `backend` and, if exactly one file is the model, `default_model_filename`, if they are empty."""
-    if not backend.answers_requests:
-        # Triton leaves a Python model's platform empty, because the model may set one.
-        message.platform = message.platform or backend.platforms[0]
-    message.backend = message.backend or backend.name
-    if message.default_model_filename:
-        return
-    for place in folder.places:
-        matches = matching_files(place, filenames)
-        if len(matches) == 1:
-            message.default_model_filename = matches[0]
-            return
-
-
-_WEIGHTS = re.compile(r"\.(pth|safetensors|bin)\b")
-_WEIGHTS_ADVICE = (
-    "; such files hold weights without the network: write it as a program with torch.export.save(torch.export.export("
-    "model.eval(), inputs), 'model.pt2'), or write a model.py that loads it"
-)
-_SAVED_MODEL = "saved_model.pb"
-_SHOWN_NAMES = 20
-"""File names listed in an error."""
-
-
-def describe_files(place: Listing) -> str:
-    """List a folder's files for an error."""
-    names = place.visible
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(names[:_SHOWN_NAMES]) + more or "no files"
-
-
-def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, reason: str) -> BackendSpec:
-    """Return the backend that fits the model's file. `reason` begins the error, ServeError (INVALID_ARGUMENT)."""
-    if message.default_model_filename == _SAVED_MODEL:
-        raise _saved_model_refused(message, folder, _SAVED_MODEL)
-    if message.default_model_filename:
-        ending = Path(message.default_model_filename).suffix
-        candidates = [
-            spec
-            for spec in registry.backends
-            if ending.lower() in spec.file_endings or any(Path(name).suffix == ending for name in spec.model_filenames)
-        ]
-        where = f"default_model_filename '{message.default_model_filename}'"
-    else:
-        place = folder.places[0]
-        # Backends with a file of their exact name come first, else backends whose pattern matches one file.
-        exact = {spec.name: [name for name in spec.model_filenames if "*" not in name] for spec in registry.backends}
-        candidates = [spec for spec in registry.backends if matching_files(place, exact[spec.name])] or [
-            spec for spec in registry.backends if len(matching_files(place, spec.model_filenames)) == 1
-        ]
-        where = f"the files in {place.path.name}/ ({describe_files(place)})"
-    if len(candidates) == 1:
-        return candidates[0]
-    known = "; ".join(f"{spec.name}: {', '.join(spec.model_filenames)}" for spec in registry.backends)
-    if candidates:
-        names = ", ".join(spec.name for spec in candidates)
-        raise invalid_argument(f"{reason}: {where} fit several backends: {names}")
-    for name in () if message.default_model_filename else folder.places[0].visible:
-        if name == _SAVED_MODEL or name.endswith(".savedmodel"):
-            raise _saved_model_refused(message, folder, name)
-    advice = _WEIGHTS_ADVICE if _WEIGHTS.search(where) else ""
-    raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
-
-
-def _saved_model_refused(message: ModelConfig, folder: ModelFolder, name: str) -> ServeError:
-    """Return the error of TensorFlow's folder of a graph and its variables."""
-    place = folder.places[0]
-    where = "the folder" if place is folder.listing else f"{place.path.name}/"
-    return invalid_argument(
-        f"{where} of model '{message.name}' holds a TensorFlow SavedModel ({name}), which no backend takes: convert it"
-        " with python -m tf2onnx.convert --saved-model FOLDER --output model.onnx, and serve model.onnx"
-    )
-
-
-def _foreign_advice(name: str, registry: BackendRegistry) -> str:
-    return f"; {_FOREIGN[name]}" if name in _FOREIGN else suggest(name, registry.platforms)
