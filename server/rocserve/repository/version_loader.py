@@ -35,10 +35,11 @@ from rocserve.repository.loads import LoadedVersion, LoadOrder
 from rocserve.repository.membership import members_of, reachable
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
 from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
-from rocserve.scheduling.scheduler import ModelScheduler, Scheduler, SchedulerParts
+from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
 from rocserve.scheduling.sequence.router import SequenceRouters
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 from rocserve.scheduling.served_version import ScheduledVersion

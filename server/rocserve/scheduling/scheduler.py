@@ -1,4 +1,4 @@
-"""Schedules requests of model versions on instances: the base class, and the scheduler of models without sequences."""
+"""Schedules requests of model versions on instances: what models with and without sequences have in common."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rocserve.core.errors import ServeError, StatusCode, copied_error, deadline_exceeded, internal, unavailable
+from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
@@ -23,14 +23,13 @@ from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
 from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
-from rocserve.scheduling.batch_policy import NOTHING, Triage, batch_policy
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.deadlines import Alarm, Deadlines
 from rocserve.scheduling.in_flight_requests import InFlightRequests
 from rocserve.scheduling.instances import InstancePool
-from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
+from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel, RateLimiter
-from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
+from rocserve.scheduling.response_sequencer import OrderedResponder
 from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
@@ -355,113 +354,3 @@ class Drain:
 
 def cancelled() -> ServeError:
     return ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran")
-
-
-class ModelScheduler(Scheduler):
-    """Schedules independent requests: one queue for all instances, batches as the model's batch policy decides."""
-
-    def __init__(self, parts: SchedulerParts) -> None:
-        batching = parts.config.dynamic_batching
-        self._queue: RequestQueue = RequestQueue(batching, parts.limits)
-        super().__init__(parts, sends_ahead=not self._queue.has_policies)
-        self._policy = batch_policy(parts.config, self._times, parts.answers_requests)
-        self._sequencer = ResponseSequencer() if batching is not None and batching.preserve_ordering else None
-        self._triage = Triage(self._queue, self._policy, self._times, keeps_order=self._sequencer is not None)
-
-    # Requests
-
-    def submit(self, request: InferRequest, responder: Responder) -> None:
-        if self._outage is not None:
-            raise copied_error(self._outage)
-        request.responder = responder
-        request.queue_start_ns = now_ns = time.monotonic_ns()
-        queue = self._queue
-        if request.deadline is not None or queue.has_policies or request.plan.timeout_microseconds:
-            queue.admit(request, now_ns / 1e9)
-        try:
-            queue.push(request)
-        except QueueFull:
-            if not self._is_pump_scheduled:
-                raise
-            # Requests of this turn that can run now leave the queue first.
-            self._pump()
-            queue.push(request)
-        self._came.append(request)
-        if request.expires_at is not None:
-            self._expiring.append(request)
-            if request.deadline is not None:
-                self._triage.note(request)
-        if not self._is_pump_scheduled:
-            self._is_pump_scheduled = True
-            self._plane.at_end_of_turn(self._pump)
-
-    # Work
-
-    def _start_work(self) -> None:
-        """See Scheduler. A busy instance is sent a batch ahead only if the batch could not grow by waiting. The same
-        applies to an idle instance while another is about to end its batch."""
-        queue, pool = self._queue, self._pool
-        while queue.count and not self._is_pump_scheduled:
-            idle = pool.idle()
-            instance = idle or pool.ahead()
-            if instance is None:
-                return
-            now_ns = time.monotonic_ns()
-            if queue.deadline_count:
-                batches_before = max(0, len(pool.in_flight[instance]) + 1 - instance.batches_at_once)
-                decision = self._triage.decide(now_ns, batches_before)
-                if self._triage.dropped:
-                    self._refused += [(request, deadline_exceeded()) for request in self._triage.dropped]
-                    self._triage.dropped.clear()
-            else:
-                decision = self._policy.decide(queue, now_ns)
-            if not decision.is_full:
-                if idle is None:
-                    return
-                next_return_ns = pool.next_return_ns
-                if now_ns < next_return_ns:
-                    self._delay.set(next_return_ns / 1e9, self._schedule_pump)
-                    return
-            if decision.request_count == 0:
-                if decision is not NOTHING:
-                    self._delay.set(decision.decide_again_at_ns / 1e9, self._schedule_pump)
-                return
-            claimed = pool.claim_any(instance)
-            if claimed is None:
-                return
-            instance = claimed
-            batch = FormedBatch(queue.take(decision.request_count), now_ns, decision.is_grouped)
-            if self._sequencer is not None:
-                for request in batch.requests:
-                    # Tickets are given late, so a request that is refused while it waits delays no other. A request
-                    # that comes back from a worker has its ticket.
-                    if not isinstance(request.responder, OrderedResponder):
-                        request.responder = OrderedResponder(request.responder, self._sequencer.ticket(), self.work_off)
-            pool.begin(instance, batch)
-            self._run(instance, batch)
-
-    def _requeue(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
-        """See Scheduler. The requests return to the front of the queue."""
-        self._pool.detach(instance)
-        if self._outage is not None:
-            self._refused += [(request, self._outage) for request in batch.undropped]
-            return
-        self._queue.push_back(batch.undropped)
-        self._came += batch.undropped
-        for request in batch.undropped:
-            if request.expires_at is not None:
-                self._expiring.append(request)
-            if request.deadline is not None:
-                self._triage.note(request)
-
-    # Requests that have not begun to run
-
-    def _take_out(self, request: InferRequest, error: ServeError) -> None:
-        self._queue.remove(request)
-        self._refused.append((request, error))
-
-    def _time_out(self, request: InferRequest) -> ServeError | None:
-        if request.waiting and self._queue.delay(request):
-            self._expiring.append(request)
-            return None
-        return unavailable("Request timeout expired")

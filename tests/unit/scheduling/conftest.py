@@ -15,9 +15,10 @@ from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
-from rocserve.scheduling.scheduler import ModelScheduler, SchedulerParts
+from rocserve.scheduling.scheduler import SchedulerParts
 
 
 def config(batching: DynamicBatching | None = None, max_batch_size: int = 8, width: int = -1) -> ModelConfig:

@@ -22,8 +22,9 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.core.trace import Trace
 from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.scheduler import ModelScheduler, SchedulerParts
+from rocserve.scheduling.scheduler import SchedulerParts
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.instance_requests import RequestLost
 from rocserve.workers.results import Outputs

@@ -15,7 +15,8 @@ from support.waiting import until
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.version_loader import LoadedModelVersion
 from rocserve.repository.version_workers import VersionWorkers
-from rocserve.scheduling.scheduler import ModelScheduler, Scheduler
+from rocserve.scheduling.model_scheduler import ModelScheduler
+from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 from rocserve.workers.group import WorkerGroup
 from rocserve.workers.instance import Instance
