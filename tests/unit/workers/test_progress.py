@@ -16,13 +16,14 @@ from support.workers import Workshop, config_of, running
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
-from rocserve.workers.group import LoadLimit, WorkerGroup
+from rocserve.workers.group import WorkerGroup
 from rocserve.workers.main import ControlSocket
 from rocserve.workers.messages import (
     LoadFailed,
     Progress,
     WorkerPlan,
 )
+from rocserve.workers.worker_supervisor import LoadLimit
 
 ENGINE = "rocserve_reporting_engine"
 COMPILES = ["compiling batch size 1: parse, 0 s", "compiling batch size 1: compile, 1 s"]
