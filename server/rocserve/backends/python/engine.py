@@ -9,7 +9,6 @@ import importlib.util
 import logging
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -18,17 +17,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from queue import SimpleQueue
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.python.abandoned_requests import AbandonedRequests
+from rocserve.backends.python.event_loop import EventLoop
 from rocserve.backends.python.pb_utils import MODULE_NAMES, make_module
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.metrics import ModelMetrics
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
-from rocserve.backends.python.pb_utils.response import Abandoned, InferenceResponse, InferenceResponseSender, answer_of
+from rocserve.backends.python.pb_utils.response import InferenceResponse, InferenceResponseSender, answer_of
 from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrapper_of
 from rocserve.backends.python.signature import read_signature
 from rocserve.backends.request_model import (
@@ -38,7 +38,6 @@ from rocserve.backends.request_model import (
     ModelResponse,
     RequestModel,
     RequestModelSource,
-    RequestResponder,
     Result,
 )
 from rocserve.core import tensors as core
@@ -53,88 +52,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _IS_CLOSED = attrgetter("_is_closed")
-
-
-class EventLoop:
-    """An asyncio loop on a separate thread, so that coroutines continue while `execute` takes further requests."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing = False
-        self._start_lock = threading.Lock()
-
-    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Start a coroutine, from any thread. The first one also starts the loop, which needs descriptors."""
-        with self._start_lock:
-            if self._loop is None:
-                loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._run, args=(loop,), name="event loop", daemon=True)
-                self._thread.start()
-                self._loop = loop
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def close(self) -> None:
-        self._closing = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        while True:
-            # asyncio ends the loop for these, and the coroutine's future gets them when the loop runs again.
-            with suppress(SystemExit, KeyboardInterrupt):
-                loop.run_forever()
-            if self._closing:
-                break
-        pending = asyncio.all_tasks(loop)
-        for task in pending:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
-
-
-class AbandonedRequests:
-    """Takes dropped requests from garbage collections and answers them on a separate thread. A garbage collection may
-    run while its thread holds a lock that answering needs; SimpleQueue's `put` is safe even then."""
-
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-        self._dropped: SimpleQueue[tuple[RequestResponder, Abandoned] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="abandoned requests", daemon=True)
-
-    def take(self, responder: RequestResponder, state: Abandoned) -> None:
-        """Called in a garbage collection."""
-        self._dropped.put((responder, state))
-
-    def watch(self) -> None:
-        """Start the thread. Called when `execute` has left a request unanswered, which the model may drop later."""
-        if self._thread.ident is None:
-            self._thread.start()
-
-    def close(self) -> None:
-        self.watch()
-        self._dropped.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (dropped := self._dropped.get()) is not None:
-            responder, state = dropped
-            answer: Result | None = None
-            if state is Abandoned.RESCHEDULED:
-                answer = RESCHEDULED
-            elif state is Abandoned.UNENDED:
-                # A client of Triton does not notice a missing final flag. This server's client must not wait for it.
-                _LOG.warning(
-                    "model '%s' released a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
-                    self._model_name,
-                )
-            else:
-                answer = internal(f"model '{self._model_name}' released a request without a response")
-            # The request may have an answer by now, as when its worker stops, or the server may be gone.
-            with suppress(RuntimeError, ServeError, OSError):
-                responder.send(answer, True)
 
 
 @dataclass(eq=False)
