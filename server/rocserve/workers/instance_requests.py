@@ -63,7 +63,7 @@ class InstanceRequests:
         self.traces: dict[int, Trace] = {}
         """Traces of open requests by number; calls that a model makes for a request belong to its trace."""
         self.messages = 0
-        self._sender = TensorSender(self._allocate, self._send, nullcontext())
+        self._sender = TensorSender(self._allocate, self._allocate, self._send, nullcontext())
         self._unread: dict[int, object] = {}
         """What must stay until the worker has read a slot, by place: the slot, and the tensors that it refers to."""
         self._waiting: deque[bytes] = deque()

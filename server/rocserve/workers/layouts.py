@@ -55,12 +55,16 @@ class TensorSender:
     def __init__(
         self,
         allocate: Callable[[int], tuple[int, memoryview]],
+        allocate_now: Callable[[int], tuple[int, memoryview]],
         post: Callable[[bytes], None],
         posting: AbstractContextManager[object],
     ) -> None:
-        """`allocate`: returns place and memory of a slot of that size, which the other end returns after reading.
-        `posting`: the lock of `post`, which a thread may take again."""
+        """`allocate`: returns place and memory of a slot of that size, which the other end returns after reading; may
+        wait until that end has read other slots. `allocate_now`: does not wait: the tensors of a layout are in a slot
+        that the other end cannot read before it has the layout. `posting`: the lock of `post`, which a thread may take
+        again."""
         self._allocate = allocate
+        self._allocate_now = allocate_now
         self._post = post
         self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(
             entries.REMEMBERED_LAYOUTS
@@ -80,7 +84,9 @@ class TensorSender:
         """Return the layout's number, after sending the layout if the other end may not know it. The caller holds
         `posting` until it has posted the entry with the number."""
         if layout.number <= self._defined - entries.REMEMBERED_LAYOUTS:
-            number, place = self._defined + 1, self.put_text(layout.text)
+            number = self._defined + 1
+            place, view = self._allocate_now(len(layout.text))
+            view[:] = layout.text
             self._post(ENTRY.pack(entries.LAYOUT, 0, 0, number & entries.LARGEST_LAYOUT, 0, place, len(layout.text)))
             self._defined = layout.number = number
         return layout.number & entries.LARGEST_LAYOUT
@@ -152,6 +158,7 @@ class TensorReader:
             if not can_hold(head.datatype, head.shape, math.prod(head.shape) * element):
                 raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)}")
         known = self._places
+        known[number] = TensorPlaces(heads)
         if self._has_read:
             # A batch may refer to more layouts than are remembered; they are defined without a pause.
             self._has_read = False
@@ -161,7 +168,6 @@ class TensorReader:
         self._unread_bytes += nbytes
         if len(known) > 2 * entries.REMEMBERED_LAYOUTS and self._unread_bytes > _MOST_UNREAD_BYTES:
             raise ValueError(f"layouts of {self._unread_bytes} bytes, and no tensors of them")
-        known[number] = TensorPlaces(heads)
 
     def get(self, number: int) -> TensorPlaces:
         self._has_read = True

@@ -151,7 +151,7 @@ class WorkerEnd:
         self._unread_bytes = 0
         self._referents: dict[int, Sequence[object]] = {}
         """Objects that the references in a slot refer to, by place."""
-        self.sender = TensorSender(self.place, self.post, self._lock)
+        self.sender = TensorSender(self.place, self._place_now, self.post, self._lock)
         self._forms: dict[int, RequestForm] = {}
 
     # Batches
@@ -259,6 +259,11 @@ class WorkerEnd:
         """Allocate a slot; waits while the server has much to read. Raises HeapFull or ServerGone."""
         with self._lock:
             self._await_reader()
+            return self._place_now(nbytes)
+
+    def _place_now(self, nbytes: int) -> tuple[int, memoryview]:
+        """Allocate a slot without waiting. Raises HeapFull."""
+        with self._lock:
             place, view = self._heap.allocate(nbytes)
             self._unread[place] = nbytes
             self._unread_bytes += nbytes

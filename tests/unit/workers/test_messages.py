@@ -113,7 +113,7 @@ class Sides:
     def __init__(self) -> None:
         self.heap = Heap("test", 1 << 24)
         self.known = TensorReader(HeapReader(self.heap.open_for_reading()))
-        self.sender = TensorSender(self.heap.allocate, self.post, nullcontext())
+        self.sender = TensorSender(self.heap.allocate, self.heap.allocate, self.post, nullcontext())
         self.defined = 0
         self.responses: list[tuple[int, int, int]] = []
         """Layout, place, and bytes of the details."""
@@ -195,7 +195,7 @@ def test_many_layouts_are_known_until_the_tensors_come_that_refer_to_them(sides:
 def test_layouts_without_end_are_refused(sides: Sides) -> None:
     text = to_json((TensorHead("x" * (1 << 16), DataType.INT8, (1,)),))
     place = sides.sender.put_text(text)
-    for number in range(2 * REMEMBERED_LAYOUTS + 1):
+    for number in range(2 * REMEMBERED_LAYOUTS):
         sides.known.define(number, place, len(text))
     with pytest.raises(ValueError, match="bytes, and no tensors of them"):
         sides.known.define(1 << 20, place, len(text))
