@@ -31,7 +31,7 @@ _MOST_OPEN_FILES = 65_536
 _PASSED_ON = frozenset(
     {
         # Processes in general.
-        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "HOSTNAME",
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LOCPATH", "TZ", "TMPDIR", "TERM", "HOSTNAME",
         "LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES",
         # Virtual environments, and the folders in which programs keep their data.
         "VIRTUAL_ENV", "CONDA_PREFIX", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",

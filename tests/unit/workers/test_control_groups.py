@@ -242,6 +242,7 @@ def test_variables_that_may_be_secrets_are_passed_on_by_name_only():
     needed = {
         "PATH": "/bin",
         "LC_ALL": "C",
+        "LOCPATH": "/home/me/locales",
         "PYTHONPATH": "/p",
         "HIP_VISIBLE_DEVICES": "0",
         "NVIDIA_VISIBLE_DEVICES": "0",
