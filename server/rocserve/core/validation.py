@@ -273,10 +273,11 @@ class RequestValidator:
             note = _BATCH_NOTE if batching else ""
             if self._config.is_batch_size_chosen:
                 # Without a written max_batch_size there is none to set to zero.
-                lacks_batch = admits(expected.dims, entry.shape)
-                note = (
-                    f"The first dimension is the batch: send {format_shape((1, *entry.shape))}" if lacks_batch else ""
-                )
+                note = ""
+                if admits(expected.dims, entry.shape):
+                    note = f"The first dimension is the batch: send {format_shape((1, *entry.shape))}"
+                elif admits(full, (*entry.shape, 1)):
+                    note = f"Each row has one value: send {format_shape((*entry.shape, 1))}"
             raise invalid_argument(
                 f"{prefix}unexpected shape for input '{entry.name}' for model '{model}'. Expected {format_shape(full)},"
                 f" got {format_shape(entry.shape)}. {note}"

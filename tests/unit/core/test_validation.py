@@ -129,6 +129,14 @@ def test_a_limit_that_the_server_chose_names_the_way_out():
     assert error_of(larger, request(ints("INPUT0", (16,)), ints("INPUT1", (16,)))).endswith(
         "Expected [-1,16], got [16]. The first dimension is the batch: send [1,16]"
     )
+    # Models of texts take a column, and people send a list.
+    column = ModelConfig("m", inputs=(InputConfig("x", DataType.INT32, (1,)),), max_batch_size=8)
+    column = replace(column, is_batch_size_chosen=True)
+    for shape, send in (
+        ((1,), "The first dimension is the batch: send [1,1]"),
+        ((3,), "Each row has one value: send [3,1]"),
+    ):
+        assert error_of(column, request(ints("x", shape))).endswith(f"Expected [-1,1], got [{shape[0]}]. {send}")
 
 
 @pytest.mark.parametrize(
