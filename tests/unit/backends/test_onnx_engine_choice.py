@@ -142,7 +142,7 @@ def test_the_target_gpu_is_not_moved_to_the_cpu(machine: ToldMachine, why: str) 
         ONNX_BACKEND.engine_for(config(InstanceKind.CPU, target="gpu"), machine)
 
 
-@pytest.mark.parametrize("wrong", [{"precision": "fp15"}, {"batch_sizes": "4,2"}, {"precision": "int8"}])
+@pytest.mark.parametrize("wrong", [{"precision": "fp15"}, {"batch_sizes": "4,0"}, {"precision": "int8"}])
 def test_a_wrong_parameter_is_refused_before_another_engine_could_pass_it_over(wrong: dict[str, str]) -> None:
     for model in (config(**wrong), config(InstanceKind.GPU, **wrong), config(engine="migraphx", **wrong)):
         for machine in (WITH_BOTH, WITHOUT_GPU):
