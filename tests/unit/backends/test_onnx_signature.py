@@ -88,6 +88,21 @@ def test_maps_are_served_as_the_tensor_that_they_were_made_of(
     assert "output 'maps' is served as the tensor of its 3 classes' values" in caplog.text
 
 
+def test_maps_of_several_labels_are_served_as_the_tensor_that_they_were_made_of(model_source: SourceMaker) -> None:
+    """scikit-learn's exporter writes a ZipMap of [labels, rows, classes], which ONNX Runtime itself does not load."""
+    message = onnx.load_from_string(map_classifier([0, 1, 2]))
+    message.opset_import.add(version=13)
+    axes = helper.make_tensor("axes", onnx.TensorProto.INT64, [1], [0])
+    message.graph.initializer.append(axes)
+    message.graph.node.insert(1, helper.make_node("Unsqueeze", ["scores", "axes"], ["of labels"]))
+    message.graph.node[2].input[0] = "of labels"
+    del message.graph.node[2].attribute[:]
+    model = load(model_source("model.onnx", message.SerializeToString()))
+    assert model.signature.outputs[1] == TensorSpec("maps", FP32, (1, -1, 3))
+    (scores,) = run(model, ("maps",), X=X)
+    assert scores.tolist() == [SCORES]
+
+
 @pytest.mark.parametrize(("rows", "expected", "batching"), [(None, -1, True), (1, 1, False)])
 def test_a_label_that_is_said_to_be_single_has_the_inputs_rows(
     model_source: SourceMaker, rows: int | None, expected: int, batching: bool

@@ -2,8 +2,9 @@
 
 scikit-learn's and LightGBM's exporters end a classifier with the operator ZipMap, which turns the tensor of
 probabilities into a sequence of maps from class to probability. No tensor protocol has maps, so the tensor itself is
-served, under the name of ZipMap's output, and the classes become its labels. LightGBM's exporter also declares one
-label for any number of rows.
+served, under the name of ZipMap's output, and the classes become its labels. For classifiers with several labels
+scikit-learn's exporter writes a ZipMap of a tensor of three dimensions, which ONNX Runtime does not load. LightGBM's
+exporter also declares one label for any number of rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx
 
-_ZIP_MAP = "ZipMap"
+ZIP_MAP = "ZipMap"
 _CLASSIFIER = "Classifier"
 """How the names of the operators that classify rows end: LinearClassifier, SVMClassifier, TreeEnsembleClassifier."""
 _PASSING = ("Cast", "Identity")
@@ -35,7 +36,7 @@ class ModelFile:
     content: bytes | None = None
     """The model that is served instead; None = the file as it is."""
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Output -> its classes, for outputs that were maps."""
+    """Output -> its classes, for outputs that were maps; no classes = the file does not name them."""
 
     @cached_property
     def scalars(self) -> frozenset[str]:
@@ -85,7 +86,7 @@ def _replace_zip_maps(graph: onnx.GraphProto) -> Iterator[tuple[str, tuple[str, 
     """Replace each ZipMap that makes an output by Identity, and yield the output with its classes."""
     outputs = {value.name: value for value in graph.output}
     for node in graph.node:
-        if node.op_type != _ZIP_MAP or len(node.output) != 1 or node.output[0] not in outputs:
+        if node.op_type != ZIP_MAP or len(node.output) != 1 or node.output[0] not in outputs:
             continue
         classes = tuple(
             label.decode(errors="replace") if isinstance(label, bytes) else str(label)
@@ -95,12 +96,13 @@ def _replace_zip_maps(graph: onnx.GraphProto) -> Iterator[tuple[str, tuple[str, 
         )
         node.op_type, node.domain = "Identity", ""
         del node.attribute[:]
-        # By ZipMap's definition: a row for each map, with a float for each class.
         kind = outputs[node.output[0]].type
         kind.Clear()
         kind.tensor_type.elem_type = _FLOAT
-        kind.tensor_type.shape.dim.add()
-        kind.tensor_type.shape.dim.add().dim_value = len(classes)
+        if classes:
+            # By ZipMap's definition: a row for each map, with a float for each class.
+            kind.tensor_type.shape.dim.add()
+            kind.tensor_type.shape.dim.add().dim_value = len(classes)
         yield node.output[0], classes
 
 

@@ -30,7 +30,7 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, stable_weights
-from rocserve.backends.onnx.model_file import ModelFile, corrected, may_need_correction
+from rocserve.backends.onnx.model_file import ZIP_MAP, ModelFile, corrected, may_need_correction
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.output_capture import OutputCapture
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
@@ -218,9 +218,15 @@ class SessionOpener:
 
             session: Any = None
             if self.file.content is None:
-                session = open_session(str(path))
-                if may_need_correction(session):
-                    self._correct()
+                try:
+                    session = open_session(str(path))
+                except Exception as error:
+                    # The binding's exceptions have no common base class but Exception.
+                    if ZIP_MAP not in str(error) or not self._correct():
+                        raise
+                else:
+                    if may_need_correction(session):
+                        self._correct()
             if self.file.content is not None:
                 session = None  # Its memory is free for the next one.
                 options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
@@ -229,16 +235,18 @@ class SessionOpener:
         session.disable_fallback()
         return session
 
-    def _correct(self) -> None:
+    def _correct(self) -> bool:
+        """Replace the file by its correction. Returns whether it has one."""
         self.file = corrected(self.file.path)
         for output, classes in self.file.labels.items():
+            what = f"its {len(classes)} classes' values" if classes else "its classes' values"
             _LOG.info(
-                "model '%s': output '%s' is served as the tensor of its %d classes' values, in the place of the maps"
-                " that ZipMap would make of it; its labels are the classes",
-                self._model.name,
+                "output '%s' is served as the tensor of %s, not as the maps that ZipMap makes of it%s",
                 output,
-                len(classes),
+                what,
+                "; its labels are the classes" if classes else "",
             )
+        return self.file.content is not None
 
     def _options(self, instance_count: int) -> Any:
         """Make the options, with the custom operators. Raises ServeError (INVALID_ARGUMENT) if a parameter is wrong."""
