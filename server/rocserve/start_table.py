@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from shlex import quote
+from textwrap import wrap
 from typing import TextIO
 from urllib.parse import quote as quote_url
 
@@ -23,6 +24,7 @@ from rocserve.tools.printing import console_on, say, show
 from rocserve.tools.printing import table as tabulated
 
 _COLUMNS = ("model", "version", "runs on", "inputs", "outputs", "state")
+_NEVER_FOLDED = ("model", "version", "state")
 _MOST_ROWS = 30
 """Rows that fit one screen. Of more models only those that are not ready have a row."""
 _READY = "READY"
@@ -46,8 +48,15 @@ def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO
         )
         rows = rows[:_MOST_ROWS]
     if rows:
-        columns = [Column(name, overflow="fold") for name in _COLUMNS]
-        cells = (_cells(row, versions.get((row.name, row.version)), between) for row in rows)
+        columns = [Column(name, overflow="fold", no_wrap=name in _NEVER_FOLDED) for name in _COLUMNS]
+        cells = [
+            # A longer name is folded, to leave room for the tensors.
+            (
+                "\n".join(wrap(row.name, max(1, console.width // 4))),
+                *_cells(row, versions.get((row.name, row.version)), between),
+            )
+            for row in rows
+        ]
         made = tabulated("", columns, cells, box=SIMPLE_HEAD if console.is_terminal else None)
         show(console, made, is_folded=True)
     for row in rows:
@@ -100,7 +109,7 @@ def print_sample(version: ServedVersion, table: ServingTable, http: str, grpc: s
 
 def _cells(row: IndexEntry, version: ServedVersion | None, between: str) -> tuple[str, ...]:
     if version is None:
-        return (row.name, row.version, "", "", "", row.state)
+        return (row.version, "", "", "", row.state)
     config = version.config
     place = dict.fromkeys(version.properties.get(word, "") for word in ("engine", "devices"))
     runs_on = "the server" if config.is_ensemble else ", ".join(filter(None, place))
@@ -109,7 +118,7 @@ def _cells(row: IndexEntry, version: ServedVersion | None, between: str) -> tupl
         listed([f"{one.name} {one.datatype.value} {format_shape((*lead, *one.dims))}" for one in tensors], between)
         for tensors in (config.inputs, config.outputs)
     )
-    return (row.name, row.version, runs_on, inputs, outputs, row.state)
+    return (row.version, runs_on, inputs, outputs, row.state)
 
 
 _MOST_WRITTEN = 16

@@ -31,6 +31,13 @@ def test_few_models_have_a_row_each() -> None:
     assert lines[0].split() == ["model", "version", "runs", "on", "inputs", "outputs", "state"]
 
 
+def test_names_and_states_are_not_broken_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    text = "\n".join(printed(IndexEntry("fifteen_letters", "1", "UNAVAILABLE")))
+    assert all(word in text for word in (" fifteen_letters ", "version", " UNAVAILABLE"))
+
+
 @pytest.mark.parametrize("broken", [0, 2])
 def test_of_many_models_those_that_need_attention_have_a_row(broken: int) -> None:
     rows = [row(number) for number in range(60)]
