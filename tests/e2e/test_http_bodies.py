@@ -70,7 +70,7 @@ def test_a_body_for_another_call_names_that_call(http_server: RocserveProcess) -
         assert status == 500
         assert answer["error"] == (
             "failed to parse the request JSON buffer: Invalid value. at 0; the body is a JPEG file, and the model takes"
-            " INPUT0 INT32 [4], INPUT1 INT32 [4]: the parameter `preprocess` makes a model that takes pictures"
+            " INPUT0 INT32 [4], INPUT1 INT32 [4]"
         )
 
 

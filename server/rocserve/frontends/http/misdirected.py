@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote
 
 from rocserve.core.datatypes import DataType
@@ -12,14 +13,22 @@ from rocserve.core.validation import format_shape
 from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.json_text import parse_json
 
-_PICTURES = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG", "PNG"), (b"GIF8", "GIF"), (b"RIFF", "WebP"), (b"BM", "BMP"))
-"""First bytes of picture files; none of them begins JSON."""
+_PICTURES = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"RIFF....WEBP", "WebP"),
+    (b"BM", "BMP"),
+)
+"""What picture files begin with, as a regular expression of bytes; none of them begins JSON."""
+_IMAGE_DIMENSIONS = 3
+"""Dimensions of an image without its batch: rows, columns and channels."""
 
 
 def advised(error: ServeError, body: Buffer, config: ModelConfig) -> ServeError:
     """Return the error of a body that is not an infer request, with the call that takes the body if one does."""
     view = memoryview(body)
-    kind = next((kind for begin, kind in _PICTURES if bytes(view[: len(begin)]) == begin), "")
+    kind = next((kind for begin, kind in _PICTURES if re.match(begin, view, re.DOTALL)), "")
     advice = _for_picture(kind, config) if kind else _for_members(view, config)
     return error.with_text(f"{error.text}; {advice}") if advice else error
 
@@ -29,10 +38,10 @@ def _for_picture(kind: str, config: ModelConfig) -> str:
     if entry is not None and entry.datatype is DataType.BYTES:
         return f"the body is a {kind} file: send it in a form, curl -F {entry.name}=@FILE"
     inputs = ", ".join(f"{one.name} {one.datatype.value} {format_shape(one.dims)}" for one in config.inputs)
-    return (
-        f"the body is a {kind} file, and the model takes {inputs}: the parameter `preprocess` makes a model that takes"
-        " pictures"
-    )
+    refused = f"the body is a {kind} file, and the model takes {inputs}"
+    if entry is None or len(entry.dims) < _IMAGE_DIMENSIONS:
+        return refused
+    return f"{refused}: --preprocess, or the parameter `preprocess`, makes a model that takes pictures"
 
 
 def _for_members(body: memoryview, config: ModelConfig) -> str:

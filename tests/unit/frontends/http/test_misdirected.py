@@ -10,6 +10,7 @@ from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.frontends.http.misdirected import advised
 
 PHOTOS = ModelConfig("m", inputs=(InputConfig("ENCODED", DataType.BYTES, (1,)),))
+IMAGE = ModelConfig("m", inputs=(InputConfig("x", DataType.FP32, (3, 8, 8)),))
 PIXELS = ModelConfig("a b", inputs=(InputConfig("x", DataType.FP32, (3, 8, 8)), InputConfig("y", DataType.FP32, (1,))))
 
 
@@ -18,11 +19,14 @@ PIXELS = ModelConfig("a b", inputs=(InputConfig("x", DataType.FP32, (3, 8, 8)), 
     [
         (b"\xff\xd8\xff\xe0..", PHOTOS, "the body is a JPEG file: send it in a form, curl -F ENCODED=@FILE"),
         (b"\x89PNG\r\n", PHOTOS, "the body is a PNG file: send it in a form, curl -F ENCODED=@FILE"),
+        (b"\x89PNG\r\n", PIXELS, "the body is a PNG file, and the model takes x FP32 [3,8,8], y FP32 [1]"),
         (
-            b"\x89PNG\r\n",
-            PIXELS,
-            "the body is a PNG file, and the model takes x FP32 [3,8,8], y FP32 [1]: the parameter",
+            b"RIFF\x0a\0\0\0WEBPVP8 ",
+            IMAGE,
+            "the body is a WebP file, and the model takes x FP32 [3,8,8]: --preprocess, or the parameter `preprocess`,"
+            " makes a model that takes pictures",
         ),
+        (b"RIFF\x0a\0\0\0WAVEfmt ", IMAGE, ""),
         (b'{"x": [1]}', PIXELS, "which is the form of /v2/models/a%20b/generate: send it there"),
         (b'{"x": [1], "inputs": []}', PIXELS, ""),
         (b'{"z": [1]}', PIXELS, ""),
