@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
+from shlex import quote
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
@@ -117,7 +118,18 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
         if name == _SAVED_MODEL or name.endswith(".savedmodel"):
             raise _saved_model_refused(message, folder, name)
     advice = _WEIGHTS_ADVICE if _WEIGHTS.search(where) else ""
+    if not message.default_model_filename:
+        advice = advice or _renaming(folder.places[0], registry)
     raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
+
+
+def _renaming(place: Listing, registry: BackendRegistry) -> str:
+    """Return the command that gives the only file the name that its ending goes with; "" = no such file."""
+    names = {Path(name).suffix: name for spec in registry.backends for name in spec.model_filenames if "*" not in name}
+    file = place.path / place.visible[0] if len(place.visible) == 1 else None
+    if file is None or file.suffix not in names:
+        return ""
+    return f"; repair it with: mv {quote(str(file))} {quote(str(place.path / names[file.suffix]))}"
 
 
 def matching_files(place: Listing, filenames: Iterable[str]) -> tuple[str, ...]:

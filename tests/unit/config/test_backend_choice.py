@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -90,6 +91,18 @@ def test_files_of_no_backend(read: Read) -> None:
         "must specify 'platform' or 'backend' for 'm': the files in 1/ (weights.bin) fit no backend (known model files:"
         " onnx: model.onnx; "
     )
+
+
+def test_the_only_file_under_another_name_is_told_with_its_right_one(read: Read) -> None:
+    fault = _fault(read, None, "1/my net.onnx")
+    before, moved = fault.split("; repair it with: mv ")
+    old, new = shlex.split(moved)
+    assert before.endswith("python: model.py)")
+    assert (Path(old).name, new) == ("my net.onnx", str(Path(old).with_name("model.onnx")))
+
+
+def test_of_several_files_none_is_told_to_be_the_model(read: Read) -> None:
+    assert "repair" not in _fault(read, None, "1/net.onnx", "1/notes.txt")
 
 
 @pytest.mark.parametrize("name", ["model.pth", "model.safetensors", "pytorch_model.bin"])
