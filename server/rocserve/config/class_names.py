@@ -33,7 +33,7 @@ class ClassNames:
     """The command line names the file, so a model that cannot use it is refused."""
 
     @property
-    def count(self) -> str:
+    def count_text(self) -> str:
         return f"{len(self.names)} label{'' if len(self.names) == 1 else 's'}"
 
     def given_to(self, config: ModelConfig, message: messages.ModelConfig) -> tuple[ModelConfig, tuple[str, ...]]:
@@ -94,7 +94,7 @@ def labelled_output(config: ModelConfig, found: ClassNames) -> OutputConfig | No
 def classes_of(config: ModelConfig, output: OutputConfig) -> int:
     """Return the number of classes that an output has values for: its last dimension, or its only one that is not 1
     ([1000, 1, 1]); -1 = open, 0 = a scalar."""
-    sides = [side for side in _dims_of_one_row(config, output.dims) if side != 1]
+    sides = [side for side in dims_of_one_row(config, output.dims) if side != 1]
     return sides[0] if len(sides) == 1 else output.dims[-1] if output.dims else 0
 
 
@@ -102,7 +102,7 @@ def wrong_number(config: ModelConfig, found: ClassNames, output: str, classes: i
     """Return the error of names that do not fit. `output`: the output's name, or several."""
     remedy = "name the right file" if found.is_asked_for else "correct the file, or move it away"
     return invalid_argument(
-        f"{found.source} has {found.count}, but output '{output}' of model '{config.name}' has {classes} classes;"
+        f"{found.source} has {found.count_text}, but output '{output}' of model '{config.name}' has {classes} classes;"
         f" expected a file with a line for each class: {remedy}"
     )
 
@@ -113,7 +113,7 @@ def unused_text(config: ModelConfig, found: ClassNames) -> str:
     fitting = [one.name for one in config.outputs if classes_of(config, one) == len(found.names)]
     many = "several outputs have" if len(fitting) > 1 else "no output has"
     return (
-        f"{found.source} is not used: it has {found.count}, and {many} as many classes ({outputs}); name it as the"
+        f"{found.source} is not used: it has {found.count_text}, and {many} as many classes ({outputs}); name it as the"
         " label_filename of an output in config.pbtxt"
     )
 
@@ -125,6 +125,6 @@ def _is_scores(output: OutputConfig) -> bool:
     return len(sides) == 1 and sides[0] > 1 and output.datatype.numpy_dtype.kind == "f"
 
 
-def _dims_of_one_row(config: ModelConfig, dims: tuple[int, ...]) -> tuple[int, ...]:
+def dims_of_one_row(config: ModelConfig, dims: tuple[int, ...]) -> tuple[int, ...]:
     """Return the dims for one row: a model that does not batch may have a leading dimension for the batch."""
     return dims[1:] if not config.max_batch_size and len(dims) > 1 and dims[0] in (1, -1) else dims

@@ -15,7 +15,7 @@ from typing import Any
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.bounds import MOST_LABELS
-from rocserve.config.class_names import LABELS_FILENAME, ClassNames, wrong_number
+from rocserve.config.class_names import LABELS_FILENAME, ClassNames, dims_of_one_row, wrong_number
 from rocserve.config.datatypes import type_number
 from rocserve.config.pbtxt import format_model_config, suggest
 from rocserve.config.yolo_heads import HeadShape, finished_head, yolov5_head, yolov8_head
@@ -146,7 +146,7 @@ def _generated(message: ModelConfig, files: Mapping[str, str]) -> GeneratedModel
 def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
     """Return the model's image input. Raises ServeError."""
     entry = config.inputs[0] if len(config.inputs) == 1 else None
-    dims = () if entry is None else _dims_of_one_image(config, entry.dims)
+    dims = () if entry is None else dims_of_one_row(config, entry.dims)
     places = [place for place in (0, 2) if len(dims) == 3 and dims[place] == 3]
     if entry is None or not places or entry.datatype not in _DATATYPES:
         raise _unfit(
@@ -156,11 +156,6 @@ def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
     sides = dims[1:] if is_nchw else dims[:2]
     height, width = (preset.side if side < 0 else side for side in sides)
     return _Input(entry.name, entry.datatype, height, width, is_nchw)
-
-
-def _dims_of_one_image(config: PlainConfig, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the dims for one image: a model that does not batch may have a leading dimension for the batch."""
-    return dims[1:] if not config.max_batch_size and dims[:1] in ((1,), (-1,)) else dims
 
 
 def _gives_numbers(config: PlainConfig) -> bool:
@@ -225,7 +220,7 @@ def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelCo
 
 
 def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
-    classes = [side for output in config.outputs for side in _dims_of_one_image(config, output.dims) if side != 1]
+    classes = [side for output in config.outputs for side in dims_of_one_row(config, output.dims) if side != 1]
     if len(config.outputs) != 1 or len(classes) != 1 or classes[0] < 0 or not _gives_numbers(config):
         raise _unfit(config, "one output of scores, one for each class")
     _check_task(config, "classify", "one output of scores, one for each class")
@@ -242,7 +237,7 @@ def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) ->
 
 
 def _yolov4(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
-    heads = [_dims_of_one_image(config, output.dims) for output in config.outputs]
+    heads = [dims_of_one_row(config, output.dims) for output in config.outputs]
     values = {dims[-1] for dims in heads}
     is_fit = all(
         len(dims) == 4 and dims[2] == 3 and {dims[0], entry.height // stride} <= {-1, entry.height // stride}
@@ -267,7 +262,7 @@ def _boxes(
             raise _unfit(config, f"one output of boxes, {expected}")
         _check_task(config, "detect", f"one output of boxes, {expected}")
         dims = config.outputs[0].dims
-        dims = dims if len(dims) == 2 else _dims_of_one_image(config, dims)
+        dims = dims if len(dims) == 2 else dims_of_one_row(config, dims)
         own = len(config.purpose.class_names)
         names = len(found.names) if found is not None else own or None
         try:

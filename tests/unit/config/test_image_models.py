@@ -92,6 +92,12 @@ def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, said) ->
         image_models(config(preset, inputs, outputs), None)
 
 
+def test_an_output_of_one_number_is_refused_like_others() -> None:
+    unbatched = replace(config("yolov4", [[3, 64, 64]], [[300, 4], [300], [1]]), max_batch_size=0)
+    with pytest.raises(ServeError, match="preprocess 'yolov4' is for a model with three outputs of cells"):
+        image_models(unbatched, None)
+
+
 @pytest.mark.parametrize(
     ("preset", "outputs", "said"),
     [
