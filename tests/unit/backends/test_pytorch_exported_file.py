@@ -135,7 +135,24 @@ def test_a_fixed_size_is_written_for_migraphx(torch_files: TorchFiles, tmp_path:
 
 
 def test_reasons_have_no_terminal_codes(tmp_path: Path) -> None:
-    from rocserve.backends.pytorch.exported_file import unreadable
+    from rocserve.backends.pytorch.exported_file import read_fault
 
-    text = unreadable(tmp_path / "model.pt2", RuntimeError("\x1b[1mfault\x1b[0m")).text
+    text = read_fault(tmp_path / "model.pt2", RuntimeError("\x1b[1mfault\x1b[0m")).text
     assert text.endswith("cannot read model.pt2: fault")
+
+
+@pytest.mark.parametrize(
+    ("error", "can_pass"),
+    [
+        (PermissionError(13, "Permission denied"), True),
+        (OSError(5, "Input/output error"), True),
+        (FileNotFoundError(2, "No such file or directory"), False),
+        (RuntimeError("not a ZIP archive"), False),
+    ],
+)
+def test_a_file_that_the_system_cannot_read_now_may_be_read_later(error: Exception, can_pass: bool) -> None:
+    from rocserve.backends.pytorch.exported_file import read_fault
+
+    fault = read_fault(Path("model.pt2"), error)
+    assert (fault.code, fault.can_pass) == (StatusCode.INVALID_ARGUMENT, can_pass)
+    assert f"cannot read model.pt2: {error}" in fault.text

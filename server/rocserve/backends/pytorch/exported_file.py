@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.errors import ServeError, invalid_argument, unavailable, unreadable
+from rocserve.core.printable import without_colours
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,7 +41,6 @@ _TYPE = re.compile(r'"type": *"((?:[A-Za-z_]\w*\.)+)([A-Za-z_]\w*)"')
 """In such a description, a class with its module."""
 _OTHER_OBJECT = re.compile(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)")
 _OPERATOR = re.compile(r"(?:target='torch\.ops\.|Unknown builtin op: )(\w+)(?:\.|::)(\w+)")
-_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _WITH_RETURN_DICT = ("transformers", "diffusers")
 """Packages on PyPI whose models return a class of theirs, or a tuple with return_dict=False."""
 
@@ -54,11 +54,11 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
         exported = _load(path)
     except Exception as error:
         if not (import_operators(path.name, str(error)) or import_classes(path.name, _specs(path))):
-            raise unreadable(path, error) from error
+            raise read_fault(path, error) from error
         try:
             exported = _load(path)
         except Exception as other:
-            raise unreadable(path, other) from other
+            raise read_fault(path, other) from other
     if in_training := training_operators(exported):
         _LOG.warning(
             "%s was exported in training mode (it computes %s as in training): its answers may be random, or depend on"
@@ -151,7 +151,8 @@ def only_name(names: Iterable[str], what: str) -> str:
     return _MODEL if _MODEL in known or not known else known[0]
 
 
-def unreadable(path: Path, error: Exception) -> ServeError:
+def read_fault(path: Path, error: Exception) -> ServeError:
+    """Return the error for a file that PyTorch cannot read."""
     prefix = f"PyTorch {torch.__version__} cannot read {path.name}: "
     if found := _OTHER_OBJECT.search(str(error)):
         # PyTorch's own text advises to read the file without this check.
@@ -160,7 +161,8 @@ def unreadable(path: Path, error: Exception) -> ServeError:
             " code. Tensor classes such as torchao's become plain tensors and operators by `exported ="
             f" exported.run_decompositions()` before torch.export.save(exported, '{path.name}')"
         )
-    return invalid_argument(f"{prefix}{_TERMINAL_CODE.sub('', str(error))}")
+    text = f"{prefix}{without_colours(str(error))}"
+    return unreadable(text, error) if isinstance(error, OSError) else invalid_argument(text)
 
 
 @contextmanager

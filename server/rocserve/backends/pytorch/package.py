@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rocserve.backends.pytorch.exported_file import environment, import_classes, unreadable
+from rocserve.backends.pytorch.exported_file import environment, import_classes, read_fault
 from rocserve.backends.pytorch.package_source import package_name, read_metadata, read_source
 from rocserve.backends.pytorch.program import Program, argument_paths, without_shapes
 from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
@@ -90,7 +90,7 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
     except ServeError:
         raise
     except Exception as error:
-        raise unreadable(path, error) from error
+        raise read_fault(path, error) from error
     if device is not None and compiled_for != device.type:
         raise unavailable(
             f"{path.name} is compiled for PyTorch's device '{compiled_for}' and the instance is on '{device.type}';"

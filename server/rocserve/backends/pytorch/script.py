@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rocserve.backends.pytorch.exported_file import import_operators, unreadable
+from rocserve.backends.pytorch.exported_file import import_operators, read_fault
 from rocserve.backends.pytorch.program import Program, precision_of, without_shapes
 from rocserve.core.errors import ServeError, invalid_argument
 
@@ -31,7 +31,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     except ServeError:
         raise
     except Exception as error:
-        raise unreadable(path, error) from error
+        raise read_fault(path, error) from error
     weights = module.state_dict()
     precision = precision_of(weights)
     devices = tuple(sorted({str(each.device) for each in weights.values() if isinstance(each, torch.Tensor)}))
