@@ -35,13 +35,12 @@ from torchao.utils import unwrap_tensor_subclass
 from rocserve.backends.pytorch.program import Program, exported_program
 from rocserve.backends.pytorch.results import outputs_of
 from rocserve.core.errors import invalid_argument
-from rocserve.tools.measuring.figures import Array
+from rocserve.tools.measuring.figures import Array, difference
 
 Train = Callable[[Any], object]
 
 _EPS = 1e-5
 """torchao gives each batch normalisation this eps, PyTorch's default."""
-_NEARLY_ZERO = 1e-6
 _MOST_ROUNDING = 0.11
 """Relative difference between a network with quantised layers and its conversion to int8: as in torch_migraphx.py."""
 
@@ -139,12 +138,11 @@ def quantise_trained(program: ExportedProgram, train: Train, run: Mapping[str, A
     for trained, found in zip(expected, results(exported_program(program, converted), run), strict=True):
         if not np.issubdtype(trained.dtype, np.floating):
             continue
-        length = max(float(np.linalg.norm(trained)), _NEARLY_ZERO)
-        distance = float(np.linalg.norm(found - trained)) / length
-        if not distance <= _MOST_ROUNDING:
+        relative = difference([found], [trained]).relative
+        if relative > _MOST_ROUNDING:
             raise invalid_argument(
                 "torchao's conversion changes the trained network: the relative difference of an output for the data"
-                f" is {distance:.3g}, and at most {_MOST_ROUNDING} is rounding; use --method static"
+                f" is {relative:.3g}, and at most {_MOST_ROUNDING} is rounding; use --method static"
             )
     return converted
 
