@@ -35,6 +35,7 @@ _BATCH_NOTE = (
 )
 
 _NUMPY_DEFAULTS = {"FP64": "float64", "INT64": "int64"}
+"""The datatypes that numpy gives to fractions and whole numbers if it is not told another."""
 
 
 @dataclass(frozen=True, slots=True)

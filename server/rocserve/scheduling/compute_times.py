@@ -107,7 +107,7 @@ class ComputeTimes:
                 if now_ns - self._ended_ns[size] >= max(_KEPT_TIMES * window[-1], _LEAST_KEPT_NS):
                     self._drop(size)
         if len(self._latest) == _LATEST and all(
-            nanoseconds <= self.of(rows) * 5e8 for rows, nanoseconds in self._latest
+            nanoseconds / 1e9 <= self.of(rows) / 2 for rows, nanoseconds in self._latest
         ):
             for size in list(self._windows):
                 self._drop(size)

@@ -44,7 +44,7 @@ class ModelScheduler(Scheduler):
             # Requests of this turn that can run now leave the queue first.
             self._pump()
             queue.push(request)
-        self._came.append(request)
+        self._arrived.append(request)
         if request.expires_at is not None:
             self._expiring.append(request)
             if request.deadline is not None:
@@ -105,7 +105,7 @@ class ModelScheduler(Scheduler):
             self._refused += [(request, self._outage) for request in batch.undropped]
             return
         self._queue.push_back(batch.undropped)
-        self._came += batch.undropped
+        self._arrived += batch.undropped
         for request in batch.undropped:
             if request.expires_at is not None:
                 self._expiring.append(request)

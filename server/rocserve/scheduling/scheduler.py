@@ -102,8 +102,8 @@ class Scheduler(ABC):
         self._deadlines = Deadlines(parts.plane)
         self._delay = Alarm(parts.plane)
         self._is_pump_scheduled = False
-        self._came: list[InferRequest] = []
-        """Requests that came in this turn, or came back from a worker."""
+        self._arrived: list[InferRequest] = []
+        """Requests of this turn: new ones, and those that came back from a worker."""
         self._unwatched: deque[weakref.ref[InferRequest]] = deque()
         """Requests that were not answered in their turn, in the order in which they came, until `_watch_clients`."""
         self._watch: TimerHandle | None = None
@@ -240,9 +240,9 @@ class Scheduler(ABC):
         if self._watch is None and self._queue.count:
             self._watch_soon()
         if self._watch is not None:
-            self._unwatched += map(weakref.ref, self._came)
+            self._unwatched += map(weakref.ref, self._arrived)
         # Otherwise all of them run in engines that cannot stop them.
-        self._came.clear()
+        self._arrived.clear()
 
     def _run(self, instance: Instance, batch: FormedBatch) -> bool:
         """Hand a batch over. Returns False if that failed: its requests will be refused, or run again."""

@@ -2,10 +2,9 @@
 
 Through the control socket of a session go, one at a time: Load -> Loaded | LoadFailed, WarmUp -> WarmedUp | LoadFailed,
 CheckReadiness -> ModelReadiness, Unload -> (the session ends); Progress and MetricChanges come from the worker in
-between. The zygote answers Spawn by
-Spawned or SpawnFailed, in their order, gets Keep, NewServer and EndLeft, and sends Exited at any time. A message is its
-name and JSON, on a control socket with its length in front. Pickle is not used, because it would let a message run or
-import code.
+between. The zygote answers Spawn by Spawned or SpawnFailed, in their order, gets Keep, NewServer and EndLeft, and sends
+Exited at any time. A message is its name and JSON, on a control socket with its length in front. Pickle is not used,
+because it would let a message run or import code.
 """
 
 from __future__ import annotations

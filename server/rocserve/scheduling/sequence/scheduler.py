@@ -131,7 +131,7 @@ class SequenceScheduler(Scheduler):
         if self._iterative:
             queued.on_reschedule = self._run_again
         self._place(queued, now_ns / 1e9)
-        self._came.append(queued)
+        self._arrived.append(queued)
         if tag.starts:
             self._router.restart(tag.id, self)
         if is_known and tag.starts:

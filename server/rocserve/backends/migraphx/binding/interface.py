@@ -258,6 +258,7 @@ class Program(abc.ABC):
 
 @contextmanager
 def _parsing() -> Iterator[None]:
+    """Raise ModelRefused in place of MIGraphX's errors."""
     try:
         yield
     except MigraphxError as error:
