@@ -14,8 +14,8 @@ _EXTRA = re.compile(r"""extra == (["'])(.+?)\1""")
 
 def install_command(extra: str) -> str:
     """Return the command that installs an extra: of the checkout that rocserve was installed from; else the packages
-    themselves. PyPI has no project of rocserve's name, and pip must never be asked for one: whoever registers it would
-    be run."""
+    themselves. PyPI has no project of rocserve's name, and pip must never be asked for one: anybody could register it,
+    and pip would run their code."""
     try:
         installed = distribution("rocserve")
         origin, requirements = installed.read_text("direct_url.json"), installed.requires or ()
