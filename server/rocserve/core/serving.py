@@ -73,7 +73,7 @@ class Responder(Protocol):
         """Call back, at most once and on the data plane's thread, when the client no longer waits."""
 
 
-OwnCheck = Callable[[], Coroutine[Any, Any, bool]]
+ReadinessCheck = Callable[[], Coroutine[Any, Any, bool]]
 """Asks a model whether it is ready."""
 
 
@@ -113,7 +113,7 @@ class ServedVersion(Protocol):
     @property
     def worker_restarts(self) -> int: ...
     @property
-    def own_check(self) -> OwnCheck | None:
+    def own_check(self) -> ReadinessCheck | None:
         """Return what asks the model itself whether it is ready, for a task of the event loop; None = it has no
         check."""
 

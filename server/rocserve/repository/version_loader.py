@@ -26,7 +26,7 @@ from rocserve.core.model_config import ControlKind, ModelConfig, with_sequence_t
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.serving import OwnCheck, Responder, ServingTable
+from rocserve.core.serving import ReadinessCheck, Responder, ServingTable
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
@@ -195,7 +195,7 @@ class LoadedModelVersion(ScheduledVersion):
         return self.workers.group.restarts
 
     @property
-    def own_check(self) -> OwnCheck | None:
+    def own_check(self) -> ReadinessCheck | None:
         return self.workers.group.own_check
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocserve.core.errors import ServeError
-from rocserve.core.serving import OwnCheck, ServedVersion, ServingTableHolder
+from rocserve.core.serving import ReadinessCheck, ServedVersion, ServingTableHolder
 
 Ready = bool | Coroutine[Any, Any, bool]
 """Known now, or, if models must be asked, from a coroutine for a task of the event loop."""
@@ -48,7 +48,7 @@ class Readiness:
         return _all_ready([found.own_check] if found.own_check is not None else [])
 
 
-def _all_ready(checks: Sequence[OwnCheck]) -> Ready:
+def _all_ready(checks: Sequence[ReadinessCheck]) -> Ready:
     if not checks:
         return True
 

@@ -12,7 +12,7 @@ from rocserve.workers.process import WorkerSession
 
 @dataclass(eq=False)
 class OwnCheck:
-    """Implements core.serving.OwnCheck. On the asyncio loop."""
+    """Implements core.serving.ReadinessCheck. On the asyncio loop."""
 
     _model: str
     """The model and its version, for the log."""

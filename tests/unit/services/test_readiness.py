@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
-from rocserve.core.serving import OwnCheck, ServedModel, ServedVersion, ServingTable, ServingTableHolder
+from rocserve.core.serving import ReadinessCheck, ServedModel, ServedVersion, ServingTable, ServingTableHolder
 from rocserve.services.readiness import Readiness, Ready
 
 
 class Version:
-    def __init__(self, own_check: OwnCheck | None) -> None:
+    def __init__(self, own_check: ReadinessCheck | None) -> None:
         self.own_check = own_check
 
 
@@ -23,7 +23,7 @@ async def says_no() -> bool:
     return False
 
 
-def readiness(asks_models: bool = True, repository_is_ready: bool = True, **checks: OwnCheck | None) -> Readiness:
+def readiness(asks_models: bool = True, repository_is_ready: bool = True, **checks: ReadinessCheck | None) -> Readiness:
     tables, versions = ServingTableHolder(), {name: cast(ServedVersion, Version(each)) for name, each in checks.items()}
     tables.table = ServingTable({name: ServedModel(name, {1: each}, each) for name, each in versions.items()})
     return Readiness(tables, lambda: repository_is_ready, asks_models)

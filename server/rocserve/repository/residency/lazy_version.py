@@ -13,7 +13,7 @@ from rocserve.config.model_limits import idle_unload_seconds
 from rocserve.core.errors import ServeError, deadline_exceeded, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest
-from rocserve.core.serving import ForwardingResponder, OwnCheck, Responder
+from rocserve.core.serving import ForwardingResponder, ReadinessCheck, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import TimerHandle
@@ -245,7 +245,7 @@ class LazyVersion(Tenant):
         return 0 if (loaded := self._loaded) is None else loaded.worker_restarts
 
     @property
-    def own_check(self) -> OwnCheck | None:
+    def own_check(self) -> ReadinessCheck | None:
         return None if (loaded := self._loaded) is None else loaded.own_check
 
     def follow_members(self, is_decoupled: bool) -> None:
