@@ -121,5 +121,7 @@ class Standstill:
         model, called = next(filter(self._stands_still, instance.called))
         if called is not None:
             return called, False
-        other = next(filter(self._takes_no_batch, model.instances.values()))
+        blocked = [one for one in model.instances.values() if self._takes_no_batch(one)]
+        # Preferably one in the line: resources are all that it needs, the others need answers.
+        other = next((one for one in blocked if one.is_staged), blocked[0])
         return other, other.is_staged

@@ -337,7 +337,22 @@ def test_a_caller_waits_over_a_model_that_is_busy_with_another_call() -> None:
     world.assert_nothing_is_left(answers)
 
 
-def random_world(numbers: random.Random) -> tuple[World, list[str]]:
+@pytest.mark.parametrize("models", [["m"] * 4, ["a", "b", "a", "b"], ["a", "a", "b", "a"]])
+def test_a_model_may_be_called_by_those_that_it_has_called_while_it_has_free_instances(models: list[str]) -> None:
+    world = World({"R": 1})
+    for name in sorted({*models}):
+        world.add(name, instances=models.count(name) + 1, R=1)
+    request = script(models[-1])
+    for name in models[-2::-1]:
+        request = script(name, request)
+    answers = world.ask(request)
+    assert len(world.ready) == 1, "the last called"
+    world.finish_all()
+    world.assert_nothing_is_left(answers)
+
+
+def random_world(numbers: random.Random, instances: int = 0) -> tuple[World, list[str]]:
+    """`instances`: of each model, which then may call itself; 0 = any number."""
     amounts = {name: numbers.randint(1, 3) for name in "RST"[: numbers.randint(1, 3)]}
     world, names = World(amounts), [f"m{number}" for number in range(numbers.randint(2, 6))]
     for name in names:
@@ -347,9 +362,10 @@ def random_world(numbers: random.Random) -> tuple[World, list[str]]:
         }
         world.add(
             name,
-            instances=numbers.randint(1, 3),
+            instances=instances or numbers.randint(1, 3),
             rows=numbers.randint(1, 3),
-            in_order=numbers.random() < 0.2,
+            # In order, an answer would wait for the one to its own caller.
+            in_order=not instances and numbers.random() < 0.2,
             priority=numbers.randint(0, 3),
             **needs,
         )
@@ -385,3 +401,29 @@ def test_any_callers_over_any_resources_end(first_seed: int) -> None:
         world.finish_all()
         assert all(answer.done.is_set() for answer in answers), f"seed {seed}"
         world.assert_nothing_is_left(answers)
+
+
+def random_recursion(numbers: random.Random, names: list[str], spare: dict[str, int]) -> Script:
+    """A request to a model, and calls of any models one after the other, of each at most `spare` within each other."""
+    name = numbers.choice([name for name in names if spare[name]])
+    left = {**spare, name: spare[name] - 1}
+    calls = numbers.choice((0, 1, 1, 1, 2)) if any(left.values()) else 0
+    return script(name, *[random_recursion(numbers, names, left) for _ in range(calls)])
+
+
+@pytest.mark.parametrize("first_seed", range(0, 120, 20))
+def test_one_client_may_use_models_that_call_each_other_in_any_way(first_seed: int) -> None:
+    """Others only use single models meanwhile: no instance waits for ever but for resources."""
+    for seed in range(first_seed, first_seed + 20):
+        numbers = random.Random(seed)
+        world, names = random_world(numbers, instances=3)
+        others: list[Answer] = []
+        for _ in range(6):
+            (answer,) = world.ask(random_recursion(numbers, names, dict.fromkeys(names, 3)))
+            while not answer.done.is_set():
+                assert world.ready, f"seed {seed}"
+                if numbers.random() < 0.2:
+                    others += world.ask(Script(numbers.choice(names)))
+                world.finish(numbers.choice(world.ready))
+        world.finish_all()
+        world.assert_nothing_is_left(others)
