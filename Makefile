@@ -10,6 +10,7 @@ setup: $(STAMP) system
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/it"; exit 1; }
+	@echo "installing rocserve and what it needs into $(VENV): some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,tools,tracing,remote,dev]'
 	@touch $(STAMP)

@@ -188,7 +188,7 @@ def _single_model(settings: ServerSettings) -> SingleModel | None:
     registry = discover_backends()
     endings = model_endings(registry)
     if not what.is_dir() and not what.name.lower().endswith(endings):
-        raise FlagError(f"'{what}' is no model file by its ending; expected {', '.join(endings)}, or a folder")
+        raise FlagError(f"'{what}' does not end as a model file does; expected {', '.join(endings)}, or a folder")
     # KServe sets this variable.
     single = find_single_model(what, repository.model_name or os.environ.get("MODEL_NAME", ""), registry)
     if single is None and flag:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, invalid_argument
 from rocserve.core.model_config import InputConfig
+from rocserve.core.printable import names_hint
 from rocserve.core.request_memory import Holding
 from rocserve.core.requests import (
     NO_PARAMETERS,
@@ -53,7 +54,12 @@ def read_generate(
     def take(name: str, value: Any) -> None:
         entry = entries.get(name)
         if entry is None:
-            parameters[name] = plain_parameter(name, value)
+            try:
+                parameters[name] = plain_parameter(name, value)
+            except ServeError as error:
+                # Only tensors are arrays.
+                hint = names_hint("the model's inputs are", name, entries) if type(value) is list else ""
+                raise error.with_text(f"{error.text.removesuffix('.')}{hint}" if hint else error.text) from None
             return
         count = len(value) if type(value) is list else 1
         shape = _shape(entry, max_batch_size > 0, count)

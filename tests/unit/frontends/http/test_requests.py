@@ -421,6 +421,11 @@ def test_generate_requests() -> None:
             "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object",
         ),
         (
+            {"x": [1, 2]},
+            StatusCode.INVALID_ARGUMENT,
+            "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'; the model's inputs are: X",
+        ),
+        (
             {"parameters": {"a": {}}},
             StatusCode.INVALID_ARGUMENT,
             "Converting keyword: 'parameters': parameter 'a' has invalid type. It should be either 'int', 'bool', or"
