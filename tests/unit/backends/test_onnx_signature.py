@@ -172,6 +172,16 @@ def test_an_output_of_unknown_rank_is_no_scalar(model_source: SourceMaker, decla
         assert run(model, ("Y",), X=rows[:1])[0].tolist() == [1, 2]
 
 
+def test_rows_that_run_one_by_one_keep_the_declared_shape(model_source: SourceMaker) -> None:
+    """The file fixes the batch to one row, and squeezes it away."""
+    ends = [info("X", [1, "n"])], [info("Y", [1, "n"])]
+    content = model_bytes([helper.make_node("Squeeze", ["X"], ["Y"])], *ends)
+    model = load(model_source("model.onnx", content, max_batch_size=4))
+    rows = np.array([[1, 2], [3, 4]], np.float32)
+    batch = Batch({"X": tensor_from_numpy("X", rows)}, ("Y",), (2,))
+    assert model.execute(batch).outputs["Y"].tolist() == rows.tolist()
+
+
 def test_an_input_of_unknown_rank_takes_any_shape_and_a_scalar_stays_one(model_source: SourceMaker) -> None:
     content = model_bytes(
         [helper.make_node("Mul", ["X", "factor"], ["Y"])],

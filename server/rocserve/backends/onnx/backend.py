@@ -220,7 +220,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     batches, tensors = model.config.max_batch_size > 0, (*signature.inputs, *signature.outputs)
     if batches and signature.inputs and all(spec.shape[:1] == (1,) for spec in tensors):
         _LOG.debug("model '%s' has the batch size 1 in its file: the rows of a batch are run one by one", model.name)
-        run = SizedRun({1: session_run(session, signature)}, pad_with_first_row=True)
+        run = SizedRun({1: session_run(session, signature)}, pad_with_first_row=True, outputs=signature.outputs)
         inputs, outputs = (
             tuple(replace(spec, shape=(-1, *spec.shape[1:])) for spec in specs)
             for specs in (signature.inputs, signature.outputs)
