@@ -184,7 +184,8 @@ ROCSERVE_FLAGS = (
 
 
 _HINT = re.compile(
-    r"(; ((its inputs|its outputs|served) are: |'[^']*' has no version folder )| The model has no input ').*$",
+    r"(; ((its inputs|its outputs|served|the datatypes) are: |'[^']*' has no version folder )"
+    r"| The model has no input ').*$",
     re.DOTALL,
 )
 """What rocserve appends to Triton's texts: the known names after an unknown name, the repair after a misplaced file."""

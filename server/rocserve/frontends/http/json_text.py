@@ -211,7 +211,7 @@ def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, 
         return _bytes_contents([{"b64": entry} for entry in elements] if is_base64 else elements, input_name)
     known = DATATYPES.get(datatype)
     if known is None:
-        raise invalid_argument(f"invalid datatype for input {input_name}")
+        raise invalid_argument(f"invalid datatype for input {input_name}; the datatypes are: {', '.join(DATATYPES)}")
     if known in _BINARY_ONLY:
         raise invalid_argument(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input"

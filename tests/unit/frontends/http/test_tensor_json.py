@@ -192,3 +192,12 @@ def test_there_and_back(raw: bytes) -> None:
 
 def test_what_no_encoding_has() -> None:
     assert json_bytes("\ud800") == b'"?"'
+
+
+def test_an_unknown_datatype_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ServeError) as caught:
+        raw_contents([1.0], "float32", 1, "X")
+    assert caught.value.text == (
+        "invalid datatype for input X; the datatypes are: BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32,"
+        " INT64, FP16, BF16, FP32, FP64, BYTES"
+    )
