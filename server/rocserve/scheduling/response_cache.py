@@ -177,8 +177,9 @@ def _key(request: InferRequest, sees_requests: bool) -> bytes:
     plan = request.plan
     entries = [*zip(plan.inputs, request.data, strict=True)]
     if sees_requests:
-        # repr() distinguishes 1, 1.0, True and "1".
-        own = (request.id, request.sequence, plan.priority, plan.timeout_microseconds, client_parameters(request.head))
+        # repr() distinguishes 1, 1.0, True and "1". The order of parameters has no meaning, and gRPC does not keep it.
+        parameters = sorted(client_parameters(request.head).items())
+        own = (request.id, request.sequence, plan.priority, plan.timeout_microseconds, parameters)
         digest.update(repr(own).encode())
     else:
         # Engines find inputs by their names: the order does not matter.

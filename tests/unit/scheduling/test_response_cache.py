@@ -129,8 +129,9 @@ def test_what_is_refused_waits_for_nobody(ask) -> None:
 
 
 DATA = (np.float32([1, 2]).tobytes(), np.float32([3]).tobytes())
+INPUTS = (InputHead("A", "FP32", (1, 2)), InputHead("B", "FP32", (1, 1)))
 ORIGINAL = (
-    RequestHead("m", "", (InputHead("A", "FP32", (1, 2)), InputHead("B", "FP32", (1, 1))), (), {"of": "ann"}),
+    RequestHead("m", "", INPUTS, (), {"of": "ann", "as": "text"}),
     "",
     DATA,
     None,
@@ -169,9 +170,10 @@ TO_MODELS_THAT_SEE_REQUESTS = {
     "inputs in another order": variant(inputs=ORIGINAL[0].inputs[::-1], data=DATA[::-1]),
 }
 NEVER = {
+    "parameters in another order": variant(parameters={"as": "text", "of": "ann"}),
     "the request for an empty last response": variant(
-        parameters={"of": "ann", "triton_enable_empty_final_response": True}
-    )
+        parameters={"of": "ann", "as": "text", "triton_enable_empty_final_response": True}
+    ),
 }
 
 
