@@ -22,7 +22,7 @@ from rocserve.backends.batch_sizes import (
     rows_that_fit,
 )
 from rocserve.backends.host import Host
-from rocserve.backends.onnx.backend import SizedRun
+from rocserve.backends.onnx.runs import SizedRun
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.freed_memory import private_bytes

@@ -18,6 +18,7 @@ from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_execut
 from rocserve.backends.onnx import backend
 from rocserve.backends.onnx.opener import session_options
 from rocserve.backends.onnx.providers import ProviderPlan
+from rocserve.backends.onnx.runs import InPlaceRun
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
@@ -188,14 +189,14 @@ def test_outputs_that_are_small_or_without_room_have_memory_of_their_own(
 def test_a_large_output_of_another_shape_than_the_model_says(
     model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_place = backend.InPlaceRun.__call__
+    in_place = InPlaceRun.__call__
     tried: list[Batch] = []
 
-    def count(run: backend.InPlaceRun, batch: Batch, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    def count(run: InPlaceRun, batch: Batch, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Any:
         tried.append(batch)
         return in_place(run, batch, inputs)
 
-    monkeypatch.setattr(backend.InPlaceRun, "__call__", count)
+    monkeypatch.setattr(InPlaceRun, "__call__", count)
     node = helper.make_node("Slice", ["X", "FROM", "TO"], ["Y"])
     number = (TensorProto.INT64, [1])
     content = graph([node], {"X": (FLOAT, [LARGE]), "FROM": number, "TO": number}, {"Y": (FLOAT, [LARGE])})

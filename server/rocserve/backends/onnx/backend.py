@@ -1,15 +1,10 @@
-"""Loads and runs ONNX models with ONNX Runtime in a worker.
-
-A batch runs in one of four ways: plainly, into given memory, with BF16 tensors, or at fixed batch sizes. Each way is
-safe on several threads.
-"""
+"""Loads ONNX models with ONNX Runtime in a worker, and executes their batches."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +24,7 @@ from rocserve.backends.base import (
     ThreadedExecution,
     model_executions,
 )
-from rocserve.backends.batch_sizes import pieces, rows_that_fit
+from rocserve.backends.batch_sizes import rows_that_fit
 from rocserve.backends.dropped_sizes import with_dropped_sizes
 from rocserve.backends.migraphx.configuration.options import PARAMETERS
 from rocserve.backends.onnx import BACKEND
@@ -38,131 +33,23 @@ from rocserve.backends.onnx.external_weights import find_external_weights
 from rocserve.backends.onnx.opener import SessionOpener, session_facts
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
+from rocserve.backends.onnx.runs import Array, InPlaceRun, Run, SizedRun, is_on_cpu, session_run
 from rocserve.backends.onnx.signature import fixed_dimensions, session_signature
 from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import RaggedBatching, made_tensors
-from rocserve.core.requests import Signature, TensorSpec
+from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
 _LOG = logging.getLogger(__name__)
 _BATCH_SIZE_PARAMETERS = frozenset({"batch", "batch_sizes", "pad_batch"})
 """MIGraphX's parameters that ONNX Runtime also follows if it runs a model at fixed batch sizes."""
-Array = np.ndarray[Any, Any]
-
-Run = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
-"""Takes the names of the wanted outputs and all inputs; returns the wanted outputs. BF16 is passed as uint16 bits."""
-
-_PLACED_FROM = 256 << 10
-"""Bytes; from this size on, letting the engine write a batch's outputs to their place is faster than copying them."""
-_ONNX_BFLOAT16 = 16
-"""TensorProto.DataType.BFLOAT16 in onnx.proto."""
-
-
-def session_run(session: Any, signature: Signature) -> Run:
-    tensors = (*signature.inputs, *signature.outputs)
-    if not any(spec.datatype is DataType.BF16 for spec in tensors):
-        run: Run = session.run
-        return run
-    # numpy has no BF16.
-    bfloat16 = frozenset(spec.name for spec in signature.inputs if spec.datatype is DataType.BF16)
-
-    def run_with_bfloat16(wanted: Sequence[str], inputs: Mapping[str, Array]) -> Sequence[Array]:
-        values = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
-            if name in bfloat16
-            else onnxruntime.OrtValue.ortvalue_from_numpy(array)
-            for name, array in inputs.items()
-        }
-        outputs = []
-        for value in session.run_with_ort_values(wanted, values):
-            if value.element_type() == _ONNX_BFLOAT16:
-                size = value.tensor_size_in_bytes()
-                data = ctypes.string_at(value.data_ptr(), size) if size else b""
-                outputs.append(np.frombuffer(data, dtype=np.uint16).reshape(value.shape()))
-            else:
-                outputs.append(np.asarray(value.numpy()))
-        return outputs
-
-    return run_with_bfloat16
-
-
-def is_on_cpu(session: Any) -> bool:
-    """Return whether the whole session runs on the CPU, in this process's memory."""
-    return bool(session.get_providers() == ["CPUExecutionProvider"])
 
 
 class _OtherRows(Exception):
     """A model's output does not have a row for each row of the batch."""
-
-
-class InPlaceRun:
-    """Runs a session whose outputs go into `Batch.room`, instead of memory that the engine allocates."""
-
-    def __init__(self, session: Any, signature: Signature, batching: bool) -> None:
-        """`batching`: whether the first dimension of outputs is the batch."""
-        self._session = session
-        self._first = int(batching)
-        self._shapes = {spec.name: spec.shape[self._first :] for spec in signature.outputs}
-        self._row_bytes = sum(math.prod(self._shapes[spec.name]) * spec.datatype.itemsize for spec in signature.outputs)
-
-    def fits(self, batch: Batch) -> bool:
-        """Return whether the outputs are large, and the batch has room of the right shapes for all wanted outputs."""
-        if sum(batch.request_sizes) * self._row_bytes < _PLACED_FROM:
-            return False
-        room = batch.room
-        return all(
-            name in room and room[name].shape[self._first :] == self._shapes[name] for name in batch.requested_outputs
-        )
-
-    def __call__(self, batch: Batch, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        """Run the batch, and return the room's arrays, which then hold the outputs."""
-        outputs = [batch.room[name] for name in batch.requested_outputs]
-        binding = self._session.io_binding()
-        for name, array in inputs.items():
-            binding.bind_cpu_input(name, array)
-        for name, array in zip(batch.requested_outputs, outputs, strict=True):
-            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        self._session.run_with_iobinding(binding)
-        return outputs
-
-
-class SizedRun:
-    """Runs batches on sessions that each take one batch size: pads and cuts the batches to the sizes."""
-
-    def __init__(self, runs: Mapping[int, Run], pad_with_first_row: bool, outputs: Sequence[TensorSpec] = ()) -> None:
-        """`pad_with_first_row`: pad with copies of the first row, which every model accepts, instead of zeros.
-        `outputs`: what the model declares."""
-        self._declared = {spec.name: spec.shape for spec in outputs if not spec.any_rank}
-        self._runs = runs
-        self._sizes = tuple(sorted(runs))
-        self._pad_with_first_row = pad_with_first_row
-
-    def __call__(self, wanted: Sequence[str], inputs: Mapping[str, Array]) -> Sequence[Array]:
-        results = []
-        for piece in pieces(len(next(iter(inputs.values()))), self._sizes):
-            rows, size = piece.rows, piece.batch_size
-            given = {name: array[piece.start : piece.start + rows] for name, array in inputs.items()}
-            if rows < size:
-                for name, array in given.items():
-                    given[name] = padded = np.empty((size, *array.shape[1:]), array.dtype)
-                    padded[:rows] = array
-                    # Object arrays hold text, which has no zero.
-                    padded[rows:] = array[:1] if self._pad_with_first_row or array.dtype == np.object_ else 0
-            outputs = list(self._runs[size](wanted, given))
-            for index, name in enumerate(wanted) if size == 1 else ():
-                whole = with_dropped_sizes(self._declared.get(name, ()), outputs[index].shape)
-                outputs[index] = outputs[index] if whole is None else outputs[index].reshape(whole)
-            for name, output in zip(wanted, outputs, strict=True):
-                if output.shape[:1] != (size,):
-                    raise internal(
-                        f"output '{name}' has shape {list(output.shape)} for a batch of {size}; its first dimension"
-                        " must be the batch"
-                    )
-            results.append([output[:rows] for output in outputs])
-        return results[0] if len(results) == 1 else [np.concatenate(parts) for parts in zip(*results, strict=True)]
 
 
 def load(model: ModelSource) -> LoadedModel:
