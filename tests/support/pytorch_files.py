@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple  # noqa: UP035, TorchScript reads them
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple  # noqa: UP035, TorchScript reads them
 
 import numpy as np
 import torch
@@ -221,6 +221,21 @@ class Two(nn.Module):
         return x + 1, x * 10
 
 
+class Fields(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+class OfNamedTuple(nn.Module):
+    def forward(self, x: Tensor) -> Fields:
+        return Fields(x + 1, x * 10)
+
+
+class Squeezing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 1).squeeze()
+
+
 class NothingForZeros(nn.Module):
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
         if bool((x == 0).all()):
@@ -341,6 +356,8 @@ def main(folder: Path) -> None:
     torch.jit.script(Reordering()).save(folder / "reordering.pt")
     torch.jit.script(Perhaps()).save(folder / "perhaps.pt")
     torch.jit.script(Two()).save(folder / "two.pt")
+    torch.jit.script(OfNamedTuple()).save(folder / "of_named_tuple.pt")
+    torch.jit.script(Squeezing()).save(folder / "squeezing.pt")
     torch.jit.script(NothingForZeros()).save(folder / "nothing_for_zeros.pt")
     torch.jit.script(Strided()).save(folder / "strided.pt")
     of_class = torch.export.export(OfClass(), (x,), dynamic_shapes={"x": {0: rows}})

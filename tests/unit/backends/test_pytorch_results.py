@@ -65,6 +65,11 @@ def test_a_key_that_is_there_only_sometimes(loaded: Loader, caplog: pytest.LogCa
     assert "output 'boxes' of model 'model' is not in the program's result for zeros, which has 'scores'" in caplog.text
     assert values(run(model, POSITIVE)) == {"scores": [2, 3, 4], "boxes": [10, 20, 30]}
     assert values(run(model, NEGATIVE, "scores")) == {"scores": [0, -1, -2]}
+    with caplog.at_level(logging.WARNING):
+        loaded("finding", "boxes", "masks")
+    assert (
+        "output 'masks' of model 'model' is not in the program's result for zeros, which has 'scores':" in caplog.text
+    )
     with pytest.raises(ServeError) as raised:
         run(model, NEGATIVE)
     assert raised.value.code is StatusCode.INTERNAL
@@ -118,6 +123,12 @@ def test_nothing_in_place_of_a_tensor(loaded: Loader) -> None:
         assert f"has no output '{name}'" in raised.value.text
 
 
+def test_fields_of_a_named_tuple_are_names(loaded: Loader) -> None:
+    assert values(run(loaded("of_named_tuple"), POSITIVE)) == {"first": [2, 3, 4], "second": [10, 20, 30]}
+    for names in (("second", "first"), ("RESULT[second]", "RESULT[first]"), ("OUTPUT__1", "OUTPUT__0")):
+        assert values(run(loaded("of_named_tuple", *names), POSITIVE)) == {names[0]: [10, 20, 30], names[1]: [2, 3, 4]}
+
+
 def test_names_that_the_result_can_never_have_go_by_position(loaded: Loader) -> None:
     """A tuple has no keys, and a tensor no parts, also not its attributes' names."""
     for outputs in (("RESULT[first]", "RESULT[second]"), ("RESULT[0][T]", "RESULT[append]")):
@@ -139,6 +150,20 @@ def test_sizes_behind_strides_vary(loaded: Loader) -> None:
         batch = (-1,) if rows else ()
         shapes = [spec.shape for spec in model.signature.outputs]
         assert shapes == [(*batch, 2, -1, -1), (*batch, 2)]
+
+
+@pytest.mark.parametrize("name", ["OUTPUT__0", "scores"])
+def test_a_squeezed_row_is_a_row_where_the_configuration_says_so(loaded: Loader, name: str) -> None:
+    """The worker gives such a row its sizes of 1 back."""
+    column = InputConfig("x", FP32, (3, 1))
+    model = loaded("squeezing", name, inputs=[column], max_batch_size=4)
+    assert [spec.shape for spec in model.signature.outputs] == [(-1, 3)]
+    rows = np.float32([[[1], [2], [3]], [[4], [5], [6]]])
+    assert values(run(model, rows, sizes=(1, 1))) == {name: [[2, 3, 4], [5, 6, 7]]}
+    with pytest.raises(
+        ServeError, match="does not batch; leave max_batch_size out, or, if one row lacks only sizes of"
+    ):
+        loaded("squeezing", inputs=[column], max_batch_size=4)
 
 
 def test_an_empty_list_in_a_program_of_torch_export_is_no_output(loaded: Loader) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rocserve.backends.dropped_sizes import with_dropped_sizes
 from rocserve.backends.pytorch.datatypes import datatype_of
 from rocserve.backends.pytorch.program import Program, ProgramTensor, UnfitPrecision
 from rocserve.backends.pytorch.results import (
@@ -191,30 +192,23 @@ def _bind_results(bound: BoundProgram, config: ModelConfig, trial: Trial) -> Bou
         specs = [_configured_spec(entry, batches) for entry in config.outputs]
         return _with_results(bound, specs, None)
     samples, result = runs[0]
-    paths: list[Path] = []
-    found: list[ProgramTensor] = []
-    for part in parts_of(result):
-        tensor = ProgramTensor(part.names)
-        if has_value(part.value):
-            datatype, shape = _found(part, config.name, batches, [value_at(other, part.path) for _, other in runs])
-            tensor = ProgramTensor(part.names, datatype, shape)
-        found.append(tensor)
-        paths.append(part.path)
-    known = {name for tensor in found for name in tensor.names}
+    parts = parts_of(result)
+    has = ", ".join(f"'{part.names[0]}'" for part in parts) or "no outputs"
+    known = {name for part in parts for name in part.names}
     for name in by_name:
         if name not in known and (path := path_named(name, result)) is not None:
             _LOG.warning(
                 "output '%s' of model '%s' is not in the program's result for zeros, which has %s: requests whose"
-                " results do not have it either fail",
-                name, config.name, ", ".join(f"'{tensor.names[0]}'" for tensor in found) or "no outputs",
+                " results do not have it either fail", name, config.name, has,
             )  # fmt: skip
-            found.append(ProgramTensor((name,)))
-            paths.append(path)
-    specs, own_paths = [], []
-    for name, tensor, path in zip(given_names(found, [*by_name], by_position=True), found, paths, strict=True):
+            parts.append(Part((name,), path, None))
+    specs, paths = [], []
+    names = given_names([ProgramTensor(part.names) for part in parts], [*by_name], by_position=True)
+    for name, part in zip(names, parts, strict=True):
         entry = by_name.get(name)
-        if tensor.datatype is not None:
-            specs.append(_with_open_sizes(_spec(name, tensor), entry, batches))
+        if has_value(part.value):
+            values = [value_at(other, part.path) for _, other in runs]
+            specs.append(_found(name, part.value, config.name, entry, batches, values))
         elif entry is not None:
             specs.append(_configured_spec(entry, batches))
         else:
@@ -223,13 +217,13 @@ def _bind_results(bound: BoundProgram, config: ModelConfig, trial: Trial) -> Bou
                 " data_type and dims to serve it", name, config.name,
             )  # fmt: skip
             continue
-        own_paths.append(path)
+        paths.append(part.path)
     if not specs:
         raise invalid_argument(
             f"config.pbtxt of model '{config.name}' names no outputs, and the program's result for zeros has none; name"
             " each output with its data_type and dims"
         )
-    return _with_results(replace(bound, samples=samples), specs, tuple(own_paths))
+    return _with_results(replace(bound, samples=samples), specs, tuple(paths))
 
 
 def _with_results(bound: BoundProgram, specs: Sequence[TensorSpec], paths: tuple[Path, ...] | None) -> BoundProgram:
@@ -267,31 +261,32 @@ def _runs(bound: BoundProgram, trial: Trial) -> tuple[list[tuple[Shapes, Any]], 
     return runs, reason
 
 
-def _found(part: Part, model: str, batches: bool, values: Sequence[Any]) -> tuple[DataType, tuple[int, ...]]:
-    """Return an output's datatype and shape. `values`: the output in all runs. A size varies if two runs differ in it,
-    or if it is 0, because many detectors find nothing in zeros. Raises ServeError (INVALID_ARGUMENT) if the output does
-    not have the batch's rows."""
-    name, shape = part.names[0], _shape_of(part.value)
-    is_tensor = isinstance(part.value, torch.Tensor)
-    datatype = datatype_of(part.value.dtype, f"output '{name}'") if is_tensor else DataType.BYTES
+def _found(
+    name: str, value: Any, model: str, entry: OutputConfig | None, batches: bool, values: Sequence[Any]
+) -> TensorSpec:
+    """Return what an output is, of which `value` is from the first run and `values` are from all. A size varies if two
+    runs differ in it, if it is 0, because many detectors find nothing in zeros, or if the configuration says so. Raises
+    ServeError (INVALID_ARGUMENT) if the output does not have the batch's rows."""
+    is_tensor = isinstance(value, torch.Tensor)
+    datatype = datatype_of(value.dtype, f"output '{name}'") if is_tensor else DataType.BYTES
+    shape, declared = _shape_of(value), () if entry is None else _model_shape(entry, batches)
+    if batches and with_dropped_sizes(declared, shape) is not None:
+        return TensorSpec(name, datatype, declared)
     if batches and (not shape or shape[0] > 1):
         raise invalid_argument(
             f"output '{name}' of model '{model}' has the shape {list(shape)} where the program is given one row, so it"
-            " does not batch; leave max_batch_size out"
+            " does not batch; leave max_batch_size out, or, if one row lacks only sizes of 1, name the output in"
+            " config.pbtxt with its data_type and dims"
         )
     shapes = [other for other in map(_shape_of, filter(has_value, values)) if len(other) == len(shape)]
     sizes = [column[0] if len({*column}) == 1 and column[0] else -1 for column in zip(*shapes, strict=True)]
-    return datatype, (-1, *sizes[1:]) if batches else tuple(sizes)
+    if batches:
+        sizes[0] = -1
+    if len(declared) == len(sizes):
+        sizes = [-1 if own == -1 else size for own, size in zip(declared, sizes, strict=True)]
+    return TensorSpec(name, datatype, tuple(sizes))
 
 
 def _shape_of(output: Any) -> tuple[int, ...]:
     """Return the shape of a tensor or of a list of str."""
     return tuple(output.shape) if isinstance(output, torch.Tensor) else (len(output),)
-
-
-def _with_open_sizes(spec: TensorSpec, entry: OutputConfig | None, batches: bool) -> TensorSpec:
-    """Set the sizes of an output that a trial found to -1 if the configuration has -1 there."""
-    declared = () if entry is None else _model_shape(entry, batches)
-    if len(declared) != len(spec.shape):
-        return spec
-    return replace(spec, shape=tuple(-1 if own == -1 else size for own, size in zip(declared, spec.shape, strict=True)))

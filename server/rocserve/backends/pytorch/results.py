@@ -39,7 +39,7 @@ def outputs_of(result: Any) -> list[Any]:
 
 def output_names(result: Any, kind: type) -> list[tuple[str, ...]]:
     """Return the names that a configuration may use for the leaves of this kind in a program's result: the key in a
-    dict if it is unique, then Triton's OUTPUT__<position>, and RESULT with the path."""
+    dict, or the field in a named tuple, if it is unique, then Triton's OUTPUT__<position>, and RESULT with the path."""
     return _names([path for path, leaf in pytree.tree_flatten_with_path(result)[0] if isinstance(leaf, kind)])
 
 
@@ -117,7 +117,8 @@ def path_text(path: Sequence[Any]) -> str:
 
 
 def _names(paths: Sequence[Any]) -> list[tuple[str, ...]]:
-    keys = [str(path[0].key) if len(path) == 1 and isinstance(path[0], pytree.MappingKey) else "" for path in paths]
+    named = pytree.MappingKey | pytree.GetAttrKey
+    keys = [key_text(path[0]) if len(path) == 1 and isinstance(path[0], named) else "" for path in paths]
     return [
         (*((key,) if key and keys.count(key) == 1 else ()), f"OUTPUT__{index}", f"RESULT{path_text(path)}")
         for index, (key, path) in enumerate(zip(keys, paths, strict=True))
