@@ -18,6 +18,10 @@ _PUBLIC_CLASSES = 80
 _FINISHED_COLUMNS = 6
 _OTHER_TASKS = {56: "17 keypoints of one class", 116: "80 classes and 32 weights of masks"}
 """Columns of public networks that find more than boxes."""
+_QUERIES = (
+    "it has fewer boxes than the network has cells, as RT-DETR [queries, 4 + classes], whose boxes are fractions of the"
+    " picture's sides: write a Python model for it"
+)
 _YOLOX = (
     "it has one box for each cell and a column for the object, as YOLOX [boxes, 5 + classes], which needs pixels and"
     " arithmetic of its own: write a Python model for it"
@@ -66,6 +70,8 @@ def yolov8_head(shape: HeadShape) -> tuple[HeadForm, int]:
         raise ValueError(f"{_FINISHED_COLUMNS} columns are those of finished boxes: corners, score and class")
     elif first - 4 == known > 0:
         return HeadForm.CLASSES, first - 4
+    elif 0 < first < min(cells) and last - 4 == known > 0:
+        raise ValueError(_QUERIES)
     elif shape.names is not None and last - 4 == known > 0:
         return HeadForm.CLASS_ROWS, last - 4
     raise ValueError(_no_head(shape, max(first, last)))
