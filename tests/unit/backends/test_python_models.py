@@ -22,7 +22,7 @@ from support.python_models import (
 )
 
 from rocserve.backends.python import BACKEND
-from rocserve.backends.request_model import RESCHEDULED, Answer, ModelResponse
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelResponse, readiness_check
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
@@ -479,6 +479,16 @@ def test_a_failing_initialize_says_where(tmp_path: Path) -> None:
     message = r"FileNotFoundError: .* \(1/model.py, line \d+, in initialize\)"
     with pytest.raises(ServeError, match=message), serving(tmp_path / "m"):
         pass
+
+
+@pytest.mark.parametrize(("value", "name"), [("None", "NoneType"), ("1", "int"), ("np.bool_(True)", r"numpy\.bool_?")])
+def test_readiness_that_is_no_boolean_is_named(tmp_path: Path, value: str, name: str) -> None:
+    source = method("pass") + f"    def is_ready(self):\n        return {value}\n"
+    with serving_source(tmp_path / "m", source, NUMBERS) as model:
+        check = readiness_check(model)
+        assert check is not None
+        with pytest.raises(TypeError, match=rf"is_ready\(\) must return a boolean value, got {name}$"):
+            check()
 
 
 def test_a_failing_finalize_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

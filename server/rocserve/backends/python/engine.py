@@ -150,8 +150,11 @@ class PythonModel:
         if isinstance(ready, Coroutine):
             ready = self._loop.submit(ready).result()
         if not isinstance(ready, bool):
+            kind = type(ready)
+            # numpy's is also called bool.
+            name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
             # Triton's words.
-            raise TypeError(f"is_ready() must return a boolean value, got {type(ready).__name__}")
+            raise TypeError(f"is_ready() must return a boolean value, got {name}")
         return ready
 
     def close(self) -> None:
