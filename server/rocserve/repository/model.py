@@ -277,9 +277,8 @@ class ManagedModel:
         self.context.log.warning(
             "the new model '%s' is not served; the server stays ready for the others. Correct its files, which"
             " the server then loads by itself, or move its folder out of the repository"
-            " (--strict-readiness=always makes the server unready): %s",
+            " (--strict-readiness=always makes the server unready)",
             self.name,
-            self.failure_text(),
         )
 
     def _want_versions(self, content: ModelContent) -> None:
