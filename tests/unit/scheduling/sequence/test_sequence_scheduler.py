@@ -27,9 +27,15 @@ from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel, RateLimiter, needs_of
 from rocserve.scheduling.sequence.router import SequenceRouter
 
-from .conftest import STATE, Answer, Row
+from .conftest import STATE, Answer, Bench, Row
 
 OLDEST = OldestStrategy(max_candidate_sequences=4)
+
+
+def pass_time(bench: Bench, clock: list[int]) -> None:
+    """Let 30 ms pass: deadlines of 20 ms are over, and clients are watched."""
+    clock[0] += 30_000_000
+    bench.loop.turn()
 
 
 def test_a_sequence_keeps_its_row(make_bench):
@@ -225,15 +231,17 @@ def test_the_queue_has_a_bound(make_bench):
 
 @pytest.mark.parametrize("oldest", [None, OLDEST], ids=["direct", "oldest"])
 @pytest.mark.parametrize("is_late", [False, True], ids=["its client leaves", "its deadline passes"])
-def test_a_request_that_is_next_but_has_not_begun_ends_its_sequence(make_bench, oldest, is_late: bool):
+def test_a_request_that_is_next_but_has_not_begun_ends_its_sequence(
+    make_bench, clock: list[int], oldest, is_late: bool
+):
     bench = make_bench(oldest=oldest)
     running = bench.ask(1, 1, start=True)
     following = bench.ask(2, 2, start=True, deadline=time.monotonic() + 0.02 if is_late else None)
     behind = bench.ask(2, 3)
+    pass_time(bench, clock)
     if not is_late:
-        bench.loop.wait_for(lambda: following.leave is not None)
         following.leave()
-    assert following.done.wait(5)
+    assert following.done.is_set()
     assert following.error.code is (StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.CANCELLED)
     assert behind.error.code is StatusCode.CANCELLED
     bench.instance.last.finish()
@@ -312,11 +320,12 @@ def test_a_restarted_sequence_keeps_its_place_in_the_backlog(make_bench):
     assert [row.value for row in bench.rows] == [30]
 
 
-def test_the_others_of_a_sequence_are_told_why_it_has_ended(make_bench):
+def test_the_others_of_a_sequence_are_told_why_it_has_ended(make_bench, clock: list[int]):
     bench = make_bench()
     bench.ask(1, start=True)
     late, behind = bench.ask(1, deadline=time.monotonic() + 0.02), bench.ask(1)
-    assert late.done.wait(5)
+    pass_time(bench, clock)
+    assert late.done.is_set()
     assert behind.error.code is StatusCode.CANCELLED
     assert behind.text == (
         "sequence 1 of model 'm' has ended, start it again: another request of it was cancelled, or could not be"
@@ -334,12 +343,13 @@ def test_a_client_that_leaves_the_backlog_takes_its_sequence_along(make_bench):
     assert bench.scheduler.waiting == 0
 
 
-def test_a_deadline_in_the_queue_ends_the_sequence(make_bench):
+def test_a_deadline_in_the_queue_ends_the_sequence(make_bench, clock: list[int]):
     bench = make_bench()
     bench.ask(1, start=True)
     late = bench.ask(1, deadline=time.monotonic() + 0.02)
     behind = bench.ask(1)
-    assert late.done.wait(5)
+    pass_time(bench, clock)
+    assert late.done.is_set()
     bench.instance.last.finish()
     assert late.error.code is StatusCode.DEADLINE_EXCEEDED
     assert behind.error.code is StatusCode.CANCELLED
