@@ -124,7 +124,7 @@ def same_call_twice():
     end, _ = serving()
     inputs = (Tensor("ATTACK", DataType.BYTES, (1,), b"\\x04\\x00\\x00\\x00none"),)
     layout, place, nbytes = end.sender.put(inputs, to_json(ModelCall("hostile", (), ("OUT",))))
-    call = ENTRY.pack(CALL, 0, 0, layout, 7, place, nbytes)
+    call = ENTRY.pack(CALL, 0, 0, end.sender.number(layout), 7, place, nbytes)
     say(call, call)
 
 
