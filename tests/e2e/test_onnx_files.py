@@ -106,7 +106,7 @@ def test_a_classifier_of_maps_gives_its_values_and_its_classes(
     rows = [[3, 1], [2, 5]]
     assert asked(server, protocol, model, "maps", X=rows) == [[3, 1, 4], [2, 5, 7]]
     assert asked(server, protocol, model, "maps", 2, X=rows[:1]) == [best]
-    assert f"model '{model}': output 'maps' is served as the tensor" in server.log_text
+    assert f"{model}:1: output 'maps' is served as the tensor" in server.log_text
 
 
 def test_the_client_has_the_classes_names(server: RocserveProcess) -> None:
