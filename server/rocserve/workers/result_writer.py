@@ -204,8 +204,10 @@ class ResultWriter:
     def _with_row(self, name: str, value: Array | Tensor, batch: Batch) -> Array | Tensor:
         """Give an output of one row back the sizes of 1 that the model has dropped, the row's among them."""
         declared = self._declared.get(name, ())
-        is_one_row = sum(batch.request_sizes) == 1 and all(one.shape[:1] == (1,) for one in batch.inputs.values())
-        if len(value.shape) >= len(declared) or name in batch.cuts or not is_one_row:
+        # Nearly every output of every batch ends here.
+        if len(value.shape) >= len(declared) or name in batch.cuts:
+            return value
+        if sum(batch.request_sizes) != 1 or any(one.shape[:1] != (1,) for one in batch.inputs.values()):
             return value
         whole = with_dropped_sizes(declared, value.shape)
         if whole is None:
