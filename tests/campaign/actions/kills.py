@@ -53,11 +53,22 @@ def wait_until_served(server: RocserveProcess, model: str) -> None:
     wait_until(is_well, f"{model} served again by a worker", seconds=RECOVERY_SECONDS)
 
 
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal. The process may have ended since it was found: another version took its place, or another action
+    killed it."""
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
 def kill_workers(stage: Stage, server: RocserveProcess, model: str) -> None:
     for worker in workers_of(server, model):
         stage.damage.killed(model)
-        with suppress(psutil.NoSuchProcess):
-            worker.kill()
+        send(worker, signal.SIGKILL)
+
+
+def kill_zygote(server: RocserveProcess) -> None:
+    if found := server.zygote():
+        send(found, signal.SIGKILL)
 
 
 def worker(stage: Stage, random: random.Random) -> None:
@@ -68,15 +79,12 @@ def worker(stage: Stage, random: random.Random) -> None:
 
 def zygote(stage: Stage, random: random.Random) -> None:
     """Kill the zygote: workers go on, and the next load starts another zygote."""
-    server = random.choice((stage.poll, stage.explicit))
-    if found := server.zygote():
-        found.kill()
+    kill_zygote(random.choice((stage.poll, stage.explicit)))
 
 
 def zygote_and_worker(stage: Stage, random: random.Random) -> None:
     server, model = choose(stage, random)
-    if found := server.zygote():
-        found.kill()
+    kill_zygote(server)
     kill_workers(stage, server, model)
     wait_until_served(server, model)
 
@@ -86,14 +94,12 @@ def stop(stage: Stage, random: random.Random) -> None:
     server, model = choose(stage, random)
     stopped = workers_of(server, model)
     for each in stopped:
-        with suppress(psutil.NoSuchProcess):
-            each.send_signal(signal.SIGSTOP)
+        send(each, signal.SIGSTOP)
     try:
         time.sleep(random.uniform(0.1, LONGEST_STOP_SECONDS))
     finally:
         for each in stopped:
-            with suppress(psutil.NoSuchProcess):
-                each.send_signal(signal.SIGCONT)
+            send(each, signal.SIGCONT)
 
 
 def front_end(stage: Stage, random: random.Random) -> None:
@@ -119,7 +125,7 @@ def kill_server(stage: Stage, name: str) -> None:
     killed, holder, rows = server.server_process(), server.zygote(), index_rows(server)
     # A zygote keeps the workers that it has started. Workers of a killed zygote, and workers that have not started yet,
     # end with their server.
-    held = set() if holder is None else {each for each in serving_workers(server, rows) if each.ppid() == holder.pid}
+    held = set() if holder is None else serving_workers(server, rows) & children_of(holder)
     # Models whose processes were killed before must be served again, too.
     models = {place: ("READY", "") for place, state in rows.items() if state != UNLOADED}
     with stage.damage.outage(name):
@@ -131,6 +137,12 @@ def kill_server(stage: Stage, name: str) -> None:
         check_recovery(stage, name, models)
     if held and server.zygote() == holder:
         assert held & set(server.workers()), "all workers were started again"
+
+
+def children_of(process: psutil.Process) -> set[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return set(process.children())
+    return set()
 
 
 def serving_workers(server: RocserveProcess, rows: IndexRows) -> set[psutil.Process]:
