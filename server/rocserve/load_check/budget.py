@@ -1,0 +1,56 @@
+"""The time that a check may take, and the runs that it makes in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rocserve.load_check.tensors import Feed, Run
+
+
+class OutOfTime(Exception):
+    """The time left does not suffice for the next run."""
+
+
+class Budget:
+    """The seconds that all checks of one load may take together."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._end = clock() + seconds
+
+    @property
+    def left(self) -> float:
+        return self._end - self.clock()
+
+
+class Trials:
+    """Runs an engine within a budget, and counts the runs."""
+
+    def __init__(self, run: Run, budget: Budget) -> None:
+        self._run = run
+        self._budget = budget
+        self.runs = 0
+        self.seconds_per_row = 0.0
+        """Of the slowest run so far, without the first two, which allocate memory."""
+        self.last_seconds = 0.0
+        self.refusal = ""
+        """What the engine said when it refused an input most recently."""
+
+    def run(self, feed: Feed, rows: int = 1) -> Feed | None:
+        """Run; None = the engine refuses this input. Raises OutOfTime if the run would probably last too long."""
+        left = self._budget.left
+        if left <= self.seconds_per_row * rows:
+            raise OutOfTime(f"a row takes {self.seconds_per_row:.2g} s, and {max(left, 0.0):.2g} s are left")
+        started = self._budget.clock()
+        self.runs += 1
+        try:
+            outputs = self._run(feed)
+        except Exception as error:
+            # Each engine raises types of its own.
+            self.refusal = str(error)
+            return None
+        self.last_seconds = self._budget.clock() - started
+        if self.runs > 2:
+            self.seconds_per_row = max(self.seconds_per_row, self.last_seconds / rows)
+        return outputs

@@ -1,0 +1,42 @@
+"""Measures how far two arrays are apart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rocserve.load_check.tensors import Array, Feed
+
+_LEAST = 1e-30
+"""Stands for the largest value of an array of zeros, so that nothing is divided by 0."""
+
+
+def difference(one: Array, other: Array) -> float:
+    """Return the largest difference, relative to the largest finite value of both. It is inf if shapes differ, texts
+    differ, or NaN and infinities are not at the same places."""
+    if one.shape != other.shape:
+        return math.inf
+    if one.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
+        return 0.0 if np.array_equal(_texts(one), _texts(other)) else math.inf
+    if np.array_equal(one, other):
+        return 0.0
+    x, y = one.astype(np.float64), other.astype(np.float64)
+    finite = np.isfinite(x)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True) or not np.isfinite(y[finite]).all():
+        return math.inf
+    largest = max(float(np.abs(values[finite]).max(initial=_LEAST)) for values in (x, y))
+    return float(np.abs(x[finite] - y[finite]).max(initial=0.0)) / largest
+
+
+def differences(one: Feed, other: Feed) -> dict[str, float]:
+    """Return the difference of each array of `one`; inf for what `other` lacks."""
+    return {name: difference(array, other[name]) if name in other else math.inf for name, array in one.items()}
+
+
+def _texts(array: Array) -> Array:
+    """Return texts as str: one engine gives bytes, another str."""
+    if array.dtype.kind != "O":
+        return array.astype(str)
+    decoded = [value.decode(errors="surrogateescape") if isinstance(value, bytes) else value for value in array.flat]
+    return np.array(decoded, object).reshape(array.shape)

@@ -1,0 +1,26 @@
+"""What a model's file says about rows and values, as far as a check can use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """Facts of a model file. Engines that cannot read a graph use NO_FACTS."""
+
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """Integer input -> exclusive end of its values, from the table that it indexes."""
+    couples_rows: str = ""
+    """Why rows depend on each other, where the operators alone decide it: "DynamicQuantizeLinear takes one scale from
+    all rows"; "" = an experiment decides."""
+    is_random: str = ""
+    """The operator whose results differ between equal runs; "" = none."""
+    exposed: tuple[str, ...] = ()
+    """Inner tensors from which labels and indices are chosen. The rows check sees more if they are outputs, too."""
+    thresholds: tuple[float, ...] = ()
+    """Constants that decide which way the whole model goes: If and Where compare a number of the batch with them."""
+
+
+NO_FACTS = GraphFacts()
