@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rocserve.core.errors import ServeError
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
@@ -150,6 +151,9 @@ class ModelSource:
     report: Callable[[str], None] = _ignore
     """Reports in one line what the engine is doing, for the index and the log, during the load and later. The index
     shows a report until the next; "" = nothing. From any thread; never waits."""
+    report_check: Callable[[str], None] = _ignore
+    """As `report`, while the engine checks the model during its load: the version's state is CHECKING until "" ends
+    it."""
 
 
 @dataclass(slots=True)
@@ -286,3 +290,9 @@ def model_properties(model: object) -> Mapping[str, str]:
     with each report. From any thread."""
     properties: Mapping[str, str] = getattr(model, "properties", {})
     return properties
+
+
+def model_load_check(model: object) -> LoadCheckReport:
+    """Return a loaded model's attribute `load_check`, or NOT_CHECKED: what its engine found when it checked it."""
+    report: LoadCheckReport = getattr(model, "load_check", NOT_CHECKED)
+    return report

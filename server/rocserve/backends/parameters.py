@@ -7,7 +7,9 @@ import os
 
 from rocserve.backends.host import Host
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.load_check import LoadCheckMode
 from rocserve.core.model_config import ModelConfig
+from rocserve.settings import EngineSettings
 
 MOST_THREADS = 1024
 """Bound for one model: more than the CPUs of any machine."""
@@ -46,6 +48,17 @@ def read_switch(config: ModelConfig, name: str, default: bool) -> bool:
     if text not in ("", "true", "1", "false", "0"):
         raise unfit(config, name, "true, false, 1 or 0")
     return text in ("true", "1") if text else default
+
+
+LOAD_CHECK = "load_check"
+"""Parameter: the mode of a model's load check, instead of --load-check."""
+
+
+def load_check_mode(config: ModelConfig, settings: EngineSettings) -> LoadCheckMode:
+    """Raises ServeError (INVALID_ARGUMENT) if the parameter `load_check` is not a mode."""
+    return LoadCheckMode(
+        read_choice(config, LOAD_CHECK, settings.load_check, tuple(mode.value for mode in LoadCheckMode))
+    )
 
 
 def unfit(config: ModelConfig, name: str, expected: str) -> ServeError:

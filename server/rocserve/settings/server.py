@@ -10,6 +10,7 @@ from ipaddress import IPv4Network, IPv6Network
 from itertools import chain
 from pathlib import Path
 
+from rocserve.core.load_check import LoadCheckMode
 from rocserve.settings.flag import (
     ABSOLUTE_FOLDER,
     AMOUNT,
@@ -155,6 +156,16 @@ class EngineSettings:
         ABSOLUTE_FOLDER,
         "folder with a MIGraphX and the C library that it was built for (default $ROCSERVE_MIGRAPHX_ROOT,"
         " else this system's MIGraphX)",
+    )
+    load_check: str = flag(
+        "on",
+        one_of(mode.value for mode in LoadCheckMode),
+        "try each version before it is served (docs/reference/load-check.md); warn: serve it also if its engine"
+        " computes other numbers than the reference; strict: refuse it also if it is configured to batch rows that"
+        " depend on each other",
+    )
+    load_check_seconds: float = flag(
+        10.0, POSITIVE_SECONDS, "how long the check of a version may take", name="load-check-seconds"
     )
 
 

@@ -7,6 +7,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from rocserve.core.errors import ServeError, StatusCode, unreadable
+from rocserve.core.load_check import LoadCheckFailed
 from rocserve.core.printable import without_colours
 from rocserve.workers.messages import LONGEST_TEXT, Load, LoadFailed
 from rocserve.workers.worker_end import error_text
@@ -31,7 +32,8 @@ def load_failed(error: BaseException, load: Load) -> LoadFailed:
         trace = "" if error.__cause__ is None else _trace(error.__cause__)
         code, text, can_pass = error.code, error.text, error.can_pass
     text, trace = without_colours(text), without_colours(trace)
-    return LoadFailed(int(code), text[:LONGEST_TEXT], can_pass, trace[-LONGEST_TEXT:])
+    check = error.kind if isinstance(error, LoadCheckFailed) else ""
+    return LoadFailed(int(code), text[:LONGEST_TEXT], can_pass, check, trace[-LONGEST_TEXT:])
 
 
 def _trace(error: BaseException) -> str:

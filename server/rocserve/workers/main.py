@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from rocserve.backends.base import model_properties
+from rocserve.backends.base import model_load_check, model_properties
 from rocserve.backends.request_model import readiness_check
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.exit_with_parent import exit_with_parent
@@ -176,9 +176,13 @@ class Session:
                 # Set before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.plan.cores)
             kind = RequestService if load.answers_requests else TensorService
-            service = kind(load, self._instances, self._report, _LOG, self._worker.guard, self._send_metrics)
+            check = partial(self._report, is_check=True)
+            service = kind(load, self._instances, self._report, check, _LOG, self._worker.guard, self._send_metrics)
             self._service = service
-            loaded = messages.Loaded(service.model.signature, self._properties(), service.batches_at_once)
+            model = service.model
+            loaded = messages.Loaded(
+                model.signature, self._properties(), service.batches_at_once, load_check=model_load_check(model)
+            )
         except BaseException as error:
             return self._fail("load", error, load)
         self._control.send(loaded)
@@ -201,12 +205,12 @@ class Session:
     def _properties(self) -> dict[str, str]:
         return dict(model_properties(self._service.model)) if self._service is not None else {}
 
-    def _report(self, text: str) -> None:
+    def _report(self, text: str, is_check: bool = False) -> None:
         """Send an engine's report to the server."""
         line = " ".join(text.split())
         if len(line) > _LONGEST_REPORT:
             line = f"{line[: _LONGEST_REPORT - 3]}..."
-        progress = messages.Progress(line, self._properties())
+        progress = messages.Progress(line, self._properties(), is_check and bool(line))
         if progress != self._reported:
             self._reported = progress
             self._control.send_later(progress)

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import StatusCode
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
 from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter, ModelConfig
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import Signature
@@ -86,6 +87,7 @@ class Loaded:
     """Batches that an instance may have in its engine at the same time."""
     was_kept: bool = False
     """The model was loaded for an earlier server, and kept."""
+    load_check: LoadCheckReport = NOT_CHECKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class LoadFailed:
     reason: str
     can_pass: bool = True
     """The same load may succeed later."""
+    check: str = ""
+    """The kind of the load check that refused the model (core/load_check.py); "" = another reason."""
     trace: str = ""
     """The traceback, from the model's own code on; "" = the reason says all."""
 
@@ -107,6 +111,8 @@ class Progress:
     text: str
     properties: Mapping[str, str] = field(default_factory=dict)
     """The current value of Loaded.properties; empty before Loaded."""
+    is_check: bool = False
+    """The engine checks the model (ModelSource.report_check)."""
 
 
 @dataclass(frozen=True, slots=True)

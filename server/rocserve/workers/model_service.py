@@ -64,6 +64,7 @@ class ModelService(ABC):
     _load: Load
     _instances: Sequence[socket.socket]
     _report: Callable[[str], None]
+    _report_check: Callable[[str], None]
     """See ModelSource."""
     _log: logging.Logger
     _guard: FaultGuard
@@ -106,6 +107,7 @@ class ModelService(ABC):
             shares_process=load.shares_process,
             settings=load.settings,
             report=self._report,
+            report_check=self._report_check,
         )
 
     def _samples(self, message: WarmUp) -> list[tuple[str, Batch]]:

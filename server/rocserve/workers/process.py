@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.load_check import KINDS, LoadCheckFailed
 from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.workers import messages
 from rocserve.workers.control_groups import ControlGroup
@@ -284,7 +285,8 @@ class WorkerSession:
         if isinstance(answer, messages.LoadFailed):
             if answer.trace:
                 self.on_trace(answer.trace[: messages.LONGEST_TEXT])
-            error = ServeError(messages.status_code(answer.code), answer.reason[: messages.LONGEST_TEXT])
+            code, text = messages.status_code(answer.code), answer.reason[: messages.LONGEST_TEXT]
+            error = LoadCheckFailed(answer.check, text, code) if answer.check in KINDS else ServeError(code, text)
             raise error.passing() if answer.can_pass else error.lasting()
         if not isinstance(answer, expected):
             raise internal(f"the worker answered with {type(answer).__name__}")

@@ -141,7 +141,8 @@ class WorkerSupervisor:
         if isinstance(progress, MetricChanges):
             self._group.events.measured(progress)
             return
-        self._load_limit.note(progress.text)
+        # A check has its own bound, which a hanging engine does not keep.
+        self._load_limit.note("" if progress.is_check else progress.text)
         self._group.worker_progress(self._index, progress.text)
         if progress.properties:
             self._group.events.described(progress.properties)

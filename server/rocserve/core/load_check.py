@@ -1,0 +1,69 @@
+"""The load check's modes, and what it found about a version: each version is tried before it is served."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from rocserve.core.errors import ServeError, StatusCode
+
+ROWS, REFERENCE, RECORDED_ANSWERS = KINDS = ("rows", "reference", "recorded answers")
+"""The kinds of failures; label `kind` of the metric."""
+
+
+class LoadCheckMode(enum.Enum):
+    """The values of --load-check and of the parameter `load_check`."""
+
+    ON = "on"
+    WARN = "warn"
+    """An engine that does not compute what the reference computes serves, with a warning."""
+    STRICT = "strict"
+    """A configuration that batches rows that depend on each other is refused."""
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheckReport:
+    """What the load check found about a version."""
+
+    parts: tuple[str, ...] = ()
+    """Clauses in their order, such as "rows are independent"; empty = nothing was checked."""
+    warning: str = ""
+    """For the index, the page and the log; "" = nothing to warn of."""
+    failures: tuple[str, ...] = ()
+    """The kinds of checks that failed."""
+    seconds: float = 0.0
+    """0 = all verdicts came from the cache."""
+
+    @property
+    def text(self) -> str:
+        """One line for the log and the metadata; "" = nothing was checked."""
+        return "; ".join(self.parts)
+
+    def then(self, later: LoadCheckReport) -> LoadCheckReport:
+        """Return this report with that of a later check of the same version."""
+        warning = "; ".join(filter(None, (self.warning, later.warning)))
+        return replace(
+            self,
+            parts=self.parts + later.parts,
+            warning=warning,
+            failures=self.failures + later.failures,
+            seconds=self.seconds + later.seconds,
+        )
+
+
+NOT_CHECKED = LoadCheckReport()
+
+
+class LoadCheckFailed(ServeError):
+    """The load check refuses a version, or an engine for it: with engine "auto", the next engine is tried."""
+
+    def __init__(self, kind: str, text: str, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> None:
+        """`kind`: ROWS, REFERENCE or RECORDED_ANSWERS. The text tells the output and the difference."""
+        super().__init__(code, text)
+        self.kind = kind
+
+    def with_text(self, text: str) -> LoadCheckFailed:
+        error = LoadCheckFailed(self.kind, text, self.code)
+        error.can_pass = self.can_pass
+        return error
