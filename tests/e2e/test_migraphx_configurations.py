@@ -43,7 +43,12 @@ MODELS: Mapping[str, tuple[bytes, str]] = {
     "by_accelerator": (MLP, config(4, tensors=accelerated(precision="fp16", batch_sizes="4"))),
     "by_amds_names": (
         MLP,
-        config(4, tensors=accelerated(migraphx_fp16_enable="1", migraphx_max_dynamic_batch="2")),
+        config(
+            4,
+            tensors=accelerated(
+                migraphx_fp16_enable="1", migraphx_max_dynamic_batch="2", migraphx_hip_graph_enable="1"
+            ),
+        ),
     ),
     "one_batch": (MLP, config(4, batch="3", pad_batch="false")),
     "on_cpu": (MLP, config(4, batch_sizes="4", tensors=ON_CPU, target="")),

@@ -185,6 +185,8 @@ def test_parameters_of_the_migraphx_provider(plan_for: PlanMaker, caplog: pytest
             "migraphx_arena_extend_strategy": "1",
             "migraphx_max_dynamic_batch": "8",
             "migraphx_model_cache_dir": "/somewhere",
+            "migraphx_hip_graph_enable": "true",
+            "ORT_MIGRAPHX_COALESCE_IO": "0",
             "binding": "c_api",
         },
     )
@@ -198,6 +200,8 @@ def test_parameters_of_the_migraphx_provider(plan_for: PlanMaker, caplog: pytest
     }
     assert ProviderPlan((provider,), False).compiling
     assert provider.caches_programs
+    # Older providers refuse options that they do not know, and ignore variables.
+    assert provider.variables == {"ORT_MIGRAPHX_HIP_GRAPH_ENABLE": "1", "ORT_MIGRAPHX_COALESCE_IO": "0"}
     assert provider.accelerator["migraphx_max_dynamic_batch"] == "8"
     assert "parameter 'migraphx_model_cache_dir' changes nothing: compiled programs are kept" in caplog.text
 

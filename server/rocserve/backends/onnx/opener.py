@@ -163,6 +163,8 @@ class SessionOpener:
         if not self._plan.providers:
             return self._open_on_cpu(options)
         options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+        for provider in self._plan.providers:
+            os.environ.update(provider.variables)
         providers = [(provider.kind.provider, dict(provider.options)) for provider in self._plan.providers]
         session, failure = None, ""
         with OutputCapture().captured() as errors:

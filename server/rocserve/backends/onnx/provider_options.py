@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes, wanted_batch_sizes
 from rocserve.backends.contained_paths import path_within
-from rocserve.backends.migraphx.configuration.options import CACHE_NAMES, PARAMETERS
+from rocserve.backends.migraphx.configuration.options import CACHE_NAMES, PARAMETERS, PROVIDER_SWITCHES
 from rocserve.backends.parameters import read_switch
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ExecutionAccelerator, ModelConfig
@@ -47,7 +47,7 @@ def read_options(kind: ProviderKind, accelerator: ExecutionAccelerator, model: s
             raise wrong_parameter(kind.accelerator, name, model, f"which cannot be followed: {kind.refused[name]}")
         read = kind.options.get(name)
         if read is None:
-            known = ", ".join(sorted({*kind.options, *kind.ignored}))
+            known = ", ".join(sorted({*kind.options, *kind.ignored}, key=str.lower))
             raise wrong_parameter(kind.accelerator, name, model, f"which is unknown; known are {known}")
         try:
             options[name] = read(text.strip())
@@ -175,7 +175,7 @@ _MIGRAPHX_OPTIONS: Mapping[str, Reader] = {
     **switches(*(f"migraphx_{precision}_enable" for precision in _PRECISIONS.values() if precision)),
     _TABLE: words,
     **switches("migraphx_use_native_calibration_table", "migraphx_int8_use_native_calibration_table"),
-    **switches("migraphx_exhaustive_tune", "exhaustive_tune", "pad_batch"),
+    **switches("migraphx_exhaustive_tune", "exhaustive_tune", "pad_batch", *PROVIDER_SWITCHES),
     "migraphx_mem_limit": count,
     "migraphx_arena_extend_strategy": _ARENA["arena_extend_strategy"],
     "migraphx_max_dynamic_batch": count,
@@ -213,7 +213,9 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
     """Return the provider's own options for the accelerator's parameters. Raises ServeError (INVALID_ARGUMENT) if
     precisions contradict each other, or FP8 or INT8 has no calibration table in the model's folder."""
     given = {
-        _PROVIDER_NAMES.get(name, name): value for name, value in options.items() if name not in _SERVER_PARAMETERS
+        _PROVIDER_NAMES.get(name, name): value
+        for name, value in options.items()
+        if name not in _SERVER_PARAMETERS and name not in PROVIDER_SWITCHES
     }
     named = {options[name] for name in ("precision", "precision_mode") if name in options}
     if len(named) > 1:
@@ -239,6 +241,13 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
             raise invalid_argument(f"model '{model}': the calibration table {table} is not there or no file")
         given[_TABLE] = str(table)
     return given
+
+
+def provider_variables(options: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment variables for the switches among the accelerator's parameters that only newer providers
+    know: they ignore a variable that they do not know, and refuse such an option."""
+    names = {name: f"ORT_{name.removeprefix('ORT_').upper()}" for name in options if name in PROVIDER_SWITCHES}
+    return {variable: options[name] for name, variable in names.items()}
 
 
 def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], largest: int) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from rocserve.backends.onnx.provider_options import (
     ROCM,
     ProviderKind,
     provider_options,
+    provider_variables,
     read_options,
 )
 from rocserve.backends.parameters import read_choice, usable_cpus
@@ -61,6 +62,8 @@ class Provider:
     """The accelerator's parameters, including those that the provider does not get."""
     caches_programs: bool = False
     """Whether the provider stores compiled programs in files."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the provider reads when a session is opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,7 @@ def _provider(model: ModelSource, kind: ProviderKind, accelerator: ExecutionAcce
             _LOG.info("model '%s': parameter '%s' changes nothing: %s", model.name, name, kind.ignored[name])
     if kind is MIGRAPHX_PROVIDER:
         options = {**provider_options(given, model.name, model.model_folder), "device_id": "0"}
-        return Provider(kind, options, given, caches_programs=True)
+        return Provider(kind, options, given, caches_programs=True, variables=provider_variables(given))
     if kind is OPENVINO:
         options = {"num_of_threads": str(usable_cpus()), **given}
         options.pop("cache_dir", None)

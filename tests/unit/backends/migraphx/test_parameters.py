@@ -12,6 +12,7 @@ import pytest
 from rocserve.backends.migraphx.configuration.options import (
     MAX_DYNAMIC_BATCH,
     PARAMETERS,
+    PROVIDER_SWITCHES,
     REQUEST_PARAMETERS,
     CompileOptions,
     Precision,
@@ -245,6 +246,12 @@ class TestAccelerator:
         assert _compile(accelerator=calibrated).precision is Precision.INT8
         assert not _compile(accelerator={"migraphx_save_compiled_model": "0"}).exhaustive_tune
 
+    @pytest.mark.parametrize("value", ["1", "0", "true", "False"])
+    @pytest.mark.parametrize("name", sorted(PROVIDER_SWITCHES))
+    def test_switches_of_the_provider_change_nothing(self, name: str, value: str) -> None:
+        words = {name: value, "migraphx_fp16_enable": "1"}
+        assert _compile(accelerator=words) == _compile(precision="fp16")
+
     @pytest.mark.parametrize(
         ("words", "text"),
         [
@@ -256,6 +263,7 @@ class TestAccelerator:
             ({"migraphx_save_compiled_model": "1"}, "compiled programs are kept anyway"),
             ({"migraphx_mem_limit": "100"}, "belongs to ONNX Runtime's memory arena"),
             ({"migraphx_fp16_enable": "on?"}, 'must be 1, 0, true or false, not "on?"'),
+            ({"migraphx_hip_graph_enable": "2"}, 'must be 1, 0, true or false, not "2"'),
             (
                 {"migraphx_fp16_enable": "1", "migraphx_int8_enable": "1"},
                 'asks for precision "int8" where another asks',
@@ -286,4 +294,4 @@ def test_every_parameter_has_a_row() -> None:
 
 def test_every_name_of_an_accelerator_is_written_down() -> None:
     written = set(re.findall(r"`(\w+)`", " ".join(_documented().values())))
-    assert written | {MAX_DYNAMIC_BATCH} == REQUEST_PARAMETERS - {"engine", "target"}
+    assert written | {MAX_DYNAMIC_BATCH, *PROVIDER_SWITCHES} == REQUEST_PARAMETERS - {"engine", "target"}

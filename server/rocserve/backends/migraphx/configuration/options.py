@@ -94,10 +94,22 @@ _REMEDIES = {
     "migraphx_external_empty_cache": _ARENA,
 }
 
+PROVIDER_SWITCHES = frozenset(
+    {
+        "migraphx_hip_graph_enable",
+        "migraphx_coalesce_io",
+        "ORT_MIGRAPHX_HIP_GRAPH_ENABLE",
+        "ORT_MIGRAPHX_COALESCE_IO",
+    }
+)
+"""Switches of ONNX Runtime's provider (since ROCm 7.2 and 7.14) that change how it runs a program, not what the program
+computes. MIGraphX itself has none of them."""
+
 _OFF = ("0", "false", "off", "")
+_ON = ("1", "true", "on")
 
 
-_ACCELERATOR_PARAMETERS = PARAMETERS | _OTHER_NAMES.keys() | _PRECISION_SWITCHES.keys()
+_ACCELERATOR_PARAMETERS = PARAMETERS | _OTHER_NAMES.keys() | _PRECISION_SWITCHES.keys() | PROVIDER_SWITCHES
 """The parameters that an accelerator may have."""
 REQUEST_PARAMETERS = _ACCELERATOR_PARAMETERS | {"engine", "target"}
 """The parameters that a load request may set, in `parameters` and in the accelerator's. Parameters that name files are
@@ -105,24 +117,27 @@ confined to the model's folder."""
 
 
 def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
-    """Return the parameters of accelerators named "migraphx", by the names in `PARAMETERS` and `MAX_DYNAMIC_BATCH`.
-    Raises ServeError (INVALID_ARGUMENT) for an unknown name, a contradiction, or if MIGraphX lacks the option."""
+    """Return the parameters of accelerators named "migraphx", by the names in `PARAMETERS` and `MAX_DYNAMIC_BATCH`,
+    without `PROVIDER_SWITCHES`. Raises ServeError (INVALID_ARGUMENT) for an unknown name, a contradiction, or if
+    MIGraphX lacks the option."""
     values: dict[str, str] = {}
     for accelerator in config.gpu_accelerators:
         if accelerator.name.lower() != ACCELERATOR:
             continue
         for name, text in accelerator.parameters.items():
             value, ours, why_not = text.strip(), _OTHER_NAMES.get(name, name), ""
-            if name in _PRECISION_SWITCHES:
+            if name in _PRECISION_SWITCHES or name in PROVIDER_SWITCHES:
                 if value.lower() in _OFF:
                     continue
-                if value.lower() not in ("1", "true", "on"):
+                if value.lower() not in _ON:
                     why_not = f'which must be 1, 0, true or false, not "{value}"'
-                ours, value = "precision", _PRECISION_SWITCHES[name]
+                elif name in PROVIDER_SWITCHES:
+                    continue
+                ours, value = "precision", _PRECISION_SWITCHES.get(name, "")
             elif name not in _OTHER_NAMES and name not in PARAMETERS:
                 if name in _REMEDIES and value.lower() in _OFF and name != "device_id":
                     continue
-                why_not = f"which is unknown; known are {', '.join(sorted(_ACCELERATOR_PARAMETERS))}"
+                why_not = f"which is unknown; known are {', '.join(sorted(_ACCELERATOR_PARAMETERS, key=str.lower))}"
                 if name in _REMEDIES:
                     why_not = f"which MIGraphX itself cannot honour: {_REMEDIES[name]}"
             earlier = values.get(ours, value)
