@@ -16,7 +16,6 @@ from support.waiting import wait_until
 
 from campaign import catalogue, models
 from campaign.action import Action, Kind, drawn
-from campaign.actions.kills import workers_of
 from campaign.actions.swaps import file_of
 from campaign.course import read_record
 from campaign.run import Options, Outcome, run
@@ -52,7 +51,7 @@ def stopped_server(stage: Stage, random: random.Random) -> None:
 
 
 def is_replaced(stage: Stage, gone: psutil.Process) -> bool:
-    workers = workers_of(stage.poll, models.PYTHON)
+    workers = stage.poll.workers(models.PYTHON)
     return len(workers) == 1 and gone not in workers
 
 
@@ -62,12 +61,12 @@ def killed_worker(stage: Stage, random: random.Random) -> None:
     script = stage.copied / models.PYTHON / "1" / "model.py"
     quick, slow = "responses = []", "time.sleep(0.5)\n        responses = []"
     assert quick in script.read_text()
-    (gone,) = workers_of(stage.poll, models.PYTHON)
+    (gone,) = stage.poll.workers(models.PYTHON)
     script.write_text("import time\n" + script.read_text().replace(quick, slow))
     while "honest request failed" not in stage.findings.counts:
         wait_until(lambda gone=gone: is_replaced(stage, gone), "the next worker")
         time.sleep(0.3)
-        (gone,) = workers_of(stage.poll, models.PYTHON)
+        (gone,) = stage.poll.workers(models.PYTHON)
         gone.kill()
         time.sleep(0.3)
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import tritonclient.grpc as triton
 from support.models import add_constant, drop
@@ -28,12 +27,6 @@ model_warmup { name: "warm" batch_size: 2 count: 3
 def reason(client: triton.InferenceServerClient, model: str) -> str:
     rows = client.get_model_repository_index().models
     return " ".join(row.reason for row in rows if row.name == model)
-
-
-def workers_of(server: RocserveProcess, model: str) -> list[psutil.Process]:
-    assert server.process is not None
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child for child in children if child.name() == f"rocserve:{model}"[:15]]
 
 
 def test_fields_and_flags(serve: Serve, tmp_path: Path) -> None:
@@ -60,7 +53,7 @@ def test_fields_and_flags(serve: Serve, tmp_path: Path) -> None:
     )
     server.wait_until_ready()
     with triton.InferenceServerClient(server.address) as client:
-        (worker,) = workers_of(server, "kept")
+        (worker,) = server.workers("kept")
         assert worker.cpu_affinity() == [core]
         assert all(os.sched_getaffinity(thread.id) == {core} for thread in worker.threads())
         config = client.get_model_config("kept").config

@@ -17,6 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 from support.models import drop, graph
+from support.processes import command_of
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -154,7 +155,7 @@ def test_the_process_that_opens_them_may_die(
             client.register_cuda_shared_memory(name, shared.get_raw_handle(region), 0, 4096)
 
     register()
-    next(process for process in server.family() if any("device_memory" in word for word in process.cmdline())).kill()
+    next(process for process in server.family() if "device_memory" in command_of(process)).kill()
     nbytes = expected["scores"][:2].nbytes
     assert "register the region again" in refused(lambda: ask(client, "on_cpu", x, nbytes))
     client.unregister_cuda_shared_memory()
@@ -353,6 +354,11 @@ def _reason(client: Client, model: str) -> str:
 
 
 def _worker(server: RocserveProcess, model: str) -> psutil.Process:
-    found = [process for process in server.family() if process.name() == f"rocserve:{model}"]
-    wait_until(lambda: found or found.extend(p for p in server.family() if p.name() == f"rocserve:{model}"))
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        found[:] = server.workers(model)
+        return bool(found)
+
+    wait_until(is_there, f"a worker of {model}")
     return found[0]

@@ -177,9 +177,8 @@ class TestSharedPrograms:
 
 
 def compiles(server: RocserveProcess) -> list[psutil.Process]:
-    """The processes that compile. The kernel keeps 15 bytes of a name."""
-    running = [process for process in server.workers() if process.status() != psutil.STATUS_ZOMBIE]
-    return [process for process in running if process.name() == "rocserve:compil"]
+    """The processes that compile."""
+    return server.workers("compiling")
 
 
 def answers(client: triton.InferenceServerClient, model: str, inputs: dict[str, Array]) -> bool:

@@ -145,7 +145,7 @@ def test_events_as_they_happen_and_a_worker_that_is_started_again(followed: Rocs
         while (event := next_event())["state"] != "READY":
             assert event["name"] == "bad"
         assert overview(followed, "good")["worker_restarts"] == 0
-        [worker] = [process for process in followed.family() if process.name().startswith("rocserve:good")]
+        [worker] = followed.workers("good")
         worker.kill()
         assert next_event()["reason"] == "restarting: worker ended unexpectedly (killed by signal 9)"
         assert next_event()["state"] == "READY"

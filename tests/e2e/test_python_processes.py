@@ -6,10 +6,10 @@ import shutil
 from types import MappingProxyType
 
 import numpy as np
-import psutil
 import pytest
 from support.infer_inputs import infer_input
 from support.models import drop
+from support.processes import has_ended
 from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -212,7 +212,7 @@ def test_processes_that_a_model_leaves_behind_end_with_it(serve, tmp_path):
     server = serve(repository, flags=("--model-control-mode=poll",))
     server.wait_until_ready()
     (child,) = infer(server, "parent", 0)
-    assert psutil.pid_exists(child)
+    assert not has_ended(child)
     shutil.rmtree(repository / "parent")
     wait_until(lambda: has_ended(child), "the end of the unloaded model's child")
     drop(repository, "parent", HEAD + MODELS["parent"], CONFIG)
@@ -220,14 +220,6 @@ def test_processes_that_a_model_leaves_behind_end_with_it(serve, tmp_path):
     (child,) = infer(server, "parent", 0)
     server.kill()
     wait_until(lambda: has_ended(child), "the end of the killed server's model's child")
-
-
-def has_ended(pid: int) -> bool:
-    """Whether it has ended, or is a zombie that nobody has reaped."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_modules_of_one_name_and_a_change_of_one_of_them(serve, tmp_path):

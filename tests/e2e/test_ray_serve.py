@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import queue
+import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import tritonclient.grpc
 import tritonclient.http
 from support.load import ConstantLoad
 from support.models import answering, drop
+from support.processes import command_of, has_ended, send
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -173,7 +175,7 @@ def test_replicas_come_and_go_and_no_request_is_lost(cluster: RayCluster, reposi
 
         servers = kill_node(cluster.raylets.pop())
         wait_until(lambda: len(cluster.replicas()) == 2, "the end of the replica", 60)
-        wait_until(lambda: not any(map(is_alive, servers)), "the end of its server")
+        wait_until(lambda: all(has_ended(server.pid) for server in servers), "the end of its server")
         patient.wait_until_answered_by(2.0, times=50)
         assert len(hasty.failures) <= 2, "what was in flight"
     assert not patient.failures
@@ -220,13 +222,9 @@ def test_a_server_that_does_not_start_or_dies_is_told_of(repositories: tuple[Pat
 def kill_node(node: psutil.Process) -> list[psutil.Process]:
     """Kill a node and Ray's processes on it, as a power cut does. Returns the servers' processes, which are left."""
     family = node.children(recursive=True)
-    servers = [process for process in family if "rocserve.cli" in " ".join(process.cmdline())]
+    servers = [process for process in family if "rocserve.cli" in command_of(process)]
     assert servers
     for process in {node, *family} - set(servers):
-        if "rocserve.workers" not in " ".join(process.cmdline()):
-            process.kill()
+        if "rocserve.workers" not in command_of(process):
+            send(process, signal.SIGKILL)
     return servers
-
-
-def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -118,7 +118,7 @@ def test_loads_that_hang_end_with_the_reason(serve, repository: Path):
         "Unavailable: the worker did not load within 1 s (load_timeout_secs) and was ended; it last wrote: about to"
         " wait for a licence (failed once, next try in "
     )
-    wait_until(lambda: [worker.name() for worker in server.workers()] == ["rocserve:good"], "the worker's end")
+    wait_until(lambda: not server.workers("m"), "the worker's end")
     drop_model(repository, "m", stays(2), limit("load_timeout_secs", "soon"))
     text = "parameter 'load_timeout_secs': expected a number of seconds, 0 for no limit, got 'soon'"
     wait_until(lambda: text in models_of(server)["m"][1], "the refusal")
@@ -163,7 +163,7 @@ def test_a_batch_that_is_not_answered_in_time_ends_its_worker(serve, repository:
     drop_model(repository, "m", stays(1), limit("request_timeout_secs", 6))
     drop_model(repository, "other", stays(2))
     server = serve(repository)
-    before = {worker.name(): worker.pid for worker in server.workers()}
+    before = {model: server.workers(model) for model in ("m", "other")}
     hanging = Asking(server, "m", -1)
     wait_until((repository.parent / "inside-1").exists, "the request in the model")
     waiting = Asking(server, "m", 5)
@@ -180,9 +180,8 @@ def test_a_batch_that_is_not_answered_in_time_ends_its_worker(serve, repository:
     assert waiting.outcome() == "6"
     # An instance may answer a moment before the server has recorded all of them as ready.
     wait_until(lambda: models_of(server)["m"] == ("READY", ""), "the end of the reason")
-    after = {worker.name(): worker.pid for worker in server.workers()}
-    assert after["rocserve:other"] == before["rocserve:other"]
-    assert after["rocserve:m"] != before["rocserve:m"]
+    assert server.workers("other") == before["other"]
+    assert server.workers("m") != before["m"]
 
 
 def test_a_stopped_worker_is_killed_once_it_owes_an_answer(serve, repository: Path):

@@ -137,7 +137,7 @@ def counters(client: triton.InferenceServerClient, model: str) -> tuple[int, int
 
 
 def worker_of(server: RocserveProcess, model: str) -> psutil.Process:
-    (worker,) = [worker for worker in server.workers() if worker.name() == f"rocserve:{model}"]
+    (worker,) = server.workers(model)
     return worker
 
 

@@ -174,7 +174,7 @@ def test_processes_beyond_the_bound_end_with_the_model(server: RocserveProcess):
 
 
 def test_the_kernel_keeps_a_worker_in_a_cgroup_of_its_own(grouping: RocserveProcess):
-    (worker,) = (process for process in grouping.workers() if process.name() == "rocserve:bomb")
+    (worker,) = grouping.workers("bomb")
     folder = Path("/sys/fs/cgroup") / Path(f"/proc/{worker.pid}/cgroup").read_text().strip().removeprefix("0::/")
     assert (folder / "cgroup.procs").read_text().split() == [str(worker.pid)]
     assert (folder / "pids.max").read_text().strip() == str(TASKS)
@@ -188,7 +188,7 @@ def test_processes_that_a_model_leaves_behind_end_with_its_cgroup(grouping: Rocs
     entry = infer_input("TAKES", np.array([1], np.int32))
     client.async_infer("bomb", [entry], lambda result, error: None, client_timeout=60)
     wait_until(lambda: len(bomb_processes()) >= 8, "children")
-    next(process for process in grouping.workers() if process.name() == "rocserve:bomb").kill()
+    grouping.workers("bomb")[0].kill()
     wait_until(lambda: not bomb_processes(), "the end of what the model has started")
     infer(grouping.client(), "bomb")
 

@@ -205,7 +205,7 @@ def test_a_model_may_open_its_output_again(server: RocserveProcess):
 @needs_root
 def test_a_worker_of_another_user_is_ended_and_restarted(server: RocserveProcess):
     ask = Asked(server)
-    (worker,) = [worker for worker in server.workers() if worker.name() == "rocserve:other"]
+    (worker,) = server.workers("other")
     worker.kill()
     wait_until(lambda: not worker.is_running(), "the end")
     assert ask("os.getuid()", "other") == NOBODY

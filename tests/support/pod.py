@@ -11,7 +11,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +21,7 @@ import pytest
 
 from benchmarks.server_process import free_port
 from support.migraphx import CHECKOUT
+from support.processes import has_ended, name_of
 from support.waiting import wait_until
 
 SERVING = b"\x08\x01"
@@ -110,12 +110,11 @@ class Pod:
     def workers(self, model: str) -> list[psutil.Process]:
         """The live workers of a model."""
         assert self._process is not None
-        found = []
-        for process in psutil.Process(self._process.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                if process.name().startswith(f"rocserve:{model}") and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return [
+            process
+            for process in psutil.Process(self._process.pid).children(recursive=True)
+            if name_of(process).startswith(f"rocserve:{model}") and not has_ended(process.pid)
+        ]
 
     def wait_until_ready(self) -> None:
         def is_ready() -> bool:

@@ -1,4 +1,4 @@
-"""Runs the real server as a process, and keeps its log for the report of a failure."""
+"""Runs the real server as a process, which writes its log to a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,11 +18,12 @@ from typing import Self
 import psutil
 import tritonclient.grpc as triton
 
-from support.waiting import PATIENCE_SECONDS, wait_until
+from support.processes import command_of, has_ended, name_of, send
+from support.waiting import wait_until
 
 _PR_SET_PDEATHSIG = 1
 _FRONT_ENDS = ("rocserve:grpc:", "rocserve:http:")
-_STARTED = re.compile(r"Started (GRPCInference|HTTP)Service at \S+?:(\d+)")
+_STARTED = re.compile(r'Started (GRPCInference|HTTP)Service at \S+?:(\d+)[",\n]')
 
 
 class RocserveProcess:
@@ -64,12 +64,12 @@ class RocserveProcess:
         ]
         self._log = log
         self._printed = log.with_suffix(".out")
-        self._lines: list[str] = []
-        self._port_known = threading.Event()
+        self._begins = 0
+        """Where the log of the process begins: a server that is started again goes on with the log."""
         self._last_started = "HTTP" if "--allow-grpc=false" in flags else "GRPCInference"
         self.port = 0
         self.http_port = 0
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -81,44 +81,34 @@ class RocserveProcess:
         self.kill()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            self._command,
-            stdout=self._printed.open("w"),
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            # Plain messages: in JSON the quotes in them would be escaped.
-            env={"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0", **os.environ, **self._environment},
-            preexec_fn=self._before_exec,  # noqa: PLW1509 - one call of the C library
-            # A separate process group, which a test may signal as a whole.
-            start_new_session=True,
-        )
-        threading.Thread(target=self._read_log, daemon=True).start()
-        if not self._port_known.wait(PATIENCE_SECONDS):
-            at = [f"{each.name()} {each.status()} {each.cpu_times()}" for each in self.family()]
+        if self.process is not None:
+            self._begins = len(self.log_text)
+        # The server writes to the file itself: what it has written before an event is in the log after the event.
+        with self._log.open("w" if self.process is None else "a") as log, self._printed.open("w") as printed:
+            self.process = subprocess.Popen(
+                self._command,
+                stdout=printed,
+                stderr=log,
+                # Plain messages: in JSON the quotes in them would be escaped.
+                env={"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0", **os.environ, **self._environment},
+                preexec_fn=self._before_exec,  # noqa: PLW1509 - one call of the C library
+                # A separate process group, which a test may signal as a whole.
+                start_new_session=True,
+            )
+        try:
+            wait_until(self._has_started_or_ended)
+        except AssertionError:
+            at = [_state(each) for each in self.family()]
             self.kill()
-            raise AssertionError(f"the server did not start: {at}\n{self.log_text}")
+            raise AssertionError(f"the server did not start: {at}\n{self.log_text}") from None
 
-    def _read_log(self) -> None:
+    def _has_started_or_ended(self) -> bool:
         assert self.process is not None
-        assert self.process.stderr is not None
-        with self._log.open("w") as file:
-            for line in self.process.stderr:
-                file.write(line)
-                file.flush()
-                self._lines.append(line)
-                if found := _STARTED.search(line):
-                    self._note_port(found[1], int(found[2]))
-        # A server that fails at its start must not make the test wait.
-        self._port_known.set()
-
-    def _note_port(self, service: str, port: int) -> None:
-        if service == "HTTP":
-            self.http_port = port
-        else:
-            self.port = port
-        if service == self._last_started:
-            self._port_known.set()
+        has_ended = self.process.poll() is not None
+        started = dict(_STARTED.findall(self.log_text, self._begins))
+        self.http_port = int(started.get("HTTP", self.http_port))
+        self.port = int(started.get("GRPCInference", self.port))
+        return self._last_started in started or has_ended
 
     @property
     def http_address(self) -> str:
@@ -135,7 +125,7 @@ class RocserveProcess:
 
     @property
     def log_text(self) -> str:
-        return "".join(self._lines)
+        return self._log.read_text(errors="replace")
 
     def client(self) -> triton.InferenceServerClient:
         return triton.InferenceServerClient(self.address)
@@ -167,23 +157,26 @@ class RocserveProcess:
         return int(self.server_process().memory_info().rss)
 
     def workers(self, model: str = "") -> list[psutil.Process]:
-        """The processes that hold models, or this model."""
-        start = f"rocserve:{model}"[:_NAME_BYTES]
-        return [process for process in self.family() if _is_worker(process) and _name(process).startswith(start)]
+        """The processes that hold models, or this model. A process that has just ended may not have been reaped."""
+        named = f"rocserve:{model}"[:_NAME_BYTES]
+        return [
+            process
+            for process in self.family()
+            if _is_worker(process) and (not model or name_of(process) == named) and not has_ended(process.pid)
+        ]
 
     def front_ends(self, protocol: str = "grpc") -> list[psutil.Process]:
         """The processes that serve clients of a protocol, grpc or http."""
         return [
             process
             for process in self.family()
-            # A process that has just ended may not have been reaped.
-            if _name(process).startswith(f"rocserve:{protocol}:") and not _has_ended(process)
+            if name_of(process).startswith(f"rocserve:{protocol}:") and not has_ended(process.pid)
         ]
 
     def zygote(self) -> psutil.Process | None:
         """The process that forks workers."""
         children = (process for process in self.family() if not _is_worker(process))
-        return next((process for process in children if "rocserve.workers.zygote" in _command(process)), None)
+        return next((process for process in children if "rocserve.workers.zygote" in command_of(process)), None)
 
     def terminate(self, seconds: float = 40.0, whole_group: bool = False) -> int:
         """Send SIGTERM to the supervisor; `whole_group`: also to its group and to workers. Returns the exit status."""
@@ -191,7 +184,7 @@ class RocserveProcess:
         if whole_group:
             # Workers have separate process groups; systemd and other service managers signal every process.
             for worker in self.workers():
-                worker.send_signal(signal.SIGTERM)
+                send(worker, signal.SIGTERM)
             os.killpg(self.process.pid, signal.SIGTERM)
         else:
             self.process.send_signal(signal.SIGTERM)
@@ -210,11 +203,10 @@ def _session(process: psutil.Process) -> int:
         return 0  # The process ended meanwhile.
 
 
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""  # The process ended meanwhile.
+def _state(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return f"{process.name()} {process.status()} {process.cpu_times()}"
+    return "ended meanwhile"
 
 
 _NAME_BYTES = 15
@@ -222,21 +214,8 @@ _NAME_BYTES = 15
 
 
 def _is_worker(process: psutil.Process) -> bool:
-    name = _name(process)
+    name = name_of(process)
     return name.startswith("rocserve:") and not name.startswith(_FRONT_ENDS)
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    return True
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""  # The process ended meanwhile.
 
 
 Start = Callable[..., RocserveProcess]

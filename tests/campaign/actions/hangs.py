@@ -15,7 +15,6 @@ from support.waiting import wait_until
 from campaign import models
 from campaign.action import Kind
 from campaign.actions.floods import remove_model
-from campaign.actions.kills import workers_of
 from campaign.stage import Stage
 
 CONFIG = """
@@ -91,7 +90,7 @@ def executed(stage: Stage, random: random.Random) -> None:
 def remove_hung(stage: Stage, name: str) -> None:
     """Remove the model: its worker ends after the drain timeout at the latest."""
     remove_model(stage, name)
-    wait_until(lambda: not workers_of(stage.poll, name), f"the end of {name}'s worker", seconds=NOTICED_SECONDS)
+    wait_until(lambda: not stage.poll.workers(name), f"the end of {name}'s worker", seconds=NOTICED_SECONDS)
 
 
 KINDS = (Kind("hang.imported", imported, 2), Kind("hang.executed", executed, 3))

@@ -11,6 +11,7 @@ from contextlib import suppress
 import psutil
 from support.front_ends import listens
 from support.models import add_constant
+from support.processes import children_of, send
 from support.repository_index import index_of
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -28,16 +29,6 @@ ON_POLL = (models.CACHED, models.PYTHON, models.DECOUPLED, models.SUMS, "digits_
 ON_EXPLICIT = (models.CALLED, models.PYTHON)
 
 
-def workers_of(server: RocserveProcess, model: str) -> list[psutil.Process]:
-    return [worker for worker in server.workers() if _name(worker) == models.process_name(model)]
-
-
-def _name(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return process.name()
-    return ""
-
-
 def choose(stage: Stage, random: random.Random) -> tuple[RocserveProcess, str]:
     if random.random() < 0.7:
         return stage.poll, random.choice(ON_POLL)
@@ -48,20 +39,13 @@ def wait_until_served(server: RocserveProcess, model: str) -> None:
     """Wait until a version is READY without a warning in the index, and the model has a worker."""
 
     def is_well() -> bool:
-        return ("READY", "") in index_of(server, model).values() and bool(workers_of(server, model))
+        return ("READY", "") in index_of(server, model).values() and bool(server.workers(model))
 
     wait_until(is_well, f"{model} served again by a worker", seconds=RECOVERY_SECONDS)
 
 
-def send(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a signal. The process may have ended since it was found: another version took its place, or another action
-    killed it."""
-    with suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
-
-
 def kill_workers(stage: Stage, server: RocserveProcess, model: str) -> None:
-    for worker in workers_of(server, model):
+    for worker in server.workers(model):
         stage.damage.killed(model)
         send(worker, signal.SIGKILL)
 
@@ -92,7 +76,7 @@ def zygote_and_worker(stage: Stage, random: random.Random) -> None:
 def stop(stage: Stage, random: random.Random) -> None:
     """Stop a worker (SIGSTOP) for a moment: its requests wait, other models' requests do not."""
     server, model = choose(stage, random)
-    stopped = workers_of(server, model)
+    stopped = server.workers(model)
     for each in stopped:
         send(each, signal.SIGSTOP)
     try:
@@ -139,15 +123,9 @@ def kill_server(stage: Stage, name: str) -> None:
         assert held & set(server.workers()), "all workers were started again"
 
 
-def children_of(process: psutil.Process) -> set[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        return set(process.children())
-    return set()
-
-
 def serving_workers(server: RocserveProcess, rows: IndexRows) -> set[psutil.Process]:
     serving = {model for (model, _), state in rows.items() if state == ("READY", "")}
-    return {worker for model in serving for worker in workers_of(server, model)}
+    return {worker for model in serving for worker in server.workers(model)}
 
 
 def is_ready(server: RocserveProcess) -> bool:

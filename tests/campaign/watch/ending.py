@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from support.processes import send
 from support.repository_index import rows_of
 from support.server import RocserveProcess
 from support.shared_memory import FOLDER as SHARED_MEMORY
@@ -92,7 +94,7 @@ def end(stage: Stage, watch: ResourceWatch) -> None:
         wait_until(lambda: not any(map(psutil.Process.is_running, family)), seconds=LEFT_SECONDS)
     for process in filter(psutil.Process.is_running, family):
         stage.findings.add("process left", f"{watch.name}: {process}")
-        process.kill()
+        send(process, signal.SIGKILL)
     for port in (server.port, server.http_port):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:

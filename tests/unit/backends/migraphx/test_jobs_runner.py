@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from support.migraphx_jobs import StrangeJob, StrangeResult
+from support.processes import has_ended
 from support.waiting import wait_until
 from support.workers import open_descriptors
 
@@ -96,11 +97,6 @@ def hanging(jobs: Jobs) -> Iterator[Callable[..., threading.Thread]]:
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
-
-
-def is_gone(process: psutil.Process) -> bool:
-    """Whether the process has ended; a zombie has."""
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
@@ -234,7 +230,7 @@ def test_a_child_that_hangs_is_killed_at_its_limit_also_where_it_is_stopped(
 ) -> None:
     child, started, errors = hanging(timeout_seconds=5.0, remedy="wait")
     child.suspend()
-    wait_until(lambda: is_gone(child) and is_gone(started), "the end of both")
+    wait_until(lambda: has_ended(child.pid) and has_ended(started.pid), "the end of both")
     wait_until(lambda: errors, "the error")
     (error,) = errors
     assert not error.is_crash
@@ -248,7 +244,7 @@ def test_without_a_limit_a_child_is_let_be_until_it_is_called_off(jobs: Jobs, ha
     child, started, errors = hanging(timeout_seconds=0.0)
     assert child.is_running()
     jobs.runner.call_off()
-    wait_until(lambda: is_gone(child) and is_gone(started), "the end of both")
+    wait_until(lambda: has_ended(child.pid) and has_ended(started.pid), "the end of both")
     wait_until(lambda: errors, "the error")
     (error,) = errors
     assert (error.is_crash, error.code, error.text) == (
@@ -283,12 +279,12 @@ def test_the_child_and_what_it_started_end_with_their_parent(migraphx_root: Path
         child, started = (psutil.Process(int(pid)) for pid in found.groups())
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait(30)
-    wait_until(lambda: is_gone(child) and is_gone(started), "the end of both")
+    wait_until(lambda: has_ended(child.pid) and has_ended(started.pid), "the end of both")
 
 
 def test_what_a_job_leaves_behind_ends_with_it(jobs: Jobs) -> None:
     pid = int(jobs.run("leave behind"))
-    wait_until(lambda: not psutil.pid_exists(pid) or is_gone(psutil.Process(pid)), "its end")
+    wait_until(lambda: has_ended(pid), "its end")
 
 
 def test_the_child_has_none_of_its_parents_descriptors(jobs: Jobs, tmp_path: Path) -> None:
