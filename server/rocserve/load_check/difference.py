@@ -34,6 +34,31 @@ def differences(one: Feed, other: Feed) -> dict[str, float]:
     return {name: difference(array, other[name]) if name in other else math.inf for name, array in one.items()}
 
 
+def example(right: Array, other: Array) -> str:
+    """Return where two arrays differ most: "0.5 instead of 0.98 at [0, 3]", or which shapes they have."""
+    if right.shape != other.shape:
+        return f"shape {list(other.shape)} instead of {list(right.shape)}"
+    if right.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
+        apart = _texts(right) != _texts(other)
+    else:
+        x, y = right.astype(np.float64), other.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(x - y)
+        # NaN in one of them, or infinities, differ more than any number.
+        apart[np.isnan(x) != np.isnan(y)] = math.inf
+        apart = np.where(
+            (x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.nan_to_num(apart, nan=math.inf, posinf=math.inf)
+        )
+    if not apart.size:
+        return "no difference"
+    place = np.unravel_index(int(np.argmax(apart)), apart.shape)
+    return f"{_short(other[place])} instead of {_short(right[place])} at {[int(index) for index in place]}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float | np.number) else repr(value)
+
+
 def _texts(array: Array) -> Array:
     """Return texts as str: one engine gives bytes, another str."""
     if array.dtype.kind != "O":

@@ -1,23 +1,214 @@
-"""Reads from an ONNX graph what made-up inputs need and what no experiment shows."""
+"""Reads from an ONNX graph what made-up inputs need, and what no experiment shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocserve.load_check.facts import GraphFacts
+import numpy as np
+
+from rocserve.load_check.facts import NO_FACTS, GraphFacts
+from rocserve.load_check.onnx_graph import OnnxGraph, attribute_of
+from rocserve.load_check.tensors import Array
 
 if TYPE_CHECKING:
     import onnx
+
+_ONE_SCALE = frozenset(("DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"))
+"""Operators that take one scale from the whole tensor. Saturated outputs may hide what that does."""
+_RANDOM = frozenset(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"))
+_RANDOM |= {"RandomUniformLike"}
+_TABLES: Mapping[str, Sequence[tuple[int, int]]] = {
+    "EmbedLayerNormalization": ((0, 2), (1, 4), (8, 3)),
+    "QEmbedLayerNormalization": ((0, 2), (1, 4)),
+    "RotaryEmbedding": ((1, 2),),
+}
+"""Operator of com.microsoft -> its inputs of indices, and those of the tables whose first dimension they index."""
+_COMPARISONS = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
+_CONDITIONS = frozenset(("And", "Cast", "Identity", "Not", "Or", "Reshape", "Squeeze", "Unsqueeze", "Xor"))
+_CONDITIONS |= {"ReduceMax", "ReduceMin", "ReduceSum"}
+"""Operators between a comparison and the operator that it steers."""
+_WHOLE = frozenset(("ArgMax", "NonZero", "Shape", "Size"))
+"""Operators that, as those whose names begin with Reduce, make one number of a whole tensor."""
+_MOST_THRESHOLDS = 4
+"""Each costs two runs of a batch. Graphs with more compare sizes of loops, seldom values."""
+_MOST_EXPOSED = 4
+_CHOICES = frozenset(("ArgMax", "ArgMin", "Ceil", "Floor", "Hardmax", "Round", "TopK", *_COMPARISONS))
+"""Operators that turn numbers into few values."""
+_LABELS = frozenset(("Add", "And", "ArrayFeatureExtractor", "Cast", "Concat", "Expand", "Flatten", "Gather"))
+_LABELS |= {"GatherND", "Identity", "LabelEncoder", "Mul", "Not", "Or", "Reshape", "Slice", "Squeeze", "StringConcat"}
+_LABELS |= {"Sub", "Tile", "Transpose", "Unsqueeze", "Where"}
+"""Operators between a choice and an output."""
 
 
 def onnx_facts(model: onnx.ModelProto | Path) -> GraphFacts:
     """Return the facts of a model or of a file; external data is not read. A file that is not an ONNX model has no
     facts."""
-    raise NotImplementedError
+    if isinstance(model, Path):
+        import onnx
+
+        try:
+            model = onnx.load(model, format="protobuf", load_external_data=False)
+        except Exception:
+            # protobuf raises errors of its own classes, and no module here may import protobuf.
+            return NO_FACTS
+    graph = OnnxGraph(model)
+    return GraphFacts(
+        ends=_ends(graph),
+        couples_rows=next(_couplings(graph), ""),
+        is_random=next((node.op_type for node in graph.nodes if _is_random(node, graph)), ""),
+        exposed=tuple(itertools.islice(dict.fromkeys(_chosen_from(graph)), _MOST_EXPOSED)),
+        thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(graph)), _MOST_THRESHOLDS)),
+    )
 
 
 def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> None:
     """Make inner tensors outputs of the model."""
-    raise NotImplementedError
+    for name in tensors:
+        # ONNX Runtime finds out the type.
+        model.graph.output.add().name = name
+
+
+def _ends(graph: OnnxGraph) -> Mapping[str, int]:
+    """Return the exclusive ends of inputs that index tables."""
+    ends: dict[str, int] = {}
+    for node in graph.nodes:
+        for indices, end in _indices(node, graph):
+            for name, limit in _inputs_below(indices, end, graph):
+                ends[name] = min(limit, ends.get(name, limit))
+    return {name: end for name, end in ends.items() if end > 0}
+
+
+def _indices(node: onnx.NodeProto, graph: OnnxGraph) -> Iterator[tuple[str, int]]:
+    """Yield the tensors of indices that a node takes, with their ends."""
+    given, domain = node.input, node.domain
+    if node.op_type == "OneHot":
+        if (depth := graph.number(given[1])) is not None:
+            yield given[0], int(depth)
+    elif node.op_type in ("Gather", "GatherElements", "GatherBlockQuantized"):
+        axis = attribute_of(node, "gather_axis" if node.op_type == "GatherBlockQuantized" else "axis", 0)
+        yield from _below_size(given[1], given[0], axis, graph)
+    elif node.op_type == "Equal":
+        # A one-hot encoding, as some exporters write it: each index beside all numbers up to the largest.
+        for place in (0, 1):
+            for source in graph.sources(given[place]):
+                if (end := _range_end(graph.constant(source))) is not None:
+                    yield given[1 - place], end
+    elif node.op_type == "ArrayFeatureExtractor":
+        yield from _below_size(given[1], given[0], -1, graph)
+    elif domain == "com.microsoft":
+        for place, table in _TABLES.get(node.op_type, ()):
+            if place < len(given) and table < len(given) and given[place] and given[table]:
+                yield from _below_size(given[place], given[table], 0, graph)
+
+
+def _below_size(indices: str, table: str, axis: int, graph: OnnxGraph) -> Iterator[tuple[str, int]]:
+    shape = graph.shape(table)
+    if -len(shape) <= axis < len(shape) and (size := shape[axis]):
+        yield indices, size
+
+
+def _range_end(values: Array | None) -> int | None:
+    """Return the end of a constant that contains 0, 1, 2, ... in order; None for other constants."""
+    if values is None or values.dtype.kind not in "fiu" or values.size < 3:
+        return None
+    return values.size if np.array_equal(values.reshape(-1), np.arange(values.size)) else None
+
+
+def _inputs_below(tensor: str, end: int, graph: OnnxGraph) -> Iterator[tuple[str, int]]:
+    """Yield the inputs that a tensor's values come from, with the end that follows from the tensor's."""
+    for source in graph.sources(tensor):
+        if source in graph.inputs:
+            yield source, end
+        node = graph.makers.get(source)
+        if node is None or node.op_type not in ("Add", "Mul", "Sub") or len(node.input) != 2:
+            continue
+        for place in (0, 1):
+            other = graph.number(node.input[1 - place])
+            if other is None or (node.op_type == "Sub" and place == 1) or (node.op_type == "Mul" and other <= 0):
+                continue
+            moved = end - other if node.op_type == "Add" else end + other if node.op_type == "Sub" else end / other
+            yield from _inputs_below(node.input[place], math.ceil(moved), graph)
+
+
+def _couplings(graph: OnnxGraph) -> Iterator[str]:
+    for node in graph.nodes:
+        if node.op_type in _ONE_SCALE and node.input[0] in graph.fed:
+            yield f"{node.op_type} takes one scale from all rows"
+        elif node.op_type == "BatchNormalization" and (
+            attribute_of(node, "training_mode", 0) or sum(map(bool, node.output)) > 1
+        ):
+            yield "BatchNormalization in training mode takes mean and variance from all rows"
+
+
+def _is_random(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
+    if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+        training = graph.constant(node.input[2])
+        return training is None or bool(training.any())
+    return node.op_type in _RANDOM
+
+
+def _thresholds(graph: OnnxGraph) -> Iterator[float]:
+    """Yield the constants with which a number of the whole tensor is compared, to steer If, Loop or Where."""
+    for node in graph.nodes:
+        conditions = {"If": node.input[:1], "Where": node.input[:1], "Loop": node.input[1:2]}.get(node.op_type, ())
+        for name in (source for condition in conditions for source in _conditions(condition, graph)):
+            comparison = graph.makers.get(name)
+            if comparison is None or comparison.op_type not in _COMPARISONS:
+                continue
+            for place in (0, 1):
+                number, compared = graph.number(comparison.input[place]), comparison.input[1 - place]
+                if number is not None and (node.op_type != "Where" or _is_of_whole_tensor(compared, graph)):
+                    yield number
+
+
+def _conditions(name: str, graph: OnnxGraph) -> Iterator[str]:
+    for source in graph.sources(name, _CONDITIONS):
+        yield source
+        node = graph.makers.get(source)
+        if node is not None and node.op_type in ("And", "Or", "Xor"):
+            yield from graph.sources(node.input[1], _CONDITIONS)
+
+
+def _is_of_whole_tensor(name: str, graph: OnnxGraph) -> bool:
+    """Return whether a number is made of a whole tensor within a few steps."""
+    waiting = [name]
+    for _ in range(8):
+        node = graph.makers.get(waiting.pop(0)) if waiting else None
+        if node is None:
+            continue
+        if node.op_type.startswith("Reduce") or node.op_type in _WHOLE:
+            return True
+        waiting += node.input
+    return False
+
+
+def _chosen_from(graph: OnnxGraph) -> Iterator[str]:
+    """Yield the inner tensors from which a model chooses that answers with classes, indices or texts only."""
+    from onnx import TensorProto
+
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16, TensorProto.UNDEFINED)
+    outputs = {value.name: value.type.tensor_type.elem_type for value in graph.graph.output}
+    if any(kind in floats for kind in outputs.values()):
+        return
+    outer = {name for node in graph.graph.node for name in node.output}
+    for output in outputs:
+        for source in graph.sources(output, _LABELS):
+            node = graph.makers.get(source)
+            if node is None or node.op_type in ("Constant", "Shape"):
+                continue
+            if node.op_type.endswith("Classifier"):
+                chosen = node.output[1:2]
+            elif node.op_type in _CHOICES or (node.op_type == "Cast" and not _is_label(node.input[0], graph)):
+                chosen = node.input[:1]
+            else:
+                continue
+            yield from (name for name in chosen if name in outer and name not in outputs)
+
+
+def _is_label(name: str, graph: OnnxGraph) -> bool:
+    node = graph.makers.get(name)
+    return node is not None and node.op_type in _LABELS | _CHOICES

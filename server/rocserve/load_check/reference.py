@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rocserve.load_check.budget import Budget
+import numpy as np
+
+from rocserve.load_check.budget import Budget, OutOfTime, Trials
+from rocserve.load_check.difference import differences, example
+from rocserve.load_check.edge_inputs import LARGE, NAN, PLAIN, edge_inputs
 from rocserve.load_check.facts import GraphFacts
-from rocserve.load_check.tensors import CheckedInput, Feed, Run
+from rocserve.load_check.input_search import NoInputs, find_inputs
+from rocserve.load_check.made_inputs import InputMaker, bits_of, nudged, row_name
+from rocserve.load_check.tensors import Array, CheckedInput, Feed, Run
+
+_TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}
+"""Precision -> error, relative to the output's largest value, that an engine may have in any model. Right programs of
+one network differ by 1e-6 in float32 and 1e-3 in float16 for nine models of ten."""
+_NOISE_FACTOR = 100
+"""An engine may be off by so many times the reference's own noise: an ill-conditioned network amplifies rounding."""
+_DESCRIPTION = "description"
+_QUANTISED_REMARK = 0.15
+"""Error of a quantised model that a user should know of. What calibration costs, nobody but he can judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +51,13 @@ class ReferenceVerdict:
     largest_error: float
     """Relative to the output's largest value."""
     output: str
-    """The output with the largest error, or the first wrong one."""
+    """The output with the largest error, or the first wrong one; "" = none differs."""
     case: str
+    """The case in which it differs so much."""
     reason: str
     """A clause for log and index; names output, case, difference and limit."""
+    remark: str = ""
+    """What is no failure, but worth a warning; "" = nothing."""
 
 
 def reference_cases(
@@ -50,20 +71,145 @@ def reference_cases(
     samples: Sequence[Feed] = (),
 ) -> Sequence[Case]:
     """Make inputs that the reference takes, and run it on them. `rows`: the size of each batch; 0 = inputs have no
-    rows, or one. Returns no cases if nothing made-up runs, fewer if the time ends."""
-    raise NotImplementedError
+    rows, or one. Returns no cases if nothing made-up runs, fewer if the time ends. Outputs that differ between equal
+    runs are left out."""
+    encode = bits_of(inputs)
+    trials = Trials(lambda feed: reference(encode(feed)), budget)
+    maker = InputMaker(inputs, facts, seed, samples)
+
+    def run(feed: Feed) -> Feed | None:
+        answer = trials.run(feed, max(rows, 1))
+        return None if answer is None else {name: np.asarray(answer[name]) for name in outputs}
+
+    def batch(one: Sequence[Feed]) -> Feed:
+        with_rows = {given.name for given in inputs if given.has_rows}
+        return {
+            name: np.concatenate([row[name] for row in one]) if name in with_rows else values
+            for name, values in one[0].items()
+        }
+
+    cases: list[Case] = []
+    try:
+        found = find_inputs(trials, lambda row: run(batch([row] * max(rows, 1))), maker)
+        plain = batch([maker.row(found.recipe, row_name(number)) for number in range(max(rows, 1))])
+        again = run(plain)
+        for name, feed in edge_inputs(inputs, plain):
+            answer, moved = run(feed), run(nudged(feed))
+            if answer is None or moved is None:
+                continue
+            if name == PLAIN and again is not None:
+                steady = {one for one, off in differences(answer, again).items() if off <= _TOLERANCES["fp32"]}
+                outputs = [one for one in outputs if one in steady]
+                answer = {one: answer[one] for one in outputs}
+            cases.append(Case(name, encode(feed), answer, differences(answer, moved)))
+    except (NoInputs, OutOfTime):
+        pass
+    return cases
 
 
-def compare(cases: Sequence[Case], candidate: Run, precision: str) -> ReferenceVerdict:
-    """Run the candidate on the cases. `precision` is what the engine computes in: "fp32", "fp16", "bf16", "int8"."""
-    raise NotImplementedError
+def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budget | None = None) -> ReferenceVerdict:
+    """Run the candidate on the cases, as long as the time lasts. `precision` is what the engine computes in: "fp32",
+    "fp16", "bf16", or "int8" and others that calibration quantises, whose errors only lead to a remark."""
+    is_quantised = precision not in _TOLERANCES
+    trials = Trials(candidate, budget or Budget(math.inf))
+    compared, worst, remark = 0, _Error(), ""
+    # Calibration does not cover values at the edges.
+    for case in cases[:1] if is_quantised else cases:
+        try:
+            answer = trials.run(case.feed)
+        except OutOfTime:
+            break
+        if answer is None:
+            if case.name == PLAIN:
+                reason = f"it refuses what the reference takes: {trials.refusal}"
+                return ReferenceVerdict(False, compared, math.inf, "", case.name, reason)
+            # A client gets the error; no answer is wrong.
+            continue
+        compared += 1
+        for error in _errors(case, answer, _TOLERANCES.get(precision, math.inf)):
+            is_overflow = case.name in LARGE and precision != "fp32" and error.size == math.inf
+            if error.counts and not is_overflow and case.name != NAN:
+                return ReferenceVerdict(False, compared, error.size, error.output, case.name, str(error))
+            if error.counts:
+                remark = remark or str(error)
+            elif error.size > worst.size and case.name != NAN:
+                worst = error
+    if is_quantised and worst.size > _QUANTISED_REMARK:
+        remark = str(worst)
+    reason = f"{compared} inputs, largest error {worst.size:.2g}"
+    return ReferenceVerdict(True, compared, worst.size, worst.output, worst.case, reason, remark)
+
+
+@dataclass(frozen=True, slots=True)
+class _Error:
+    """How far an output of the candidate is from the reference's."""
+
+    size: float = 0.0
+    output: str = ""
+    case: str = ""
+    allowed: float = 0.0
+    example: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is more than rounding. Unlike shapes, or NaN at other places, are, whatever a precision costs."""
+        return self.size > self.allowed or (self.size == math.inf and self.example != "")
+
+    def __str__(self) -> str:
+        off = "" if math.isinf(self.size) else f" ({self.size:.2g} of its largest value; {self.allowed:.2g} allowed)"
+        return f"output '{self.output}' is wrong with {self.case} inputs: {self.example}{off}"
+
+
+def _errors(case: Case, answer: Feed, tolerance: float) -> Iterator[_Error]:
+    for output, size in differences(case.outputs, answer).items():
+        noise = _NOISE_FACTOR * case.noise.get(output, 0.0)
+        if noise == math.inf:
+            # The reference itself is inf or NaN at other places after a nudge.
+            continue
+        given = np.asarray(answer[output]) if output in answer else None
+        text = "it is missing" if given is None else example(case.outputs[output], given) if size else ""
+        yield _Error(size, output, case.name, max(tolerance, noise), text)
 
 
 def save_cases(path: Path, cases: Sequence[Case]) -> None:
     """Write cases to an .npz file, for another process."""
-    raise NotImplementedError
+    arrays: dict[str, Array] = {}
+    described = []
+    for number, case in enumerate(cases):
+        entry: dict[str, Any] = {"name": case.name, "noise": dict(case.noise), "feed": {}, "outputs": {}}
+        for kind, tensors in (("feed", case.feed), ("outputs", case.outputs)):
+            for name, values in tensors.items():
+                key = f"{kind}.{number}.{len(entry[kind])}"
+                entry[kind][name] = key
+                arrays[key] = values if values.dtype.kind != "O" else _packed(values)
+        described.append(entry)
+    arrays[_DESCRIPTION] = np.frombuffer(json.dumps(described).encode(), np.uint8)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def load_cases(path: Path) -> Sequence[Case]:
     """Read the cases that `save_cases` wrote."""
-    raise NotImplementedError
+    with np.load(path, allow_pickle=False) as arrays:
+
+        def tensors(keys: Mapping[str, str]) -> Feed:
+            return {name: _unpacked(arrays[key]) for name, key in keys.items()}
+
+        return [
+            Case(one["name"], tensors(one["feed"]), tensors(one["outputs"]), one["noise"])
+            for one in json.loads(arrays[_DESCRIPTION].tobytes())
+        ]
+
+
+def _packed(texts: Array) -> Array:
+    """Return texts as an array that needs no pickle: a U array drops zeros at the end, so each has a mark there."""
+    marked = [
+        (value if isinstance(value, str) else value.decode(errors="surrogateescape")) + "|" for value in texts.flat
+    ]
+    return np.array(marked, dtype=np.str_).reshape(texts.shape)
+
+
+def _unpacked(values: Array) -> Array:
+    if values.dtype.kind != "U":
+        return values
+    return np.array([str(value)[:-1] for value in values.flat], dtype=object).reshape(values.shape)

@@ -1,14 +1,48 @@
-"""Decides whether the rows of a batch are independent of each other."""
+"""Decides whether the rows of a batch are independent of each other.
+
+A row is compared in two batches of one size, at one place, beside different rows. The arithmetic is the same, so an
+independent row is equal to the bit, and no tolerance has to separate rounding from dependence. A row alone is compared
+with the row in a batch only loosely, which finds outputs that follow the row's number or the number of rows."""
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocserve.load_check.budget import Budget
+import numpy as np
+
+from rocserve.load_check.batches import Batches, RowsLost
+from rocserve.load_check.budget import Budget, OutOfTime, Trials
+from rocserve.load_check.difference import difference, differences
 from rocserve.load_check.facts import GraphFacts
-from rocserve.load_check.tensors import CheckedInput, Feed, Run
+from rocserve.load_check.input_search import Found, NoInputs, find_inputs
+from rocserve.load_check.made_inputs import InputMaker, bits_of
+from rocserve.load_check.neighbours import Group, groups
+from rocserve.load_check.tensors import Array, CheckedInput, Feed, Run
+
+_ROWS = 3
+"""Of a batch: two whose outputs are compared, and their neighbour."""
+_USUAL_BATCHES = 8
+_BESIDE = 1e-6
+"""Largest difference of a row beside others. On a CPU it is 0."""
+_ALONE = 5e-2
+"""Largest difference of a row alone and in a batch. Ill-conditioned networks reach 1.3e-2."""
+_ALONE_TO_NOISE = 100
+_REPEATED = 1e-3
+"""Difference of equal runs from which on a model counts as random."""
+_NOISE_FACTOR = 30
+"""A difference beside others counts if it is so many times the difference of equal runs."""
+_REPETITIONS = 3
+"""Equal runs that tell the noise of an engine known to be noisy; two of them may be equal by chance."""
+_SAME = 1e-5
+"""Difference up to which two rows count as equal, and so compare nothing."""
+_TRIES = 5
+_MOST_ROWS = 128
+"""Rows of the largest batch that is tried because the model compares something with a number."""
+_DEPENDENT = "rows depend on each other: {}"
+_NOT_CHECKED = "not checked: {}; give warm-up samples or check.npz"
 
 
 class Independence(enum.Enum):
@@ -31,6 +65,16 @@ class RowsVerdict:
     runs: int = 0
 
 
+class _Decided(Exception):
+    """Ends the experiments before all are made."""
+
+    def __init__(self, state: Independence, reason: str, output: str = "", difference: float = 0.0) -> None:
+        super().__init__(reason)
+        self.state = state
+        self.output = output
+        self.difference = difference
+
+
 def check_rows(
     run: Run,
     inputs: Sequence[CheckedInput],
@@ -48,4 +92,178 @@ def check_rows(
     samples of one or more rows. `is_noisy`: equal runs may differ slightly (GPUs), so a repeated batch tells the
     noise. `fixed_rows`: the engine takes batches of exactly this size. Never raises OutOfTime: a check that runs out
     of time is undecided."""
-    raise NotImplementedError
+    encode = bits_of(inputs)
+    trials = Trials(lambda feed: run(encode(feed)), budget)
+    maker = InputMaker(inputs, facts, seed, samples)
+    check = _RowsCheck(
+        trials, Batches(trials, inputs, outputs, facts.exposed, fixed_rows), maker, facts, is_noisy, fixed_rows
+    )
+    try:
+        if facts.couples_rows:
+            raise _dependent(facts.couples_rows)
+        if fixed_rows == 1:
+            raise _undecided("the engine takes one row at a time")
+        check.run()
+    except _Decided as decided:
+        return RowsVerdict(decided.state, str(decided), decided.output, decided.difference, trials.runs)
+    except RowsLost as lost:
+        reason = _DEPENDENT.format(lost)
+        return RowsVerdict(Independence.DEPENDENT, reason, lost.output, math.inf, trials.runs)
+    except OutOfTime as ended:
+        reason = f"not checked: the time ended, {ended}"
+        return RowsVerdict(Independence.UNDECIDED, reason, runs=trials.runs)
+    except NoInputs as none:
+        refusal = f" ({none})" if str(none) else ""
+        reason = _NOT_CHECKED.format(f"the engine takes no made-up input{refusal}")
+        return RowsVerdict(Independence.UNDECIDED, reason, runs=trials.runs)
+    return RowsVerdict(Independence.INDEPENDENT, "rows are independent", runs=trials.runs)
+
+
+class _RowsCheck:
+    """The experiments on one model."""
+
+    def __init__(
+        self,
+        trials: Trials,
+        batches: Batches,
+        maker: InputMaker,
+        facts: GraphFacts,
+        is_noisy: bool,
+        fixed_rows: int | None,
+    ) -> None:
+        self._trials = trials
+        self._batches = batches
+        self._maker = maker
+        self._facts = facts
+        self._is_noisy = is_noisy
+        self._fixed_rows = fixed_rows
+
+    def run(self) -> None:
+        """Return if rows are independent. Raises _Decided, RowsLost, NoInputs or OutOfTime otherwise."""
+        found = find_inputs(self._trials, self._batches.single, self._maker)
+        two, alone = self._different_rows(found)
+        says_little = all(values.dtype.kind != "f" for one in alone for values in one.values())
+        most = self._most_rows()
+        for number, group in enumerate(groups(self._maker, found.recipe, self._facts, two, says_little, most)):
+            first = self._batches.run(group.batch(group.usual))
+            if first is None:
+                if number == 0:
+                    raise _dependent(f"the engine takes 1 row, but not {len(group.rows) + 1} rows")
+                continue
+            if number < 2:
+                self._compare_alone(alone, _without(first, group.at), found)
+            self._compare_beside(group, first)
+        for size in self._telling_sizes():
+            many = self._batches.run([*two, *(self._maker.row(found.recipe, str(n)) for n in range(size - 2))])
+            if many is not None:
+                self._compare_alone(alone, {name: values[:2] for name, values in many.items()}, found)
+        if found.quality < 1:
+            raise _undecided("the outputs hardly change with the inputs")
+
+    def _most_rows(self) -> float:
+        """Return how many rows a batch may have: two suffice where the time would not do for more."""
+        if self._fixed_rows:
+            return self._fixed_rows
+        is_slow = self._trials.seconds_per_row * _ROWS * _USUAL_BATCHES > self._trials.seconds_left / 2
+        return 2 if is_slow else math.inf
+
+    def _different_rows(self, found: Found) -> tuple[Sequence[Feed], Sequence[Feed]]:
+        """Return two rows whose outputs differ, if some are found, and their outputs alone."""
+        recipe = found.recipe
+        two, outputs = [self._maker.row(recipe, name) for name in "ab"], list[Feed | None](found.outputs)
+        for number in range(_TRIES):
+            alone = [self._batches.with_rows(one, 1) for one in outputs if one is not None]
+            if len(alone) == 2 and max(differences(*alone).values(), default=0.0) > _SAME:
+                break
+            two = [self._maker.row(recipe, str(2 * number + place)) for place in range(2)]
+            outputs = [self._batches.single(row) for row in two]
+        else:
+            two, alone = (
+                [self._maker.row(recipe, name) for name in "ab"],
+                [self._batches.with_rows(one, 1) for one in found.outputs],
+            )
+        for name, values in alone[0].items():
+            other = alone[1].get(name)
+            if other is not None and other.shape != values.shape:
+                shapes = f"{list(values.shape)} for one row and {list(other.shape)} for another"
+                raise _dependent(f"output '{name}' has shape {shapes}", name, math.inf)
+        return two, alone
+
+    def _telling_sizes(self) -> Sequence[int]:
+        """Return sizes of batches above a number that the model compares something with: perhaps its rows."""
+        if self._fixed_rows:
+            return ()
+        return [int(one) + 1 for one in self._facts.thresholds if one.is_integer() and _ROWS <= one < _MOST_ROWS]
+
+    def _compare_alone(self, alone: Sequence[Feed], together: Feed, found: Found) -> None:
+        """Compare rows alone and in a batch. Raises _Decided if they are far apart."""
+        for name, values in together.items():
+            singles = [one[name] for one in alone[: len(values)] if name in one]
+            if len(singles) < len(values):
+                continue
+            largest = difference(np.concatenate(singles), values)
+            if largest > max(_ALONE, _ALONE_TO_NOISE * found.noise.get(name, 0.0)):
+                if values.dtype.kind != "f" and not self._differs_again(name, found):
+                    continue
+                raise _dependent(f"output '{name}' of a row differs by {largest:.2g} in a batch", name, largest)
+
+    def _differs_again(self, name: str, found: Found) -> bool:
+        """Return whether a class or an index differs for other rows, too: two classes may be equally likely by
+        chance, and rounding decides."""
+        rows = [self._maker.row(found.recipe, row) for row in "fgh"]
+        alone, together = [self._batches.run([row]) for row in rows], self._batches.run(rows)
+        return together is None or any(
+            one is None or difference(one[name], together[name][place : place + 1]) > _ALONE
+            for place, one in enumerate(alone)
+        )
+
+    def _compare_beside(self, group: Group, first: Feed) -> None:
+        """Compare the rows of a group beside their neighbours. Raises _Decided if they differ."""
+        for kind, row in group.others.items():
+            then = self._batches.run(group.batch(row))
+            if then is None:
+                # Large values may be refused even where they couple nothing.
+                continue
+            name, largest = _largest(_without(first, group.at), _without(then, group.at))
+            if largest <= _BESIDE:
+                continue
+            noise = self._noise(group, first)
+            if noise > _REPEATED:
+                random = f" ({self._facts.is_random})" if self._facts.is_random else ""
+                raise _undecided(f"equal runs differ by {noise:.2g}{random}")
+            if largest > _NOISE_FACTOR * noise:
+                raise _dependent(
+                    f"output '{name}' of a row changes by {largest:.2g} with its neighbours ({kind})", name, largest
+                )
+
+    def _noise(self, group: Group, first: Feed) -> float:
+        """Return how much equal runs differ."""
+        times = _REPETITIONS if self._is_noisy else 1
+        again = [self._batches.run(group.batch(group.usual)) for _ in range(times)]
+        return max(math.inf if outputs is None else _largest(first, outputs)[1] for outputs in again)
+
+
+def _without(outputs: Feed, at: int) -> dict[str, Array]:
+    """Return the outputs without those of the row at this place."""
+    return {name: np.delete(values, at, 0) for name, values in outputs.items()}
+
+
+def _largest(one: Feed, other: Feed) -> tuple[str, float]:
+    """Return the output that differs most, and by how much. Each row counts by its own size: the difference of a quiet
+    one must not vanish beside a large one's values."""
+    largest = "", 0.0
+    for name, values in one.items():
+        if name not in other:
+            continue
+        for row, counterpart in zip(values, other[name], strict=True):
+            if (found := difference(row, counterpart)) > largest[1]:
+                largest = name, found
+    return largest
+
+
+def _dependent(reason: str, output: str = "", difference: float = 0.0) -> _Decided:
+    return _Decided(Independence.DEPENDENT, _DEPENDENT.format(reason), output, difference)
+
+
+def _undecided(reason: str) -> _Decided:
+    return _Decided(Independence.UNDECIDED, _NOT_CHECKED.format(reason))

@@ -74,3 +74,9 @@ class CheckedInput:
         if not size:
             return (f"{self.name}[{index}]",)
         return [int(part) if part.isdigit() else part for part in size.split(_SUM)]
+
+
+def largest_integer(datatype: DataType) -> int:
+    """Return the largest value of an integer type."""
+    bits = 8 * datatype.itemsize
+    return int(2 ** (bits - (datatype.numpy_dtype.kind == "i")) - 1)

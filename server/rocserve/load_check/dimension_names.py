@@ -1,0 +1,29 @@
+"""Says where the names of dimensions alone show that the first one does not count rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_WORD = re.compile(r"[A-Za-z_]+")
+"""A name that a person chose. Exporters number theirs: unk__6, s77, p2o.DynamicDimension.0."""
+_ROWS = re.compile(r"batch|^n$|^(num_)?(rows|samples|examples)$", re.IGNORECASE)
+"""Names that people give to the dimension of rows. Two of them may name the same dimension."""
+
+
+def names_disagree(inputs: Mapping[str, object], outputs: Mapping[str, object]) -> str:
+    """Return which tensor names its first dimension otherwise than the first one does, where both are names of people
+    and not both mean rows; "" = none. Both map a tensor to its first dimension: a number, a name, or None."""
+    named = [
+        (kind, tensor, name)
+        for kind, tensors in (("input", inputs), ("output", outputs))
+        for tensor, name in tensors.items()
+        if isinstance(name, str) and _WORD.fullmatch(name)
+    ]
+    if not named:
+        return ""
+    (what, first, rows), *others = named
+    for kind, tensor, name in others:
+        if name != rows and not (_ROWS.search(name) and _ROWS.search(rows)):
+            return f"{kind} '{tensor}' has '{name}' rows, {what} '{first}' has '{rows}'"
+    return ""

@@ -1,0 +1,50 @@
+"""Inputs at which engines were seen to differ, made from plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rocserve.load_check.made_inputs import changed_floats
+from rocserve.load_check.tensors import CheckedInput, Feed
+
+PLAIN = "plain"
+NAN = "nan"
+LARGE = frozenset(("large", "negative"))
+"""Cases that may overflow a type of few bits, in a right engine, too."""
+_LARGE = 150
+"""Factor: exp(x) overflows from 88.8 in float32, log(softmax(x)) underflows 104 below the largest value."""
+_FRACTIONS = (0.5, 0.25, 0.0, -0.25, -0.5)
+_NAN_STEP = 5
+
+
+def edge_inputs(inputs: Sequence[CheckedInput], plain: Feed) -> Iterator[tuple[str, Feed]]:
+    """Yield inputs by the kind of their values, the plain ones first."""
+    yield PLAIN, plain
+    made = {
+        "large": changed_floats(plain, lambda values: values * _LARGE),
+        "negative": changed_floats(plain, lambda values: -np.abs(values) - 1),
+        "fractional": changed_floats(plain, lambda values: np.resize(_FRACTIONS, values.shape)),
+        "ties": changed_floats(plain, lambda values: np.round(values) + 0.5),
+        "minus one": _negative_indices(inputs, plain),
+        NAN: changed_floats(plain, _with_nan),
+    }
+    for name, feed in made.items():
+        if any(feed[tensor] is not values and not _equal(feed[tensor], values) for tensor, values in plain.items()):
+            yield name, feed
+
+
+def _negative_indices(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
+    """Return the inputs with -1 in all integers, which ONNX lets an index be."""
+    whole = {given.name for given in inputs if given.kind == "i" and not given.is_mask}
+    return {name: np.full_like(values, -1) if name in whole else values for name, values in plain.items()}
+
+
+def _with_nan(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object:
+    places = np.arange(values.size).reshape(values.shape) % _NAN_STEP == 1
+    return np.where(places, np.nan, values)
+
+
+def _equal(one: np.ndarray[tuple[int, ...], np.dtype[np.generic]], other: object) -> bool:
+    return bool(np.array_equal(one, other))  # type: ignore[arg-type]

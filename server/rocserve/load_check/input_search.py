@@ -1,0 +1,147 @@
+"""Searches for inputs that a model takes, and whose outputs change with them by far more than rounding does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rocserve.load_check.budget import Trials
+from rocserve.load_check.difference import differences
+from rocserve.load_check.made_inputs import InputMaker, Recipe, nudged
+from rocserve.load_check.tensors import CheckedInput, Feed, largest_integer
+
+_FEW = (1, 4)
+"""Sizes of a first dimension that does not count rows, or of one called "batch" elsewhere."""
+_IMAGE = (64, 32, 48, 96, 224, 320, 640)
+"""Heights and widths. 64 runs in most models; 32 and 48 suit text, 224 to 640 what has fully connected layers."""
+_LINE = (7, 16, 32, 64, 128, 576, 1024, 4096, 16000)
+"""Lengths of sequences and signals. None is a number of rows, so no output has the right shape by chance."""
+_MOST_MIXED = 60
+"""Combinations of different sizes that are tried; more would take longer than a user waits."""
+_ENDS = (2, 5, 20, 60, 250, 1000, 8000, 30000)
+"""Ends that are tried for integers whose table is not known; the largest is below the vocabulary of BERT."""
+_SMALL_END = 5
+_MOST_RECIPES = 8
+"""Recipes that run and are compared before the best of them is taken."""
+_LEAST_POWER = 1e-5
+"""Relative change of the outputs below which it is rounding, whatever a nudged input shows."""
+_POWER_TO_NOISE = 10
+_SLOW_SECONDS = 0.1
+_GROWN = 64
+"""Times that outputs may grow while the end of integers rises: one that sets a size should stay small."""
+
+
+class NoInputs(Exception):
+    """The model takes no made-up input; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A recipe that runs, and what its rows "a" and "b" give."""
+
+    recipe: Recipe
+    outputs: Sequence[Feed]
+    power: float
+    """How much the outputs change with the row, relative to their largest value."""
+    noise: Mapping[str, float]
+    """Output -> how much it changes with the last place of the inputs."""
+
+    @property
+    def quality(self) -> float:
+        """Above 1, the outputs tell one row from another."""
+        return self.power / max(_LEAST_POWER, _POWER_TO_NOISE * max(self.noise.values(), default=0.0))
+
+
+def find_inputs(trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMaker) -> Found:
+    """Return the first recipe whose outputs say enough, or the best of those that run. `run` gives the outputs of one
+    row, None if the engine refuses it. Raises NoInputs or OutOfTime."""
+    best: Found | None = None
+    why = ""
+    compared = 0
+    for recipe, first in _recipes(trials, run, maker):
+        rows = [maker.row(recipe, name) for name in "ab"]
+        moved, second = run(nudged(rows[0])), run(rows[1])
+        if moved is None or second is None:
+            continue
+        if any(values.size and values.dtype.kind == "f" and not np.isfinite(values).any() for values in first.values()):
+            why = "its outputs are NaN"
+            continue
+        power = max(differences(first, second).values(), default=0.0)
+        found = Found(recipe, (first, second), power, differences(first, moved))
+        if found.quality <= 1 and (third := run(maker.row(recipe, "c"))) is not None:
+            found = replace(found, power=max(power, *differences(second, third).values()))
+        best = found if best is None or found.quality > best.quality else best
+        compared += 1
+        if best.quality > 1 or compared == _MOST_RECIPES:
+            break
+    if best is None:
+        raise NoInputs(why or trials.refusal)
+    return best
+
+
+def _recipes(trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMaker) -> Iterator[tuple[Recipe, Feed]]:
+    """Yield recipes, most likely ones first, with what row "a" gives."""
+    candidates = _candidates(maker.inputs)
+    for recipe in (Recipe(from_samples=True), *candidates) if maker.sample_rows else candidates:
+        for start in (replace(recipe, ends=maker.ends), recipe) if maker.ends else (recipe,):
+            if (first := run(maker.row(start, "a"))) is None:
+                continue
+            for wider in _widened(start, first, trials, run, maker):
+                outputs = first if wider == start else run(maker.row(wider, "a"))
+                if outputs is not None:
+                    yield wider, outputs
+            break
+
+
+def _candidates(inputs: Sequence[CheckedInput]) -> Iterator[Recipe]:
+    """Yield sizes of the open dimensions, all sizes from one step of the ladders first, with each style of values."""
+    styles = list(_styles(inputs))
+    names = list(dict.fromkeys(name for given in inputs for name in given.open_dimensions()))
+    first = {name for given in inputs for name in replace(given, shape=given.shape[:1]).open_dimensions()}
+    images = {name for given in inputs if len(given.shape) >= 4 for name in given.open_dimensions()}
+    ladders = [
+        _FEW if name in first or "batch" in name.lower() else _IMAGE if name in images else _LINE for name in names
+    ]
+    steps = range(max(map(len, ladders), default=1))
+    together = [tuple(1 if sizes is _FEW else sizes[min(step, len(sizes) - 1)] for sizes in ladders) for step in steps]
+    mixed = itertools.product(*((*sizes[:6], 1) if sizes is _LINE else sizes for sizes in ladders))
+    for chosen in dict.fromkeys([*together, *itertools.islice(mixed, _MOST_MIXED)]):
+        sizes = dict(zip(names, chosen, strict=True))
+        yield from (replace(style, sizes=sizes) for style in styles)
+
+
+def _styles(inputs: Sequence[CheckedInput]) -> Iterator[Recipe]:
+    yield Recipe()
+    if any(given.kind == "f" for given in inputs):
+        yield from (Recipe(floats=name) for name in ("unit", "whole", "spread"))
+    if any(given.is_mask for given in inputs):
+        yield Recipe(mask=0)
+    if any(given.is_length for given in inputs):
+        yield Recipe(full_lengths=False)
+
+
+def _widened(
+    recipe: Recipe, least: Feed, trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMaker
+) -> Iterator[Recipe]:
+    """Raise the ends of the integers without a known one, one input after the other, while the model runs, is not slow,
+    and its outputs stay small. If such outputs say nothing, small ends may."""
+    most = 1000 + _GROWN * sum(values.size for values in least.values())
+    risen = False
+    for given in maker.inputs:
+        if given.kind not in "iu" or given.is_mask or given.name in recipe.ends:
+            continue
+        for end in _ENDS:
+            wider = replace(recipe, ends={**recipe.ends, given.name: end})
+            if end - 1 > largest_integer(given.datatype):
+                break
+            outputs = run(maker.row(wider, "a", has_largest=True))
+            is_slow = trials.last_seconds > _SLOW_SECONDS + 5 * trials.seconds_per_row
+            if outputs is None or is_slow or sum(values.size for values in outputs.values()) > most:
+                break
+            recipe, risen = wider, True
+    yield recipe
+    if risen:
+        yield replace(recipe, ends={name: min(end, _SMALL_END) for name, end in recipe.ends.items()})

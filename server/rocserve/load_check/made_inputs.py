@@ -1,0 +1,221 @@
+"""Makes inputs of which only name, type and shape are known. Equal seeds give equal inputs in every process."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rocserve.core.datatypes import DataType
+from rocserve.load_check.facts import GraphFacts
+from rocserve.load_check.tensors import Array, CheckedInput, Feed
+
+_WORDS = ("cat", "the dog sat", "Rome", "1", "stocks fell on monday", "2.5", "Oslo", "red")
+_WHOLE_END = 5
+"""Exclusive end of floats that are whole numbers: ids and categories that a model takes as floats are often few."""
+_DIRECTIONS = (1, -1, -1, 1, 1, -1, 1)
+_TRUE = 0.7
+"""Share of BOOL elements that are true."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How inputs are made. One that a model takes is searched for."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Open dimension -> its size."""
+    floats: str = "normal"
+    """ "normal", "unit" (0 to 1), "whole" (small whole numbers) or "spread" (normal, times 0.01 to 100)."""
+    mask: int = 1
+    """Value of masks: what "do not hide" means to the model."""
+    full_lengths: bool = True
+    """Inputs of lengths are the largest size, not free numbers."""
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """Integer input -> exclusive end of its values; absent = only zeros are known to run."""
+    from_samples: bool = False
+    """Values are those of warm-up samples, in another order for all rows but the samples' own."""
+
+
+class InputMaker:
+    """Makes rows by their names: the same name, recipe and seed give the same row."""
+
+    def __init__(
+        self, inputs: Sequence[CheckedInput], facts: GraphFacts, seed: int, samples: Sequence[Feed] = ()
+    ) -> None:
+        self.inputs = inputs
+        self._seed = seed
+        self.ends = {given.name: end for given in inputs if (end := given.end or facts.ends.get(given.name))}
+        """Input -> exclusive end of its values, where the model tells it."""
+        rows = [row for sample in samples for row in _rows_of(sample, inputs)]
+        self.sample_rows = [row for row in rows if _shapes(row) == _shapes(rows[0])]
+        """Rows of the samples, as far as they can share a batch with the first one."""
+
+    def row(self, recipe: Recipe, name: str, has_largest: bool = False) -> dict[str, Array]:
+        """Make the inputs of one row. An input without rows is the same for all names. `has_largest`: each integer
+        input contains its largest value."""
+        row = {}
+        for given in self.inputs:
+            rng = self._random(name if given.has_rows else "", given.name)
+            values = self._sampled(given, name, rng) if recipe.from_samples else None
+            if values is None:
+                values = self._made(given, recipe, rng)
+                if has_largest and given.kind in "iu" and values.size and given.name in recipe.ends:
+                    values.flat[0] = recipe.ends[given.name] - 1
+            row[given.name] = values
+        return row
+
+    def hidden(self, recipe: Recipe, row: Feed) -> dict[str, Array] | None:
+        """Return the row with the second half of each mask hidden and lengths of 1; None without masks and lengths."""
+        changed: dict[str, Array] = {}
+        for given in self.inputs:
+            values = row[given.name]
+            if given.is_mask and given.has_rows and values.ndim > 1 and values.shape[-1] > 1:
+                changed[given.name] = values.copy()
+                changed[given.name][..., values.shape[-1] // 2 :] = 1 - recipe.mask
+            elif given.is_length and given.has_rows and given.kind in "iu":
+                changed[given.name] = np.ones_like(values)
+        return {**row, **changed} if changed else None
+
+    def filled(self, row: Feed, value: float) -> dict[str, Array]:
+        """Return the row with this value in all floats."""
+        return changed_floats(row, lambda values: np.full_like(values, value))
+
+    def zeros(self, row: Feed) -> dict[str, Array]:
+        """Return a row of zeros; masks and texts stay."""
+        kept = {given.name for given in self.inputs if given.is_mask or given.kind == "O" or not given.has_rows}
+        return {name: values if name in kept else np.zeros_like(values) for name, values in row.items()}
+
+    def largest_ids(self, recipe: Recipe, row: Feed) -> dict[str, Array] | None:
+        """Return the row with the largest value in integers that index a table; None without such integers."""
+        ids = {
+            given.name: np.full_like(row[given.name], recipe.ends[given.name] - 1)
+            for given in self.inputs
+            if given.kind in "iu" and given.has_rows and recipe.ends.get(given.name, 0) > 1
+        }
+        return {**row, **ids} if ids else None
+
+    def near(self, row: Feed, other: Feed) -> dict[str, Array]:
+        """Return a row that hardly differs: its floats by 3 %, the last of its integers and texts."""
+        result = {name: np.array(values) for name, values in changed_floats(row, lambda x: x * 1.03).items()}
+        for name, values in result.items():
+            if values.dtype.kind in "iuO" and values.size > 1:
+                values.flat[-1] = other[name].flat[-1]
+        return result
+
+    def _random(self, name: str, tensor: str) -> np.random.Generator:
+        return np.random.default_rng([self._seed, zlib.crc32(name.encode()), zlib.crc32(tensor.encode())])
+
+    def _sampled(self, given: CheckedInput, name: str, rng: np.random.Generator) -> Array | None:
+        """Return the values of a sample, for further rows in another order; None = no sample has this input."""
+        rows = [row[given.name] for row in self.sample_rows if given.name in row]
+        if not rows:
+            return None
+        index = row_number(name) if given.has_rows else 0
+        values = rows[index % len(rows)]
+        # The order of a mask, or of a few numbers, has a meaning.
+        if index < len(rows) or given.is_mask or given.is_length or values.size < 2:
+            return np.array(values)
+        return rng.permutation(values.reshape(-1)).reshape(values.shape)
+
+    def _made(self, given: CheckedInput, recipe: Recipe, rng: np.random.Generator) -> Array:
+        shape, kind = given.shape_with(recipe.sizes), given.kind
+        values: Any
+        if given.is_mask:
+            values = np.full(shape, recipe.mask)
+        elif kind == "O":
+            values = rng.choice(np.array(_WORDS, object), shape)
+        elif kind == "b":
+            values = rng.random(shape) < _TRUE
+        elif kind in "iu" and given.is_length and recipe.full_lengths and recipe.sizes:
+            values = np.full(shape, max(recipe.sizes.values()))
+        elif kind in "iu" or given.name in recipe.ends:
+            end = recipe.ends.get(given.name, given.least + 1)
+            # 0 stands for "nothing" in most tables, so it is left to the row of zeros.
+            least = given.least + 1 if end > given.least + 3 else given.least
+            values = rng.integers(least, max(end, least + 1), shape)
+        elif recipe.floats == "whole":
+            values = rng.integers(0, _WHOLE_END, shape)
+        else:
+            values = rng.random(shape) if recipe.floats == "unit" else rng.standard_normal(shape)
+            values = values * 10 ** rng.uniform(-2, 2, shape) if recipe.floats == "spread" else values
+        dtype = np.float32 if given.datatype is DataType.BF16 else given.datatype.numpy_dtype
+        return np.asarray(values).astype(dtype)
+
+
+_ROW_NAMES = "abcdefghijklmnopqrstuvwxyz"
+
+
+def row_name(number: int) -> str:
+    """Return the name of a row by its number; samples, if there are some, are the first rows."""
+    return _ROW_NAMES[number] if number < len(_ROW_NAMES) else str(number - len(_ROW_NAMES))
+
+
+def row_number(name: str) -> int:
+    """Return a number for a row's name: "a" is 0."""
+    return _ROW_NAMES.index(name) if name in _ROW_NAMES else len(_ROW_NAMES) + int(name)
+
+
+def changed_floats(row: Feed, change: Callable[[Array], Any]) -> dict[str, Array]:
+    """Return the row with other floats; a value beyond the type's range becomes its largest value."""
+    result = {}
+    for name, values in row.items():
+        if values.dtype.kind == "f":
+            limits = np.finfo(values.dtype)
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = np.clip(np.asarray(change(values)), limits.min, limits.max).astype(values.dtype)
+        result[name] = values
+    return result
+
+
+def nudged(row: Feed) -> dict[str, Array]:
+    """Return the row with its floats moved by a few units of their last place, up and down: a network that normalises
+    would not see them move together."""
+
+    def move(values: Array) -> Array:
+        step = 4 * np.finfo(values.dtype).eps
+        return np.asarray(values * (1 + np.resize(_DIRECTIONS, values.shape) * step).astype(values.dtype))
+
+    return changed_floats(row, move)
+
+
+def bits_of(inputs: Sequence[CheckedInput]) -> Callable[[Feed], Feed]:
+    """Return a function that turns the float32 values of BF16 inputs into the bits that an engine takes."""
+    names = {given.name for given in inputs if given.datatype is DataType.BF16}
+
+    def encode(feed: Feed) -> Feed:
+        if not names:
+            return feed
+        return {
+            name: (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+            if name in names
+            else values
+            for name, values in feed.items()
+        }
+
+    return encode
+
+
+def _rows_of(sample: Feed, inputs: Sequence[CheckedInput]) -> Sequence[Feed]:
+    """Return the rows of a warm-up sample, with BF16 as float32; none if it lacks an input."""
+    if any(given.name not in sample for given in inputs):
+        return ()
+    values = {given.name: _values(sample[given.name], given) for given in inputs}
+    counts = {len(values[given.name]) for given in inputs if given.has_rows and values[given.name].ndim}
+    rows = min(counts, default=1)
+    return [
+        {given.name: values[given.name][i : i + 1] if given.has_rows else values[given.name] for given in inputs}
+        for i in range(rows)
+    ]
+
+
+def _shapes(row: Feed) -> Sequence[tuple[int, ...]]:
+    return [values.shape[1:] for values in row.values()]
+
+
+def _values(array: Array, given: CheckedInput) -> Array:
+    if given.datatype is DataType.BF16 and array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(array)

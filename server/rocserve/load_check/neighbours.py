@@ -1,0 +1,75 @@
+"""Groups of batches that differ in one row only. What differs decides which dependence shows: of 39 models whose rows
+depend on each other, usual rows beside usual rows show 27."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rocserve.load_check.facts import GraphFacts
+from rocserve.load_check.made_inputs import InputMaker, Recipe, changed_floats
+from rocserve.load_check.tensors import Array, Feed
+
+_LOUD, _LOUD_HALF = 1000, 30
+"""Factor of large values, and of those in half precision, whose squares overflow soon."""
+_QUIET = 1e-3
+MANY_ROWS = 25
+"""Rows of a batch of a model that answers with classes or texts only, which seldom show a difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A batch of `rows`, with another row at place `at`: first `usual`, then each of `others`."""
+
+    rows: Sequence[Feed]
+    at: int
+    usual: Feed
+    others: Mapping[str, Feed]
+    """Kind of the neighbour -> the row."""
+
+    def batch(self, neighbour: Feed) -> list[Feed]:
+        return [*self.rows[: self.at], neighbour, *self.rows[self.at :]]
+
+
+def groups(
+    maker: InputMaker, recipe: Recipe, facts: GraphFacts, two: Sequence[Feed], says_little: bool, most_rows: float
+) -> Iterator[Group]:
+    """Yield the groups, those that find most first; the first two have both or one of the `two` rows. `says_little`: no
+    output is a float. `most_rows`: rows that a batch may have."""
+    (a, b), (c, d) = two, (maker.row(recipe, name) for name in "cd")
+    kept = [a, b] if most_rows > 2 else [a]
+    yield Group(kept, 1, c, _neighbours(maker, recipe, facts, a, d))
+    yield Group(kept, 0, c, {"another": d})
+    quiet_b, quiet_c = (changed_floats(row, lambda values: values * _QUIET) for row in (b, c))
+    if any(not np.array_equal(values, b[name]) for name, values in quiet_b.items()):
+        yield Group([quiet_b, maker.zeros(a)][: len(kept)], 1, quiet_c, {"large, beside quiet ones": _loud(d)})
+    hidden_rows = [hidden for row in (*kept, c) if (hidden := maker.hidden(recipe, row)) is not None]
+    if hidden_rows:
+        yield Group(hidden_rows[:-1], 1, hidden_rows[-1], {"not hidden, beside half hidden ones": c})
+    if says_little and most_rows >= MANY_ROWS:
+        many = [maker.row(recipe, str(number)) for number in range(MANY_ROWS - 1)]
+        yield Group(many, 1, c, {"large, among many": _loud(d)})
+
+
+def _neighbours(maker: InputMaker, recipe: Recipe, facts: GraphFacts, a: Feed, d: Feed) -> Mapping[str, Feed]:
+    """Return the neighbours of row a, by kind."""
+    result: dict[str, Feed] = {"large": _loud(d), "near": maker.near(a, d), "zeros": maker.zeros(a)}
+    if (ids := maker.largest_ids(recipe, d)) is not None:
+        result["largest ids"] = ids
+    if (hidden := maker.hidden(recipe, d)) is not None:
+        result["half hidden"] = hidden
+    for threshold in facts.thresholds:
+        step = max(1.0, abs(threshold))
+        result[f"above {threshold:g}"] = maker.filled(d, threshold + step)
+        result[f"below {threshold:g}"] = maker.filled(d, threshold - step)
+    return {
+        kind: row
+        for kind, row in result.items()
+        if any(not np.array_equal(values, d[name]) for name, values in row.items())
+    }
+
+
+def _loud(row: Feed) -> dict[str, Array]:
+    return changed_floats(row, lambda values: values * (_LOUD_HALF if values.dtype == np.float16 else _LOUD))
