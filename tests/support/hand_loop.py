@@ -14,7 +14,8 @@ from support.waiting import PATIENCE_SECONDS
 class HandLoop:
     """Stands in for rocserve.plane.loop.PlaneLoop."""
 
-    def __init__(self) -> None:
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
         self._soon: deque[Callable[[], None]] = deque()
         self._ends: dict[Callable[[], None], None] = {}
         self._timers = TimerQueue()
@@ -55,7 +56,7 @@ class HandLoop:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.turn()
-            time.sleep(0.001)
+            self._sleep(0.001)
         self.turn()
 
     def wait_for(self, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
@@ -64,7 +65,7 @@ class HandLoop:
         self.turn()
         while not condition():
             assert time.monotonic() < end, "it did not come to be in time"
-            time.sleep(0.001)
+            self._sleep(0.001)
             self.turn()
 
     def turning(self, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ import pytest
 from benchmarks.server_process import free_port
 from support.migraphx import CHECKOUT
 from support.processes import has_ended, name_of
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 SERVING = b"\x08\x01"
 """A HealthCheckResponse with status = SERVING."""
@@ -76,7 +76,7 @@ class Pod:
         # The container may have ended, or never started.
         subprocess.run([*self._crun, "kill", "pod", "KILL"], check=False, stderr=subprocess.DEVNULL)
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(PATIENCE_SECONDS)
 
     @property
     def log(self) -> str:

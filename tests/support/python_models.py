@@ -28,6 +28,7 @@ from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.repository.version_workers import config_json
 from support.models import drop
+from support.waiting import PATIENCE_SECONDS
 
 MODELS = Path(__file__).parents[1] / "data" / "python-models"
 
@@ -51,7 +52,7 @@ class RecordingResponder:
 
     def wait(self) -> list[tuple[Result | None, bool]]:
         """Wait for the last response; return all of them."""
-        assert self._ended.wait(10), f"no final response came, only {self.sent}"
+        assert self._ended.wait(PATIENCE_SECONDS), f"no final response came, only {self.sent}"
         return self.sent
 
 

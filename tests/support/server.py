@@ -19,7 +19,7 @@ import psutil
 import tritonclient.grpc as triton
 
 from support.processes import command_of, has_ended, name_of, send
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 _PR_SET_PDEATHSIG = 1
 _FRONT_ENDS = ("rocserve:grpc:", "rocserve:http:")
@@ -193,7 +193,7 @@ class RocserveProcess:
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(PATIENCE_SECONDS)
 
 
 def _session(process: psutil.Process) -> int:

@@ -30,6 +30,7 @@ from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load, WorkerPlan
 from rocserve.workers.results import BatchOutcome
 from support.outputs import tensors_of
+from support.waiting import PATIENCE_SECONDS
 
 LOG = logging.getLogger("rocserve.test.workers")
 
@@ -51,7 +52,7 @@ def on_plane(plane: PlaneLoop, call: Callable[[], _Result]) -> _Result:
             done.set()
 
     plane.call_soon(run)
-    assert done.wait(20), "the data plane did not take the call"
+    assert done.wait(PATIENCE_SECONDS), "the data plane did not take the call"
     if errors:
         raise errors[0]
     return results[0]

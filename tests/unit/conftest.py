@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.plane.guest_loop import GuestLoop
 from rocserve.plane.loop import PlaneLoop
@@ -27,4 +28,4 @@ def guest(plane: PlaneLoop) -> Iterator[GuestLoop]:
     yield guest
     closed = threading.Event()
     plane.call_soon(lambda: (guest.close(), closed.set()))
-    assert closed.wait(10)
+    assert closed.wait(PATIENCE_SECONDS)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.python_models import FakeCalls
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.python.pb_utils import tensor as tensors_module
 from rocserve.backends.python.pb_utils.calls import Caller
@@ -118,7 +119,11 @@ def test_what_fails_on_the_gpu_behind_a_call_is_its_answer(on_gpu: Tensor, again
     answer = core.Tensor("y", DataType.FP32, (2,), References(pack_references("y", [PLACE]).data))
     calls = FakeCalls(other=lambda call, on_answer: on_answer(RESCHEDULED if again else ModelResponse([answer]), True))
     on_gpu._on_device = Unreadable(None)
-    response = Caller(calls, Full()).run(ModelCall("other", (), (), accepts_references=True), [on_gpu]).result(10)
+    response = (
+        Caller(calls, Full())
+        .run(ModelCall("other", (), (), accepts_references=True), [on_gpu])
+        .result(PATIENCE_SECONDS)
+    )
     reason = "no such page" if again else "out of memory"
     assert response.error().message().startswith("the call of model 'other' failed: RuntimeError: HIP")
     assert reason in response.error().message()

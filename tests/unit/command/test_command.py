@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cli import main
 from rocserve.server import Ending
@@ -149,20 +150,20 @@ async def test_a_part_that_fails_or_takes_too_long_keeps_no_other_from_its_end(c
 async def test_a_second_signal_cuts_short_what_runs_and_what_follows():
     ending = Ending(LOG, 0, 30)
     ending.on_signal(signal.SIGTERM)
-    await asyncio.wait_for(ending.asked.wait(), 5)
+    await asyncio.wait_for(ending.asked.wait(), PATIENCE_SECONDS)
     assert not ending.end_now.is_set()
     asyncio.get_running_loop().call_later(0.05, ending.on_signal, signal.SIGTERM)
     cut = []
 
     async def drain() -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         except asyncio.CancelledError:
             cut.append("front ends")
             raise
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await ending.end("the front ends", drain())
-        await ending.end("the models", asyncio.sleep(60))
+        await ending.end("the models", asyncio.sleep(600))
     assert cut == ["front ends"]
     assert ending.end_now.is_set()

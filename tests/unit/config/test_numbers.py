@@ -1,9 +1,9 @@
-"""Every number of a configuration at 0, -1, the ends of its type and beyond: served, or refused with a text."""
+"""Every number of a configuration at 0, -1, the ends of its type and beyond: served, or refused with a text. A
+number by which planning never ended would reach the test's time limit."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,8 +183,6 @@ LOG = logging.getLogger("test")
 FIELDS: dict[str, FieldDescriptor] = dict(numbers_of(ModelConfig.DESCRIPTOR))
 REGISTRY = discover_backends()
 MACHINE = ToldMachine(instances=16)
-TRIED_SECONDS = 5.0
-"""Seconds for one configuration, on a busy machine."""
 
 LOW32, HIGH32, LOW64, HIGH64 = str(-(2**31)), str(2**31 - 1), str(-(2**63)), str(2**63 - 1)
 _DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
@@ -261,13 +259,11 @@ def test_a_number_is_served_or_refused_in_words(path: str, tmp_path: Path) -> No
     for value, text in configurations(path):
         (folder / "config.pbtxt").write_text(text)
         expected = REFUSED.get(path, {}).get(value, "")
-        begun = time.monotonic()
         try:
             plan_whole(folder)
             refusal = ""
         except ServeError as error:
             refusal = error.text
-        assert time.monotonic() - begun < TRIED_SECONDS
         if is_of_type(FIELDS[path], value):
             assert bool(refusal) == bool(expected), f"{path}: {value}: {refusal or 'served'}"
             assert expected in refusal

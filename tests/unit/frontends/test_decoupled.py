@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from support.observation import no_observer
 from support.shared_memory import GUARD
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Dispatcher
@@ -50,7 +50,7 @@ class OnPlane:
             done = threading.Event()
             self._plane.call_soon(partial(getattr(self._responder, name), *arguments))
             self._plane.call_soon(done.set)
-            assert done.wait(10)
+            assert done.wait(PATIENCE_SECONDS)
 
         return call
 
@@ -73,7 +73,7 @@ class HandModel:
         self.asked.put((request, responder))
 
     def next(self) -> Any:
-        return OnPlane(self.asked.get(timeout=10)[1], self._plane)
+        return OnPlane(self.asked.get(timeout=PATIENCE_SECONDS)[1], self._plane)
 
 
 class Watcher:
@@ -208,7 +208,9 @@ def test_a_response_that_cannot_be_said_is_told_as_an_error(
         models[model].next().send(InferResponse.of(model, "1", "a", [], parameters), final)
 
     reason = "parameter 'n' is 18446744073709551616, which 64 bits do not hold"
-    future = served.unary(INFER).future(pb.ModelInferRequest(model_name="one").SerializeToString(), timeout=10)
+    future = served.unary(INFER).future(
+        pb.ModelInferRequest(model_name="one").SerializeToString(), timeout=PATIENCE_SECONDS
+    )
     send("one")
     assert (future.code(), future.details()) == (grpc.StatusCode.INTERNAL, reason)
     for model in ("one", "many"):
@@ -222,7 +224,9 @@ def test_a_response_that_cannot_be_said_is_told_as_an_error(
 
 
 def test_an_answer_that_cannot_be_typed_is_an_error(served: Any, models: dict[str, HandModel]) -> None:
-    future = served.unary(INFER).future(pb.ModelInferRequest(model_name="one").SerializeToString(), timeout=10)
+    future = served.unary(INFER).future(
+        pb.ModelInferRequest(model_name="one").SerializeToString(), timeout=PATIENCE_SECONDS
+    )
     output = Tensor("OUT", DataType.BF16, (1,), b"\0\0")
     models["one"].next().send(replace(InferResponse.of("one", "1", "a", [output]), is_typed=True))
     assert future.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -242,7 +246,7 @@ def test_who_leaves_is_told_of_for_each_open_request(stream: Stream, models: dic
     wait_until(lambda: sorted(gone) == [0, 1])
     late = threading.Event()
     responder.watch_cancellation(late.set)
-    assert late.wait(10)
+    assert late.wait(PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("name", ["many", "one"])
@@ -270,7 +274,7 @@ def test_responses_after_the_client_left_are_dropped(stream: Stream, models: dic
     left = threading.Event()
     responder.watch_cancellation(left.set)
     stream.call.cancel()
-    assert left.wait(10)
+    assert left.wait(PATIENCE_SECONDS)
     responder.send(response("a", 1), False)
     responder.send(ServeError(StatusCode.INTERNAL, "late"), False)
     responder.send(None)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.custom_metrics import MetricFamily, Sample
 from rocserve.core.errors import unavailable
@@ -228,7 +229,7 @@ async def ask(port: int, request: bytes) -> tuple[str, str, str]:
     """Status line, headers and body of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request.replace(b"\r\n\r\n", b"\r\nHost: x\r\nConnection: close\r\n\r\n"))
-    answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+    answer = (await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)).decode()
     writer.close()
     head, _, body = answer.partition("\r\n\r\n")
     status, _, headers = head.partition("\r\n")

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.frontends.grpc.polling import QueuePolling, WaitingThread, find_epoll
 from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
@@ -172,9 +173,9 @@ def test_events_come_either_way_and_idle_costs_nothing(experiments: str, kind: s
         with grpc.insecure_channel(f"127.0.0.1:{port}", (("grpc.enable_http_proxy", 0),)) as channel:
             unary = channel.unary_unary(UNARY)
             for number in range(200):
-                assert unary(b"%d" % number, timeout=10) == b"%d" % number
+                assert unary(b"%d" % number, timeout=PATIENCE_SECONDS) == b"%d" % number
             large = bytes(4_000_000)
-            assert unary(large, timeout=30) == large
+            assert unary(large, timeout=PATIENCE_SECONDS) == large
             # An idle server, with a connection, for a second.
             connected = idle_second(process)
         unconnected = idle_second(process)
@@ -182,7 +183,7 @@ def test_events_come_either_way_and_idle_costs_nothing(experiments: str, kind: s
             assert connected < unconnected
         process.stdin.close()
         assert process.stdout.readline() == "ended\n"
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_calls_that_have_come_on_connections_of_their_own_are_taken_in_one_turn() -> None:
@@ -201,10 +202,10 @@ def test_calls_that_have_come_on_connections_of_their_own_are_taken_in_one_turn(
             ]
             calls = [channel.unary_unary(UNARY) for channel in channels]
             for call in calls:
-                assert call(b"", timeout=10) == b""
+                assert call(b"", timeout=PATIENCE_SECONDS) == b""
             tell()
             assert process.stdout.readline() == "held\n"
-            answers = [call.future(b"%d" % number, timeout=30) for number, call in enumerate(calls)]
+            answers = [call.future(b"%d" % number, timeout=PATIENCE_SECONDS) for number, call in enumerate(calls)]
             # Nearly all of them are in the kernel's buffers: a server that takes one call a turn is detected however
             # slow the machine is.
             time.sleep(0.5)
@@ -214,7 +215,7 @@ def test_calls_that_have_come_on_connections_of_their_own_are_taken_in_one_turn(
             taken, turns = map(int, process.stdout.readline().split())
         assert taken == CONNECTIONS
         assert turns <= CONNECTIONS // 3
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.mark.long
@@ -227,7 +228,7 @@ def test_a_large_message_is_read_in_many_turns() -> None:
         process.stdin.write("\n")
         process.stdin.flush()
         assert int(process.stdout.readline()) < MOST_BYTES_A_TURN
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_without_the_experiment_no_epoll_is_taken(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

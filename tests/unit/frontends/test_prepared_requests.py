@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.observation import no_observer
 from support.shared_memory import GUARD, shared_file
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
@@ -81,21 +82,21 @@ def request(name: str, strings: int, sequence: int | None = None, data: bytes | 
 
 def test_others_go_before_a_request_whose_strings_are_counted(service: InferenceService, model: TakingModel) -> None:
     ask_all(service, request("many", MANY), request("few", 1))
-    few, many = model.asked.get(timeout=10), model.asked.get(timeout=10)
+    few, many = model.asked.get(timeout=PATIENCE_SECONDS), model.asked.get(timeout=PATIENCE_SECONDS)
     assert (few.id, few.element_faults) == ("few", None)
     assert (many.id, many.element_faults) == ("many", [""])
 
 
 def test_what_is_wrong_comes_with_the_request(service: InferenceService, model: TakingModel) -> None:
     ask_all(service, request("bad", MANY, data=bytes(4 * MANY - 1)))
-    faults = model.asked.get(timeout=10).element_faults
+    faults = model.asked.get(timeout=PATIENCE_SECONDS).element_faults
     assert faults is not None and faults[0].startswith("incomplete string length indicator for {where}")
 
 
 def test_requests_of_a_sequence_keep_their_order(service: InferenceService, model: TakingModel) -> None:
     ask = partial(request, sequence=7)
     ask_all(service, ask("1", MANY), ask("2", 1), ask("3", MANY), ask("4", 1), request("other", 1, sequence=8))
-    assert [model.asked.get(timeout=10).id for _ in range(5)] == ["other", "1", "2", "3", "4"]
+    assert [model.asked.get(timeout=PATIENCE_SECONDS).id for _ in range(5)] == ["other", "1", "2", "3", "4"]
 
 
 def test_large_inputs_in_shared_memory_are_copied_beside_other_requests(
@@ -108,7 +109,7 @@ def test_large_inputs_in_shared_memory_are_copied_beside_other_requests(
         file.put(0, b"a" * LARGE)
         regions.register("r", file.key, 0, LARGE)
         ask_all(service, large, behind, request("small", 1))
-        told = [model.asked.get(timeout=10) for _ in range(3)]
+        told = [model.asked.get(timeout=PATIENCE_SECONDS) for _ in range(3)]
     assert [asked.id for asked in told] == ["small", "large", "behind"]
     assert bytes(told[1].data[0]) == b"a" * LARGE
 
@@ -130,5 +131,5 @@ def test_a_region_that_is_cut_while_it_is_copied_fails_its_request_alone(
             file.cut(COPIED_AT_ONCE)
 
         service.plane.call_soon(ask)
-        assert "has been cut" in errors.get(timeout=10).text
-        assert model.asked.get(timeout=10).id == "behind"
+        assert "has been cut" in errors.get(timeout=PATIENCE_SECONDS).text
+        assert model.asked.get(timeout=PATIENCE_SECONDS).id == "behind"

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import pytest
 from support.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, head
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from support.workers import open_descriptors
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -123,7 +123,7 @@ def test_a_client_that_vanishes_in_mid_message_leaves_nothing(serve: Any, how: s
 
     served = serve({UNARY: UnaryRoute(handle), STREAM: StreamRoute(open_stream)})
     unary = served.unary()
-    assert unary(b"well", timeout=10) == b"well"
+    assert unary(b"well", timeout=PATIENCE_SECONDS) == b"well"
     descriptors = open_descriptors()
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", served.port)) as client:
@@ -144,7 +144,7 @@ def test_a_client_that_vanishes_in_mid_message_leaves_nothing(serve: Any, how: s
 
     wait_until(nothing_left)
     assert "message" not in events
-    assert unary(b"well", timeout=10) == b"well"
+    assert unary(b"well", timeout=PATIENCE_SECONDS) == b"well"
 
 
 def test_clients_that_speak_no_http2_harm_nobody(serve: Any) -> None:
@@ -154,7 +154,7 @@ def test_clients_that_speak_no_http2_harm_nobody(serve: Any) -> None:
     for sent in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(1000), *noise, *[PREFACE + each for each in noise]):
         with socket.create_connection(("127.0.0.1", served.port)) as client:
             client.sendall(sent)
-    assert served.unary()(b"well", timeout=10) == b"well"
+    assert served.unary()(b"well", timeout=PATIENCE_SECONDS) == b"well"
 
 
 # Compression
@@ -181,12 +181,12 @@ def counting_proxy(port: int) -> Iterator[tuple[int, dict[str, int]]]:
             down = threading.Thread(target=pump, args=(server, client, "down"), daemon=True)
             down.start()
             pump(client, server, "up")
-            down.join(10)
+            down.join(PATIENCE_SECONDS)
 
     thread = threading.Thread(target=serve_one, daemon=True)
     thread.start()
     yield listener.getsockname()[1], counts
-    thread.join(10)
+    thread.join(PATIENCE_SECONDS)
     listener.close()
 
 
@@ -199,7 +199,7 @@ def test_messages_are_compressed_as_asked(serve: Any, level: str, request_compre
         counting_proxy(served.port) as (port, counts),
         grpc.insecure_channel(f"127.0.0.1:{port}", (("grpc.use_local_subchannel_pool", 1),)) as channel,
     ):
-        assert channel.unary_unary(UNARY)(message, timeout=20, compression=request_compression) == message
+        assert channel.unary_unary(UNARY)(message, timeout=PATIENCE_SECONDS, compression=request_compression) == message
     assert (counts["up"] < 50_000) is (request_compression is grpc.Compression.Gzip)
     assert (counts["down"] < 50_000) is (level != "none")
 
@@ -207,7 +207,7 @@ def test_messages_are_compressed_as_asked(serve: Any, level: str, request_compre
 def test_a_small_message_that_unpacks_to_a_large_one_is_refused(serve: Any) -> None:
     unary = serve(one(echo), max_message_bytes=1_000_000).unary()
     with pytest.raises(grpc.RpcError) as raised:
-        unary(bytes(1_000_001), timeout=10, compression=grpc.Compression.Gzip)
+        unary(bytes(1_000_001), timeout=PATIENCE_SECONDS, compression=grpc.Compression.Gzip)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -218,9 +218,9 @@ def test_calls_in_flight_finish_within_the_grace_and_new_ones_are_refused(serve:
     held: list[UnaryCall] = []
     served = serve(one(held.append))
     unary, other = served.unary(), served.unary()
-    future = unary.future(b"work", timeout=30)
+    future = unary.future(b"work", timeout=PATIENCE_SECONDS)
     wait_until(lambda: len(held) == 1)
-    stopping = threading.Thread(target=served.transport.stop, args=(20,))
+    stopping = threading.Thread(target=served.transport.stop, args=(PATIENCE_SECONDS,))
     stopping.start()
 
     def refused() -> bool:
@@ -235,7 +235,7 @@ def test_calls_in_flight_finish_within_the_grace_and_new_ones_are_refused(serve:
     assert not future.done()
     served.do(lambda: held[0].reply(b"done"))
     assert future.result() == b"done"
-    stopping.join(10)
+    stopping.join(PATIENCE_SECONDS)
     assert not stopping.is_alive()
 
 
@@ -265,8 +265,8 @@ def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
 
     served = serve({UNARY: UnaryRoute(handle), STREAM: StreamRoute(open_stream)})
     unary = served.unary()
-    futures = [unary.future(message, timeout=30) for message in (b"watched", b"unwatched")]
-    stream = served.stream()(iter([]), timeout=30)
+    futures = [unary.future(message, timeout=PATIENCE_SECONDS) for message in (b"watched", b"unwatched")]
+    stream = served.stream()(iter([]), timeout=PATIENCE_SECONDS)
     wait_until(lambda: len(held) == 2 and len(streams) == 1)
     served.transport.stop(0.3)
     for future in [*futures, stream]:
@@ -285,11 +285,10 @@ def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
 
 def test_an_idle_server_with_open_connections_stops_at_once_and_twice(serve: Any) -> None:
     served = serve(one(echo))
-    assert served.unary()(b"", timeout=10) == b""
-    began = time.monotonic()
-    served.transport.stop(30)
-    served.transport.stop(30)
-    assert time.monotonic() - began < 10
+    assert served.unary()(b"", timeout=PATIENCE_SECONDS) == b""
+    # Longer than a test may take.
+    served.transport.stop(600)
+    served.transport.stop(600)
 
 
 def test_who_has_connected_when_the_port_is_closed_is_served(serve: Any) -> None:
@@ -340,7 +339,7 @@ def test_an_ipv6_address_is_served(serve: Any) -> None:
         pytest.skip("this machine has no IPv6")
     served = serve(one(echo), address="::1")
     with grpc.insecure_channel(f"[::1]:{served.port}") as channel:
-        assert channel.unary_unary(UNARY)(b"six", timeout=10) == b"six"
+        assert channel.unary_unary(UNARY)(b"six", timeout=PATIENCE_SECONDS) == b"six"
 
 
 # Nothing left behind
@@ -374,12 +373,12 @@ def test_two_thousand_calls_leave_nothing(serve: Any) -> None:
 
     def use() -> None:
         for number in range(1000):
-            assert unary(b"x", timeout=10) == b"x"
+            assert unary(b"x", timeout=PATIENCE_SECONDS) == b"x"
             if number % 10 == 0:
-                unary.future(b"wait", timeout=10).cancel()
+                unary.future(b"wait", timeout=PATIENCE_SECONDS).cancel()
                 with pytest.raises(grpc.RpcError):
                     unary(b"wait", timeout=0.005)
-                assert list(stream(iter([b"1", b"2"]), timeout=10)) == [b"1", b"2"]
+                assert list(stream(iter([b"1", b"2"]), timeout=PATIENCE_SECONDS)) == [b"1", b"2"]
 
     def nothing_left() -> bool:
         gc.collect()
@@ -397,7 +396,7 @@ def test_two_thousand_calls_leave_nothing(serve: Any) -> None:
 def test_a_stopped_transport_leaves_no_descriptor_and_no_thread(serve: Any) -> None:
     def cycle() -> None:
         served = serve(one(echo))
-        assert served.unary()(b"", timeout=10) == b""
+        assert served.unary()(b"", timeout=PATIENCE_SECONDS) == b""
         served.channels.pop().close()
         served.transport.stop(1)
 
@@ -421,8 +420,8 @@ def test_calls_leave_no_cycles_for_the_garbage_collector(serve: Any) -> None:
     gc.disable()
     try:
         for _ in range(20):
-            assert unary(b"x", timeout=10) == b"x"
-            assert list(stream(iter([b"1", b"2"]), timeout=10)) == [b"1", b"2"]
+            assert unary(b"x", timeout=PATIENCE_SECONDS) == b"x"
+            assert list(stream(iter([b"1", b"2"]), timeout=PATIENCE_SECONDS)) == [b"1", b"2"]
         wait_until(lambda: served.calls_alive() == 0)
     finally:
         gc.enable()

@@ -26,7 +26,7 @@ from support.http2 import (
     head,
     prefixed,
 )
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.request_memory import RequestMemory
@@ -115,7 +115,7 @@ def test_a_full_connection_loses_its_oldest_once_they_have_waited_for_long(serve
 def test_a_burst_of_large_messages_loses_none(serve: Any) -> None:
     unary = serve(Routes().table(), waiting=WaitingLimits(connection=8)).unary(UNARY)
     messages = [number.to_bytes(2) * 50_000 for number in range(100)]
-    futures = [unary.future(message, timeout=30) for message in messages]
+    futures = [unary.future(message, timeout=PATIENCE_SECONDS) for message in messages]
     assert [future.result() for future in futures] == messages
 
 
@@ -137,7 +137,7 @@ def test_calls_that_wait_for_their_clients_are_none_of_those_in_flight(serve: An
     with Http2Connection(served.port) as connection:
         for method in (UNARY, STREAM) * 10:
             connection.begin(method)
-        assert served.unary(UNARY)(b"x", timeout=10) == b"x"
+        assert served.unary(UNARY)(b"x", timeout=PATIENCE_SECONDS) == b"x"
 
 
 def test_what_an_ended_call_still_sends_goes_nowhere(serve: Any) -> None:
@@ -148,7 +148,7 @@ def test_what_an_ended_call_still_sends_goes_nowhere(serve: Any) -> None:
         [answer] = connection.wait(connection.begin(UNARY, prefixed(b"x"), ends=True))
         assert (answer.status, bytes(answer.data)) == (StatusCode.OK, prefixed(b"x"))
     with grpc.insecure_channel(f"127.0.0.1:{served.port}") as channel:
-        assert channel.unary_unary(UNARY)(b"y", timeout=10) == b"y"
+        assert channel.unary_unary(UNARY)(b"y", timeout=PATIENCE_SECONDS) == b"y"
 
 
 A, B = "ipv4:127.0.0.1:1000", "ipv6:%5B::1%5D:1000"
@@ -264,7 +264,7 @@ CLIENTS = 5
 
 def call_without_reading(port: int, path: str) -> socket.socket:
     """A call whose client never widens its initial window of 64 KiB."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
     message = frame(DATA, END_STREAM, 1, prefixed(b"x"))
     connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, END_HEADERS, 1, head(path)) + message)
     return connection
@@ -317,7 +317,7 @@ def test_answers_that_nobody_reads_count_until_they_are_given_up(
     transport.sending.update(dict.fromkeys(transport.sending, time.monotonic() - 1000))
     transport.cancel_unread_calls()
     wait_until(lambda: transport.memory.answers.own_bytes == 0 and not transport.sending)
-    assert len(served.unary()(b"x", timeout=10)) == ANSWER_BYTES
+    assert len(served.unary()(b"x", timeout=PATIENCE_SECONDS)) == ANSWER_BYTES
     wait_until(lambda: transport.memory.answers.own_bytes == 0 and not transport.sending)
 
 
@@ -345,7 +345,7 @@ def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: 
     stream = served.stream()
     for _ in range(600):
         done = threading.Event()
-        rpc = stream(held_open(done), timeout=20)
+        rpc = stream(held_open(done), timeout=PATIENCE_SECONDS)
         time.sleep(random.uniform(0, 0.006))
         rpc.cancel()
         done.set()
@@ -355,7 +355,7 @@ def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: 
 
 def held_open(done: threading.Event) -> Iterator[bytes]:
     yield b"x"
-    done.wait(20)
+    done.wait(PATIENCE_SECONDS)
 
 
 def test_large_answers_have_longer() -> None:
@@ -366,22 +366,20 @@ def test_large_answers_have_longer() -> None:
 
 def test_a_connection_that_says_nothing_is_closed(serve: Any) -> None:
     served = serve(ROUTES, handshake_timeout_ms=500)
-    began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_SECONDS) as connection:
         while connection.recv(1000):
             pass
-    assert time.monotonic() - began < 10
 
 
 def test_one_connection_too_many_is_closed_and_the_others_are_served(serve: Any, connections: ExitStack) -> None:
     served = serve(ROUTES, max_connections=2)
     unary = served.unary()
-    assert unary(b"", timeout=10) == b""
+    assert unary(b"", timeout=PATIENCE_SECONDS) == b""
     connections.enter_context(call_without_reading(served.port, UNARY))
     time.sleep(0.2)
-    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_SECONDS) as connection:
         try:
             assert connection.recv(1000) == b""
         except ConnectionResetError:
             pass
-    assert unary(b"", timeout=10) == b""
+    assert unary(b"", timeout=PATIENCE_SECONDS) == b""

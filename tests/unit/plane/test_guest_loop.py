@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.steps import Steps
 from rocserve.plane.guest_loop import GuestLoop, worked_off
@@ -122,7 +123,7 @@ def test_callbacks_of_the_plane_may_set_what_its_tasks_wait_for(plane: PlaneLoop
         plane.call_at(time.monotonic() + 0.02, lambda: answer.set_result("an answer"))
 
     plane.call_soon(begin)
-    assert done.wait(10)
+    assert done.wait(PATIENCE_SECONDS)
     assert came[1:] == ["an answer"]
 
 
@@ -138,9 +139,9 @@ def test_what_is_left_at_the_end_is_cancelled(plane: PlaneLoop) -> None:
             cancelled.set()
 
     asyncio.run_coroutine_threadsafe(work(), guest)
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE_SECONDS)
     plane.call_soon(lambda: (guest.close(), closed.set()))
-    assert closed.wait(10)
+    assert closed.wait(PATIENCE_SECONDS)
     assert cancelled.is_set()
     assert guest.is_closed()
 

@@ -208,17 +208,16 @@ def test_sleep_on_a_socket_ends_by_time_by_a_ring_and_by_the_end_of_the_other(pa
     sleeper = SocketSleeper(pair.second_end().own_sleep_word(), there, drain_rings)
     started = time.monotonic()
     assert sleeper.sleep(0.05, lambda: False)
-    assert 0.04 < time.monotonic() - started < 5
+    assert time.monotonic() - started > 0.04
+    # These sleeps are longer than a test may take.
     for wake in (ringer.ring, here.close):
         timer = threading.Timer(0.1, wake)
         timer.start()
-        started = time.monotonic()
-        assert sleeper.sleep(60, lambda: False)
-        assert time.monotonic() - started < 30
+        assert sleeper.sleep(600, lambda: False)
         timer.join()
     # Messages posted before the end can still be taken.
-    assert sleeper.sleep(60, lambda: True)
-    assert not sleeper.sleep(60, lambda: False)
+    assert sleeper.sleep(600, lambda: True)
+    assert not sleeper.sleep(600, lambda: False)
     there.close()
 
 
@@ -239,15 +238,13 @@ def test_rings_that_nobody_takes_stop_nobody(pair: Pair) -> None:
 def test_sleep_ends_by_time_by_a_ring_and_by_another_descriptor(doorbell: Doorbell) -> None:
     started = time.monotonic()
     doorbell.sleep(0.05, lambda: False)
-    assert 0.04 < time.monotonic() - started < 5
+    assert time.monotonic() - started > 0.04
     other = os.eventfd(0)
     doorbell.also_wake_for(other)
     for wake in (doorbell.ring, lambda: os.eventfd_write(other, 1)):
         timer = threading.Timer(0.1, wake)
         timer.start()
-        started = time.monotonic()
-        doorbell.sleep(60, lambda: False)
-        assert time.monotonic() - started < 30
+        doorbell.sleep(600, lambda: False)  # Longer than a test may take.
         timer.join()
     os.close(other)
 

@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 
 import pytest
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.steps import Steps
 from rocserve.plane import loop as loop_module
@@ -31,14 +31,14 @@ def test_readable_descriptors_are_reported_on_the_thread(plane: PlaneLoop) -> No
 
     plane.register(reader, on_readable)
     os.write(writer, b"ab")
-    assert both.acquire(timeout=5) and both.acquire(timeout=5)
+    assert both.acquire(timeout=PATIENCE_SECONDS) and both.acquire(timeout=PATIENCE_SECONDS)
     assert got == [(b"a", "data-plane"), (b"b", "data-plane")]
     plane.unregister(reader)
     plane.unregister(reader)
     os.write(writer, b"c")
     called = threading.Event()
     plane.call_soon(called.set)
-    assert called.wait(5) and len(got) == 2
+    assert called.wait(PATIENCE_SECONDS) and len(got) == 2
     os.close(reader)
     os.close(writer)
 
@@ -50,7 +50,7 @@ def test_timers_fire_in_the_order_of_their_times(plane: PlaneLoop) -> None:
     for number in (3, 1, 4, 2, 0):
         plane.call_at(start + 0.02 * number, lambda number=number: fired.append((number, time.monotonic())))
     plane.call_at(start + 0.1, done.set)
-    assert done.wait(5)
+    assert done.wait(PATIENCE_SECONDS)
     assert [number for number, _ in fired] == [0, 1, 2, 3, 4]
     assert all(at >= start + 0.02 * number for number, at in fired)
 
@@ -60,7 +60,7 @@ def test_an_earlier_timer_does_not_wait_for_a_later(plane: PlaneLoop) -> None:
     plane.call_at(time.monotonic() + 600, lambda: None)
     time.sleep(0.05)
     plane.call_at(time.monotonic() + 0.001, done.set)
-    assert done.wait(5)
+    assert done.wait(PATIENCE_SECONDS)
 
 
 def test_timers_are_finer_than_a_millisecond(plane: PlaneLoop) -> None:
@@ -75,7 +75,7 @@ def test_timers_are_finer_than_a_millisecond(plane: PlaneLoop) -> None:
             done.set()
 
         plane.call_at(when, fire)
-        assert done.wait(5)
+        assert done.wait(PATIENCE_SECONDS)
     assert min(lateness) >= 0
 
 
@@ -91,7 +91,7 @@ def test_cancelled_timers_do_not_fire_and_are_forgotten(plane: PlaneLoop) -> Non
         plane.call_at(time.monotonic() + 0.05, later.set)
 
     plane.call_soon(cancel_all)
-    assert later.wait(5) and not fired.is_set()
+    assert later.wait(PATIENCE_SECONDS) and not fired.is_set()
     assert len(plane._timers._heap) < 100
 
 
@@ -102,7 +102,7 @@ def test_a_timer_may_cancel_another_that_is_due(plane: PlaneLoop) -> None:
     second = plane.call_at(when + 1e-6, fired.set)
     first = plane.call_at(when, second.cancel)
     plane.call_at(when + 0.02, done.set)
-    assert done.wait(5) and not fired.is_set()
+    assert done.wait(PATIENCE_SECONDS) and not fired.is_set()
     first.cancel()
 
 
@@ -121,7 +121,7 @@ def test_what_a_callback_raises_is_logged_and_the_thread_goes_on(
         plane.call_soon(fail)
     plane.call_at(time.monotonic(), fail_otherwise)
     plane.call_at(time.monotonic() + 0.02, done.set)
-    assert done.wait(5)
+    assert done.wait(PATIENCE_SECONDS)
     assert caplog.text.count("RuntimeError: a callback's fault") == 1, "one a line of code in ten seconds"
     assert caplog.text.count("ValueError: a timer's fault") == 1
 
@@ -148,7 +148,7 @@ def test_calls_from_many_threads(plane: PlaneLoop) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert done.acquire(timeout=10)
+    assert done.acquire(timeout=PATIENCE_SECONDS)
 
 
 def test_the_end_of_a_turn_is_called_once_and_when_all_that_has_come_has_been_handled(plane: PlaneLoop) -> None:
@@ -171,7 +171,7 @@ def test_the_end_of_a_turn_is_called_once_and_when_all_that_has_come_has_been_ha
         plane.call_soon(lambda: (plane.at_end_of_turn(end), calls.append("second")))
 
     plane.call_soon(both)
-    assert done.wait(5)
+    assert done.wait(PATIENCE_SECONDS)
     assert calls == ["first", "second", "end"]
 
 
@@ -188,7 +188,7 @@ def test_the_end_of_a_turn_may_ask_for_the_next(plane: PlaneLoop) -> None:
             done.set()
 
     plane.call_soon(lambda: plane.at_end_of_turn(again))
-    assert done.wait(5)
+    assert done.wait(PATIENCE_SECONDS)
 
 
 class Mailbox:
@@ -217,6 +217,13 @@ class Mailbox:
 
     def has_mail(self) -> bool:
         return bool(self.mail)
+
+
+def rests(box: Mailbox) -> bool:
+    """Whether the loop has not looked into the box for a while."""
+    polls = box.polls
+    time.sleep(0.1)
+    return box.polls == polls
 
 
 def test_nothing_is_slept_through(plane: PlaneLoop) -> None:
@@ -250,10 +257,10 @@ def test_a_source_that_raises_stops_no_other_and_one_that_was_removed_is_left_al
     bad.mail.append(-1)
     good.mail.append(7)
     plane.wake()
-    assert bad.done.wait(5)
+    assert bad.done.wait(PATIENCE_SECONDS)
     removed = threading.Event()
     plane.call_soon(lambda: (plane.remove_source(bad), removed.set()))
-    assert removed.wait(5)
+    assert removed.wait(PATIENCE_SECONDS)
     polls = bad.polls
     good.mail.append(8)
     plane.wake()
@@ -278,18 +285,15 @@ def test_a_sources_descriptor_wakes_and_so_does_its_longest_sleep(plane: PlaneLo
 
     pipe = Pipe()
     plane.call_soon(partial(plane.add_source, pipe))
-    time.sleep(0.05)
-    polls = pipe.polls
-    time.sleep(0.2)
-    assert pipe.polls == polls, "it does not sleep"
+    wait_until(partial(rests, pipe), "its sleep")
     os.write(writer, b"a")
-    assert pipe.done.wait(5)
+    assert pipe.done.wait(PATIENCE_SECONDS)
     plane.call_soon(lambda: setattr(pipe, "longest_sleep_seconds", 0.01))
-    time.sleep(0.5)
-    assert pipe.polls > polls + 10
+    polls = pipe.polls
+    wait_until(lambda: pipe.polls > polls + 10, "its looks after short sleeps")
     removed = threading.Event()
     plane.call_soon(lambda: (plane.remove_source(pipe), removed.set()))
-    assert removed.wait(5)
+    assert removed.wait(PATIENCE_SECONDS)
     os.close(reader)
     os.close(writer)
 
@@ -313,10 +317,7 @@ def test_it_looks_as_often_as_a_source_asks_before_it_sleeps(plane: PlaneLoop) -
     box.idle_polls = 500
     plane.call_soon(partial(plane.add_source, box))
     wait_until(lambda: box.polls >= 500)
-    time.sleep(0.05)
-    polls = box.polls
-    time.sleep(0.1)
-    assert box.polls == polls
+    wait_until(partial(rests, box), "its sleep")
 
 
 def test_an_idle_loop_takes_hardly_any_time(plane: PlaneLoop) -> None:
@@ -338,10 +339,7 @@ def test_spin_is_how_often_it_looks() -> None:
     try:
         loop.call_soon(partial(loop.add_source, box))
         wait_until(lambda: box.polls >= 300)
-        time.sleep(0.05)
-        polls = box.polls
-        time.sleep(0.1)
-        assert box.polls == polls, "it looks on and on"
+        wait_until(partial(rests, box), "its sleep")
     finally:
         loop.stop()
 
@@ -369,7 +367,7 @@ def test_long_work_leaves_others_their_turns(plane: PlaneLoop, monkeypatch: pyte
         plane.call_soon(lambda: taken.append("call"))
 
     plane.call_soon(begin)
-    assert done.wait(5)
+    assert done.wait(PATIENCE_SECONDS)
     # The first steps immediately, then one a turn; calls run in each turn.
     assert taken == ["a", "b", "a", "call", "b", "a", "b"]
 
@@ -404,7 +402,7 @@ def test_quick_steps_are_taken_at_once(plane: PlaneLoop, monkeypatch: pytest.Mon
         done.set()
 
     plane.call_soon(begin)
-    assert done.wait(5)
+    assert done.wait(PATIENCE_SECONDS)
     assert left == [0]
 
 

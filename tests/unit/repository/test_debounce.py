@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import PATIENCE_SECONDS
 from watchdog.observers.inotify import InotifyObserver
 
 from rocserve.repository.debounce import Debounce
@@ -99,14 +100,14 @@ async def test_it_tells_the_folders_that_have_changed(tmp_path: Path):
         (tmp_path / name).mkdir()
     watch = RepositoryWatch([tmp_path], logging.getLogger("rocserve.test.watch"))
     await watch.renew()
-    assert await watch.wait(5)
+    assert await watch.wait(PATIENCE_SECONDS)
     assert watch.take_changed() is None, "what was before the watch stood"
     (tmp_path / "a" / "file").write_text("x")
-    assert await watch.wait(5)
+    assert await watch.wait(PATIENCE_SECONDS)
     assert watch.take_changed() == {tmp_path / "a"}
     while await watch.wait(0.2):
         watch.take_changed()
     (tmp_path / ".hidden" / "file").write_text("x")
-    assert await watch.wait(5)
+    assert await watch.wait(PATIENCE_SECONDS)
     assert watch.take_changed() is None, "folders may lead through it"
     await watch.close()

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from support.dispatching import dispatcher_of
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
@@ -293,7 +294,7 @@ async def test_stopping_unloads_ensembles_before_their_members(
     await asyncio.sleep(0.2)
     assert served.data("m") == "good", "the ensemble's last requests still need it"
     ensemble.may_unload.set()
-    await asyncio.wait_for(stopping, 5.0)
+    await asyncio.wait_for(stopping, PATIENCE_SECONDS)
     assert loader.alive("m") == []
 
 

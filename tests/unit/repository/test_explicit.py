@@ -244,7 +244,7 @@ async def test_a_circle_of_ensembles_ends_with_an_error(explicit: Start, folders
     folders.ensemble("e", "f")
     folders.ensemble("f", "e")
     served: Served = await explicit()
-    code, _ = await asyncio.wait_for(error_of(served.repository.load("e", {})), 5.0)
+    code, _ = await asyncio.wait_for(error_of(served.repository.load("e", {})), PATIENCE_SECONDS)
     assert code is StatusCode.INVALID_ARGUMENT
 
 
@@ -321,7 +321,7 @@ async def test_an_unload_calls_off_a_load(m: Path, served: Served, loader: FakeL
     asking = asyncio.create_task(error_of(served.repository.load("m", {})))
     await served.until(lambda: loader.loads == [("m", 1)])
     await served.repository.unload("m", False)
-    code, text = await asyncio.wait_for(asking, 5.0)
+    code, text = await asyncio.wait_for(asking, PATIENCE_SECONDS)
     assert code is StatusCode.UNAVAILABLE
     assert "unloaded before" in text
     assert loader.cancelled == [("m", 1)]
@@ -342,7 +342,7 @@ async def test_files_that_change_during_a_load_are_loaded_again(
     await served.until(lambda: loader.loads == [("m", 1)])
     folders.version("m", 1, "whole")
     held.set()
-    await asyncio.wait_for(asking, 5.0)
+    await asyncio.wait_for(asking, PATIENCE_SECONDS)
     assert served.data("m") == "whole"
     assert [version.data for version in loader.alive("m")] == [b"whole"]
 
@@ -377,7 +377,7 @@ async def test_a_load_whose_folder_goes_meanwhile_is_over(
     held.set()
     await served.until(lambda: "changed while it was loading" in served.reason("m"))
     shutil.rmtree(folders.root / "m")
-    _, text = await asyncio.wait_for(asking, 5.0)
+    _, text = await asyncio.wait_for(asking, PATIENCE_SECONDS)
     assert text == "failed to load 'm', failed to poll from model repository"
     assert served.state("m") != "LOADING", "nothing loads it"
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.repository import table
 from rocserve.settings import ReadinessRule
@@ -165,11 +166,11 @@ async def test_stopping_calls_off_loads_and_unloads_everything(
     served = make()
     starting = asyncio.create_task(served.repository.start())
     await served.until(lambda: served.state("m") == "READY" and served.state("slow") == "LOADING")
-    await asyncio.wait_for(served.repository.stop(), 5.0)
+    await asyncio.wait_for(served.repository.stop(), PATIENCE_SECONDS)
     assert loader.cancelled == [("slow", 1)]
     assert loader.alive("m") == []
     assert served.data("m") != "good"
     assert not served.repository.is_ready()
-    await asyncio.wait_for(starting, 5.0)
+    await asyncio.wait_for(starting, PATIENCE_SECONDS)
     await served.settle()
     assert sorted(loader.loads) == [("m", 1), ("slow", 1)], "nothing is loaded after the stop"

@@ -101,17 +101,20 @@ class Bench:
 
 
 @pytest.fixture
-def loop() -> HandLoop:
-    return HandLoop()
-
-
-@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The time of this process in nanoseconds, which only the test moves."""
+    """The time of this process in nanoseconds, which passes only when the test moves it or waits."""
     now_ns = [100_000_000_000]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns[0])
     monkeypatch.setattr(time, "monotonic", lambda: now_ns[0] / 1e9)
     return now_ns
+
+
+@pytest.fixture
+def loop(clock: list[int]) -> HandLoop:
+    def sleep(seconds: float) -> None:
+        clock[0] += int(seconds * 1e9)
+
+    return HandLoop(sleep)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.hand_instances import Answer
 from support.hand_loop import Flag
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import DynamicBatching
@@ -154,7 +155,7 @@ def test_the_timeout_parameter_is_kept_exactly(make_bench):
     started = time.monotonic()
     doomed = bench.submit(1.0, timeout=30_000)
     patient = bench.submit(2.0)
-    assert doomed.done.wait(5)
+    assert doomed.done.wait(PATIENCE_SECONDS)
     assert time.monotonic() - started >= 0.03
     assert (doomed.error.code, doomed.error.text) == (StatusCode.UNAVAILABLE, "Request timeout expired")
     bench.executions[0].finish()
@@ -240,7 +241,7 @@ def test_a_request_that_came_back_from_a_dead_worker_still_expires(make_bench):
     (execution,) = bench.executions
     bench.instances[0].closed = True
     execution.finish(error=WorkerGone("gone"))
-    assert doomed.done.wait(5)
+    assert doomed.done.wait(PATIENCE_SECONDS)
     assert doomed.error.text == "Request timeout expired"
 
 
@@ -316,11 +317,11 @@ def test_what_waits_behind_a_batch_that_cannot_be_handed_over_runs(make_bench, m
     bench.executions[0].finish()
     assert running.number == 2.0
     for answer in failing:
-        assert answer.done.wait(5)
+        assert answer.done.wait(PATIENCE_SECONDS)
         assert answer.error.text == "the batch could not be handed to the worker: no room"
     bench.loop.wait_for(lambda: len(bench.executions) == 2)
     bench.executions[1].finish()
     assert waiting.number == 8.0
     drained = Flag(bench.loop)
     bench.scheduler.close(drained.set)
-    assert drained.wait(5)
+    assert drained.wait(PATIENCE_SECONDS)

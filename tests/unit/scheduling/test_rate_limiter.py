@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, InstanceRateLimiter, RateLimiterResource
@@ -299,7 +300,7 @@ def test_a_grant_that_nobody_needs_any_more_goes_on(pair, wait_for) -> None:
     one, other = pair
     one.submit(1.0)
     doomed = other.submit(2.0, timeout=10_000)
-    assert doomed.done.wait(5)
+    assert doomed.done.wait(PATIENCE_SECONDS)
     one.executions[0].finish()
     one.submit(3.0)
     wait_for(lambda: len(one.executions) == 2)

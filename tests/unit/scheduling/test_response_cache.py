@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig, QueuePolicy
@@ -121,7 +122,7 @@ def test_what_the_cache_has_waits_for_what_came_before(ask) -> None:
 @pytest.mark.parametrize("ask", [20_000], indirect=True)
 def test_what_is_refused_waits_for_nobody(ask) -> None:
     running, refused = ask(1.0), ask(2.0)
-    assert refused.done.wait(5)
+    assert refused.done.wait(PATIENCE_SECONDS)
     assert refused.error.text == "Request timeout expired"
     assert not running.done.is_set()
     ask.bench.executions[0].finish()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.hand_loop import HandLoop
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
@@ -123,7 +124,7 @@ def test_what_is_refused_in_the_queue_does_not_wait_for_what_runs(make_bench) ->
     policy = QueuePolicy(default_timeout_microseconds=20_000)
     bench = make_bench(DynamicBatching(preserve_ordering=True, default_queue_policy=policy), max_batch_size=1)
     running, refused = bench.submit(1.0), bench.submit(2.0)
-    assert refused.done.wait(5)
+    assert refused.done.wait(PATIENCE_SECONDS)
     assert refused.error.text == "Request timeout expired"
     assert not running.done.is_set()
     bench.executions[0].finish()

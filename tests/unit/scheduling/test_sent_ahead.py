@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import DynamicBatching
@@ -26,7 +27,7 @@ def test_its_timeout_is_kept_though_the_engine_is_stuck(bench) -> None:
     started = time.monotonic()
     doomed = bench.submit(2.0, 8, timeout=30_000)
     assert len(bench.executions) == 2
-    assert doomed.done.wait(5)
+    assert doomed.done.wait(PATIENCE_SECONDS)
     assert time.monotonic() - started >= 0.03
     assert (doomed.error.code, doomed.error.text) == (StatusCode.UNAVAILABLE, "Request timeout expired")
     before = bench.statistics.snapshot()
@@ -59,7 +60,7 @@ def test_its_company_is_answered(bench) -> None:
     bench.submit(1.0, 8)
     # One waits in the queue until the second completes a full batch.
     first, second = bench.submit(2.0, 4, timeout=50_000), bench.submit(3.0, 4)
-    assert first.done.wait(5)
+    assert first.done.wait(PATIENCE_SECONDS)
     bench.executions[0].finish()
     bench.executions[1].finish()
     assert second.number == 6.0
@@ -70,7 +71,7 @@ def test_its_client_may_leave(bench) -> None:
     left = bench.submit(2.0, 8)
     bench.loop.wait_for(lambda: left.leave is not None)
     left.leave()
-    assert left.done.wait(5)
+    assert left.done.wait(PATIENCE_SECONDS)
     assert left.error.code is StatusCode.CANCELLED
     bench.executions[0].finish()
     bench.executions[1].finish()
@@ -80,7 +81,7 @@ def test_its_client_may_leave(bench) -> None:
 def test_a_client_deadline_is_kept_too(bench) -> None:
     bench.submit(1.0, 8)
     doomed = bench.submit(2.0, 8, deadline=time.monotonic() + 0.03)
-    assert doomed.done.wait(5)
+    assert doomed.done.wait(PATIENCE_SECONDS)
     assert doomed.error.code is StatusCode.DEADLINE_EXCEEDED
 
 
@@ -97,7 +98,7 @@ def test_it_counts_as_waiting(bench) -> None:
 def test_what_was_dropped_does_not_come_back_from_a_dead_worker(bench) -> None:
     bench.submit(1.0, 8)
     doomed = bench.submit(2.0, 8, timeout=30_000)
-    assert doomed.done.wait(5)
+    assert doomed.done.wait(PATIENCE_SECONDS)
     instance = bench.instances[0]
     instance.closed = True
     bench.scheduler.detach(instance)
@@ -117,7 +118,7 @@ def test_grouped_requests_keep_deadlines_of_those_that_have_not_begun(make_bench
     running = bench.submit(1.0)
     ahead = [bench.submit(2.0, timeout=30_000) for _ in range(4)]
     for answer in ahead:
-        assert answer.done.wait(5)
+        assert answer.done.wait(PATIENCE_SECONDS)
         assert answer.error.text == "Request timeout expired"
     assert not running.done.is_set()
 
@@ -135,7 +136,7 @@ def test_a_thousand_deadlines_are_forgotten_with_their_requests(bench) -> None:
 def test_the_error_of_a_batch_is_for_those_that_are_left(bench) -> None:
     bench.submit(1.0, 8)
     doomed, other = bench.submit(2.0, 4, timeout=30_000), bench.submit(3.0, 4)
-    assert doomed.done.wait(5)
+    assert doomed.done.wait(PATIENCE_SECONDS)
     bench.executions[0].finish()
     bench.executions[1].finish(error=ServeError(StatusCode.INTERNAL, "broken"))
     assert (doomed.error.text, other.error.text) == ("Request timeout expired", "broken")

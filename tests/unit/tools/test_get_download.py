@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.tools.get.download import CATALOGUE, GetError, Patience, RemoteFile, download, opened_part
 
@@ -291,7 +292,7 @@ def test_a_server_that_falls_silent_is_left(server: Server, target: Path, part: 
         handler.head(200, len(CONTENT))
         handler.wfile.write(CONTENT[:1000])
         handler.wfile.flush()
-        ended.wait(10.0)
+        ended.wait(PATIENCE_SECONDS)
 
     server.answers["/file"] = [hang, send()]
     download(server.file(), target, part, Notes(), Patience(silence=0.2, first_pause=0.01))
@@ -350,13 +351,13 @@ def test_two_downloads_of_one_file_do_not_mix(server: Server, target: Path, part
 
     def answer(handler: Handler) -> None:
         begun.set()
-        go_on.wait(10.0)
+        go_on.wait(PATIENCE_SECONDS)
         send()(handler)
 
     server.answers["/file"] = [answer]
     first = threading.Thread(target=download, args=(server.file(), target, part, Notes(), PATIENT))
     first.start()
-    assert begun.wait(10.0)
+    assert begun.wait(PATIENCE_SECONDS)
     with pytest.raises(GetError, match="another process is writing"):
         download(server.file(), target, part, Notes(), PATIENT)
     go_on.set()

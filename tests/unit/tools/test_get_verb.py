@@ -17,6 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from rich.console import Console
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cli import main
 from rocserve.tools.get import verb
@@ -187,7 +188,7 @@ def test_ctrl_c_ends_it_in_a_line_and_the_next_time_goes_on(tmp_path: Path) -> N
             self.end_headers()
             self.wfile.write(bytes(size // 10 + 1))
             self.wfile.flush()
-            stopped.wait(20.0)
+            stopped.wait(PATIENCE_SECONDS)
 
         def log_message(self, *_: object) -> None: ...
 

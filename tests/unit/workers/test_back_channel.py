@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.instance_peer import Peer
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from support.workers import on_plane
 
 from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
@@ -52,7 +52,7 @@ class Both(Peer):
 
     def opened(self, index: int = 0) -> OpenCall:
         """The call, once it has arrived."""
-        assert self.called.acquire(timeout=10)
+        assert self.called.acquire(timeout=PATIENCE_SECONDS)
         return self.calls[index][1]
 
     def answer(self, opened: OpenCall, *answers: tuple[ModelResponse | ServeError | None, bool]) -> None:
@@ -62,7 +62,7 @@ class Both(Peer):
         """Close both ends, as both processes would."""
         self.end()
         if self.worker._reader.is_alive():
-            self.worker._reader.join(10)
+            self.worker._reader.join(PATIENCE_SECONDS)
         self.end_of_worker.close()
 
 
@@ -88,7 +88,7 @@ class Heard:
             self._ended.set()
 
     def wait(self) -> list[tuple[Result | None, bool]]:
-        assert self._ended.wait(10)
+        assert self._ended.wait(PATIENCE_SECONDS)
         return self.answers
 
 
@@ -96,7 +96,7 @@ def test_a_call_that_comes_just_behind_the_end_of_the_server_is_answered(both: B
     """Another thread of the model makes the call while the worker notices the end."""
     both.worker.start()
     both.end(unavailable("killed"))
-    both.worker._reader.join(10)
+    both.worker._reader.join(PATIENCE_SECONDS)
     heard = Heard()
     both.worker.call(ModelCall("m", (), ("OUT",)), heard)
     ((answer, final),) = heard.wait()

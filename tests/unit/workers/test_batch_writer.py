@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.instance_peer import Peer, done
 from support.outputs import tensors_of
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from support.workers import add_sub_inputs, batch_input, members_of, on_plane
 
 from rocserve.backends.base import Batch
@@ -61,7 +61,7 @@ def test_inputs_for_which_there_is_no_room(plane: PlaneLoop) -> None:
     # Layouts that were new to the worker in it are sent again.
     batch = [peer.take(), peer.execute()][1]
     peer.finish(batch, peer.result(bytes(64)))
-    assert peer.arrived.acquire(timeout=5)
+    assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
     assert peer.outcomes[0].error is None
     peer.end()
 
@@ -82,7 +82,7 @@ def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
             (data,) = request_inputs(batch.requests[0], peer.end_of_worker.inputs)
             assert batch.requests[0].form.layout.inputs[0].shape == (1, width + 1)
             peer.finish(batch, peer.result(bytes(data), TensorHead("SUM", DataType.INT32, (1, width + 1))))
-            assert peer.arrived.acquire(timeout=5)
+            assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
             assert peer.outcomes[0].error is None
             assert tensors_of(peer.outcomes[0].outputs_of(0))[0].numpy().tolist() == [[turn] * (width + 1)]
             peer.release()
@@ -153,7 +153,7 @@ def test_batches_of_all_sizes_are_gathered_in_the_same_memory(peer: Peer) -> Non
             for name, expected in (("A", rows), ("B", rows[:, :1] + 1)):
                 np.testing.assert_array_equal(batch.inputs[name].numpy(), expected)
             peer.finish(received, *[peer.result(bytes(4))] * count)
-            assert peer.arrived.acquire(timeout=5)
+            assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
             peer.release()
         del rows, members, received, batch, expected
         assert tracemalloc.get_traced_memory()[0] < 2 * 16 * 65536
@@ -171,7 +171,7 @@ def test_a_layout_that_the_worker_has_forgotten_is_sent_again(peer: Peer) -> Non
         batch = peer.take()
         assert [request.form.layout for request in batch.requests] == [wide[0].layout, one[0].layout]
         peer.finish(batch, *[peer.result(bytes(4))] * 2)
-        assert peer.arrived.acquire(timeout=5)
+        assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
         peer.release()
     assert len(peer.instance._writer._texts) <= REMEMBERED_LAYOUTS
 
@@ -223,7 +223,7 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_named_and_kept_until_the_wor
     gc.collect()
     assert held() is not None
     peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))
-    assert peer.arrived.acquire(timeout=10)
+    assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
     wait_until(lambda: held() is None, "the inputs to be let go")
 
 
@@ -238,7 +238,7 @@ def test_a_worker_that_ends_while_inputs_are_copied_has_not_had_them(peer: Peer)
 
 def test_an_answer_to_a_batch_that_is_still_being_copied(peer: Peer) -> None:
     peer.finish(peer.execute(), peer.result(bytes(64)))
-    assert peer.arrived.acquire(timeout=5)
+    assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
 
     def send_and_answer() -> None:
         peer.instance.execute(False, large_members(), peer.on_outcome)
@@ -321,7 +321,7 @@ def answered(peer: Peer, answers: Sequence[Answer | None]) -> BatchOutcome:
     peer.submit([(form, [memoryview(bytes(4))], 0, b"") for _ in answers])
     batch, end = peer.take(), peer.end_of_worker
     end.finish(batch, (batch.taken_ns, batch.taken_ns), answer_results(end.sender, answers))
-    assert peer.arrived.acquire(timeout=5)
+    assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
     return peer.outcomes[-1]
 
 
@@ -401,14 +401,14 @@ def test_a_result_of_more_than_may_be_unread_waits_for_large_ones_only(
 
     with ThreadPoolExecutor() as threads:
         for values in (large[:4], large, large[:4], large):
-            assert threads.submit(comes_back, values).result(timeout=10)
+            assert threads.submit(comes_back, values).result(timeout=PATIENCE_SECONDS)
             both.release()
         assert comes_back(large)
         waiting = threads.submit(comes_back, large)
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.1)
         both.release()
-        assert waiting.result(timeout=10)
+        assert waiting.result(timeout=PATIENCE_SECONDS)
 
 
 def test_room_for_a_batch_that_runs_is_not_waited_for_by_the_one_before(
@@ -417,10 +417,10 @@ def test_room_for_a_batch_that_runs_is_not_waited_for_by_the_one_before(
     monkeypatch.setattr(worker_end, "_MOST_UNREAD_BYTES", 1 << 20)
     nbytes = 3 << 19
     with ThreadPoolExecutor() as threads:
-        rooms = [threads.submit(both.end_of_worker.reserve, nbytes).result(timeout=10) for _ in range(2)]
+        rooms = [threads.submit(both.end_of_worker.reserve, nbytes).result(timeout=PATIENCE_SECONDS) for _ in range(2)]
         assert rooms[0][0] != rooms[1][0]
         answers = [ModelResponse([tensor_from_numpy("N", np.zeros(nbytes // 4, np.float32))])]
-        outcome = threads.submit(answered, both, answers).result(timeout=10)
+        outcome = threads.submit(answered, both, answers).result(timeout=PATIENCE_SECONDS)
         assert len(tensors_of(outcome.outputs_of(0))) == 1
     for place, _ in rooms:
         both.end_of_worker.give_up(place)

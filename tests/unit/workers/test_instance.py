@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.instance_peer import HEAD, Peer, done
 from support.outputs import tensors_of
-from support.waiting import until, wait_until
+from support.waiting import PATIENCE_SECONDS, until, wait_until
 from support.workers import batch_input, execute, on_plane, open_descriptors
 
 from rocserve.core.datatypes import DataType
@@ -53,7 +53,7 @@ def test_an_answer_by_hand(peer: Peer) -> None:
     assert a.readonly and np.frombuffer(b, np.int32).tolist() == [3] * 16
     assert request.form.layout.requested_outputs == ("SUM",)
     peer.finish(batch, peer.result(b"\x07\x00\x00\x00" * 16))
-    assert peer.arrived.acquire(timeout=5)
+    assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
     (tensor,) = tensors_of(peer.outcomes[0].outputs_of(0))
     assert tensor.numpy().tolist() == [[7] * 16]
     assert not peer.outcomes[0].parameters
@@ -74,7 +74,7 @@ def test_each_request_of_a_batch_may_have_outputs_of_another_shape(peer: Peer) -
                 for width in range(count)
             ],
         )
-        assert peer.arrived.acquire(timeout=10)
+        assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
         outcome = peer.outcomes.pop()
         for width in (0, 1, count // 2, count - 1):
             (tensor,) = tensors_of(outcome.outputs_of(width))
@@ -88,7 +88,7 @@ def test_a_batch_that_failed(peer: Peer) -> None:
         text = b"the engine's own words"
         entry = ENTRY.pack(BATCH_FAILURE, 0, int(code), 0, 1, 2 * ENTRY.size, len(text))
         peer.end_of_worker.post(peer.results_of(batch, entry + text))
-        assert peer.arrived.acquire(timeout=5)
+        assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
         error = peer.outcomes[-1].error
         assert error is not None and (error.code, error.text) == (expected, "the engine's own words")
 
@@ -131,7 +131,7 @@ def test_what_the_worker_had_not_taken_may_run_elsewhere(peer: Peer, taken: int,
 
 def test_when_the_other_end_is_closed_what_it_did_not_take_may_run_elsewhere(peer: Peer) -> None:
     peer.socket.close()
-    assert peer.broken_event.wait(5)
+    assert peer.broken_event.wait(PATIENCE_SECONDS)
     assert peer.broken == ["it closed its socket"]
     for _ in range(5):
         with pytest.raises(WorkerGone):
@@ -149,7 +149,7 @@ def test_what_is_released_after_the_end_is_given_back(plane: PlaneLoop) -> None:
     batch = peer.execute()
     peer.execute()
     peer.finish(batch, peer.result(bytes(64)))
-    assert peer.arrived.acquire(timeout=5)
+    assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
     tensor = tensors_of(peer.outcomes[0].outputs_of(0))[0]
     peer.end()
     assert bytes(tensor.data) == bytes(64)  # Still there to read.
@@ -191,7 +191,7 @@ def test_batches_of_many(plane: PlaneLoop) -> None:
 
             inputs = [batch_input("A", np.full((1, 16), value, np.int32))]
             execute(peer.instance, inputs, ("SUM",), (1,), on_outcome)
-            assert done.wait(5)
+            assert done.wait(PATIENCE_SECONDS)
 
     server = threading.Thread(target=serve)
     users = [threading.Thread(target=use, args=(seed,)) for seed in (10_000, 20_000)]
@@ -201,7 +201,7 @@ def test_batches_of_many(plane: PlaneLoop) -> None:
         user.join()
     assert not failures and not peer.instance.pending_answers().batch
     peer.end_of_worker.stop()
-    server.join(5)
+    server.join(PATIENCE_SECONDS)
     assert not server.is_alive()
     peer.end()
 
@@ -216,7 +216,7 @@ async def test_memory_of_a_large_batch_is_given_back_when_idle(
     size = 32 << 20
     batch = peer.execute([batch_input("A", np.ones((1, size), np.uint8))])
     peer.finish(batch, peer.result(b"y" * size, TensorHead("SUM", DataType.UINT8, (1, size))))
-    assert peer.arrived.acquire(timeout=5)
+    assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
     # The worker waits for its next batch meanwhile.
     waiting = threading.Thread(target=lambda: list(peer._batches), daemon=True)
     waiting.start()
@@ -235,7 +235,7 @@ async def test_memory_of_a_large_batch_is_given_back_when_idle(
     await until(lambda: used()[1] <= 4 << 20)
     assert not caplog.records
     peer.end_of_worker.stop()
-    waiting.join(5)
+    waiting.join(PATIENCE_SECONDS)
     assert not waiting.is_alive()
     peer.end()
 
@@ -325,7 +325,7 @@ MEANINGLESS: dict[str, tuple[Lie, str]] = {
 def test_nonsense_breaks_the_instance_and_fails_its_batches_once(peer: Peer, lie: Lie, reason: str) -> None:
     batch = peer.execute()
     peer.end_of_worker.post(lie(peer, batch))
-    assert peer.broken_event.wait(5)
+    assert peer.broken_event.wait(PATIENCE_SECONDS)
     (reason_given,) = peer.broken
     assert reason_given.startswith("it sent what cannot be read: ") and reason in reason_given
     assert not peer.outcomes
@@ -345,7 +345,7 @@ def test_a_worker_that_lies_about_what_it_posted_is_broken(peer: Peer, lie: int)
     writer._own_words[writer._posted_at] = lie
     peer.end_of_worker._ring()
     peer.socket.send(b"!")
-    assert peer.broken_event.wait(5)
+    assert peer.broken_event.wait(PATIENCE_SECONDS)
     assert peer.broken == [f"it sent what cannot be read: the other end of a link says {lie} bytes where 0 were taken"]
 
 
@@ -354,5 +354,5 @@ def test_a_worker_that_lies_about_what_it_took_is_broken(peer: Peer) -> None:
     reader._own_words[reader._taken_at] = 1 << 40
     with pytest.raises(WorkerGone):
         peer.send()
-    assert peer.broken_event.wait(5)
+    assert peer.broken_event.wait(PATIENCE_SECONDS)
     assert "has taken 1099511627776 of 0 bytes" in peer.broken[0]

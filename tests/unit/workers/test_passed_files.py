@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from support.instance_peer import Peer
 from support.shared_memory import GUARD, SharedFile, shared_file
-from support.waiting import until, wait_until
+from support.waiting import PATIENCE_SECONDS, until, wait_until
 from support.workers import BatchInput, Workshop, batch_input, members_of, on_plane, pids, run_add_sub
 
 from rocserve.core.datatypes import DataType
@@ -77,7 +77,7 @@ def execute(peer: Peer, *members: Member) -> ReceivedBatch:
 
 def end(peer: Peer, batch: ReceivedBatch) -> None:
     peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))
-    assert peer.arrived.acquire(timeout=10)
+    assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
     # The plane's thread releases the batch and its file after it has reported the outcome.
     on_plane(peer.plane, lambda: None)
 
@@ -202,7 +202,7 @@ def test_a_busy_worker_gets_its_batches_however_many_files_are_forgotten_meanwhi
     idle.start()
     wait_until(lambda: list(peer.end_of_worker.files) == [0], "the end of all files")
     peer.end_of_worker.stop()
-    idle.join(10)
+    idle.join(PATIENCE_SECONDS)
 
 
 def test_a_worker_that_may_open_no_more_files_fails(peer: Peer, file: SharedFile) -> None:

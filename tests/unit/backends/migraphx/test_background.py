@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.migraphx.serving.model import BackgroundSizes
 from rocserve.core.errors import unavailable
@@ -67,12 +68,12 @@ def test_stopping_ends_what_is_under_way_and_all_that_was_to_come() -> None:
     def prepare(size: int, report: Callable[[str], None]) -> None:
         prepared.append(size)
         begun.set()
-        assert cancelled.wait(10)
+        assert cancelled.wait(PATIENCE_SECONDS)
         raise unavailable("cancelled")
 
     work = BackgroundSizes([2, 4], prepare, cancelled.set, messages.append, LOG)
     work.start()
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE_SECONDS)
     work.stop()
     assert prepared == [2]
     assert messages == ["serving; batch sizes still to come: 2, 4"]

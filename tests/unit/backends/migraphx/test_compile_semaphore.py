@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support import migraphx_models as networks
 from support.migraphx_compiling import MLP, Bench
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
@@ -59,18 +60,18 @@ def test_what_takes_long_at_low_priority_no_longer_counts(tmp_path: Path) -> Non
     def wait_twice() -> None:
         with lasting.acquired(True, lambda: None), lasting.acquired(True, lambda: None):
             handed_on.set()
-            assert stays.wait(10)
+            assert stays.wait(PATIENCE_SECONDS)
 
     stays = threading.Event()
     waiting = threading.Thread(target=wait_twice, daemon=True)
     with semaphore.acquired(True, nobody_waits), semaphore.acquired(True, nobody_waits):
         waiting.start()
-        assert handed_on.wait(10)
+        assert handed_on.wait(PATIENCE_SECONDS)
     # Their end does not release the slots that others have now.
     with pytest.raises(CalledOff), semaphore.acquired(True, call_off):
         pass
     stays.set()
-    waiting.join(10)
+    waiting.join(PATIENCE_SECONDS)
 
 
 def test_a_slot_that_others_wait_for_the_model_with_lasts(tmp_path: Path) -> None:
@@ -90,8 +91,8 @@ def test_one_that_waits_goes_on_when_a_slot_is_given_back(tmp_path: Path) -> Non
     waiting = threading.Thread(target=wait_for_a_slot)
     with semaphore.acquired(False, nobody_waits):
         waiting.start()
-        assert waits.wait(10) and not had.is_set()
-    waiting.join(10)
+        assert waits.wait(PATIENCE_SECONDS) and not had.is_set()
+    waiting.join(PATIENCE_SECONDS)
     assert had.is_set()
 
 
@@ -142,7 +143,7 @@ def test_a_compiler_waits_for_its_slot_and_says_so(tmp_path: Path, migraphx_root
     )
     with semaphore.acquired(False, nobody_waits):
         compiling.start()
-        assert waits.wait(10)
+        assert waits.wait(PATIENCE_SECONDS)
         text = "batch size 2 of model 'x': waiting until other programs have been compiled on this machine"
         assert messages == [text] and bench.cache.find(recipe.key) is None
     compiling.join(60)
@@ -159,7 +160,7 @@ def test_who_waits_for_a_slot_keeps_nobody_from_compiling_the_same_program(tmp_p
     )
     with semaphore.acquired(True, nobody_waits), semaphore.acquired(True, nobody_waits):
         beside.start()
-        assert waits.wait(10)
+        assert waits.wait(PATIENCE_SECONDS)
         compiler.program(recipe, timeout_seconds=60).release()
-        beside.join(10)
+        beside.join(PATIENCE_SECONDS)
         assert not beside.is_alive()

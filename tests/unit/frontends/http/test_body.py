@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.waiting import until
+from support.waiting import PATIENCE_SECONDS, until
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, Pool, RequestMemory
@@ -56,7 +56,7 @@ async def test_no_more_is_taken_than_may_be(
     if pause:
         await asyncio.sleep(pause)
         writer.write(body)
-    answered = await asyncio.wait_for(reader.readuntil(told), 5)
+    answered = await asyncio.wait_for(reader.readuntil(told), PATIENCE_SECONDS)
     assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
@@ -86,7 +86,7 @@ async def test_a_large_body_stays_where_it_is_while_it_grows(
     port = await listen(HttpListener(lambda request: request.run(answer(request)), LOG))
     form = b"Content-Length: %d\r\n\r\n%b" if has_length else b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
     reader, _ = await connect(port, HEAD + form % (len(sent), sent))
-    await asyncio.wait_for(reader.readuntil(b"end"), 10)
+    await asyncio.wait_for(reader.readuntil(b"end"), PATIENCE_SECONDS)
     assert come == [sent]
     assert len(places) == 1 or not has_memory
 
@@ -135,7 +135,7 @@ async def test_a_body_that_comes_byte_by_byte_is_given_up(listen: Listen, connec
             await asyncio.sleep(0.05)
 
     trickling = asyncio.create_task(trickle())
-    told = await asyncio.wait_for(reader.readuntil(b"64 KiB that have come"), 5)
+    told = await asyncio.wait_for(reader.readuntil(b"64 KiB that have come"), PATIENCE_SECONDS)
     trickling.cancel()
     assert told.startswith(b"HTTP/1.1 408 ")
     assert b"the request's body did not come in time" in told

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import pytest
 from support.front_link import TOGETHER, Client, Ends, request_of
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
@@ -41,7 +41,7 @@ def test_requests_and_answers_travel_whole(ends: Ends) -> None:
     arrays = [np.arange(5, dtype=np.int32), np.arange(600_000, dtype=np.int32), np.zeros(0, np.int32)]
     request = request_of("echo", *arrays, sequence=SequenceTag("s", True, False))
     client = ends.ask(request)
-    assert client.ended.wait(10)
+    assert client.ended.wait(PATIENCE_SECONDS)
     (response,) = client.responses
     assert response.id == "r"
     assert response.parameters == {"p": True, "q": 1.5}
@@ -54,7 +54,7 @@ def test_equal_heads_of_several_front_ends_are_one_object(ends: Ends) -> None:
     for each in (ends, other):
         for name in ("never", "echo"):
             client = each.ask(request_of(name, np.arange(5, dtype=np.int32)))
-        assert client.ended.wait(10)
+        assert client.ended.wait(PATIENCE_SECONDS)
     other.close()
     first, second = (each.service.requests[0].head for each in (ends, other))
     assert first is second
@@ -144,7 +144,7 @@ def test_nothing_travels_too(ends: Ends, inputs: tuple[InputHead, ...]) -> None:
     """The second time the head is not announced again either."""
     for _ in range(2):
         client = ends.ask(InferRequest(RequestHead("echo", "", inputs, (), {}), "", [b"" for _ in inputs]))
-        assert client.ended.wait(10)
+        assert client.ended.wait(PATIENCE_SECONDS)
         (response,) = client.responses
         assert [bytes(data) for data in response.data] == [b"" for _ in inputs]
 
@@ -154,7 +154,7 @@ def test_nothing_travels_too(ends: Ends, inputs: tuple[InputHead, ...]) -> None:
 def test_tensors_of_other_sizes_than_their_heads_say_travel_too(ends: Ends, request_id: str, sent: int) -> None:
     request = request_of("never", np.arange(6, dtype=np.int32), id=request_id)
     request.data = [request.data[0][: 4 * sent]]
-    assert ends.ask(request).watched.wait(10)
+    assert ends.ask(request).watched.wait(PATIENCE_SECONDS)
     (come,) = ends.service.requests
     assert (come.id, [bytes(data) for data in come.data]) == (request_id, [np.arange(sent, dtype=np.int32).tobytes()])
 
@@ -162,7 +162,7 @@ def test_tensors_of_other_sizes_than_their_heads_say_travel_too(ends: Ends, requ
 def test_thousands_at_once_are_all_answered_and_leave_nothing(ends: Ends) -> None:
     clients = [ends.ask(request_of("echo", np.full(7, i, np.int32))) for i in range(6000)]
     for i, client in enumerate(clients):
-        assert client.ended.wait(20)
+        assert client.ended.wait(PATIENCE_SECONDS)
         assert client.responses[0].outputs[0].numpy().tolist() == [i] * 7
     gc.collect()
 
@@ -180,9 +180,9 @@ def test_errors_many_answers_and_ends(ends: Ends) -> None:
         ends.ask(request_of("fail")),
         ends.ask(request_of("many", np.arange(3, dtype=np.int32), in_turn=True)),
     )
-    assert failed.ended.wait(10)
+    assert failed.ended.wait(PATIENCE_SECONDS)
     assert (failed.errors[0].code, failed.errors[0].text) == (StatusCode.INVALID_ARGUMENT, "no \N{SNOWMAN}")
-    assert many.ended.wait(10)
+    assert many.ended.wait(PATIENCE_SECONDS)
     assert many.many
     assert len(many.responses) == 3
     single = ends.ask(request_of("many", np.arange(3, dtype=np.int32)))
@@ -198,9 +198,9 @@ def test_failures_travel_whole(ends: Ends, make: Callable[[str], ServeError], is
     client = ends.ask(request_of("fail" if is_refusal else "never"))
     if not is_refusal:
         # The model has the request.
-        assert client.watched.wait(10)
+        assert client.watched.wait(PATIENCE_SECONDS)
         ends.server.call_soon(lambda: ends.service.requests[0].responder.send(error))
-    assert client.ended.wait(10)
+    assert client.ended.wait(PATIENCE_SECONDS)
     (come,) = client.errors
     assert (type(come), come.code, come.text) == (type(error), error.code, error.text)
     assert (come.retry_seconds, come.is_refusal) == (0.25, is_refusal)
@@ -212,7 +212,7 @@ def test_large_heads_are_of_one_request_each(ends: Ends) -> None:
         parameters = {f"p{number}": value for number in range(5000)}
         head = RequestHead("echo", "", (InputHead("I", "INT32", (1,), {}),), (), parameters)
         client = ends.ask(InferRequest(head, "r", [np.int32(value).tobytes()]))
-        assert client.ended.wait(20)
+        assert client.ended.wait(PATIENCE_SECONDS)
         assert client.responses[0].parameters == parameters
     assert not ends.remote._heads
     assert not ends.link._heads
@@ -225,7 +225,7 @@ def test_equal_parameters_of_answers_are_sent_once(ends: Ends) -> None:
         for value in values:
             head = RequestHead("echo", "", (InputHead("I", "INT32", (1,), {}),), (), {"p": value})
             client = ends.ask(InferRequest(head, "r", [np.int32(1).tobytes()]))
-            assert client.ended.wait(20)
+            assert client.ended.wait(PATIENCE_SECONDS)
             assert repr(client.responses[0].parameters) == repr({"p": value})
     assert ends.link._sent_heads == len(ends.remote._answer_heads) == len(values)
 
@@ -234,7 +234,7 @@ def test_many_parameters_of_an_answer_are_remembered_by_neither_end(ends: Ends) 
     for value in range(3):
         parameters = {f"p{number}": value for number in range(5000)}
         head = RequestHead("echo", "", (InputHead("I", "INT32", (1,), {}),), (), parameters)
-        assert ends.ask(InferRequest(head, "r", [np.int32(value).tobytes()])).ended.wait(20)
+        assert ends.ask(InferRequest(head, "r", [np.int32(value).tobytes()])).ended.wait(PATIENCE_SECONDS)
     assert not ends.link._answer_heads
     assert not ends.remote._answer_heads
 
@@ -250,20 +250,20 @@ def test_a_head_that_had_no_room_is_sent_with_the_next_answer(ends: Ends, monkey
 
     monkeypatch.setattr(ends.link._end, "place_in_turn", place)
     refused, answered = (ends.ask(request_of("echo", np.arange(3, dtype=np.int32))) for _ in range(2))
-    assert refused.ended.wait(10)
-    assert answered.ended.wait(10)
+    assert refused.ended.wait(PATIENCE_SECONDS)
+    assert answered.ended.wait(PATIENCE_SECONDS)
     assert [error.code for error in refused.errors] == [StatusCode.RESOURCE_EXHAUSTED]
     assert [response.outputs[0].numpy().tolist() for response in answered.responses] == [[0, 1, 2]]
 
 
 def test_a_fault_of_the_server_is_one_requests_own(ends: Ends) -> None:
     broken, other = ends.ask(request_of("break")), ends.ask(request_of("echo"))
-    assert broken.ended.wait(10)
+    assert broken.ended.wait(PATIENCE_SECONDS)
     assert (broken.errors[0].code, broken.errors[0].text) == (
         StatusCode.INTERNAL,
         "ValueError: a fault of the server's own",
     )
-    assert other.ended.wait(10)
+    assert other.ended.wait(PATIENCE_SECONDS)
     assert ends.reasons == []
 
 
@@ -273,28 +273,28 @@ def test_a_fault_of_the_server_is_one_requests_own(ends: Ends) -> None:
 def test_deadlines_travel_as_far_as_somebody_may_live_to_see_them(
     ends: Ends, deadline: float | None, known: float | None
 ) -> None:
-    assert ends.ask(request_of("never", deadline=deadline)).watched.wait(10)
+    assert ends.ask(request_of("never", deadline=deadline)).watched.wait(PATIENCE_SECONDS)
     assert ends.service.requests[0].deadline == known
 
 
 def test_when_the_front_goes_its_requests_are_cancelled(ends: Ends) -> None:
     client = ends.ask(request_of("never"))
-    assert client.watched.wait(10)
+    assert client.watched.wait(PATIENCE_SECONDS)
     ends.connection.shutdown(socket.SHUT_RDWR)
     wait_until(lambda: ends.reasons)
     assert ends.reasons == ["it closed its link"]
     ends.server.call_soon(ends.link.close)
-    assert ends.service.left.wait(10)
-    assert ends.server_gone.wait(10)
+    assert ends.service.left.wait(PATIENCE_SECONDS)
+    assert ends.server_gone.wait(PATIENCE_SECONDS)
 
 
 def test_origins_and_refusals_come_when_they_are_asked_for(ends: Ends) -> None:
-    assert ends.ask(request_of("echo")).ended.wait(10)
+    assert ends.ask(request_of("echo")).ended.wait(PATIENCE_SECONDS)
     assert ends.service.origins[-1].address == ""
     ends.server.call_soon(lambda: ends.link.post(entries.ORIGINS, last=True))
     ends.server.call_soon(lambda: ends.link.post(entries.EXIT))
     wait_until(lambda: ends.to_front == [(entries.EXIT, 0, 0, b"")])
-    assert ends.ask(request_of("echo")).ended.wait(10)
+    assert ends.ask(request_of("echo")).ended.wait(PATIENCE_SECONDS)
     assert ends.service.origins[-1] == RequestOrigin("GRPC", (1, 2), {"a": "b"}, "10.0.0.1")
     ends.front.call_soon(lambda: ends.remote.refuse(invalid_argument("bad é"), lambda: "id7"))
     wait_until(lambda: ends.service.refusals)
@@ -309,10 +309,10 @@ def test_small_requests_do_not_wait_for_the_inputs_of_a_large_one(ends: Ends, pa
     large = ends.ask(request_of("echo", np.arange(3, dtype=np.int32), LARGE, np.arange(4, dtype=np.int32)))
     for index in range(3):
         small = ends.ask(request_of("echo", np.arange(index, dtype=np.int32)))
-        assert small.ended.wait(10)
+        assert small.ended.wait(PATIENCE_SECONDS)
     assert not large.ended.is_set()
     pause.set()
-    assert large.ended.wait(10)
+    assert large.ended.wait(PATIENCE_SECONDS)
     assert [tensor.numpy().size for tensor in large.responses[0].outputs] == [3, LARGE.size, 4]
     assert (large.responses[0].outputs[1].numpy() == LARGE).all()
 
@@ -328,7 +328,7 @@ def test_little_is_copied_in_a_step(ends: Ends, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(heap, "copy_bytes", note)
     many = [np.full(50_000, number, np.int32) for number in range(20)]
     client = ends.ask(request_of("never", *many, LARGE))
-    assert client.watched.wait(10)
+    assert client.watched.wait(PATIENCE_SECONDS)
     (come,) = ends.service.requests
     assert [bytes(data) for data in come.data] == [array.tobytes() for array in (*many, LARGE)]
     assert max(copied) <= COPIED_AT_ONCE
@@ -343,10 +343,10 @@ def test_a_sequence_keeps_its_order_while_a_large_request_of_it_is_copied(ends: 
         for name, array in (("second", np.arange(3, dtype=np.int32)), ("third", LARGE), ("fourth", LARGE[:1]))
     ]
     other = ends.ask(request_of("never", LARGE[:1], id="other", sequence=SequenceTag("t", True, False)))
-    assert other.watched.wait(10)
+    assert other.watched.wait(PATIENCE_SECONDS)
     pause.set()
     for client in (first, *others):
-        assert client.watched.wait(10)
+        assert client.watched.wait(PATIENCE_SECONDS)
     assert [request.id for request in ends.service.requests] == ["other", "first", "second", "third", "fourth"]
     wait_until(lambda: not ends.remote._order.held)
 
@@ -355,9 +355,9 @@ def test_heads_are_forgotten_while_a_large_request_is_copied(ends: Ends, pause: 
     large = ends.ask(request_of("echo", LARGE))
     few = np.arange(1, dtype=np.int32)
     clients = [ends.ask(request_of(f"echo {number}", few)) for number in range(3 * entries.REMEMBERED_HEADS)]
-    assert all(client.ended.wait(20) for client in clients)
+    assert all(client.ended.wait(PATIENCE_SECONDS) for client in clients)
     pause.set()
-    assert large.ended.wait(10)
+    assert large.ended.wait(PATIENCE_SECONDS)
     assert (large.responses[0].outputs[0].numpy() == LARGE).all()
     assert not ends.reasons
 
@@ -371,7 +371,7 @@ def head_of(shape: tuple[int, ...]) -> RequestHead:
 def asked_and_held(ends: Ends, array: np.ndarray, **fields: object) -> InferRequest:
     """A request that is never answered, as it arrived."""
     request = InferRequest(head_of(array.shape), data=[memoryview(array.tobytes())], **{"id": "", **fields})  # type: ignore[arg-type]
-    assert ends.ask(request).watched.wait(10)
+    assert ends.ask(request).watched.wait(PATIENCE_SECONDS)
     return ends.service.requests.pop()
 
 
@@ -418,7 +418,7 @@ def test_a_share_of_a_version_that_goes_is_kept_while_a_request_is_copied_into_i
     few = np.arange(100, dtype=np.int32)
     assert not isinstance(asked_and_held(ends, few).data, PlacedTensors)
     pause.set()
-    assert client.watched.wait(10)
+    assert client.watched.wait(PATIENCE_SECONDS)
     come = ends.service.requests.pop()
     assert isinstance(come.data, PlacedTensors)
     assert [bytes(data) for data in come.data] == [LARGE.tobytes()]
@@ -447,7 +447,7 @@ def asked_for_outputs(ends: Ends) -> Client:
     """A worker's outputs, which are not released while the client has its response."""
     arrays = [np.arange(100_000, dtype=np.int32), np.arange(3, dtype=np.int32), np.zeros(0, np.int32)]
     client = ends.ask(request_of("placed", *arrays))
-    assert client.ended.wait(10)
+    assert client.ended.wait(PATIENCE_SECONDS)
     (response,) = client.responses
     assert [tensor.numpy().tolist() for tensor in response.outputs] == [array.tolist() for array in arrays]
     return client
@@ -469,7 +469,7 @@ def test_the_servers_own_memory_is_kept_while_a_client_has_its_response(
     # Trimming the heaps takes all that was returned anyway.
     monkeypatch.setattr(trimming, "TRIM_PERIOD_SECONDS", 3600.0)
     client = ends.ask(request_of("echo", np.arange(100_000, dtype=np.int32)))
-    assert client.ended.wait(10)
+    assert client.ended.wait(PATIENCE_SECONDS)
 
     def kept() -> int:
         ends.server.wake()
@@ -492,7 +492,7 @@ def test_answers_of_a_batch_come_together_and_its_memory_goes_back(
             ends.ask(request_of("together", array, -array[:3], id=f"r{index}")) for index, array in enumerate(of_batch)
         ]
         for index, (client, array) in enumerate(zip(clients, of_batch, strict=True)):
-            assert client.ended.wait(10)
+            assert client.ended.wait(PATIENCE_SECONDS)
             (response,) = client.responses
             assert response.id == f"r{index}" and response.head.model_name == "together"
             assert [tensor.numpy().tolist() for tensor in response.outputs] == [array.tolist(), (-array[:3]).tolist()]
@@ -559,7 +559,7 @@ def test_a_large_answer_is_copied_while_others_are_answered(ends: Ends, monkeypa
     arrays = [np.arange(LARGE_RESPONSE // 4, dtype=np.int32), np.arange(3, dtype=np.int32)]
     client = ends.ask(request_of("large", *arrays))
     small = ends.ask(request_of("echo", arrays[1]))
-    assert small.ended.wait(10) and client.ended.wait(10)
+    assert small.ended.wait(PATIENCE_SECONDS) and client.ended.wait(PATIENCE_SECONDS)
     (response,) = client.responses
     assert response.is_large
     assert [bytes(data) for data in response.data] == [array.tobytes() for array in arrays]

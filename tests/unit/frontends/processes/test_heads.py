@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.front_link import Client, Ends
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InputHead, ParameterValue, RequestHead
@@ -39,7 +40,7 @@ def ask(ends: Ends, head: RequestHead, array: np.ndarray, request_id: str = "") 
 
 
 def check_echoed(client: Client, array: np.ndarray) -> None:
-    assert client.ended.wait(10), client.errors
+    assert client.ended.wait(PATIENCE_SECONDS), client.errors
     (response,) = client.responses
     assert (response.outputs[0].numpy() == array).all()
 
@@ -74,7 +75,7 @@ def test_requests_that_find_no_memory_push_out_no_head(ends: Ends, monkeypatch: 
     monkeypatch.setattr(ends.remote.end, "place_in_turn", place_some)
     for number in range(3 * REMEMBERED):
         refused = ask(ends, head_of("echo", FEW, number=number, long=LONG), FEW, "without room")
-        assert refused.ended.wait(10)
+        assert refused.ended.wait(PATIENCE_SECONDS)
         assert [error.code for error in refused.errors] == [StatusCode.RESOURCE_EXHAUSTED]
     check_echoed(ask(ends, used, FEW), FEW)
     check_echoed(ask(ends, head_of("echo", FEW, long=LONG), FEW, "with room"), FEW)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cache.folders import lock_file, still_names
 from rocserve.repository.remote.copy import CopyRoom, UnitCopy, mark_used, recorded_units
@@ -195,5 +196,5 @@ def test_a_copy_that_is_just_being_removed_is_begun_again(tmp_path: Path) -> Non
             using.result(0.3)
         shutil.rmtree(home)
         removing.close()
-        with using.result(10) as file:
+        with using.result(PATIENCE_SECONDS) as file:
             assert still_names(home / "in-use", file)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support import hand_instances
 from support.hand_loop import HandLoop, Turned
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import (
@@ -105,7 +106,7 @@ class Answer(hand_instances.Answer):
     @property
     def text(self) -> str:
         """The text of the error, now or later."""
-        assert self.done.wait(5)
+        assert self.done.wait(PATIENCE_SECONDS)
         assert self.error is not None
         return self.error.text
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.hand_instances import Outcome
 from support.hand_loop import Flag
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import (
@@ -280,7 +281,7 @@ def test_a_sequence_does_not_end_with_the_previous_one_of_its_id(make_bench, old
     if not is_late:
         bench.loop.wait_for(lambda: given_up.leave is not None)
         given_up.leave()
-    assert given_up.done.wait(5), "it does not wait for the request that runs"
+    assert given_up.done.wait(PATIENCE_SECONDS), "it does not wait for the request that runs"
     assert given_up.error.code is (StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.CANCELLED)
     if where == "backlog":
         bench.ask(1, 5, end=True)
@@ -732,7 +733,7 @@ def test_the_deadline_of_an_iterative_request_holds_while_it_waits_to_run_again(
     late = bench.ask(1, 10, start=True, deadline=time.monotonic() + 0.05)
     reschedule(bench)
     # The instance is busy with the rest of its batch.
-    assert late.done.wait(5)
+    assert late.done.wait(PATIENCE_SECONDS)
     assert late.error.code is StatusCode.DEADLINE_EXCEEDED
 
 
