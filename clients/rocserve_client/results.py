@@ -78,7 +78,7 @@ class IndexEntry:
     name: str
     version: str
     state: str
-    """UNKNOWN, LOADING, READY, UNLOADING or UNAVAILABLE."""
+    """UNKNOWN, LOADING, CHECKING, READY, UNLOADING or UNAVAILABLE."""
     reason: str
 
 

@@ -24,11 +24,13 @@ from rocserve.core.dispatch import Dispatcher
 from rocserve.core.freed_memory import keep_freed_memory
 from rocserve.core.heap_trim import HeapTrim
 from rocserve.core.latencies import read_latency_options
+from rocserve.core.load_check import CheckFailure
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory, default_limit
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.metrics.collection import (
     assemble_metrics,
+    load_check_families,
     memory_families,
     repository_families,
     residency_families,
@@ -119,6 +121,7 @@ class Server:
         self._client_regions = ClientRegions(FaultGuard(), settings.allow_client_shm)
         self._paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self._fallbacks = Counter[Fallback]()
+        self._failed_checks = Counter[CheckFailure]()
         self._custom_metrics = CustomMetrics()
         self._memory = RequestMemory(settings.max_request_memory or default_limit(Host().memory_limit()))
         self._latencies, problems = read_latency_options(dict(settings.metrics.config))
@@ -136,6 +139,7 @@ class Server:
             engines=settings.engines,
             machine=ThisMachine(settings.engines, settings.host_policies, settings.repository.max_model_instances),
             fallbacks=self._fallbacks,
+            failed_checks=self._failed_checks,
             cache=None if settings.response_cache_bytes is None else ResponseCache(settings.response_cache_bytes),
             limiter=(
                 RateLimiter(settings.rate_limit_resources, self._plane.call_soon, log.getChild("scheduler"))
@@ -211,6 +215,7 @@ class Server:
             self._fallbacks,
             (
                 lambda: memory_families(self._memory),
+                lambda: load_check_families(self._failed_checks),
                 self._custom_metrics.read,
                 lambda: repository_families(self._repository.index(ready_only=False)),
                 lambda: residency_families(self._residents),

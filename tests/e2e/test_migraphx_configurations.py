@@ -124,7 +124,7 @@ def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def ends(client: triton.InferenceServerClient, name: str, state: str) -> Callable[[], bool]:
     def has_ended() -> bool:
         seen, reason = index_entry(client, name)
-        assert seen in (state, "LOADING", "UNKNOWN", ""), f"{name} is {seen}: {reason}"
+        assert seen in (state, "LOADING", "CHECKING", "UNKNOWN", ""), f"{name} is {seen}: {reason}"
         return seen == state and not reason.startswith("serving; batch sizes still to come")
 
     return has_ended

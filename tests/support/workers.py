@@ -92,7 +92,7 @@ class Events(WorkerGroupEvents):
     def recovered(self) -> None:
         self.recoveries += 1
 
-    def progress(self, text: str) -> None:
+    def progress(self, text: str, is_check: bool) -> None:
         self.lines.append(text)
 
     def silent(self, text: str) -> None:

@@ -66,7 +66,12 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
                 " max_batch_size is specified"
             )
     else:
-        if message.max_batch_size == 0:
+        if message.max_batch_size == 0 and signature.dependent_rows:
+            notes = (
+                f"max_batch_size stays 0 for model '{message.name}', so each request is run by itself:"
+                f" {signature.dependent_rows}",
+            )
+        elif message.max_batch_size == 0:
             most = default_max_batch_size if signature.max_batch_size is None else signature.max_batch_size
             message.max_batch_size = max(min(default_max_batch_size, most), 0)
             notes = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, StatusCode
 
@@ -23,6 +24,15 @@ class LoadCheckMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckFailure:
+    """A failed check, as the metrics count it."""
+
+    model: str
+    version: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadCheckReport:
     """What the load check found about a version."""
 
@@ -37,22 +47,31 @@ class LoadCheckReport:
 
     @property
     def text(self) -> str:
-        """One line for the log and the metadata; "" = nothing was checked."""
+        """All findings in one line; "" = nothing was checked."""
         return "; ".join(self.parts)
 
     def then(self, later: LoadCheckReport) -> LoadCheckReport:
-        """Return this report with that of a later check of the same version."""
-        warning = "; ".join(filter(None, (self.warning, later.warning)))
-        return replace(
-            self,
-            parts=self.parts + later.parts,
-            warning=warning,
-            failures=self.failures + later.failures,
-            seconds=self.seconds + later.seconds,
+        """Return this report with that of a later check of the same worker."""
+        return LoadCheckReport(
+            self.parts + later.parts,
+            "; ".join(filter(None, (self.warning, later.warning))),
+            self.failures + later.failures,
+            self.seconds + later.seconds,
         )
 
 
 NOT_CHECKED = LoadCheckReport()
+
+
+def merged(reports: Iterable[LoadCheckReport]) -> LoadCheckReport:
+    """Return one report for the workers of a version, which check at the same time: each finding once."""
+    found = [*reports]
+    return LoadCheckReport(
+        tuple(dict.fromkeys(part for report in found for part in report.parts)),
+        "; ".join(dict.fromkeys(report.warning for report in found if report.warning)),
+        tuple(dict.fromkeys(kind for report in found for kind in report.failures)),
+        max((report.seconds for report in found), default=0.0),
+    )
 
 
 class LoadCheckFailed(ServeError):

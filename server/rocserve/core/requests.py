@@ -328,3 +328,6 @@ class Signature:
     decoupled: bool = False
     """Whether the model asks to send any number of responses to a request."""
     purpose: Purpose = NO_PURPOSE
+    dependent_rows: str = ""
+    """Why requests must not be joined although the shapes allow it: rows depend on each other, or that is unknown; "" =
+    they may be joined."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
+from rocserve.core.load_check import LoadCheckReport
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.printable import names_hint
@@ -105,6 +106,10 @@ class ServedVersion(Protocol):
     @property
     def load_seconds(self) -> float:
         """Return the seconds from the start of the workers until ready; 0 if nothing had to be loaded."""
+
+    @property
+    def load_check(self) -> LoadCheckReport:
+        """Return what the load check found about the version."""
 
     @property
     def worker_pids(self) -> Mapping[int, int]:
@@ -217,7 +222,7 @@ class IndexEntry:
     name: str
     version: str = ""
     state: str = ""
-    """UNKNOWN, LOADING, READY, UNLOADING or UNAVAILABLE."""
+    """UNKNOWN, LOADING, CHECKING, READY, UNLOADING or UNAVAILABLE."""
     reason: str = ""
     served: ServedVersion | None = field(default=None, compare=False, repr=False)
     namespace: str = ""

@@ -26,7 +26,7 @@ class OverviewResponse(_message.Message):
     def __init__(self, server: _Optional[str] = ..., version: _Optional[str] = ..., ready: _Optional[bool] = ..., now_ms: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelOverview, _Mapping]]] = ...) -> None: ...
 
 class ModelOverview(_message.Message):
-    __slots__ = ("name", "version", "state", "reason", "platform", "engine", "devices", "load_seconds", "pending_requests", "last_inference_ms", "success_count", "success_ns", "queue_ns", "failure_count", "inference_count", "execution_count", "cache_hit_count", "cache_miss_count", "batches", "latencies_us", "worker_memory_bytes", "worker_restarts", "failures")
+    __slots__ = ("name", "version", "state", "reason", "platform", "engine", "devices", "load_seconds", "load_check", "pending_requests", "last_inference_ms", "success_count", "success_ns", "queue_ns", "failure_count", "inference_count", "execution_count", "cache_hit_count", "cache_miss_count", "batches", "latencies_us", "worker_memory_bytes", "worker_restarts", "failures")
     class BatchesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class ModelOverview(_message.Message):
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_CHECK_FIELD_NUMBER: _ClassVar[int]
     PENDING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     LAST_INFERENCE_MS_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +66,7 @@ class ModelOverview(_message.Message):
     engine: str
     devices: str
     load_seconds: float
+    load_check: str
     pending_requests: int
     last_inference_ms: int
     success_count: int
@@ -80,7 +82,7 @@ class ModelOverview(_message.Message):
     worker_memory_bytes: _containers.RepeatedScalarFieldContainer[int]
     worker_restarts: int
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., platform: _Optional[str] = ..., engine: _Optional[str] = ..., devices: _Optional[str] = ..., load_seconds: _Optional[float] = ..., pending_requests: _Optional[int] = ..., last_inference_ms: _Optional[int] = ..., success_count: _Optional[int] = ..., success_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., failure_count: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., cache_hit_count: _Optional[int] = ..., cache_miss_count: _Optional[int] = ..., batches: _Optional[_Mapping[int, int]] = ..., latencies_us: _Optional[_Iterable[_Union[Quantile, _Mapping]]] = ..., worker_memory_bytes: _Optional[_Iterable[int]] = ..., worker_restarts: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., platform: _Optional[str] = ..., engine: _Optional[str] = ..., devices: _Optional[str] = ..., load_seconds: _Optional[float] = ..., load_check: _Optional[str] = ..., pending_requests: _Optional[int] = ..., last_inference_ms: _Optional[int] = ..., success_count: _Optional[int] = ..., success_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., failure_count: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., cache_hit_count: _Optional[int] = ..., cache_miss_count: _Optional[int] = ..., batches: _Optional[_Mapping[int, int]] = ..., latencies_us: _Optional[_Iterable[_Union[Quantile, _Mapping]]] = ..., worker_memory_bytes: _Optional[_Iterable[int]] = ..., worker_restarts: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
 
 class Quantile(_message.Message):
     __slots__ = ("quantile", "value")

@@ -13,6 +13,7 @@ from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.backends.parameters import asked_engine
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unreadable
+from rocserve.core.load_check import LoadCheckFailed
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.repository.loads import LoadOrder
 from rocserve.workers.messages import WorkerPlan
@@ -153,9 +154,12 @@ class EnginePlan:
         """Shown next to the model's state in the repository index; "" = the first engine runs."""
         if not self.replaces:
             return ""
-        reason = self.reason
-        shown = reason if len(reason) <= _LONGEST_WARNING else f"{reason[: _LONGEST_WARNING - 3]}..."
-        return f"served by {self.engine.name} instead: {shown}"
+        return f"served by {self.engine.name} instead: {shortened(self.reason)}"
+
+
+def shortened(warning: str) -> str:
+    """Return a warning as the index shows it."""
+    return warning if len(warning) <= _LONGEST_WARNING else f"{warning[: _LONGEST_WARNING - 3]}..."
 
 
 def _place(worker: WorkerPlan) -> str:
@@ -202,7 +206,8 @@ async def load_on_engine(
         error.can_pass = can_pass = can_pass or error.can_pass
         instead = "" if plan.fallback is None else plan.fallback.engine.name
         # A wrong file or configuration fails on the same engine's other device too.
-        is_hopeless = instead == plan.engine.name and error.code is StatusCode.INVALID_ARGUMENT
+        is_checked = isinstance(error, LoadCheckFailed)
+        is_hopeless = instead == plan.engine.name and error.code is StatusCode.INVALID_ARGUMENT and not is_checked
         if plan.fallback is None or is_hopeless:
             raise error.with_text(f"engine {plan.engine.name}: {error.text}{before}") if before else error
         try:
@@ -211,7 +216,8 @@ async def load_on_engine(
             text = f"{error.text}{before}; engine {instead} does not take its place: {refusal.text}"
             raise error.with_text(text) from None
         on_gpu, on_cpu = (" on the GPU", " on the CPU") if instead == plan.engine.name else ("", "")
-        failure = f"engine {plan.engine.name} cannot load it{on_gpu}: {error.text}{before}"
+        fault = "fails its load check" if is_checked else "cannot load it"
+        failure = f"engine {plan.engine.name} {fault}{on_gpu}: {error.text}{before}"
         log.warning("%s: %s; engine %s%s takes its place", order.name, failure, instead, on_cpu)
         plan = replace(next_plan, reason=failure, replaces=plan.replaces or plan.engine.name)
         before = f"; before, {failure}"

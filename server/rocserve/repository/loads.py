@@ -40,6 +40,19 @@ class LoadedVersion(ServedVersion, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """What a load is doing now."""
+
+    text: str = ""
+    """One line; "" = nothing to report."""
+    is_check: bool = False
+    """The version is tried before it is served (core/load_check.py)."""
+
+
+NOTHING_TO_REPORT = LoadProgress()
+
+
+@dataclass(frozen=True, slots=True)
 class LoadOrder:
     definition: ModelDefinition
     version: int
@@ -48,8 +61,8 @@ class LoadOrder:
     """Key of what is loaded: two loads of one key load the same files. "" = no other load loads these files."""
     on_change: Callable[[], None] = lambda: None
     """Called from any thread when `available` changes, and when a problem of `status_reason` appears or ends."""
-    on_progress: Callable[[str], None] = lambda _: None
-    """Called on the loop during the load with its progress, one line; "" = nothing to report."""
+    on_progress: Callable[[LoadProgress], None] = lambda _: None
+    """Called on the loop during the load with its progress."""
     reported_warnings: set[str] = field(default_factory=set)
     """Warnings, and places of tracebacks, that loads of the same content have logged."""
 

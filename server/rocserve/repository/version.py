@@ -17,7 +17,7 @@ from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argum
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
 from rocserve.repository.interface_check import check_interface
-from rocserve.repository.loads import FilesChanged, LoadedVersion, LoadOrder
+from rocserve.repository.loads import NOTHING_TO_REPORT, FilesChanged, LoadedVersion, LoadOrder, LoadProgress
 from rocserve.repository.membership import FITS, MemberReview
 from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.repository.retries import Failure
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 
 class VersionState(enum.Enum):
-    """Triton's model states."""
+    """Triton's model states, and CHECKING, which is a part of Triton's LOADING."""
 
     UNKNOWN = "UNKNOWN"
     LOADING = "LOADING"
+    CHECKING = "CHECKING"
     READY = "READY"
     UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
@@ -42,6 +43,7 @@ class Phase(enum.Enum):
 
     NONE = "nothing was ever served, and nothing is loaded", VersionState.UNKNOWN
     LOADING = "a load runs, or waits for its slot", VersionState.LOADING
+    CHECKING = "a load tries the version before it is served", VersionState.CHECKING
     DISCARDED = "its files changed during the load, so only a newer content can be loaded", VersionState.LOADING
     UNLOADING = "what was served is being unloaded", VersionState.UNLOADING
     FAILED = "the latest load has failed", VersionState.UNAVAILABLE
@@ -56,7 +58,7 @@ UNLOADED = "unloaded"
 """Triton's reason for a version that was unloaded on purpose."""
 _SUSPICIOUS_DISCARDS = 3
 """Discarded loads in a row, by changes of one file, after which it is implausible that somebody still copies it."""
-_WAITS_FOR_SLOT = "waits until another model has been loaded"
+_WAITS_FOR_SLOT = LoadProgress("waits until another model has been loaded")
 _STATUS_NAMES = {
     StatusCode.INVALID_ARGUMENT: "Invalid argument",
     StatusCode.NOT_FOUND: "Not found",
@@ -80,9 +82,14 @@ class _Load:
     """How the previous load of the same content failed."""
     began_at: float
     """time.monotonic() when the load got its slot, before that when it was queued."""
-    progress: str = ""
-    """What the load is doing now, one line; "" = nothing to report."""
+    progress: LoadProgress = NOTHING_TO_REPORT
+    lazy: LazyVersion | None = None
+    """The version that makes the load, if it may be unloaded later."""
     task: asyncio.Task[None] | None = None
+
+    @property
+    def doing(self) -> LoadProgress:
+        return self.progress if self.lazy is None else self.lazy.progress
 
 
 class ManagedVersion:
@@ -115,7 +122,7 @@ class ManagedVersion:
     @property
     def phase(self) -> Phase:
         if self._load is not None:
-            return Phase.LOADING
+            return Phase.CHECKING if self._load.doing.is_check else Phase.LOADING
         setback = self.setback
         is_discarded = setback is not None and isinstance(setback.error, FilesChanged)
         if is_discarded and self._wanted_content is not None:
@@ -129,7 +136,7 @@ class ManagedVersion:
     @property
     def is_loading(self) -> bool:
         """Whether a load runs, or waits for its files to settle."""
-        return self.phase in (Phase.LOADING, Phase.DISCARDED)
+        return self._load is not None or self.phase is Phase.DISCARDED
 
     @property
     def has_failed(self) -> bool:
@@ -175,15 +182,16 @@ class ManagedVersion:
             newer = ""
             if setback is not None and self.has_failed:
                 newer = f"newer content failed to load: {setback.text}"
-            elif phase in (Phase.LOADING, Phase.DISCARDED):
-                newer = "newer content is being loaded" + (f": {load.progress}" if load and load.progress else "")
+            elif load is not None or phase is Phase.DISCARDED:
+                doing = load.doing.text if load is not None else ""
+                newer = "newer content is being loaded" + (f": {doing}" if doing else "")
             return "; ".join(filter(None, (self.members.text, served.status_reason, newer)))
-        if phase is Phase.LOADING and load is not None:
+        if load is not None:
             before = f"failed before: {setback.error.text}" if setback is not None else ""
             took = time.monotonic() - load.began_at
             # Only if the load reports no progress.
             slowness = f"loading for {took:.0f} s" if took > self._context.load_slots.patience_seconds else ""
-            return "; ".join(filter(None, (load.progress or slowness, before)))
+            return "; ".join(filter(None, (load.doing.text or slowness, before)))
         if phase in (Phase.UNLOADING, Phase.UNLOADED):
             return UNLOADED if phase is Phase.UNLOADED else ""
         return setback.text if setback is not None else ""
@@ -210,7 +218,7 @@ class ManagedVersion:
         if phase is Phase.DISCARDED:
             if wanted is not None and wanted.scan is content.scan:
                 return
-        elif is_same and (phase is Phase.LOADING or (setback is not None and not setback.is_due())):
+        elif is_same and (self._load is not None or (setback is not None and not setback.is_due())):
             return
         self.stop_loading()
         residents = self._context.residents
@@ -307,14 +315,14 @@ class ManagedVersion:
         if backend is not None:
             compiles = any(engine.needs_migraphx for engine in backend.engines)
             slot = slots.acquire(compiles, load.previous is not None)
-            load.progress = _WAITS_FOR_SLOT if slots.is_full else ""
+            load.progress = _WAITS_FOR_SLOT if slots.is_full else NOTHING_TO_REPORT
         loaded: LoadedVersion | None = None
         try:
             async with slot:
-                load.progress = ""
+                load.progress = NOTHING_TO_REPORT
                 load.began_at = time.monotonic()
                 if residents.manages(content):
-                    loaded = lazy = self._register(content)
+                    loaded = lazy = load.lazy = self._register(content)
                     lazy.is_first_load = True
                     await residents.ensure_loaded(lazy)
                     lazy.is_first_load = False
@@ -330,7 +338,7 @@ class ManagedVersion:
             loaded.on_request = residents.load_members
         return loaded
 
-    async def _load_checked(self, content: ModelContent, on_progress: Callable[[str], None]) -> LoadedVersion:
+    async def _load_checked(self, content: ModelContent, on_progress: Callable[[LoadProgress], None]) -> LoadedVersion:
         """Load the version from files that stay unchanged meanwhile. Raises: FilesChanged, which replaces the loader's
         error because it may have read a mix of old and new files; ServeError."""
         folder, key = content.scan.version_folder(self.number), content.key(self.number)

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.backends.base import Machine
+from rocserve.backends.parameters import LOAD_CHECK, load_check_mode
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.model_folder import read_initial_states
 from rocserve.core.custom_metrics import CustomMetrics
@@ -22,9 +23,17 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
 from rocserve.core.latencies import LatencyOptions
+from rocserve.core.load_check import (
+    NOT_CHECKED,
+    ROWS,
+    CheckFailure,
+    LoadCheckFailed,
+    LoadCheckMode,
+    LoadCheckReport,
+)
 from rocserve.core.model_config import ControlKind, ModelConfig, with_sequence_tensors
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import Answer, InferRequest, InputHead, RequestHead
+from rocserve.core.requests import Answer, InferRequest, InputHead, RequestHead, Signature
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ReadinessCheck, Responder, ServingTable
 from rocserve.core.statistics import ModelStatistics
@@ -59,7 +68,8 @@ class WorkerVersionLoader:
     machine: Machine
     log: logging.Logger
     fallbacks: Counter[Fallback] = field(default_factory=Counter)
-    """Counted since the server's start."""
+    failed_checks: Counter[CheckFailure] = field(default_factory=Counter)
+    """Both are counted since the server's start."""
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
     """Receives the metrics that models define."""
     memory: RequestMemory = field(default_factory=RequestMemory)
@@ -104,7 +114,7 @@ class WorkerVersionLoader:
             try:
                 signature = await workers.group.load()
             except ServeError as error:
-                raise EngineFailed(error) from None
+                raise self._failed(order, error) from None
             complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
             complete, statistics, answers = self._completed(complete, order)
             self._warn_of_completion(order, complete)
@@ -120,13 +130,16 @@ class WorkerVersionLoader:
                 self.sequences.of(f"{definition.folder}:{definition.name}"),
                 read_initial_states(complete.config, complete.files),
             )
+            self._check_rows(order, complete, signature, workers.group.load_check)
             try:
                 await workers.group.warm_up(with_sequence_tensors(complete.config), config_text(complete))
             except ServeError as error:
-                raise EngineFailed(error) from None
+                raise self._failed(order, error) from None
         except BaseException:
             await asyncio.shield(workers.stop(0.0))
             raise
+        workers.load_check = workers.group.load_check
+        self._tell_of_check(order, workers.load_check)
         scheduler = new_scheduler(parts)
         workers.connect(scheduler)
         if plan.replaces:
@@ -143,6 +156,36 @@ class WorkerVersionLoader:
             workers=workers,
             load_seconds=time.monotonic() - started,
         )
+
+    def _failed(self, order: LoadOrder, error: ServeError) -> EngineFailed:
+        if isinstance(error, LoadCheckFailed):
+            self._count_failed_check(order, error.kind)
+        return EngineFailed(error)
+
+    def _count_failed_check(self, order: LoadOrder, kind: str) -> None:
+        self.failed_checks[CheckFailure(order.definition.name, order.version, kind)] += 1
+
+    def _check_rows(
+        self, order: LoadOrder, complete: ModelDefinition, signature: Signature, report: LoadCheckReport
+    ) -> None:
+        """Raises LoadCheckFailed if the configuration joins dependent rows and the check is strict."""
+        is_strict = load_check_mode(complete.config, self.engines) is LoadCheckMode.STRICT
+        if is_strict and complete.config.max_batch_size > 0 and signature.dependent_rows and ROWS in report.failures:
+            self._count_failed_check(order, ROWS)
+            raise LoadCheckFailed(
+                ROWS,
+                f"max_batch_size is {complete.config.max_batch_size}, but {signature.dependent_rows}; write"
+                f' max_batch_size: 0, or set parameter "{LOAD_CHECK}" to "on" to serve it with a warning',
+            )
+
+    def _tell_of_check(self, order: LoadOrder, report: LoadCheckReport) -> None:
+        for kind in report.failures:
+            self._count_failed_check(order, kind)
+        if report.parts:
+            took = f"{report.seconds:.2g} s" if report.seconds else "known from an earlier load"
+            self.log.info("%s %d: %s; %s", order.definition.name, order.version, report.text, took)
+        if report.warning:
+            self._log_once(logging.WARNING, order, f"{order.name}: {report.warning}")
 
     def _completed(
         self, definition: ModelDefinition, order: LoadOrder
@@ -187,6 +230,10 @@ class LoadedModelVersion(ScheduledVersion):
         return self.workers.properties
 
     @property
+    def load_check(self) -> LoadCheckReport:
+        return self.workers.load_check
+
+    @property
     def worker_pids(self) -> Mapping[int, int]:
         return self.workers.group.models_of_workers
 
@@ -222,12 +269,16 @@ class LoadedEnsemble(EnsembleVersion):
     plane: PlaneLoop
     available: ClassVar[bool] = True
     status_reason: ClassVar[str] = ""
-    properties: ClassVar[Mapping[str, str]] = {}
+    load_check: LoadCheckReport = NOT_CHECKED
     pending_requests: ClassVar[int] = 0
     load_seconds: ClassVar[float] = 0.0
     worker_pids: ClassVar[Mapping[int, int]] = {}
     worker_restarts: ClassVar[int] = 0
     own_check: ClassVar[None] = None
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return {"load_check": self.load_check.text} if self.load_check.parts else {}
 
     def follow_members(self, is_decoupled: bool) -> None:
         if is_decoupled == self.config.decoupled:

@@ -20,12 +20,13 @@ from rocserve.config.model_folder import is_true
 from rocserve.config.model_limits import SHARED_WORKER, time_limits, worker_bounds
 from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.load_check import NOT_CHECKED
 from rocserve.core.model_config import with_sequence_tensors
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol.json_form import plain_values
 from rocserve.protocol.model_config_pb2 import ModelConfig
-from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan, shortened
+from rocserve.repository.loads import LoadOrder, LoadProgress
 from rocserve.scheduling.model_calls import start_call
 from rocserve.scheduling.rate_limiter import needs_of
 from rocserve.scheduling.scheduler import Scheduler
@@ -57,8 +58,9 @@ class VersionWorkers(WorkerGroupEvents):
         the rate limiter's resources can never suffice for an instance."""
         self._order = order
         self._plan = plan
-        self.properties: Mapping[str, str] = plan.properties
-        """Properties that the engine reports override the plan's."""
+        self._described: Mapping[str, str] = {}
+        """Properties that the engine reports; they override the plan's."""
+        self.load_check = NOT_CHECKED
         self._start_call = functools.partial(start_call, loader.dispatcher)
         self._has_called = False
         self._metrics = OwnedMetrics(loader.custom_metrics, order.name, loader.log)
@@ -89,12 +91,17 @@ class VersionWorkers(WorkerGroupEvents):
             self._release_resources = loader.limiter.register(needs)
 
     @property
+    def properties(self) -> Mapping[str, str]:
+        checked = {"load_check": self.load_check.text} if self.load_check.parts else {}
+        return {**self._plan.properties, **checked, **self._described}
+
+    @property
     def available(self) -> bool:
         return bool(self._instances)
 
     @property
     def reason(self) -> str:
-        return "; ".join(filter(None, (self._plan.warning, self._worker_reason)))
+        return "; ".join(filter(None, (self._plan.warning, shortened(self.load_check.warning), self._worker_reason)))
 
     @property
     def _worker_reason(self) -> str:
@@ -168,16 +175,16 @@ class VersionWorkers(WorkerGroupEvents):
         self._cancel_outage_timer()
         self._order.on_change()
 
-    def progress(self, text: str) -> None:
+    def progress(self, text: str, is_check: bool) -> None:
         self._progress = text
         if self._scheduler is None:
-            self._order.on_progress(text)
+            self._order.on_progress(LoadProgress(text, is_check))
 
     def silent(self, text: str) -> None:
         self._hang_text = text
 
     def described(self, properties: Mapping[str, str]) -> None:
-        self.properties = {**self._plan.properties, **properties}
+        self._described = properties
 
     def measured(self, changes: MetricChanges) -> None:
         self._metrics.apply(changes)

@@ -174,6 +174,7 @@ class QueryService:
         overview.engine = encodable(properties.get("engine", ""))
         overview.devices = encodable(properties.get("devices", ""))
         overview.load_seconds = served.load_seconds
+        overview.load_check = self._shown(served.load_check.text)
         overview.pending_requests = served.pending_requests
         overview.last_inference_ms = numbers.last_inference_ms
         overview.success_count, overview.success_ns = numbers.success.count, numbers.success.ns

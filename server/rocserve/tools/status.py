@@ -31,7 +31,13 @@ _LEAST_REASON = 40
 _LEAST_FOLDED = 60
 """Columns of a terminal with room for a folded model name next to version, state and the last figures."""
 _GAP = 3
-_STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
+_STATE_STYLES = {
+    "READY": "green",
+    "LOADING": "yellow",
+    "CHECKING": "yellow",
+    "UNLOADING": "yellow",
+    "UNAVAILABLE": "red",
+}
 _ENGINE_PROPERTIES = ("engine", "target", "precision")
 """Properties that together name the engine of a model: "migraphx gpu fp16", "onnxruntime"."""
 _MEANS: Mapping[str, tuple[int, Callable[[ModelStatistics], tuple[float, int]]]] = {

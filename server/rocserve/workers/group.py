@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rocserve.core.backoff import Backoff
 from rocserve.core.custom_metrics import MetricChanges
+from rocserve.core.load_check import LoadCheckReport, merged
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.observability.failures import Allowance
@@ -53,8 +54,9 @@ class WorkerGroupEvents:
     def recovered(self) -> None:
         pass
 
-    def progress(self, text: str) -> None:
-        """What the workers' engines are doing, in one line; "" = nothing. Also called during the load."""
+    def progress(self, text: str, is_check: bool) -> None:
+        """What the workers' engines are doing, in one line; "" = nothing. Also called during the load. `is_check`: they
+        check the model."""
 
     def silent(self, text: str) -> None:
         """Which instances have not answered for a while, in one line; "" = none."""
@@ -105,6 +107,8 @@ class WorkerGroup:
         self._own_check = OwnCheck(self.name, lambda: self._workers, log)
         self._down: set[int] = set()
         self._progress: dict[int, str] = {}
+        self._checking: set[int] = set()
+        """Workers whose progress is about the check of their model."""
         self._silent: dict[int, Sequence[float]] = {}
         self._count = len(plans)
         self._instance_count = sum(plan.instance_count for plan in plans)
@@ -122,6 +126,11 @@ class WorkerGroup:
         return [instance for worker in self._workers for instance in worker.instances if not instance.closed]
 
     @property
+    def load_check(self) -> LoadCheckReport:
+        """What the workers' checks of the model have found, each finding once."""
+        return merged(supervisor.load_check for supervisor in self._supervisors)
+
+    @property
     def models_of_workers(self) -> Mapping[int, int]:
         """Number of models in each worker process that still runs, by process id."""
         processes = (worker.process for worker in self._workers)
@@ -135,7 +144,8 @@ class WorkerGroup:
     async def load(self) -> Signature:
         """Start all workers at the same time. After a failure or a cancellation none is left. Raises ServeError."""
         signatures = await self._all_or_none([supervisor.load() for supervisor in self._supervisors])
-        return signatures[0]
+        # Workers on different devices may have checked differently.
+        return next((each for each in signatures if each.dependent_rows), signatures[0])
 
     async def warm_up(self, config: ModelConfig, config_json: str = "") -> None:
         """Warm up all workers with the completed config; an instance opens when its worker is ready. After a failure or
@@ -175,16 +185,24 @@ class WorkerGroup:
         if not self._down:
             self.events.recovered()
 
-    def worker_progress(self, index: int, text: str) -> None:
-        before = self._progress_line()
+    def worker_progress(self, index: int, text: str, is_check: bool = False) -> None:
+        before = self._progress_line(), self._is_checking
         # The log gets a line for each new phase, not for each change of its numbers.
         phases = {_MEASURE.sub("", line) for line in self._progress.values()}
         self._progress[index] = text
+        (self._checking.add if is_check else self._checking.discard)(index)
         if text and _MEASURE.sub("", text) not in phases and self._log_allowance.take():
-            self.log.info("%s: %s", self.name, text)
-        line = self._progress_line()
-        if line != before:
-            self.events.progress(line)
+            # The end of a check has a line that says all.
+            self.log.log(logging.DEBUG if is_check else logging.INFO, "%s: %s", self.name, text)
+        after = self._progress_line(), self._is_checking
+        if after != before:
+            self.events.progress(*after)
+
+    @property
+    def _is_checking(self) -> bool:
+        return bool(self._checking) and not any(
+            text for index, text in self._progress.items() if index not in self._checking
+        )
 
     def worker_trace(self, trace: str) -> None:
         """Log a traceback once: other workers, and later loads of the same files, fail at the same lines."""

@@ -128,6 +128,8 @@ class WarmUp:
 class WarmedUp:
     checks_readiness: bool = False
     """The model answers CheckReadiness."""
+    load_check: LoadCheckReport = NOT_CHECKED
+    """What the recorded answers have shown."""
 
 
 @dataclass(frozen=True, slots=True)

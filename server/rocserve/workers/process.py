@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.load_check import KINDS, LoadCheckFailed
+from rocserve.core.load_check import KINDS, LoadCheckFailed, LoadCheckReport
 from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.workers import messages
 from rocserve.workers.control_groups import ControlGroup
@@ -231,12 +231,14 @@ class WorkerSession:
         self._on_progress = on_progress
         return await self._ask(message, "loading", messages.Loaded)
 
-    async def warm_up(self, message: messages.WarmUp) -> None:
-        """Warm up the model and open the instances. Raises ServeError as `load`."""
+    async def warm_up(self, message: messages.WarmUp) -> LoadCheckReport:
+        """Warm up the model and open the instances. Returns what the recorded answers have shown. Raises ServeError as
+        `load`."""
         warmed_up = await self._ask(message, "warming up", messages.WarmedUp)
         self.checks_readiness = warmed_up.checks_readiness
         for instance in self.instances:
             instance.open()
+        return warmed_up.load_check
 
     async def check_readiness(self) -> messages.ModelReadiness:
         """Ask the model itself whether it is ready. Checks at the same time share one answer. After CHECK_SECONDS

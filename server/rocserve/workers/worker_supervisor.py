@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError, internal, unavailable
+from rocserve.core.load_check import NOT_CHECKED
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
@@ -89,6 +90,7 @@ class WorkerSupervisor:
         self._name = group.name
         self._loop = asyncio.get_running_loop()
         self.worker: WorkerSession | None = None
+        self.load_check = NOT_CHECKED
         self._supervision: asyncio.Task[None] | None = None
 
     async def load(self) -> Signature:
@@ -133,6 +135,7 @@ class WorkerSupervisor:
         for instance in worker.instances:
             instance.batches_at_once = loaded.batches_at_once
         self._group.events.described(loaded.properties)
+        self.load_check = loaded.load_check
         return loaded.signature
 
     def _progress(self, worker: WorkerSession, progress: Progress | MetricChanges) -> None:
@@ -143,7 +146,7 @@ class WorkerSupervisor:
             return
         # A check has its own bound, which a hanging engine does not keep.
         self._load_limit.note("" if progress.is_check else progress.text)
-        self._group.worker_progress(self._index, progress.text)
+        self._group.worker_progress(self._index, progress.text, progress.is_check)
         if progress.properties:
             self._group.events.described(progress.properties)
 
@@ -183,7 +186,7 @@ class WorkerSupervisor:
         if worker is None:
             raise unavailable(f"{self._name} has no worker")
         async with self._limited_load(worker):
-            await worker.warm_up(message)
+            self.load_check = self.load_check.then(await worker.warm_up(message))
         for instance in worker.instances:
             self._group.events.instance_opened(instance)
         if self._key:

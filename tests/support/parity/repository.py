@@ -67,7 +67,9 @@ class Index:
         while True:
             outcome = self._call.ask(server)
             rows = [row for row in (outcome.answer or {}).get("models", []) if row["name"] in self.models]
-            if time.monotonic() > end or not any(row.get("state") in ("LOADING", "UNLOADING") for row in rows):
+            if time.monotonic() > end or not any(
+                row.get("state") in ("LOADING", "CHECKING", "UNLOADING") for row in rows
+            ):
                 return replace(outcome, answer=rows)
             time.sleep(0.05)
 

@@ -250,3 +250,20 @@ def test_it_is_known_who_chose_the_batch_size(read: Read, batching: Signature, w
     assert definition.config.is_batch_size_chosen is chosen
     # For another version.
     assert complete_definition(definition, batching).config.is_batch_size_chosen is chosen
+
+
+@pytest.mark.parametrize(("written", "size", "dims"), [("", 0, [-1, 4]), ("max_batch_size: 8", 8, [4])])
+def test_dependent_rows_are_joined_only_as_written(
+    read: Read, batching: Signature, written: str, size: int, dims: list[int]
+) -> None:
+    signature = replace(batching, dependent_rows="rows depend on each other: output 'y' changes by 0.3")
+    definition = complete_definition(read(f'backend: "onnxruntime" {written}'), signature)
+    message = definition.message
+    assert message.max_batch_size == size
+    assert list(message.input[0].dims) == dims
+    assert message.HasField("dynamic_batching") is bool(size)
+    note = (
+        f"max_batch_size stays 0 for model '{message.name}', so each request is run by itself: rows depend on each"
+        " other: output 'y' changes by 0.3"
+    )
+    assert definition.notes == (() if size else (note,))

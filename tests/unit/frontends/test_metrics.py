@@ -14,12 +14,13 @@ from support.waiting import PATIENCE_SECONDS
 from rocserve.core.custom_metrics import MetricFamily, Sample
 from rocserve.core.errors import unavailable
 from rocserve.core.latencies import LatencyOptions
+from rocserve.core.load_check import NOT_CHECKED, CheckFailure, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import Execution, ModelStatistics, StatisticsSnapshot
 from rocserve.frontends.http.listener import ConnectionLimits
 from rocserve.frontends.listen_address import ListenAddress
-from rocserve.frontends.metrics.collection import server_families
+from rocserve.frontends.metrics.collection import load_check_families, server_families
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.repository.engine_plan import Fallback
@@ -64,6 +65,7 @@ class ToldVersion:
     pending_requests: int = 0
     load_seconds: float = 0.0
     worker_restarts: int = 0
+    load_check: LoadCheckReport = NOT_CHECKED
 
 
 def samples_of(
@@ -201,6 +203,21 @@ def test_engines_and_those_that_took_their_place() -> None:
         'rocserve_model_engine_info{engine="rocal",model="n",replaces="",version="1"}': "1",
         'rocserve_engine_fallback_total{engine="migraphx",model="m",replaced_by="onnxruntime",version="1"}': "2",
     }
+
+
+def test_load_checks_are_told() -> None:
+    checked = LoadCheckReport(("rows are independent",), seconds=0.4)
+    known = LoadCheckReport(("rows are independent",))
+    samples = samples_of(
+        ToldVersion("m", 1, load_check=checked), ToldVersion("m", 2, load_check=known), ToldVersion("python", 1)
+    )
+    assert {name: value for name, value in samples.items() if name.startswith("rocserve_load_check")} == {
+        'rocserve_load_check_seconds{model="m",version="1"}': "0.4",
+        'rocserve_load_check_seconds{model="m",version="2"}': "0.0",
+    }
+    (family,) = load_check_families({CheckFailure("m", 1, "recorded answers"): 2})
+    assert family.name == "rocserve_load_check_failures_total"
+    assert family.samples == [Sample({"model": "m", "version": "1", "kind": "recorded answers"}, 2)]
 
 
 class Written:

@@ -18,11 +18,12 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.load_check import NOT_CHECKED
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.loads import LoadOrder, LoadProgress
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.scanner import RepositoryScanner
@@ -73,6 +74,7 @@ class FakeVersion:
         self.config_message = definition.serialized
         self.statistics = ModelStatistics()
         self.properties: dict[str, str] = {}
+        self.load_check = NOT_CHECKED
         self.data = data
         """The content of the version's file when it was loaded."""
         self.available = True
@@ -101,7 +103,7 @@ class FakeLoader:
     loaded: list[FakeVersion] = field(default_factory=list)
     cancelled: list[tuple[str, int]] = field(default_factory=list)
     held: dict[str, asyncio.Event] = field(default_factory=dict)
-    progress: dict[str, Callable[[str], None]] = field(default_factory=dict)
+    progress: dict[str, Callable[..., None]] = field(default_factory=dict)
     """Model -> the function that reports its load's progress."""
     failing: dict[str, Exception] = field(default_factory=dict)
     running: int = 0
@@ -115,7 +117,7 @@ class FakeLoader:
     async def load(self, order: LoadOrder) -> FakeVersion:
         definition, version, name = order.definition, order.version, order.definition.name
         self.loads.append((name, version))
-        self.progress[name] = order.on_progress
+        self.progress[name] = lambda text, is_check=False: order.on_progress(LoadProgress(text, is_check))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

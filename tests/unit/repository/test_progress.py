@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import pytest
 from support.waiting import PATIENCE_SECONDS
@@ -28,6 +29,24 @@ async def test_a_model_that_loads_says_what_it_is_at(served: Served, folders: Fo
     await served.until(lambda: served.state("m") == "READY")
     loader.progress["m"]("late words")
     assert served.rows("m") == {"1": ("READY", "")}
+
+
+async def test_a_version_that_is_being_checked_says_so(
+    make: Callable[..., Served], folders: Folders, loader: FakeLoader
+) -> None:
+    held = loader.hold("m")
+    folders.model("m", 1)
+    served = make()
+    starting = asyncio.create_task(served.repository.start())
+    await served.until(lambda: "m" in loader.progress)
+    loader.progress["m"]("running 3 inputs", True)
+    assert served.rows("m") == {"1": ("CHECKING", "running 3 inputs")}
+    assert not served.repository.is_ready(), "as while it loads"
+    loader.progress["m"]("")
+    assert served.rows("m") == {"1": ("LOADING", "")}
+    held.set()
+    await served.until(lambda: served.state("m") == "READY")
+    await starting
 
 
 async def test_newer_content_that_loads_says_what_it_is_at(start: Start, folders: Folders, loader: FakeLoader) -> None:

@@ -17,11 +17,12 @@ from rocserve.backends.base import BackendSpec, EngineChoice, EngineSpec, Machin
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import FolderReading
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.load_check import CheckFailure, LoadCheckFailed
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import Fallback
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.loads import LoadOrder, LoadProgress
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
 
@@ -50,10 +51,15 @@ class Loads:
 
     def __init__(self, loader: WorkerVersionLoader, folder: Path) -> None:
         self.fallbacks = loader.fallbacks
+        self.failed_checks = loader.failed_checks
+        self.checks: list[str] = []
         self.progress: list[str] = []
         self.folder = folder / "m"
         self._loader = loader
         self._loaded: list[LoadedModelVersion] = []
+
+    def _note(self, progress: LoadProgress) -> None:
+        (self.checks if progress.is_check else self.progress).append(progress.text)
 
     async def load(self, behaviour: str, more: str = "", **parameters: str) -> LoadedModelVersion:
         (self.folder / "1").mkdir(parents=True, exist_ok=True)
@@ -64,7 +70,7 @@ class Loads:
         )
         (self.folder / "config.pbtxt").write_text(f'platform: "onnx_onnxv1" max_batch_size: 4 {entries} {more}')
         (definition,) = FolderReading(self.folder, REGISTRY).definitions()
-        order = LoadOrder(definition, 1, self.folder / "1", on_progress=self.progress.append)
+        order = LoadOrder(definition, 1, self.folder / "1", on_progress=self._note)
         loaded = await self._loader.load(order)
         assert isinstance(loaded, LoadedModelVersion)
         self._loaded.append(loaded)
@@ -185,3 +191,55 @@ async def test_a_load_says_what_it_is_at_until_it_is_called_off(loads: Loads) ->
     with pytest.raises(asyncio.CancelledError):
         await load
     assert not loads.fallbacks
+
+
+async def test_what_a_check_has_found_is_told(loads: Loads, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOG.name)
+    loaded = await loads.load("checked")
+    assert loads.checks == ["running 3 inputs"]
+    assert loaded.properties["load_check"] == "3 inputs, largest error 2e-6; rows are independent"
+    assert loaded.status_reason == ""
+    assert "m 1: 3 inputs, largest error 2e-6; rows are independent; 0.42 s" in caplog.messages
+    assert loaded.load_check.seconds == 0.42 and not loads.failed_checks
+
+
+async def test_an_engine_that_fails_its_check_is_replaced(loads: Loads) -> None:
+    loaded = await loads.load("fails_its_check")
+    reason = "engine compiler fails its load check: output 'OUT' differs by 1.8 from the reference"
+    assert loaded.status_reason == f"served by plain instead: {reason}"
+    assert loads.failed_checks == {CheckFailure("m", 1, "reference"): 1}
+
+
+async def test_a_named_engine_that_fails_its_check_is_refused(loads: Loads) -> None:
+    with pytest.raises(LoadCheckFailed) as caught:
+        await loads.load("fails_its_check", engine="compiler")
+    assert (caught.value.kind, caught.value.code) == ("reference", StatusCode.INVALID_ARGUMENT)
+    assert caught.value.text == "output 'OUT' differs by 1.8 from the reference"
+    assert not caught.value.can_pass, "the same files fail again"
+
+
+COUPLES = "rows depend on each other: output 'OUT' of a row changes by 0.3 with its neighbours"
+
+
+async def test_dependent_rows_that_are_joined_as_written(loads: Loads, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = await loads.load("couples_rows")
+    assert loaded.config.max_batch_size == 4
+    assert loaded.status_reason == f"requests are joined although {COUPLES}"
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [f"model 'm' version 1: requests are joined although {COUPLES}"]
+    assert loads.failed_checks == {CheckFailure("m", 1, "rows"): 1}
+
+
+async def test_a_strict_check_refuses_to_join_dependent_rows(loads: Loads) -> None:
+    with pytest.raises(LoadCheckFailed) as caught:
+        await loads.load("couples_rows", load_check="strict")
+    assert caught.value.text == (
+        f'max_batch_size is 4, but {COUPLES}; write max_batch_size: 0, or set parameter "load_check" to "on" to serve'
+        " it with a warning"
+    )
+    assert loads.failed_checks == {CheckFailure("m", 1, "rows"): 1} and not loads.fallbacks
+
+
+async def test_a_mode_that_does_not_exist(loads: Loads) -> None:
+    with pytest.raises(ServeError, match='must be one of on, warn, strict, off, not "often"'):
+        await loads.load("checked", load_check="often")

@@ -18,6 +18,7 @@ from typing import Any
 from rocserve.core import latencies
 from rocserve.core.custom_metrics import MetricFamily, Sample
 from rocserve.core.latencies import LatencyOptions
+from rocserve.core.load_check import CheckFailure
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder
 from rocserve.core.statistics import StatisticsTotals
@@ -201,8 +202,30 @@ def server_families(
             for fallback, count in tuple(fallbacks.items())
         ],
     )
+    yield MetricFamily(
+        "rocserve_load_check_seconds",
+        "gauge",
+        "Seconds that the load check of the version took; 0 if the results of an earlier load were used",
+        [
+            Sample(reading.labels, reading.version.load_check.seconds)
+            for reading in readings
+            if reading.version.load_check.parts
+        ],
+    )
     for source in other_sources:
         yield from source()
+
+
+def load_check_families(failed: Mapping[CheckFailure, int]) -> Iterable[MetricFamily]:
+    yield MetricFamily(
+        "rocserve_load_check_failures_total",
+        "counter",
+        "How often a load check of the version has failed",
+        [
+            Sample({name: str(value) for name, value in asdict(failure).items()}, count)
+            for failure, count in tuple(failed.items())
+        ],
+    )
 
 
 def assemble_metrics(

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from rocserve.config.definition import ModelDefinition
 from rocserve.config.model_limits import idle_unload_seconds
 from rocserve.core.errors import ServeError, deadline_exceeded, unavailable
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest
 from rocserve.core.serving import ForwardingResponder, ReadinessCheck, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import TimerHandle
-from rocserve.repository.loads import LoadedVersion
+from rocserve.repository.loads import NOTHING_TO_REPORT, LoadedVersion, LoadProgress
 from rocserve.repository.residency.room import Stage, Tenant
 from rocserve.repository.retries import Failure
 from rocserve.scheduling.scheduler import cancelled
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _NOT_LOADED = "not loaded: its first request loads it"
 
-Load = Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]
+Load = Callable[[Callable[[LoadProgress], None]], Awaitable[LoadedVersion]]
 """Loads the version, and calls back with its progress. Raises ServeError; FilesChanged."""
 
 
@@ -57,7 +58,7 @@ class LazyVersion(Tenant):
         self.on_change = on_change
         self.failure: Failure | None = None
         """Failure of the last load; the next load waits for its retry time."""
-        self.progress = ""
+        self.progress = NOTHING_TO_REPORT
         self.is_retired = False
         """Never loaded again: its files have changed since the registration, or it is being unloaded."""
         self.newer_problem: ServeError | None = None
@@ -220,7 +221,7 @@ class LazyVersion(Tenant):
             return loaded.status_reason
         if failure is not None:
             return failure.text
-        shown = {Stage.WAITING: "waits for room", Stage.LOADING: self.progress or "is being loaded"}
+        shown = {Stage.WAITING: "waits for room", Stage.LOADING: self.progress.text or "is being loaded"}
         return shown.get(self.stage, _NOT_LOADED)
 
     @property
@@ -235,6 +236,10 @@ class LazyVersion(Tenant):
     @property
     def load_seconds(self) -> float:
         return 0.0 if (loaded := self._loaded) is None else loaded.load_seconds
+
+    @property
+    def load_check(self) -> LoadCheckReport:
+        return NOT_CHECKED if (loaded := self._loaded) is None else loaded.load_check
 
     @property
     def worker_pids(self) -> Mapping[int, int]:

@@ -135,7 +135,7 @@ class LoadedWorkers(WorkerGroupEvents):
     """See backends.base.model_properties."""
     title: str = field(default="", init=False)
 
-    def progress(self, text: str) -> None:
+    def progress(self, text: str, is_check: bool) -> None:
         self._report(text)
 
     def described(self, properties: Mapping[str, str]) -> None:

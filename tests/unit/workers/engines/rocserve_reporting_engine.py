@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ import numpy as np
 from rocserve.backends.base import Batch, BatchResult, ModelSource
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import unavailable
+from rocserve.core.load_check import REFERENCE, ROWS, LoadCheckFailed, LoadCheckReport
 from rocserve.core.requests import Signature, TensorSpec
 
 PATIENCE_SECONDS = 20.0
+_COUPLES = "rows depend on each other: output 'OUT' of a row changes by 0.3 with its neighbours"
 
 
 def load(model: ModelSource) -> Model:
@@ -28,6 +31,8 @@ class Model:
     signature = Signature(
         (TensorSpec("IN", DataType.FP32, (-1, 2)),), (TensorSpec("OUT", DataType.FP32, (-1, 2)),), True
     )
+
+    load_check = LoadCheckReport()
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
@@ -42,6 +47,17 @@ class Model:
             self._compile()
         if behaviour == "dies":
             self._begin_again()
+        if behaviour == "fails_its_check":
+            raise LoadCheckFailed(REFERENCE, "output 'OUT' differs by 1.8 from the reference")
+        if behaviour in ("checked", "couples_rows"):
+            source.report("")
+            source.report_check("running 3 inputs")
+            source.report_check("")
+        if behaviour == "checked":
+            self.load_check = LoadCheckReport(("3 inputs, largest error 2e-6", "rows are independent"), seconds=0.42)
+        if behaviour == "couples_rows":
+            self.signature = replace(self.signature, dependent_rows=_COUPLES)
+            self.load_check = LoadCheckReport((_COUPLES,), f"requests are joined although {_COUPLES}", (ROWS,), 0.5)
         if behaviour == "floods":
             for number in range(3000):
                 source.report(f"compiling {number} {'x' * 400}")

@@ -43,6 +43,7 @@ function facts(model) {
     "Cache hits": cached ? `${number(model.cache_hit_count, 0)} of ${number(cached, 0)}` : "–",
     "Memory of workers": model.worker_memory_bytes.map(mebibytes).join(", ") || "–",
     "Restarts of workers": number(model.worker_restarts, 0),
+    "Load check": model.load_check || "–",
     "Loaded in": model.load_seconds ? `${number(model.load_seconds, 2)} s` : "–",
     "Last request": model.last_inference_ms ? clock(model.last_inference_ms) : "–",
   };
