@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,14 @@ def _environment(argument: str, binding: Binding, report: Report) -> str:
     return os.environ.get(argument, "")
 
 
+def _dump(argument: str, binding: Binding, report: Report) -> str:
+    """Fail as MIGraphX does since 2.15: with the program in a file among the temporary files."""
+    dump = Path(tempfile.gettempdir(), "migraphx", "lowering1.mxr")
+    dump.parent.mkdir()
+    dump.write_bytes(bytes(1000))
+    raise MigraphxError(f"{argument} {dump}")
+
+
 def _limits(argument: str, binding: Binding, report: Report) -> str:
     name = Path("/proc/self/comm").read_text().strip()
     return f"core {resource.getrlimit(resource.RLIMIT_CORE)[0]}, {name}"
@@ -132,4 +141,5 @@ _ACTIONS = {
     "priority": _priority,
     "environment": _environment,
     "limits": _limits,
+    "dump": _dump,
 }

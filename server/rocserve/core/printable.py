@@ -25,8 +25,8 @@ def without_colours(text: str) -> str:
 
 
 def printable_line(line: bytes, longest: int) -> str:
-    """Decode a line that a process wrote, cut to `longest` bytes."""
-    text = line[:longest].decode("utf-8", "backslashreplace").rstrip()
+    """Decode a line that a process wrote, cut to `longest` bytes, without colours."""
+    text = without_colours(line[:longest].decode("utf-8", "backslashreplace")).rstrip()
     return printable(text + " ... (cut)" if len(line) > longest else text)
 
 

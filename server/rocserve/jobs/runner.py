@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
+from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.printable import printable, printable_line
@@ -194,6 +195,7 @@ _RAREST_REPORT_SECONDS = 60.0
 _REPORT_GROWTH = 1.5
 _LONGEST_MESSAGE = 160
 _START = "starting"
+_MARKS_OF_WARNINGS = ("[WARNING]", "[WARN]", "[ERROR]")
 _MOST_LINES = 500
 """Lines of one job's output in the log; the last one says that the rest is left out."""
 
@@ -237,7 +239,7 @@ class JobWatch:
             self._message = line.strip()
             self._lines_left -= 1
             if self._lines_left > 0:
-                level = logging.WARNING if "[WARNING]" in line or "[ERROR]" in line else logging.INFO
+                level = logging.WARNING if any(mark in line for mark in _MARKS_OF_WARNINGS) else logging.INFO
                 self._log.log(level, "%s: %s", self._title, line)
             elif self._lines_left == 0:
                 self._log.warning("%s: writes very much; the rest is left out", self._title)
@@ -269,6 +271,7 @@ Result = TypeVar("Result")
 _POLL_SECONDS = 0.25
 """Interval of reading the child's output and checking the timeout."""
 _NO_VARIABLES: Mapping[str, str] = {}
+_TEMPORARY_PREFIX = "rocserve-job-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +314,10 @@ class JobRunner:
         `limit_name`, or `remedy`. `environment` is added to this process's environment. Raises JobError."""
         watch = JobWatch(job.title, report or self.report, self._log, self._engine.name)
         failed = f"{job.title} failed while"
-        with self._start(job, low_priority, environment) as process:
+        with (
+            _temporary_folder(job.title) as temporary,
+            self._start(job, low_priority, {**environment, "TMPDIR": temporary}) as process,
+        ):
             try:
                 reply, peak_bytes = _follow(process, watch, timeout_seconds)
                 if reply is None:
@@ -366,6 +372,22 @@ class JobRunner:
                 raise JobError(StatusCode.INTERNAL, text) from error
             self._running.add(process)
         return process
+
+
+@contextmanager
+def _temporary_folder(title: str) -> Iterator[str]:
+    """Yield a folder for the child's temporary files, which goes with whatever the engine leaves there: MIGraphX (2.15
+    and later) leaves a program with all its weights when a compile fails. Raises JobError."""
+    remove_left(_TEMPORARY_PREFIX)
+    try:
+        folder = TemporaryFolder(_TEMPORARY_PREFIX)
+    except OSError as error:
+        text = f"{title} failed: no temporary folder could be made: {error}"
+        raise JobError(StatusCode.UNAVAILABLE, text) from None
+    try:
+        yield str(folder.path)
+    finally:
+        folder.remove()
 
 
 def _follow(process: JobProcess, watch: JobWatch, timeout_seconds: float) -> tuple[JobReply | None, int]:

@@ -19,6 +19,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rocserve.backends.migraphx.installation import QUIET
 from rocserve.core.errors import internal
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.settings import KEEP_USER, WorkerSettings
@@ -62,7 +63,7 @@ class ZygoteProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
                 # ONNX Runtime's official builds report usage over the network, on a thread that a zygote must not have.
-                env={"ORT_DISABLE_TELEMETRY": "1", **environment},
+                env={"ORT_DISABLE_TELEMETRY": "1", **QUIET, **environment},
             )
         return cls(process.pid, connection, process)
 

@@ -30,10 +30,15 @@ def test_lines_are_taken_as_they_come_and_half_a_line_in_the_end(output: JobOutp
 
 
 def test_what_is_not_text_is_made_visible_and_long_lines_are_cut(output: JobOutput) -> None:
-    os.write(output.descriptor, b"\x1b[31mred\xff\n" + b"x" * 5000 + b"\n")
-    red, cut = output.take_lines()
-    assert red == "\\x1b[31mred\\xff"
+    os.write(output.descriptor, b"\x1b[2Jwiped\xff\n" + b"x" * 5000 + b"\n")
+    wiped, cut = output.take_lines()
+    assert wiped == "\\x1b[2Jwiped\\xff"
     assert cut == "x" * 2000 + " ... (cut)"
+
+
+def test_colours_are_removed(output: JobOutput) -> None:
+    os.write(output.descriptor, b"\x1b[33m2026-05-29 10:43:58.000001 [WARN] [a.cpp:7] slow\x1b[0m\n")
+    assert output.take_lines() == ["2026-05-29 10:43:58.000001 [WARN] [a.cpp:7] slow"]
 
 
 def test_the_file_does_not_grow_without_end(output: JobOutput) -> None:
@@ -128,6 +133,12 @@ def test_a_phase_is_told_at_once_and_then_with_the_time_it_has_taken(
         "compiling batch size 4: reading the model (1 min 8 s so far)",
         "compiling batch size 4: saving (2 h 1 min so far)",
     ]
+
+
+def test_what_migraphx_warns_of_is_a_warning(watch: JobWatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    watch.log_lines(["[WARNING]: old", "12:00 [WARN] [a.cpp:7] new", "12:00 [INFO] [a.cpp:7] said"])
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
 
 
 def test_what_migraphx_said_last_is_told_with_it(watch: JobWatch, clock: Clock, reports: list[str]) -> None:

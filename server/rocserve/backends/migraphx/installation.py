@@ -23,6 +23,10 @@ INSTALL_LINES = (
 )
 """PyPI's own migraphx is an empty 0.0.1, so the line names AMD's index."""
 
+QUIET = {"MIGRAPHX_LOG_LEVEL": "1"}
+"""Variables for the processes that load MIGraphX, unless the operator sets them: from 2.16 on it logs what it does on
+standard error, line by line; 1 = errors only."""
+
 _ROOT_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "lib", "lib64", "usr/lib64")
 """A root's folders that may hold the library: unpacked Debian packages, or a ROCm folder."""
 _OWN_LOADER = "ld-linux-x86-64.so.2"

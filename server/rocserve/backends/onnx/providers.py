@@ -20,6 +20,7 @@ from pathlib import Path
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.migraphx.planning.recipe import changes_programs
 from rocserve.backends.onnx.distributions import installed_onnx_runtimes
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.provider_options import (
@@ -207,7 +208,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     switches = {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(("ORT_MIGRAPHX_", "MIGRAPHX_")) and name != _MIGRAPHX_VARIABLE
+        if changes_programs(name.removeprefix("ORT_")) and name != _MIGRAPHX_VARIABLE
     }
     providers = list(plan.providers)
     for number, provider in enumerate(plan.providers):

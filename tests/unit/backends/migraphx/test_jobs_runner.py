@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -136,11 +137,11 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
         ),
         pytest.param(
             "abort",
-            "first\nassertion failed: x\x1b[31m > 0\n",
+            "first\nassertion failed: x\x1b[31m\x1b[2J > 0\n",
             StatusCode.UNAVAILABLE,
             True,
             "doing abort failed while beginning: MIGraphX ended by signal 6 (SIGABRT): first; assertion failed:"
-            " x\\x1b[31m > 0",
+            " x\\x1b[2J > 0",
             id="abort",
         ),
         pytest.param(
@@ -310,6 +311,25 @@ def test_the_child_has_what_is_set_for_it_and_the_parents_environment(
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
     assert jobs.run("environment", "HIP_VISIBLE_DEVICES") == "3"
     assert jobs.run("environment", "MIOPEN_FIND_ENFORCE", environment={"MIOPEN_FIND_ENFORCE": "3"}) == "3"
+
+
+def test_what_the_child_leaves_among_the_temporary_files_goes_with_it(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "rocserve-job-of-a-killed-process").mkdir()
+    text = jobs.error("dump", "no room for").text
+    dump = re.search(r"no room for (\S+)/migraphx/lowering1.mxr", text)
+    assert dump, text
+    assert Path(dump[1]).parent == tmp_path
+    assert not [*tmp_path.iterdir()]
+
+
+def test_migraphx_logs_errors_only_unless_asked(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MIGRAPHX_LOG_LEVEL", raising=False)
+    assert jobs.run("environment", "MIGRAPHX_LOG_LEVEL") == "1"
+    monkeypatch.setenv("MIGRAPHX_LOG_LEVEL", "4")
+    assert jobs.run("environment", "MIGRAPHX_LOG_LEVEL") == "4"
 
 
 def test_the_child_has_a_name_and_leaves_no_core(jobs: Jobs) -> None:

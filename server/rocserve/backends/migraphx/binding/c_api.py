@@ -32,6 +32,7 @@ from rocserve.backends.migraphx.binding.interface import (
     loaded_version,
 )
 from rocserve.backends.output_capture import STANDARD_OUTPUT, OutputCapture
+from rocserve.core.printable import without_colours
 
 CALLED_ONCE = frozenset(
     {
@@ -52,6 +53,8 @@ CALLED_ONCE = frozenset(
 
 _IN_ORDER = tuple(NUMPY_DTYPES)
 _LATEST_BOOL = 4
+_FAILED_PASS = re.compile(r"\[ERROR\] \[[^]]*\] Error (?P<pass>[^:]+): (?P<reason>.+)")
+"""A line in the log of MIGraphX 2.16 and later."""
 """The number of the type bool in the newest known MIGraphX. New types have moved bool: 2 in ROCm 7.1, 1 before."""
 
 
@@ -147,7 +150,7 @@ class CBinding(Binding):
         with self._errors.captured() as errors:
             status = function(*passed)
         if status:
-            raise self._error(name, status, errors.text)
+            raise self._error(name, status, without_colours(errors.text))
         if errors.text:
             self.add_message(errors.text)
 
@@ -218,6 +221,10 @@ class CBinding(Binding):
             before, messages = "", [text]
         # The last error may be a run's on another thread that has just begun.
         words = next((words.strip() for words in reversed(messages) if words.strip()), "")
+        # After a failed pass MIGraphX writes the program to a file. If that fails too, only the log has the reason.
+        logged = _FAILED_PASS.search(before)
+        if logged and logged["reason"] not in words:
+            words = f"{logged['pass']}: {logged['reason']}; then {words}"
         self.add_message(before)
         return MigraphxError(words or f"MIGraphX failed without a message (migraphx_{name}, status {status})")
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, GpuMemoryError, loaded_hip
+from rocserve.core.printable import without_colours
 
 Array = np.ndarray[Any, Any]
 
@@ -312,7 +313,7 @@ class Binding(abc.ABC):
 
     def add_message(self, text: str) -> None:
         """Keep MIGraphX's output. May be called on any thread."""
-        self._messages.extend(line for line in text.splitlines() if line.strip())
+        self._messages.extend(line for line in without_colours(text).splitlines() if line.strip())
 
     @abc.abstractmethod
     def check_target(self, target: str) -> None:

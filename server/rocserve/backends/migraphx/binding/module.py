@@ -27,8 +27,9 @@ from rocserve.backends.migraphx.binding.interface import (
     bounds,
     loaded_version,
 )
-from rocserve.backends.migraphx.installation import MigraphxInstallation
+from rocserve.backends.migraphx.installation import QUIET, MigraphxInstallation
 from rocserve.backends.output_capture import CapturedText, OutputCapture
+from rocserve.core.printable import without_colours
 
 Result = TypeVar("Result")
 
@@ -159,7 +160,7 @@ def call_uncaptured(function: Callable[..., Result], *arguments: Any, **keywords
         return function(*arguments, **keywords)
     except (RuntimeError, MemoryError, ValueError, IndexError, TypeError) as error:
         # pybind11 turns C++ exceptions into these.
-        raise MigraphxError(str(error) or type(error).__name__) from None
+        raise MigraphxError(without_colours(str(error)) or type(error).__name__) from None
 
 
 def _tensor(name: str, shape: Any) -> ProgramTensor:
@@ -201,6 +202,8 @@ def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Bi
         missing = "MIGraphX's C library (libmigraphx_c.so.3) was not found"
     if wanted == "module" and not installation.module_folder:
         missing = "no Python module migraphx that fits this Python was found"
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     if missing:
         raise MigraphxError(f"binding {wanted} is wanted, but {missing}; remove 'binding' to use the other one")
     if wanted == "c_api" or (wanted == "auto" and installation.library):

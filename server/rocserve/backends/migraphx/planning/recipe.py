@@ -89,17 +89,18 @@ _WITHOUT_EFFECT = ("MIGRAPHX_TRACE_", "MIGRAPHX_TIME_", "MIGRAPHX_DEBUG_", "MIGR
 """Variables that only make MIGraphX log more (rocm.docs.amd.com, "MIGraphX environment variables")."""
 
 
+def changes_programs(variable: str) -> bool:
+    """Return whether it is a variable of MIGraphX's that may change what it compiles."""
+    return variable.startswith(_PREFIX) and not variable.startswith(_WITHOUT_EFFECT)
+
+
 def program_environment(
     target: Target, device: int | None, migraphx_version: str, host: Host | None = None
 ) -> ProgramEnvironment:
     """Return the environment of programs for `target`. `device`: the GPU's number within HIP_VISIBLE_DEVICES; None = 0.
     Raises ServeError (UNAVAILABLE) if there is no such GPU, or its architecture is unknown."""
     host = host or Host()
-    variables = {
-        name: value
-        for name, value in sorted(host.environment.items())
-        if name.startswith(_PREFIX) and not name.startswith(_WITHOUT_EFFECT)
-    }
+    variables = {name: value for name, value in sorted(host.environment.items()) if changes_programs(name)}
     if target is not Target.GPU:
         return ProgramEnvironment(migraphx_version, variables=variables)
     number = device or 0

@@ -42,6 +42,31 @@ def test_a_function_that_this_migraphx_lacks(library: CBinding) -> None:
         library.call("fly")
 
 
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ("src/a.cpp:7: no kernel", "src/a.cpp:7: no kernel"),
+        ("Failure opening file", "lowering: src/a.cpp:7: no kernel; then Failure opening file"),
+    ],
+)
+def test_the_error_of_a_pass_whose_program_is_dumped(
+    library: CBinding, monkeypatch: pytest.MonkeyPatch, ends: str, text: str
+) -> None:
+    """As MIGraphX 2.16 writes it: in colours, and with the dump's own failure in the place of the pass's."""
+
+    def fail() -> int:
+        begin = "\x1b[31m2026-05-29 10:43:58.000001 [ERROR] [src/pass_manager.cpp:188] "
+        lines = (f"{begin}Error lowering: src/a.cpp:7: no kernel\x1b[0m", f'{begin}Dump: "/tmp/lowering1.mxr"\x1b[0m')
+        os.write(2, "\n".join([*lines, f"migraphx_program_compile: Error: {ends}\n"]).encode())
+        return 1
+
+    monkeypatch.setattr(library, "function", lambda name: fail)
+    with pytest.raises(MigraphxError) as caught:
+        library.call("program_compile")
+    assert str(caught.value) == text
+    assert [line.partition("] ")[0] for line in library.take_messages()] == ["2026-05-29 10:43:58.000001 [ERROR"] * 2
+
+
 def test_handles_are_looked_at(library: CBinding) -> None:
     assert library.new("compile_options_create", "compile_options_destroy").pointer != 0
     with pytest.raises(MigraphxError, match=r"Bad parameter compile_options: Null pointer$"):
