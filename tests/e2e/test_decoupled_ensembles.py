@@ -10,7 +10,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 COUNT = """
@@ -144,7 +144,7 @@ def streamed(server: RocserveProcess, model: str, output: str, *counts: int) -> 
             )
             values: list[int] = []
             while True:
-                result, error = answers.get(timeout=30)
+                result, error = answers.get(timeout=PATIENCE_SECONDS)
                 if error is not None:
                     gathered.append(str(error))
                     break

@@ -24,7 +24,7 @@ from support.sequences import drop_accumulator, run_at_once, run_sequence
 from support.server import RocserveProcess, Start
 from support.shared_memory import shared_file
 from support.simple_models import drop_simple_models
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -120,7 +120,7 @@ def test_a_stream_in_order_and_responses_of_a_decoupled_model(server: RocservePr
             "m", [tensor("X", np.full((1, 2), number, np.float32), "FP32")], request_id=f"{number}"
         )
     for number in range(30):
-        result, error = answers.get(timeout=20)
+        result, error = answers.get(timeout=PATIENCE_SECONDS)
         assert error is None
         assert result is not None
         assert result.get_response().id == str(number)
@@ -131,7 +131,7 @@ def test_a_stream_in_order_and_responses_of_a_decoupled_model(server: RocservePr
         tensor("WAIT", np.array([1], np.uint32), "UINT32"),
     ]
     client.async_stream_infer("repeat_int32", wanted, enable_empty_final_response=True)
-    came = [answers.get(timeout=20)[0] for _ in range(4)]
+    came = [answers.get(timeout=PATIENCE_SECONDS)[0] for _ in range(4)]
     assert [int(result.as_numpy("OUT")[0]) for result in came[:3] if result is not None] == [5, 6, 7]
     assert came[3] is not None
     assert came[3].get_response().parameters["triton_final_response"].bool_param is True
@@ -217,11 +217,11 @@ def test_health_is_watched(server: RocserveProcess, clients: list[triton.Inferen
                 pass  # It is cancelled below.
 
         threading.Thread(target=follow, daemon=True).start()
-        assert states.get(timeout=10) == health_pb2.HealthCheckResponse.SERVING
+        assert states.get(timeout=PATIENCE_SECONDS) == health_pb2.HealthCheckResponse.SERVING
         clients[0].unload_model("simple")
-        assert states.get(timeout=10) != health_pb2.HealthCheckResponse.SERVING
+        assert states.get(timeout=PATIENCE_SECONDS) != health_pb2.HealthCheckResponse.SERVING
         clients[1].load_model("simple")
-        assert states.get(timeout=20) == health_pb2.HealthCheckResponse.SERVING
+        assert states.get(timeout=PATIENCE_SECONDS) == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
 
 
@@ -265,7 +265,7 @@ def test_what_nobody_waits_for_is_not_run(clients: list[triton.InferenceServerCl
         for call in calls:
             call.cancel()
     for _ in range(count):
-        told.get(timeout=20)
+        told.get(timeout=PATIENCE_SECONDS)
     assert clients[5].infer("patient", values).as_numpy("Y") is not None
     assert executed() - before < count / 2
 
@@ -285,7 +285,7 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
             request = service_pb2.ModelInferRequest(model_name="large", raw_input_contents=[bytes(nbytes)])
             request.inputs.add(name="INPUT0", datatype="UINT8", shape=[nbytes])
             yield request
-        read.wait(30)
+        read.wait(PATIENCE_SECONDS)
 
     with grpc.insecure_channel(server.address) as channel:
         stream = channel.stream_stream(
@@ -320,4 +320,4 @@ def test_a_swap_and_the_end_lose_no_request(tmp_path: Path) -> None:
         executions = server.client().get_inference_statistics
         wait_until(lambda: executions("patient").model_stats[0].execution_count, "the first execution")
         assert server.terminate() == 0
-    assert [told.get(timeout=10) for _ in range(8)] == [None] * 8
+    assert [told.get(timeout=PATIENCE_SECONDS) for _ in range(8)] == [None] * 8

@@ -15,6 +15,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_sub, answering, drop
 from support.server import RocserveProcess, Start
+from support.waiting import PATIENCE_SECONDS
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -60,7 +61,7 @@ def channel(server: RocserveProcess) -> Iterator[grpc.Channel]:
 
 
 def call(channel: grpc.Channel, method: str, message: bytes = b"", metadata: object = ()) -> bytes:
-    answer: bytes = channel.unary_unary(method)(message, metadata=metadata, timeout=20)
+    answer: bytes = channel.unary_unary(method)(message, metadata=metadata, timeout=PATIENCE_SECONDS)
     return answer
 
 
@@ -118,10 +119,10 @@ def test_the_status_verb_may_send_a_header(server: RocserveProcess) -> None:
 def test_a_restricted_stream_ends_at_once(server: RocserveProcess, channel: grpc.Channel) -> None:
     stream = channel.stream_stream(INFERENCE + "ModelStreamInfer")
     with pytest.raises(grpc.RpcError) as raised:
-        next(stream(iter([inference()]), timeout=20))
+        next(stream(iter([inference()]), timeout=PATIENCE_SECONDS))
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "expecting header 'triton-grpc-protocol-infer-key'" in raised.value.details()
-    answer = next(stream(iter([inference()]), timeout=20, metadata=KEYS))
+    answer = next(stream(iter([inference()]), timeout=PATIENCE_SECONDS, metadata=KEYS))
     assert service_pb2.ModelStreamInferResponse.FromString(answer).infer_response.model_name == "parameters"
     with triton.InferenceServerClient(server.address) as client:
         given = infer_input("IN", np.ones(1, np.float32))
@@ -137,7 +138,7 @@ def test_headers_become_parameters(channel: grpc.Channel) -> None:
         "my_header": "one",
     }
     stream = channel.stream_stream(INFERENCE + "ModelStreamInfer")
-    answers = stream(iter([inference(), inference()]), timeout=20, metadata=metadata)
+    answers = stream(iter([inference(), inference()]), timeout=PATIENCE_SECONDS, metadata=metadata)
     for message in answers:
         response = service_pb2.ModelStreamInferResponse.FromString(message)
         assert parameters_of(response.infer_response.SerializeToString()) == {"my_header": "one"}
@@ -148,7 +149,7 @@ def test_a_reserved_header_is_refused(channel: grpc.Channel, name: str) -> None:
     text = f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
     assert refusal(channel, INFERENCE + "ModelInfer", inference(), [*KEYS, (name, "1")]) == ("INVALID_ARGUMENT", text)
     stream = channel.stream_stream(INFERENCE + "ModelStreamInfer")
-    answer = next(stream(iter([inference()]), timeout=20, metadata=[*KEYS, (name, "1")]))
+    answer = next(stream(iter([inference()]), timeout=PATIENCE_SECONDS, metadata=[*KEYS, (name, "1")]))
     assert service_pb2.ModelStreamInferResponse.FromString(answer).error_message == text
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tritonclient.http as http_client
 from support.http_requests import add_sub_body, ask, sums
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 
 def test_a_large_tensor(triton_http: http_client.InferenceServerClient) -> None:
@@ -76,7 +76,7 @@ def test_a_body_for_another_call_names_that_call(http_server: RocserveProcess) -
 
 def test_a_client_that_asks_before_it_sends(http_server: RocserveProcess) -> None:
     body = json.dumps(add_sub_body()).encode()
-    with socket.create_connection(("127.0.0.1", http_server.http_port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", http_server.http_port), timeout=PATIENCE_SECONDS) as connection:
         connection.sendall(
             b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: 100-continue\r\n"
             b"Content-Length: %d\r\n\r\n" % len(body)
@@ -113,7 +113,7 @@ def test_a_client_that_does_not_wait_for_the_end_of_its_answer(http_server: Rocs
     entry = {"name": "INPUT_FP32", "shape": array.shape, "datatype": "FP32"}
     entry["parameters"] = {"binary_data_size": array.nbytes}
     head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
-    with socket.create_connection(("127.0.0.1", http_server.http_port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", http_server.http_port), timeout=PATIENCE_SECONDS) as connection:
         connection.sendall(
             b"POST /v2/models/types/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(head), len(head) + array.nbytes, head)
@@ -171,7 +171,7 @@ def test_nonsense_is_refused_and_leaves_the_server_as_it_is(http_server: Rocserv
     paths = ("models/add_sub/infer", "models/seen/generate", "models/seen/generate_stream", "repository/index")
     paths += ("systemsharedmemory/region/r/register", "cudasharedmemory/region/r/register", "trace/setting", "logging")
     paths += ("repository/models/nowhere/load", "repository/models/nowhere/unload")
-    connection = http.client.HTTPConnection("127.0.0.1", http_server.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", http_server.http_port, timeout=PATIENCE_SECONDS)
     for number in range(400):
         data = bytearray(json.dumps(nonsense(chance)).encode())
         if number % 4 == 0:

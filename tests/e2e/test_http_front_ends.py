@@ -16,7 +16,7 @@ from support.metrics import port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, Start
 from support.trace_file import read_entries
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 CLIENTS = 16
@@ -53,7 +53,9 @@ def infer(server: RocserveProcess, model: str = "m", **more: Any) -> tuple[int, 
 
 
 def test_all_serve(server: RocserveProcess) -> None:
-    clients = [http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20) for _ in range(CLIENTS)]
+    clients = [
+        http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS) for _ in range(CLIENTS)
+    ]
     for client in clients:
         client.request("GET", "/v2/models/m")
         assert client.getresponse().read().startswith(b'{"name":"m"')
@@ -137,7 +139,7 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
     def requests() -> float:
         return float(scrape(port)['rocserve_request_memory_bytes{kind="request"}'])
 
-    client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
     client.putrequest("POST", "/v2/models/m/infer")
     client.putheader("Content-Length", "2000000")
     client.endheaders(bytes(1_000_000))

@@ -15,7 +15,7 @@ import tritonclient.grpc as grpc_client
 from support.http_requests import ask
 from support.models import add_constant, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
 
@@ -53,10 +53,10 @@ def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) 
     server.wait_until_ready()
     body = {"inputs": [{"name": "WAIT", "shape": [1], "datatype": "BOOL", "data": [False]}]}
     # A client with a running request, and a client with an idle connection.
-    idle = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    idle = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
     idle.request("GET", "/v2/health/ready")
     assert json.loads(idle.getresponse().read()) == {"ready": True}
-    sending = socket.create_connection(("127.0.0.1", server.http_port), timeout=20)
+    sending = socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE_SECONDS)
     data = json.dumps(body).encode()
     sending.sendall(b"POST /v2/models/patient/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data))
     time.sleep(0.2)
@@ -69,4 +69,4 @@ def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) 
     assert (answer.status, answer.headers["Connection"]) == (200, "close")
     sending.sendall(data)
     assert sending.recv(65536).startswith(b"HTTP/1.1 200")
-    assert server.process.wait(20) == 0
+    assert server.process.wait(PATIENCE_SECONDS) == 0

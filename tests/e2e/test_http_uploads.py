@@ -13,6 +13,7 @@ import pytest
 from support.http_requests import add_sub_body, ask, sums
 from support.models import add_sub, drop
 from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS
 
 RAW = bytes(range(256))
 INFER = "/v2/models/types/infer"
@@ -124,7 +125,7 @@ def test_bounds_of_forms(http_server: RocserveProcess) -> None:
 def _answer(
     server: RocserveProcess, verb: str, path: str, body: bytes = b"", **headers: str
 ) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
     connection.request(verb, path, body or None, {name.replace("_", "-"): value for name, value in headers.items()})
     response = connection.getresponse()
     response.read()

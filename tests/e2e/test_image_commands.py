@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError
 from rocserve.tools.images import asking
@@ -135,7 +136,7 @@ def test_ctrl_c_ends_them(silent, verb):
         connection, _ = silent.accept()
         with connection:
             ran.send_signal(signal.SIGINT)
-            assert ran.communicate(timeout=20) == ("", f"rocserve {verb}: ended by you\n")
+            assert ran.communicate(timeout=PATIENCE_SECONDS) == ("", f"rocserve {verb}: ended by you\n")
     assert ran.returncode == 130
 
 

@@ -19,6 +19,7 @@ from support.migraphx import CHECKOUT
 from support.models import add_constant, drop
 from support.pod import Pod, require_containers
 from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS
 
 from benchmarks.environments import CACHE, PYTHON_VERSION, Environment, PeerUnavailable
 
@@ -117,7 +118,7 @@ def test_what_inference_services_name_is_served(kserve: Environment, tmp_path: P
         for pod in pods:
             pod.signal("TERM")
         for pod in pods:
-            assert pod.wait(30) == 0, pod.log
+            assert pod.wait(PATIENCE_SECONDS) == 0, pod.log
 
 
 @pytest.mark.timeout(300)
@@ -138,7 +139,7 @@ def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
         with ConstantLoad(addresses, "m", {1.0}, threads=4, pause_seconds=0.01) as load:
             load.wait_until_answered_by(1.0, times=20)
             ending.signal("TERM")
-            assert ending.wait(30) == 0, ending.log
+            assert ending.wait(PATIENCE_SECONDS) == 0, ending.log
             load.wait_until_answered_by(1.0, times=20)
         assert load.failures == []
         assert load.wrong == []

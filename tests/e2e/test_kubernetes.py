@@ -26,7 +26,7 @@ from support.migraphx import CHECKOUT
 from support.models import add_constant, drop
 from support.pod import Pod, require_containers
 from support.stores import TOOLS, tool
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.server_process import free_port
@@ -81,12 +81,14 @@ class Prometheus:
     ) -> None:
         assert self._process is not None
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(PATIENCE_SECONDS)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The current series, without those whose value is not a number."""
         words = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/api/v1/query?{words}", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self._port}/api/v1/query?{words}", timeout=PATIENCE_SECONDS
+        ) as answer:
             series = json.load(answer)["data"]["result"]
         return [each for each in series if each["value"][1] != "NaN"]
 
@@ -306,7 +308,7 @@ def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
         period = float(pod_spec()["containers"][0]["readinessProbe"]["periodSeconds"])
         threading.Event().wait(period)
         endpoints.remove(ending)
-        assert ending.wait(30) == 0, ending.log
+        assert ending.wait(PATIENCE_SECONDS) == 0, ending.log
         stop.set()
         for thread in threads:
             thread.join()

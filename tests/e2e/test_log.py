@@ -19,7 +19,7 @@ import tritonclient.http as triton_http
 from support.infer_inputs import infer_input
 from support.models import add_constant, answering, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 SECRET = 1234.5
@@ -66,7 +66,7 @@ def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> 
     # gRPC's thread writes its line after it has answered; the next line is HTTP's.
     wait_until(lambda: "[request id: empty]" in server.log_text, "the words on the empty one")
     refused = {"id": "refused", "inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": ["a", "b"]}]}
-    connection = http.client.HTTPConnection(server.http_address, timeout=20)
+    connection = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_SECONDS)
     connection.request("POST", "/v2/models/m/infer", json.dumps(refused))
     assert connection.getresponse().status == 500
     connection.close()
@@ -164,7 +164,7 @@ def test_a_file_that_is_rotated(repository: Path, tmp_path: Path) -> None:
             file.rename(tmp_path / "rocserve.log.1")
         finally:
             process.terminate()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (0, "")
     assert started in (tmp_path / "rocserve.log.1").read_text()
     assert file.read_text().endswith('"ended"\n')

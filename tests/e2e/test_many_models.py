@@ -15,7 +15,7 @@ from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 MODELS = 12
 CALLER = """
@@ -62,7 +62,7 @@ def repository(tmp_path: Path) -> Path:
 def infer(client: triton.InferenceServerClient, model: str) -> float:
     """The constant that the model adds."""
     given = infer_input("X", np.zeros((1, 2), np.float32))
-    return float(client.infer(model, [given], client_timeout=30).as_numpy("Y")[0, 0])
+    return float(client.infer(model, [given], client_timeout=PATIENCE_SECONDS).as_numpy("Y")[0, 0])
 
 
 @pytest.mark.parametrize(

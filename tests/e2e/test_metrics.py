@@ -10,7 +10,7 @@ from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.models import add_constant, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 ENSEMBLE = """
@@ -142,7 +142,7 @@ def test_metrics_of_python_models(serve, repository: Path) -> None:
     # A worker's counts stay after its crash; the other instance goes on.
     crashed = server.workers()[0]
     crashed.kill()
-    crashed.wait(10)
+    crashed.wait(PATIENCE_SECONDS)
     wait_until(lambda: len(server.workers()) == 2, "the worker that takes its place")
     for _ in range(4):
         ask(client, [1, 2])

@@ -21,7 +21,7 @@ from support.migraphx_serving import (
     place,
 )
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 NETWORKS = {
@@ -126,7 +126,7 @@ class TestWhatGoesWrong:
         assert compiles(server)
         processes = server.workers()
         server.kill()
-        psutil.wait_procs(processes, 10)
+        psutil.wait_procs(processes, timeout=PATIENCE_SECONDS)
         assert not [process for process in processes if process.is_running()]
 
     def test_a_size_that_cannot_be_had_leaves_the_others_in_service(

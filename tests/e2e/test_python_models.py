@@ -20,7 +20,7 @@ from support.infer_inputs import infer_input
 from support.models import drop
 from support.python_models import MODELS
 from support.server import RocserveProcess, Start
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -69,7 +69,7 @@ class Stream:
         self.client.async_stream_infer(model, list(inputs), enable_empty_final_response=True)
         results, errors = [], []
         while True:
-            result, error = self._answers.get(timeout=20)
+            result, error = self._answers.get(timeout=PATIENCE_SECONDS)
             if error is not None:
                 errors.append(error.message())
                 continue
@@ -238,7 +238,7 @@ def test_a_model_sees_that_its_client_has_gone(server):
     call = client.async_infer("patient", [one("WAIT", True, "BOOL")], lambda result, error: cancelled.set())
     wait_until(lambda: "waiting for a client" in server.log_text, "the request in the model's hands")
     call.cancel()
-    assert cancelled.wait(10)
+    assert cancelled.wait(PATIENCE_SECONDS)
     assert client.infer("patient", [one("WAIT", False, "BOOL")]).as_numpy("CANCELLED").tolist() == [1]
 
 

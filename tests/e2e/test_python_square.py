@@ -14,6 +14,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import drop
 from support.server import RocserveProcess, Start
+from support.waiting import PATIENCE_SECONDS
 from tritonclient.utils import InferenceServerException
 
 MODEL = """
@@ -159,7 +160,7 @@ class Client:
         self._client.async_stream_infer(model, inputs, request_id=number, enable_empty_final_response=True, **sequence)
         values: list[int] = []
         while True:
-            result, error = self._answers.get(timeout=20)
+            result, error = self._answers.get(timeout=PATIENCE_SECONDS)
             if error is not None:
                 return values, error.message()
             assert result is not None
@@ -177,7 +178,7 @@ class Client:
     def ask_once(self, model: str, does: str, value: int, **sequence: object) -> tuple[list[int], str]:
         """Ask by a call that has one response."""
         try:
-            result = self._client.infer(model, inputs_of(does, value), client_timeout=20, **sequence)
+            result = self._client.infer(model, inputs_of(does, value), client_timeout=PATIENCE_SECONDS, **sequence)
         except InferenceServerException as error:
             return [], error.message()
         return [int(result.as_numpy("OUT").reshape(-1)[0])], ""

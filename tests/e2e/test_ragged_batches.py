@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from support.infer_inputs import infer_input
 from support.models import drop, graph, identity
 from support.server import RocserveProcess, Start
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 RAGGED_CONFIG = """
 max_batch_size: 8
@@ -181,7 +181,7 @@ def ask_all(server: RocserveProcess, model: str, arrays: list[np.ndarray], datat
     """The answers to concurrent requests, each on a separate connection."""
 
     def ask(array: np.ndarray) -> triton.InferResult:
-        return server.client().infer(model, [infer_input(name, array)], client_timeout=30)
+        return server.client().infer(model, [infer_input(name, array)], client_timeout=PATIENCE_SECONDS)
 
     with ThreadPoolExecutor(len(arrays)) as pool:
         return list(pool.map(ask, arrays))
@@ -228,7 +228,9 @@ def test_requests_of_a_sequence_too(server: RocserveProcess) -> None:
     for length, starts in ((3, True), (5, False)):
         array = np.ones((1, length), np.float32)
         entry = infer_input("X", array)
-        answer = client.infer("sequence", [entry], sequence_id=7, sequence_start=starts, client_timeout=30)
+        answer = client.infer(
+            "sequence", [entry], sequence_id=7, sequence_start=starts, client_timeout=PATIENCE_SECONDS
+        )
         np.testing.assert_array_equal(answer.as_numpy("DOUBLED"), 2 * array)
         assert answer.as_numpy("COUNTS").tolist() == [[length]]
         assert answer.as_numpy("STARTS").tolist() == [[int(starts)]]

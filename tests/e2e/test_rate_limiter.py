@@ -12,7 +12,7 @@ from support.infer_inputs import infer_input
 from support.models import drop
 from support.paced_models import TENSORS, drop_paced
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 LIMITED = """
 instance_group {
@@ -31,7 +31,7 @@ def spans(server: RocserveProcess, models: Sequence[str]) -> list[tuple[int, int
         )
     found = []
     for _ in models:
-        result, error = answers.get(timeout=20)
+        result, error = answers.get(timeout=PATIENCE_SECONDS)
         assert error is None, error
         began, ended = result.as_numpy("SPAN")
         found.append((int(began), int(ended)))

@@ -19,7 +19,7 @@ import tritonclient.http
 from support.load import ConstantLoad
 from support.models import answering, drop
 from support.processes import command_of, has_ended, send
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.ray_cluster import PYTHON, RAY, RayCluster
@@ -111,7 +111,7 @@ def test_a_stream_goes_through_in_both_directions(cluster: RayCluster) -> None:
         client.start_stream(lambda result, error: answers.put((result, error)))
         for name in ("plus", "none", "plus"):
             client.async_stream_infer(name, x(tritonclient.grpc.InferInput))
-            result, error = answers.get(timeout=30)
+            result, error = answers.get(timeout=PATIENCE_SECONDS)
             if name == "plus":
                 assert result.as_numpy("Y").tolist() == [[1, 1]]
             else:

@@ -14,7 +14,7 @@ import tritonclient.http as triton_http
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 CACHE = "--cache-config=local,size=1048576"
 CACHED = "response_cache { enable: true }"
@@ -163,7 +163,7 @@ def test_nobody_gets_the_answer_to_another_request_with_the_same_inputs(serve, r
     def generate(parameters: dict[str, object] | None = None) -> str:
         body = {"IN": 1, **(parameters or {})}
         url = f"http://{server.http_address}/v2/models/telling/generate"
-        with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=20) as answer:
+        with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=PATIENCE_SECONDS) as answer:
             return json.load(answer)["SEEN"]
 
     for model in ("telling", "ensemble", "nested", "calling", "caller"):

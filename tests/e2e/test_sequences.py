@@ -34,7 +34,7 @@ from support.sequences import (
     run_sequence,
 )
 from support.server import RocserveProcess, Start
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 DIRECT = "direct { } max_sequence_idle_microseconds: 5000000"
@@ -100,7 +100,7 @@ def test_streams_with_many_sequences(server: RocserveProcess, model: str) -> Non
                     sequence_end=step == 5,
                 )
         for _ in range(len(expected)):
-            result, error = answers.get(timeout=20)
+            result, error = answers.get(timeout=PATIENCE_SECONDS)
             assert error is None, error
             assert result is not None
             assert int(result.as_numpy("SUM")[0, 0]) == expected.pop(result.get_response().id)
@@ -215,7 +215,7 @@ def test_iterative_responses_come_as_they_are_made(client: triton.InferenceServe
     client.async_stream_infer("iterative_decoupled", [_iterative_input(5)])
     seen = []
     for _ in range(5):
-        result, error = answers.get(timeout=10)
+        result, error = answers.get(timeout=PATIENCE_SECONDS)
         assert error is None, error
         assert result is not None
         seen.append(int(result.as_numpy("OUT")[0, 0]))

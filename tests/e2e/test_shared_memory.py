@@ -19,7 +19,7 @@ from support.metrics import FLAGS, port_of, scrape
 from support.models import add_sub, drop, identity
 from support.server import RocserveProcess, Start
 from support.shared_memory import SharedFile, shared_file
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 LEFT = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -156,7 +156,7 @@ def test_workers_have_a_clients_file_until_it_is_unregistered_but_for_those_that
         (worker,) = readers(file).values()
         assert worker.name() == "rocserve:large"
         worker.kill()
-        worker.wait(10)
+        worker.wait(PATIENCE_SECONDS)
         wait_until(lambda: client.is_model_ready("large"))
         assert (client.infer("large", [entry]).as_numpy("OUTPUT0") == values).all()
         assert [process != worker for process in readers(file).values()] == [True]
@@ -173,7 +173,7 @@ def test_each_response_of_a_stream_is_left_in_the_region(client, file):
     entry.set_shared_memory("r", 8)
     client.async_stream_infer("repeat", [entry], outputs=[shared_output("OUT", 4)])
     for _ in range(2):
-        result, error = answers.get(timeout=10)
+        result, error = answers.get(timeout=PATIENCE_SECONDS)
         assert error is None
         response = result.get_response()
         assert [(output.name, list(output.shape)) for output in response.outputs] == [("OUT", [1])]
@@ -181,7 +181,7 @@ def test_each_response_of_a_stream_is_left_in_the_region(client, file):
     assert integers(file)[:2] == [8, 0]
     client.async_stream_infer("repeat", [entry], outputs=[shared_output("OUT", 3)])
     for _ in range(2):
-        assert "for output 'OUT' (3 bytes) should be at least 4 bytes" in str(answers.get(timeout=10)[1])
+        assert "for output 'OUT' (3 bytes) should be at least 4 bytes" in str(answers.get(timeout=PATIENCE_SECONDS)[1])
     client.stop_stream()
 
 
@@ -195,7 +195,7 @@ class Answers:
         self._queue.put(error)
 
     def next(self) -> InferenceServerException | None:
-        return self._queue.get(timeout=10)
+        return self._queue.get(timeout=PATIENCE_SECONDS)
 
 
 def test_a_file_that_is_cut_fails_its_own_requests_and_harms_nobody(client, server, file):

@@ -13,7 +13,7 @@ from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
 from support.repository_index import models_of
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from support.workers import running
 
 Serve = Callable[..., RocserveProcess]
@@ -30,7 +30,7 @@ def add_python(folder: Path, name: str, parameters: str = "") -> None:
 def ask(server: RocserveProcess, name: str) -> list[float]:
     tensor = infer_input("X", np.zeros((1, 2), np.float32))
     with server.client() as client:
-        return client.infer(name, [tensor], client_timeout=30).as_numpy("Y")[0].tolist()
+        return client.infer(name, [tensor], client_timeout=PATIENCE_SECONDS).as_numpy("Y")[0].tolist()
 
 
 def workers(server: RocserveProcess) -> dict[str, list[int]]:

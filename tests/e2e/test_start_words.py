@@ -17,7 +17,7 @@ from support.metrics import FLAGS as METRICS
 from support.metrics import port_of, scrape
 from support.models import add_constant, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 
 def run(*arguments: str) -> str:
@@ -64,7 +64,7 @@ def test_a_broken_drop_takes_nothing_from_others_and_is_told_everywhere(serve, r
     wait_until(lambda: "1 model served" in server.log_text)
     drop(repository, "bad", b"no model")
     wait_until(lambda: "the new model 'bad' is not served; the server stays ready" in server.log_text)
-    with urllib.request.urlopen(f"http://{server.http_address}/v2/health/ready", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.http_address}/v2/health/ready", timeout=PATIENCE_SECONDS) as answer:
         assert answer.status == 200
     assert server.client().is_server_ready()
     metrics = scrape(port_of(server))
@@ -155,7 +155,7 @@ def test_a_start_tells_what_is_served_and_where_and_the_rest_if_asked(serve, rep
         "1 model served",
     ]
     assert lines[1][1].endswith(f", with a page at {page}")
-    with urllib.request.urlopen(page, timeout=10) as answer:
+    with urllib.request.urlopen(page, timeout=PATIENCE_SECONDS) as answer:
         assert b"<!doctype html>" in answer.read().lower()
     server.client().update_log_settings({"log_verbose_level": 1})
     drop(repository, "later", add_constant(1.0))

@@ -13,6 +13,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import drop, slow_sum
 from support.server import RocserveProcess, Start
+from support.waiting import PATIENCE_SECONDS
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -51,7 +52,7 @@ class Busy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._running.wait(10)
+        assert self._running.wait(PATIENCE_SECONDS)
         time.sleep(0.02)
         return self
 

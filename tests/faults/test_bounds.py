@@ -18,7 +18,7 @@ from support.load import ConstantLoad
 from support.models import add_constant, answering, drop
 from support.repository_index import models_of
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 SETTLE = "--repository-settle-secs=0.1"
@@ -79,7 +79,7 @@ def slowest_health(server: RocserveProcess, times: int) -> float:
     slowest = 0.0
     for _ in range(times):
         begun = time.monotonic()
-        with urllib.request.urlopen(f"http://{server.http_address}/v2/health/live", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{server.http_address}/v2/health/live", timeout=PATIENCE_SECONDS) as answer:
             assert answer.status == 200
         slowest = max(slowest, time.monotonic() - begun)
         time.sleep(0.05)

@@ -15,7 +15,7 @@ from support.load import ConstantLoad
 from support.models import add_constant, drop
 from support.sequences import drop_accumulator, request_input
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.protocol import health_pb2 as health
 
@@ -34,7 +34,7 @@ def test_a_draining_server_is_not_ready_and_serves(
 ):
     drop(repository, "m", add_constant(1.0))
     server = serve(repository, "--drain-seconds=600", f"--front-ends={front_ends}")
-    client, before = server.client(), http.client.HTTPConnection(server.http_address, timeout=20)
+    client, before = server.client(), http.client.HTTPConnection(server.http_address, timeout=PATIENCE_SECONDS)
     with grpc.insecure_channel(server.address) as channel:
         told = [watch(channel, service) for service in ("", "m")]
         assert [next(each).status for each in told] == [SERVING, SERVING]
@@ -50,7 +50,7 @@ def test_a_draining_server_is_not_ready_and_serves(
         assert client.is_server_live()
         # New clients are served as well; over HTTP one request a connection.
         wait_until(lambda: ready(before) == (400, "close"), "an answer that ends its connection")
-        assert ready(http.client.HTTPConnection(server.http_address, timeout=20)) == (400, "close")
+        assert ready(http.client.HTTPConnection(server.http_address, timeout=PATIENCE_SECONDS)) == (400, "close")
         # A second signal ends the server immediately.
         assert server.terminate(20) == 1
         for each in told:
@@ -76,7 +76,7 @@ def test_sequences_are_finished_on_streams_and_without(serve: Callable[..., Rocs
         streaming.async_stream_infer("sums", [request_input(value)], sequence_id=8, **where)
         return int(
             client.infer("sums", [request_input(value)], sequence_id=7, **where).as_numpy("SUM")[0, 0]
-        ), sums.get(timeout=20)
+        ), sums.get(timeout=PATIENCE_SECONDS)
 
     assert ask_both(1, sequence_start=True) == (1, 1)
     assert server.process is not None
@@ -84,13 +84,13 @@ def test_sequences_are_finished_on_streams_and_without(serve: Callable[..., Rocs
     wait_until(lambda: not client.is_server_ready(), "the end's beginning")
     assert ask_both(2) == (3, 3)
     assert ask_both(3, sequence_end=True) == (6, 6)
-    assert server.process.wait(20) == 0
+    assert server.process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_connections_end_for_their_age_without_a_loss(serve: Callable[..., RocserveProcess], repository: Path):
     drop(repository, "m", add_constant(1.0))
     server = serve(repository, "--max-connection-age-secs=0.2")
-    connection = http.client.HTTPConnection(server.http_address, timeout=20)
+    connection = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_SECONDS)
     with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
         peers = connections(server)
         wait_until(lambda: not peers & connections(server), "new connections")

@@ -20,7 +20,7 @@ from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from support.workers import running
 from tritonclient.utils import InferenceServerException
 
@@ -101,12 +101,12 @@ def test_the_end_comes_through_storms_of_renames(repository: Path, tmp_path: Pat
                 renaming.join()
             assert status == 0, f"storm {storm}:\n{server.log_text}"
             wait_until(lambda log=server: "ended" in log.log_text, "the last line of the log")
-            assert psutil.wait_procs(family, timeout=30)[1] == []
+            assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []
 
 
 def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., RocserveProcess], repository: Path):
     drop(repository, "stays", STAYS, CONFIG)
-    server = serve(repository, "--exit-timeout-secs=60")
+    server = serve(repository, "--exit-timeout-secs=600")
     errors: list[str] = []
     asking = ask_in_background(server, "stays", errors)
     wait_until((repository.parent / "inside").exists, "the request in the model")
@@ -115,11 +115,9 @@ def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., Ro
     assert started in {process.pid for process in family}
     server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "finishing the work in flight" in server.log_text, "the first signal's line")
-    began = time.monotonic()
-    assert server.terminate(15) == 1
-    assert time.monotonic() - began < 15
-    assert psutil.wait_procs(family, timeout=30)[1] == []
-    asking.join(10)
+    assert server.terminate() == 1
+    assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []
+    asking.join(PATIENCE_SECONDS)
     assert len(errors) == 1
     assert "Traceback" not in server.log_text
 

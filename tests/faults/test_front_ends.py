@@ -30,7 +30,7 @@ from support.front_ends import (
 from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess, Start
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 BOTH = ("--front-ends=2", "--exit-timeout-secs=2")
@@ -92,7 +92,7 @@ class Client:
     def _ask(self) -> None:
         while not self._stop.is_set():
             try:
-                answer = self._client.infer("m", [values()], client_timeout=20).as_numpy("Y").tolist()
+                answer = self._client.infer("m", [values()], client_timeout=PATIENCE_SECONDS).as_numpy("Y").tolist()
             except InferenceServerException as error:
                 self.failures.append(f"{error.status()}: {error.message()}")
                 time.sleep(0.01)
@@ -212,7 +212,7 @@ def test_one_that_dies_before_all_others_listen_is_started_again(server: Rocserv
     before = len(server.log_text)
     killed = server.server_process()
     killed.kill()
-    killed.wait(10)
+    killed.wait(PATIENCE_SECONDS)
 
     wait_until(lambda: len(begun(server)) == 2, "the next server's front ends")
     late, early = begun(server)

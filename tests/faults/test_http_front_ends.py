@@ -23,7 +23,7 @@ from support.front_ends import (
 )
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ class Client:
         self.failures = 0
         self.wrong = 0
         self._number = number * 100_000
-        self._client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+        self._client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
         self._stop = stop
         self.thread = threading.Thread(target=self._ask, daemon=True)
         self.thread.start()
@@ -114,7 +114,7 @@ def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess, reposit
     count = 20
 
     def ask(_: int) -> bool:
-        client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+        client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
         try:
             return infer(client, "patient", 1.0) == 1.0
         except (OSError, http.client.HTTPException):

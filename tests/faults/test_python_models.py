@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import answering, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 STREAMS = 200
@@ -120,12 +120,12 @@ class Stream:
         self.client.async_stream_infer(model, [tensor(value)], **options)
 
     def value(self) -> int:
-        result, error = self.answers.get(timeout=30)
+        result, error = self.answers.get(timeout=PATIENCE_SECONDS)
         assert error is None, error
         return int(result.as_numpy("OUT")[0])
 
     def error(self) -> str:
-        result, error = self.answers.get(timeout=30)
+        result, error = self.answers.get(timeout=PATIENCE_SECONDS)
         assert error is not None, result
         return str(error.message())
 

@@ -23,7 +23,7 @@ from support.metrics import FLAGS, port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop, slow_sum
 from support.repository_index import models_of
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 DEATHS = 9
@@ -81,7 +81,7 @@ def kill_and_wait(server: RocserveProcess, number: int = signal.SIGKILL) -> floa
     killed = server.server_process()
     began = time.monotonic()
     killed.send_signal(number)
-    killed.wait(30)
+    killed.wait(PATIENCE_SECONDS)
     wait_until(lambda: is_ready(server), f"readiness; the log says:\n{server.log_text}")
     assert server.server_process() != killed
     return time.monotonic() - began
@@ -96,7 +96,7 @@ def is_ready(server: RocserveProcess) -> bool:
 def ask(server: RocserveProcess, model: str, values: np.ndarray = VALUES) -> list[list[float]]:
     entry = infer_input("X", values)
     with server.client() as client:
-        return client.infer(model, [entry], client_timeout=20).as_numpy("Y").tolist()
+        return client.infer(model, [entry], client_timeout=PATIENCE_SECONDS).as_numpy("Y").tolist()
 
 
 def refusal(server: RocserveProcess, model: str) -> str:
@@ -172,7 +172,7 @@ def test_all_end_with_a_killed_supervisor(serve, repository: Path) -> None:
     family = server.family()
     assert len(family) >= 4
     server.kill()
-    assert psutil.wait_procs(family, timeout=30)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0])
@@ -184,7 +184,7 @@ def test_the_end_while_another_is_being_started(serve, repository: Path, seconds
     time.sleep(seconds)
     # If the signal comes before the supervisor knows of the death, the server has ended with that status.
     assert server.terminate() in (0, 128 + signal.SIGKILL)
-    assert psutil.wait_procs([*family, *server.family()], timeout=30)[1] == []
+    assert psutil.wait_procs([*family, *server.family()], timeout=PATIENCE_SECONDS)[1] == []
 
 
 def test_a_third_signal_ends_it_whatever_it_is_doing(serve, repository: Path) -> None:
@@ -195,8 +195,8 @@ def test_a_third_signal_ends_it_whatever_it_is_doing(serve, repository: Path) ->
     for _ in range(3):
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
-    assert server.process.wait(30) == -signal.SIGTERM
-    assert psutil.wait_procs(family, timeout=30)[1] == []
+    assert server.process.wait(PATIENCE_SECONDS) == -signal.SIGTERM
+    assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []
 
 
 def test_a_death_before_it_serves_is_the_end(repository: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_death_before_it_serves_is_the_end(repository: Path) -> None:
         supervisor = psutil.Process(process.pid)
         wait_until(supervisor.children, "the server's process")
         supervisor.children()[0].kill()
-        assert process.wait(30) == 128 + signal.SIGKILL
+        assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
 
 
 def test_a_model_that_was_broken_since_keeps_no_other_from_being_served(serve, repository: Path) -> None:
@@ -459,4 +459,4 @@ def test_more_models_than_are_loaded_at_once(serve, repository: Path, flag: str)
     assert "failed to load" not in server.log_text
     family = server.family()
     assert server.terminate() == 0
-    assert psutil.wait_procs(family, timeout=30)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []

@@ -16,7 +16,7 @@ import pytest
 from support.certificates import make_authority
 from support.models import add_constant, drop
 from support.server import RocserveProcess, Start
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.access import ADMIN_METHODS
@@ -126,7 +126,7 @@ def call(port: int, method: str, request: object, headers: Headers = ()) -> tupl
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         send = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
         try:
-            send(request.SerializeToString(), timeout=30, metadata=headers)
+            send(request.SerializeToString(), timeout=PATIENCE_SECONDS, metadata=headers)
         except grpc.RpcError as error:
             return error.code().name, error.details()
     return "OK", ""
@@ -134,7 +134,7 @@ def call(port: int, method: str, request: object, headers: Headers = ()) -> tupl
 
 def ask(port: int, verb: str, path: str, body: object = None, headers: Headers = (), source: str = "") -> int:
     connection = http.client.HTTPConnection(
-        "127.0.0.1", port, timeout=30, source_address=(source, 0) if source else None
+        "127.0.0.1", port, timeout=PATIENCE_SECONDS, source_address=(source, 0) if source else None
     )
     with closing(connection):
         connection.request(verb, path, None if body is None else json.dumps(body), dict(headers))

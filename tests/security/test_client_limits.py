@@ -11,7 +11,7 @@ import grpc
 import pytest
 from support.paced_models import drop_paced
 from support.server import RocserveProcess, Start
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
 
@@ -36,7 +36,7 @@ def over_http(server: RocserveProcess) -> tuple[int, str]:
     body = {"inputs": [{"name": "MS", "datatype": "INT32", "shape": [1], "data": [0]}]}
     url = f"http://{server.http_address}/v2/models/paced/infer"
     try:
-        with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=20) as answer:
+        with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=PATIENCE_SECONDS) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -45,7 +45,7 @@ def over_http(server: RocserveProcess) -> tuple[int, str]:
 def test_requests_in_flight(server: RocserveProcess) -> None:
     with grpc.insecure_channel(server.address) as channel:
         infer, live = (channel.unary_unary(SERVICE + name) for name in ("ModelInfer", "ServerLive"))
-        calls = [infer.future(paced(3000), timeout=20) for _ in range(8)]
+        calls = [infer.future(paced(3000), timeout=PATIENCE_SECONDS) for _ in range(8)]
         # Six are refused immediately, while two are in the model.
         wait_until(lambda: sum(call.done() for call in calls) == 6)
         refused = [call for call in calls if call.done()]
@@ -53,12 +53,12 @@ def test_requests_in_flight(server: RocserveProcess) -> None:
         assert "the client 127.0.0.1 has 2 requests in flight" in refused[0].details()
         status, text = over_http(server)
         assert (status, "--max-requests-per-client" in text) == (429, True)
-        [answer] = channel.stream_stream(SERVICE + "ModelStreamInfer")(iter([paced(0)]), timeout=20)
+        [answer] = channel.stream_stream(SERVICE + "ModelStreamInfer")(iter([paced(0)]), timeout=PATIENCE_SECONDS)
         assert "--max-requests-per-client" in pb.ModelStreamInferResponse.FromString(answer).error_message
         # Only inference is limited.
-        assert live(b"", timeout=20) == b"\x08\x01"
+        assert live(b"", timeout=PATIENCE_SECONDS) == b"\x08\x01"
         assert all(call.result() for call in calls if call not in refused)
-        assert infer(paced(0), timeout=20)
+        assert infer(paced(0), timeout=PATIENCE_SECONDS)
     assert over_http(server)[0] == 200
 
 

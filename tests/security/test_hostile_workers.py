@@ -14,7 +14,7 @@ from support.infer_inputs import infer_input
 from support.models import answering, drop
 from support.repository_index import models_of
 from support.server import RocserveProcess, Start
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -217,7 +217,9 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
 
 
 def infer(client: triton.InferenceServerClient, model: str, attack: str = "none") -> None:
-    client.infer(model, [infer_input("ATTACK", np.array([attack.encode()], np.object_))], client_timeout=30)
+    client.infer(
+        model, [infer_input("ATTACK", np.array([attack.encode()], np.object_))], client_timeout=PATIENCE_SECONDS
+    )
 
 
 def client_of(server: RocserveProcess) -> triton.InferenceServerClient:
@@ -251,7 +253,7 @@ def test_a_flood_of_messages_leaves_the_others_their_time(server: RocserveProces
     client.async_infer("hostile", [entry], lambda result, error: answers.append(error), client_timeout=60)
     while not answers and time.monotonic() - started < 5:
         # The loop that reads the flood updates the index.
-        other.get_model_repository_index(client_timeout=30)
+        other.get_model_repository_index(client_timeout=PATIENCE_SECONDS)
         infer(other, "honest")
     wait_until(lambda: answers, "the end of the flood")
     assert len(server.log_text.splitlines()) - lines < 1000
@@ -263,7 +265,7 @@ def test_metrics_that_are_none_leave_the_page_whole(server: RocserveProcess):
         infer(client, "hostile", "metrics")
     wait_until(lambda: "the model has 10000 time series already" in server.log_text, "the bound of the series")
     (address,) = re.findall(r"Started Metrics Service at ([0-9.]+:[0-9]+)", server.log_text)
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_SECONDS) as response:
         page = response.read().decode()
     assert page.count("# TYPE nv_inference_count ") == 1
     assert page.count("\nmany{") == 10_000

@@ -14,6 +14,7 @@ import pytest
 from support.http_requests import add_sub_body, ask, sums
 from support.models import add_sub, answering, drop
 from support.server import RocserveProcess, Start
+from support.waiting import PATIENCE_SECONDS
 
 MOST_CPU_SECONDS = 0.3
 """CPU seconds of the server's process while it answers one small request, which takes milliseconds. Most of the large
@@ -109,7 +110,7 @@ def test_a_large_request_keeps_nobody_waiting(server: RocserveProcess, case: str
         answers.append((found, json.dumps(answer)))
 
     small = json.dumps(add_sub_body()).encode()
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
     thread = threading.Thread(target=ask_much)
     process = server.server_process()
     most = 0.0

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.models import add_sub, drop
 from support.server import RocserveProcess, Start
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import health_pb2
@@ -89,7 +89,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 def code_of(call: grpc.Call) -> grpc.StatusCode:
     try:
-        call.result(timeout=20)
+        call.result(timeout=PATIENCE_SECONDS)
     except grpc.RpcError:
         pass
     return call.code()
@@ -100,8 +100,8 @@ def code_of(call: grpc.Call) -> grpc.StatusCode:
 @example(data=WRONG_SEQUENCE_ID)
 @example(data=b"\xff")
 def test_no_message_is_the_servers_own_fault(channel: grpc.Channel, data: bytes) -> None:
-    calls = {name: channel.unary_unary(name).future(data, timeout=20) for name in UNARY}
-    streams = {name: channel.stream_stream(name)(iter([data]), timeout=20) for name in STREAMS}
+    calls = {name: channel.unary_unary(name).future(data, timeout=PATIENCE_SECONDS) for name in UNARY}
+    streams = {name: channel.stream_stream(name)(iter([data]), timeout=PATIENCE_SECONDS) for name in STREAMS}
     for name, call in calls.items():
         assert code_of(call) not in SERVERS_OWN_FAULTS, f"{name}: {call.details()}"
     for name, stream in streams.items():
@@ -119,7 +119,7 @@ def test_no_message_is_the_servers_own_fault(channel: grpc.Channel, data: bytes)
 
 @pytest.mark.parametrize("method", sorted(UNARY))
 def test_what_is_no_message_is_an_invalid_argument(channel: grpc.Channel, method: str) -> None:
-    call = channel.unary_unary(method).future(b"\xff", timeout=20)
+    call = channel.unary_unary(method).future(b"\xff", timeout=PATIENCE_SECONDS)
     assert code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
     assert f"the request is not a valid {UNARY[method].DESCRIPTOR.full_name}: " in call.details()
 
@@ -128,7 +128,7 @@ def test_a_stream_survives_what_is_no_message(channel: grpc.Channel) -> None:
     good = inference()
     good.ClearField("parameters")
     messages = iter([b"\xff", WRONG_SEQUENCE_ID, good.SerializeToString()])
-    stream = channel.stream_stream(INFERENCE + "ModelStreamInfer")(messages, timeout=20)
+    stream = channel.stream_stream(INFERENCE + "ModelStreamInfer")(messages, timeout=PATIENCE_SECONDS)
     answers = [pb.ModelStreamInferResponse.FromString(answer) for answer in stream]
     assert ["not a valid" in answer.error_message for answer in answers[:2]] == [True, True]
     assert answers[2].error_message == ""
@@ -136,7 +136,7 @@ def test_a_stream_survives_what_is_no_message(channel: grpc.Channel) -> None:
 
 
 def test_a_watch_of_what_is_no_message_is_an_invalid_argument(channel: grpc.Channel) -> None:
-    stream = channel.stream_stream(HEALTH + "Watch")(iter([b"\xff"]), timeout=20)
+    stream = channel.stream_stream(HEALTH + "Watch")(iter([b"\xff"]), timeout=PATIENCE_SECONDS)
     with pytest.raises(grpc.RpcError):
         next(stream)
     assert stream.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -20,7 +20,7 @@ from support.metrics import FLAGS as METRICS
 from support.metrics import port_of
 from support.models import add_sub, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 MOST_FILES = 256
 """Open files that the servers of these tests may have. A quarter is reserved for the server itself."""
@@ -75,9 +75,9 @@ def open_files(server: RocserveProcess) -> int:
 
 def get(port: int, path: str, tls: ssl.SSLContext | None = None) -> int:
     if tls is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
     else:
-        connection = http.client.HTTPSConnection("localhost", port, timeout=30, context=tls)
+        connection = http.client.HTTPSConnection("localhost", port, timeout=PATIENCE_SECONDS, context=tls)
     try:
         connection.request("GET", path)
         return connection.getresponse().status
@@ -107,13 +107,13 @@ def test_handshakes_that_never_end_take_no_descriptors_that_are_kept(
     try:
         for _ in range(4):
             for _ in range(100):
-                hostile.append(socket.create_connection(("127.0.0.1", port), timeout=30))
+                hostile.append(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS))
                 hostile[-1].sendall(first_words)
             assert get(port, path, tls) == 200
             assert get(server.http_port, "/v2/health/live", tls) == 200
             options = (("grpc.use_local_subchannel_pool", 1),)
             with grpc.secure_channel(f"localhost:{server.port}", credentials, options) as channel:
-                assert channel.unary_unary(LIVE)(b"", timeout=30)
+                assert channel.unary_unary(LIVE)(b"", timeout=PATIENCE_SECONDS)
             most = max(most, open_files(server))
     finally:
         for connection in hostile:
@@ -141,7 +141,9 @@ def test_connections_of_grpc_leave_descriptors_for_http_and_models(tmp_path: Pat
     with RocserveProcess([repository], *flags, log=tmp_path / "log", python=python) as server, ExitStack() as opened:
         server.wait_until_ready()
         for _ in range(2 * MOST_FILES):
-            hostile = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+            hostile = opened.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_SECONDS)
+            )
             hostile.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
         for _ in range(5):
             assert get(server.http_port, "/v2/health/live") == 200
@@ -164,7 +166,7 @@ def test_connections_with_tls_take_no_more_than_the_memory_for_requests(tmp_path
         server.wait_until_ready()
         before = server.resident_bytes()
         for _ in range(1000):
-            opened.enter_context(socket.create_connection(("127.0.0.1", server.http_port), timeout=30))
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE_SECONDS))
         assert get(server.http_port, "/v2/health/live", tls) == 200
         grown = server.resident_bytes() - before
     print(f"grown by {grown / 2**20:.0f} MiB")

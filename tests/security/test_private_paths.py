@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -106,7 +106,7 @@ def test_answers_of_models_show_no_folder(server: RocserveProcess, folder: Path)
     assert told in answers[0]
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
     for path, asked in (("infer", body), ("generate", {"IN": 1.0}), ("generate_stream", {"IN": 1.0})):
-        with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)) as connection:
             connection.request("POST", f"/v2/models/executes/{path}", json.dumps(asked))
             answer = connection.getresponse().read().decode()
         assert told in answer, path

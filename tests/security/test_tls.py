@@ -23,7 +23,7 @@ from support.metrics import FLAGS as METRICS
 from support.metrics import port_of
 from support.parity.models import parity_models, write_model
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 ALL_PORTS = ("--grpc-use-ssl", "--http-use-ssl", "--metrics-use-ssl", "--front-ends=0", *METRICS)
 ALL_MUTUAL = ("--grpc-use-ssl-mutual", "--http-use-ssl-mutual", "--metrics-use-ssl-mutual", "--front-ends=2", *METRICS)
@@ -95,7 +95,9 @@ def trusting(trusted: Authority, shown: Authority | None) -> ssl.SSLContext:
 
 
 def get(port: int, path: str, trusted: Authority, shown: Authority | None) -> int:
-    connection = http.client.HTTPSConnection("localhost", port, timeout=10, context=trusting(trusted, shown))
+    connection = http.client.HTTPSConnection(
+        "localhost", port, timeout=PATIENCE_SECONDS, context=trusting(trusted, shown)
+    )
     try:
         connection.request("GET", path)
         return connection.getresponse().status
@@ -109,7 +111,7 @@ def grpc_is_served(served: Served, trusted: Authority, shown: Authority | None) 
     options = (("grpc.use_local_subchannel_pool", 1),)
     with grpc.secure_channel(f"localhost:{served.server.port}", credentials, options) as channel:
         try:
-            return bool(channel.unary_unary(LIVE)(b"", timeout=10))
+            return bool(channel.unary_unary(LIVE)(b"", timeout=PATIENCE_SECONDS))
         except grpc.RpcError as error:
             assert error.code() is grpc.StatusCode.UNAVAILABLE
             return False
@@ -146,7 +148,7 @@ def test_clients_without_or_with_a_foreign_certificate(served: Served, ours: Aut
 
 def test_nothing_is_answered_without_tls(served: Served) -> None:
     for port, path in ports(served):
-        connection = http.client.HTTPConnection("localhost", port, timeout=10)
+        connection = http.client.HTTPConnection("localhost", port, timeout=PATIENCE_SECONDS)
         with pytest.raises((ConnectionError, http.client.HTTPException)):
             connection.request("GET", path)
             connection.getresponse()
@@ -183,7 +185,7 @@ def test_curl_and_the_status_verb(served: Served, ours: Authority) -> None:
                 ["curl", "-sSf", "--max-time", "10", *shown, f"https://localhost:{port}{path}"],
                 check=False,
                 capture_output=True,
-                timeout=30,
+                timeout=PATIENCE_SECONDS,
             )
             assert told.returncode == 0, told.stderr
     own = (f"--root-cert={ours.root}", f"--client-cert={ours.certificate}", f"--client-key={ours.key}")
@@ -194,7 +196,7 @@ def test_curl_and_the_status_verb(served: Served, ours: Authority) -> None:
 
 def test_handshakes_that_never_end_keep_nobody_out(served: Served, ours: Authority) -> None:
     for port, path in ports(served):
-        silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(70)]
+        silent = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) for _ in range(70)]
         assert get(port, path, ours, ours) == 200
         for connection in silent:
             connection.close()
@@ -210,9 +212,9 @@ def test_a_renewed_certificate_is_used_for_new_connections_and_a_broken_one_is_n
         (("grpc.use_local_subchannel_pool", 1),),
     )
     live = channel.unary_unary(LIVE)
-    assert live(b"", timeout=10)
+    assert live(b"", timeout=PATIENCE_SECONDS)
     open_connection = http.client.HTTPSConnection(
-        "localhost", served.server.http_port, timeout=10, context=trusting(ours, ours)
+        "localhost", served.server.http_port, timeout=PATIENCE_SECONDS, context=trusting(ours, ours)
     )
     open_connection.request("GET", "/v2/health/live")
     assert open_connection.getresponse().read() == b'{"live":true}'
@@ -241,7 +243,7 @@ def test_a_renewed_certificate_is_used_for_new_connections_and_a_broken_one_is_n
         assert grpc_is_served(served, theirs, ours) is not is_mutual(served)
         open_connection.request("GET", "/v2/health/live")
         assert open_connection.getresponse().status == 200
-        assert live(b"", timeout=10)
+        assert live(b"", timeout=PATIENCE_SECONDS)
     finally:
         open_connection.close()
         channel.close()

@@ -21,7 +21,7 @@ from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.repository_index import reason_of
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 import rocserve
@@ -307,6 +307,6 @@ def test_a_user_that_is_named_has_to_be_able_to_read_the_model(tmp_path: Path):
 )
 def test_flags_that_cannot_be_served(tmp_path: Path, flag: str, text: str):
     command = [sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={tmp_path}", "--grpc-port=0", flag]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 2
     assert text in done.stderr

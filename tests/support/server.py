@@ -178,7 +178,7 @@ class RocserveProcess:
         children = (process for process in self.family() if not _is_worker(process))
         return next((process for process in children if "rocserve.workers.zygote" in command_of(process)), None)
 
-    def terminate(self, seconds: float = 40.0, whole_group: bool = False) -> int:
+    def terminate(self, seconds: float = PATIENCE_SECONDS, whole_group: bool = False) -> int:
         """Send SIGTERM to the supervisor; `whole_group`: also to its group and to workers. Returns the exit status."""
         assert self.process is not None
         if whole_group:

@@ -11,13 +11,19 @@ import tritonclient.http as http_client
 from support.infer_inputs import infer_input
 from support.models import drop
 
+UNTIL_RELEASED = -1
+"""Milliseconds of a request that waits for release()."""
+
 # The first three numbers of X: milliseconds to wait, bytes of the answer, and 1 to end the worker.
 _SOURCE = """
 import os
+import pathlib
 import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+
+RELEASED = pathlib.Path(__file__).parents[3] / "released"
 
 
 class TritonPythonModel:
@@ -25,7 +31,9 @@ class TritonPythonModel:
         answers = []
         for request in requests:
             milliseconds, size, crash = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()[:3]
-            time.sleep(milliseconds / 1000)
+            while milliseconds == -1 and not RELEASED.exists():
+                time.sleep(0.01)
+            time.sleep(max(0, milliseconds) / 1000)
             if crash:
                 os._exit(3)
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros(size, np.uint8))]))
@@ -41,6 +49,10 @@ instance_group { count: 2 kind: KIND_CPU }
 
 def write_stretch(repository: Path) -> None:
     drop(repository, "stretch", _SOURCE, _CONFIG)
+
+
+def release(repository: Path) -> None:
+    (repository.parent / "released").touch()
 
 
 def stretch_values(milliseconds: int = 0, answer_bytes: int = 0, request_bytes: int = 12, crash: bool = False):
