@@ -43,12 +43,9 @@ def example(right: Array, other: Array) -> str:
     else:
         x, y = right.astype(np.float64), other.astype(np.float64)
         with np.errstate(invalid="ignore"):
-            apart = np.abs(x - y)
-        # NaN in one of them, or infinities, differ more than any number.
-        apart[np.isnan(x) != np.isnan(y)] = math.inf
-        apart = np.where(
-            (x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.nan_to_num(apart, nan=math.inf, posinf=math.inf)
-        )
+            # NaN or infinity in one of them differs more than any number.
+            apart = np.nan_to_num(np.abs(x - y), nan=math.inf, posinf=math.inf)
+        apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, apart)
     if not apart.size:
         return "no difference"
     place = np.unravel_index(int(np.argmax(apart)), apart.shape)

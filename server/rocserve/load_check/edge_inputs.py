@@ -11,6 +11,7 @@ from rocserve.load_check.tensors import CheckedInput, Feed
 
 PLAIN = "plain"
 NAN = "nan"
+TIES = "ties"
 LARGE = frozenset(("large", "negative"))
 """Cases that may overflow a type of few bits, in a right engine, too."""
 _LARGE = 150
@@ -26,7 +27,7 @@ def edge_inputs(inputs: Sequence[CheckedInput], plain: Feed) -> Iterator[tuple[s
         "large": changed_floats(plain, lambda values: values * _LARGE),
         "negative": changed_floats(plain, lambda values: -np.abs(values) - 1),
         "fractional": changed_floats(plain, lambda values: np.resize(_FRACTIONS, values.shape)),
-        "ties": changed_floats(plain, lambda values: np.round(values) + 0.5),
+        TIES: changed_floats(plain, lambda values: np.round(values) + 0.5),
         "minus one": _negative_indices(inputs, plain),
         NAN: changed_floats(plain, _with_nan),
     }

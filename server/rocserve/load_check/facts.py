@@ -17,6 +17,8 @@ class GraphFacts:
     all rows"; "" = an experiment decides."""
     is_random: str = ""
     """The operator whose results differ between equal runs; "" = none."""
+    precision: str = "fp32"
+    """The coarsest numbers that the file computes with: "fp32", "fp16", "bf16", or "quantised"."""
     exposed: tuple[str, ...] = ()
     """Inner tensors from which labels and indices are chosen. The rows check sees more if they are outputs, too."""
     thresholds: tuple[float, ...] = ()

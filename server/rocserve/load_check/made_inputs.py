@@ -165,7 +165,7 @@ def changed_floats(row: Feed, change: Callable[[Array], Any]) -> dict[str, Array
         if values.dtype.kind == "f":
             limits = np.finfo(values.dtype)
             with np.errstate(over="ignore", invalid="ignore"):
-                values = np.clip(np.asarray(change(values)), limits.min, limits.max).astype(values.dtype)
+                values = np.asarray(np.clip(change(values), limits.min, limits.max), values.dtype)
         result[name] = values
     return result
 

@@ -60,6 +60,7 @@ def onnx_facts(model: onnx.ModelProto | Path) -> GraphFacts:
         ends=_ends(graph),
         couples_rows=next(_couplings(graph), ""),
         is_random=next((node.op_type for node in graph.nodes if _is_random(node, graph)), ""),
+        precision=_precision(graph),
         exposed=tuple(itertools.islice(dict.fromkeys(_chosen_from(graph)), _MOST_EXPOSED)),
         thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(graph)), _MOST_THRESHOLDS)),
     )
@@ -142,6 +143,18 @@ def _couplings(graph: OnnxGraph) -> Iterator[str]:
             attribute_of(node, "training_mode", 0) or sum(map(bool, node.output)) > 1
         ):
             yield "BatchNormalization in training mode takes mean and variance from all rows"
+
+
+def _precision(graph: OnnxGraph) -> str:
+    """Return the coarsest numbers that the graph computes with, by its operators, weights and casts."""
+    from onnx import TensorProto
+
+    if any("Quantize" in node.op_type or node.op_type.startswith("QLinear") for node in graph.nodes):
+        return "quantised"
+    types = {tensor.data_type for tensor in graph.initializers.values()}
+    types |= {value.type.tensor_type.elem_type for value in (*graph.graph.input, *graph.graph.output)}
+    types |= {attribute_of(node, "to", 0) for node in graph.nodes if node.op_type == "Cast"}
+    return "bf16" if TensorProto.BFLOAT16 in types else "fp16" if TensorProto.FLOAT16 in types else "fp32"
 
 
 def _is_random(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
