@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,9 +14,12 @@ _LEAST = 1e-30
 """Stands for the largest value of an array of zeros, so that nothing is divided by 0."""
 
 
-def difference(one: Array, other: Array) -> float:
-    """Return the largest difference, relative to the largest finite value of both. It is inf if shapes differ, texts
-    differ, or NaN and infinities are not at the same places."""
+NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+def difference(one: Array, other: Array, least: float = _LEAST) -> float:
+    """Return the largest difference, relative to the largest finite value of both, or to `least` if that is larger. It
+    is inf if shapes differ, texts differ, or NaN and infinities are not at the same places."""
     if one.shape != other.shape:
         return math.inf
     if one.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
@@ -25,13 +30,24 @@ def difference(one: Array, other: Array) -> float:
     finite = np.isfinite(x)
     if not np.array_equal(x[~finite], y[~finite], equal_nan=True) or not np.isfinite(y[finite]).all():
         return math.inf
-    largest = max(float(np.abs(values[finite]).max(initial=_LEAST)) for values in (x, y))
-    return float(np.abs(x[finite] - y[finite]).max(initial=0.0)) / largest
+    scale = max(least, largest(x), largest(y))
+    return float(np.abs(x[finite] - y[finite]).max(initial=0.0)) / scale
 
 
-def differences(one: Feed, other: Feed) -> dict[str, float]:
-    """Return the difference of each array of `one`; inf for what `other` lacks."""
-    return {name: difference(array, other[name]) if name in other else math.inf for name, array in one.items()}
+def differences(one: Feed, other: Feed, *, least: Mapping[str, float] = NOTHING) -> dict[str, float]:
+    """Return the difference of each array of `one`; inf for what `other` lacks. `least`: see `difference`."""
+    return {
+        name: difference(array, other[name], max(_LEAST, least.get(name, 0.0))) if name in other else math.inf
+        for name, array in one.items()
+    }
+
+
+def largest(values: Array) -> float:
+    """Return the largest finite value, without its sign; 0 for texts."""
+    if values.dtype.kind not in "fiub":
+        return 0.0
+    numbers = values.astype(np.float64)
+    return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
 def example(right: Array, other: Array) -> str:

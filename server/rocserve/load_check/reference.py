@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.load_check.budget import Budget, OutOfTime, Trials
-from rocserve.load_check.difference import differences, example
+from rocserve.load_check.difference import NOTHING, difference, differences, example, largest
 from rocserve.load_check.edge_inputs import LARGE, NAN, PLAIN, TIES, edge_inputs
 from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.input_search import NoInputs, find_inputs
@@ -23,6 +23,8 @@ _TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 2e-2, "quantised": 5e-
 """Precision -> error, relative to the output's largest value, that an engine may have in any model. Right programs of
 one network differ by 1e-6 in float32 and 1e-3 in float16 for nine models of ten. "quantised": the file itself holds the
 scales, so engines differ by a step of them here and there."""
+_LEAST_SCALE = 0.01
+"""Of the largest value with plain inputs. A saturated output of 1e-10 has no digits where an engine adds it to 1."""
 _NOISE_FACTOR = 100
 """An engine may be off by so many times the reference's own noise: an ill-conditioned network amplifies rounding."""
 _DESCRIPTION = "description"
@@ -42,6 +44,8 @@ class Case:
     """Output -> how much the reference's own answer moves when the input moves in its last place."""
     precision: str = "fp32"
     """What the file computes in: "fp32", "fp16", "bf16" or "quantised"."""
+    drawn: tuple[str, ...] = ()
+    """Outputs that are left out because they differ between equal runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ def reference_cases(
         }
 
     cases: list[Case] = []
+    drawn: tuple[str, ...] = ()
     try:
         found = find_inputs(trials, lambda row: run(batch([row] * max(rows, 1))), maker)
         plain = batch([maker.row(found.recipe, row_name(number)) for number in range(max(rows, 1))])
@@ -101,8 +106,8 @@ def reference_cases(
             if answer is None or moved is None:
                 continue
             if name == PLAIN and again is not None:
-                steady = {one for one, off in differences(answer, again).items() if off <= _TOLERANCES["fp32"]}
-                outputs = [one for one in outputs if one in steady]
+                drawn = tuple(one for one, off in differences(answer, again).items() if off > _TOLERANCES["fp32"])
+                outputs = [one for one in outputs if one not in drawn]
                 answer = {one: answer[one] for one in outputs}
             answer = {one: values for one, values in answer.items() if _is_defined(values)}
             noise = differences(answer, moved)
@@ -110,7 +115,7 @@ def reference_cases(
                 # A nudge decides a tie, but an engine gets it as it is. Classes may be equally likely after arithmetic.
                 floats = {one for one, values in answer.items() if values.dtype.kind == "f"}
                 noise |= {one: cases[0].noise[one] for one in floats & cases[0].noise.keys()}
-            cases.append(Case(name, encode(feed), answer, noise, facts.precision))
+            cases.append(Case(name, encode(feed), answer, noise, facts.precision, drawn if name == PLAIN else ()))
     except (NoInputs, OutOfTime):
         pass
     return cases
@@ -122,6 +127,7 @@ def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budge
     is_quantised = precision not in _TOLERANCES
     trials = Trials(candidate, budget or Budget(math.inf))
     compared, worst, remark = 0, _Error(), ""
+    scales = NOTHING
     # Calibration does not cover values at the edges.
     for case in cases[:1] if is_quantised else cases:
         try:
@@ -135,10 +141,15 @@ def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budge
             # A client gets the error; no answer is wrong.
             continue
         compared += 1
+        if case.name == PLAIN:
+            scales = {output: _LEAST_SCALE * largest(values) for output, values in case.outputs.items()}
         if case.name == NAN:
             case, answer = _where_nan_stays(case, answer)
+        if case.drawn and (same := _same_again(case, answer, candidate)):
+            reason = f"output '{same}' is the same in two runs, but the model draws random numbers for it"
+            return ReferenceVerdict(False, compared, math.inf, same, case.name, reason)
         tolerance = max(_TOLERANCES.get(precision, math.inf), _TOLERANCES[case.precision])
-        for error in _errors(case, answer, tolerance):
+        for error in _errors(case, answer, tolerance, scales):
             is_overflow = case.name in LARGE and tolerance > _TOLERANCES["fp32"] and error.size == math.inf
             if error.counts and not is_overflow:
                 return ReferenceVerdict(False, compared, error.size, error.output, case.name, str(error))
@@ -153,18 +164,17 @@ def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budge
 
 
 def _where_nan_stays(case: Case, answer: Feed) -> tuple[Case, Feed]:
-    """Return the entries of the outputs' first dimensions in which no larger share is NaN than in the inputs' entries.
-    Engines lose NaN in a Relu, and so in every convolutional network; where NaN has spread, the reference's answer says
-    nothing anyway. An output of one dimension is one entry."""
+    """Return the elements that are NaN, of those entries of the outputs' first dimensions in which no larger share is
+    NaN than in the inputs' entries. Engines lose NaN in a Relu, and so in every convolutional network; where NaN has
+    spread, the reference's answer says nothing anyway. An output of one dimension is one entry."""
     shares = [_share_of_nan(values).max(initial=0.0) for values in case.feed.values() if values.dtype.kind == "f"]
-    most = max(shares, default=0.0)
     right, given = {}, {}
     for name, values in case.outputs.items():
         found = np.asarray(answer.get(name, ()))
-        share = _share_of_nan(values) if values.dtype.kind == "f" and found.shape == values.shape else np.zeros(0)
-        stays = (share > 0) & (share <= most)
-        if stays.any():
-            right[name], given[name] = _entries(values)[stays], _entries(found)[stays]
+        if values.dtype.kind == "f" and values.size and found.shape == values.shape:
+            entries = _share_of_nan(values) <= max(shares, default=0.0)
+            places = np.isnan(_entries(values)) & entries[:, np.newaxis]
+            right[name], given[name] = _entries(values)[places], _entries(found)[places]
     return replace(case, outputs=right), given
 
 
@@ -196,8 +206,15 @@ class _Error:
         return f"output '{self.output}' is wrong with {self.case} inputs: {self.example}{off}"
 
 
-def _errors(case: Case, answer: Feed, tolerance: float) -> Iterator[_Error]:
-    for output, size in differences(case.outputs, answer).items():
+def _same_again(case: Case, answer: Feed, candidate: Run) -> str:
+    """Return an output that another run gives again, of those that differ between runs of the reference; "" = none."""
+    again = candidate(case.feed)
+    return next((name for name in case.drawn if difference(answer[name], again[name]) == 0), "")
+
+
+def _errors(case: Case, answer: Feed, tolerance: float, scales: Mapping[str, float]) -> Iterator[_Error]:
+    """`scales`: output -> the least value that errors are relative to."""
+    for output, size in differences(case.outputs, answer, least=scales).items():
         noise = _NOISE_FACTOR * case.noise.get(output, 0.0)
         if noise == math.inf:
             # The reference itself is inf or NaN at other places after a nudge.
@@ -219,6 +236,7 @@ def save_cases(path: Path, cases: Sequence[Case]) -> None:
     described = []
     for number, case in enumerate(cases):
         entry: dict[str, Any] = {"name": case.name, "noise": dict(case.noise), "precision": case.precision}
+        entry["drawn"] = case.drawn
         entry |= {"feed": {}, "outputs": {}}
         for kind, tensors in (("feed", case.feed), ("outputs", case.outputs)):
             for name, values in tensors.items():
@@ -239,7 +257,14 @@ def load_cases(path: Path) -> Sequence[Case]:
             return {name: _unpacked(arrays[key]) for name, key in keys.items()}
 
         return [
-            Case(one["name"], tensors(one["feed"]), tensors(one["outputs"]), one["noise"], one["precision"])
+            Case(
+                one["name"],
+                tensors(one["feed"]),
+                tensors(one["outputs"]),
+                one["noise"],
+                one["precision"],
+                tuple(one["drawn"]),
+            )
             for one in json.loads(arrays[_DESCRIPTION].tobytes())
         ]
 

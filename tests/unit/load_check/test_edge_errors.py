@@ -1,15 +1,19 @@
-"""NaN in inputs counts only where it stays where it was, and steps of a quantised file are no errors."""
+"""What counts as an error at the edges: NaN that an engine loses, digits beside a saturated output, steps of a
+quantised file, random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 
+from rocserve.core.datatypes import DataType
+from rocserve.load_check.budget import Budget
 from rocserve.load_check.edge_inputs import NAN, PLAIN
-from rocserve.load_check.reference import Case, ReferenceVerdict, compare
-from rocserve.load_check.tensors import Array
+from rocserve.load_check.facts import NO_FACTS
+from rocserve.load_check.reference import Case, ReferenceVerdict, compare, reference_cases
+from rocserve.load_check.tensors import Array, CheckedInput
 
 X = np.array([[1, np.nan, -2], [3, -4, 5]], np.float32)
 WEIGHTS = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
@@ -33,6 +37,7 @@ def test_an_engine_that_loses_nan_in_a_relu_alone_is_wrong(x: Array) -> None:
     found = compared(x, relu, relu_without_nan)
     assert not found.right
     assert found.reason.startswith("output 'y' is wrong with nan inputs: 0 instead of nan at ")
+    assert compared(x, relu_without_nan, relu).right, "NaN in place of a number is no silent error"
     assert compared(x, relu, relu).right
 
 
@@ -56,3 +61,33 @@ def test_a_step_of_a_quantised_file_is_rounding() -> None:
 
     assert off_by(1, "quantised") and not off_by(20, "quantised")
     assert not off_by(1, "fp32")
+
+
+def test_a_saturated_output_is_judged_by_what_the_output_usually_is() -> None:
+    x = np.array([[1, 2, 3]], np.float32)
+    cases = [
+        Case(PLAIN, {"x": x}, {"y": x}, {"y": 0.0}),
+        Case("negative", {"x": -x}, {"y": x * 1e-10}, {"y": 0.0}),
+    ]
+
+    def off_by(error: float) -> bool:
+        return compare(cases, lambda feed: {"y": x if feed["x"].min() > 0 else x * 1e-10 + error}, "fp32").right
+
+    assert off_by(1e-8)
+    assert not off_by(1e-4)
+
+
+def test_random_numbers_must_be_drawn_anew() -> None:
+    x = np.zeros((1, 4), np.float32)
+    generator = np.random.default_rng(0)
+
+    def noise(feed: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": generator.random(feed["x"].shape), "z": feed["x"]}
+
+    inputs = [CheckedInput("x", DataType.FP32, (1, 4))]
+    cases = reference_cases(noise, inputs, ["y", "z"], NO_FACTS, Budget(10), seed=0)
+    assert cases[0].drawn == ("y",) and all("y" not in case.outputs for case in cases)
+    assert compare(cases, noise, "fp32").right
+    constant = compare(cases, lambda feed: {"y": x, "z": feed["x"]}, "fp32")
+    assert not constant.right and constant.output == "y"
+    assert constant.reason == "output 'y' is the same in two runs, but the model draws random numbers for it"
