@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root pytorch triton-peer cluster-programs cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos flags-page bench bench-gpu images clean
+.PHONY: setup system migraphx-root pytorch provider-plugins triton-peer cluster-programs cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos flags-page bench bench-gpu images clean
 
 setup: $(STAMP) system
 
@@ -36,6 +36,14 @@ migraphx-root:
 pytorch: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		$(if $(PYTORCH_INDEX),--extra-index-url $(PYTORCH_INDEX)) torch==2.13.0 torchao==0.18.0 onnxscript==0.7.2
+
+# Execution providers of ONNX Runtime for the tests, which skip without them: OpenVINO's, a plugin, and AMD's for MIGraphX,
+# built in. Apart from .venv, where each would run every ONNX model. 230 MB.
+provider-plugins: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .provider-plugins/openvino \
+		onnxruntime-ep-openvino==1.8.1
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .provider-plugins/migraphx \
+		onnxruntime-migraphx==1.27.1
 
 # A real Triton from PyPI, which tests and benchmarks compare with. Linux on x86-64.
 triton-peer: setup

@@ -40,12 +40,21 @@ class EngineSpec:
     """The module that runs the models on a GPU if it is installed, with one worker for each instance; "" = CPU only."""
     gpu_files: tuple[str, ...] = ()
     """Files in that module's folder, at least one of which must exist; empty = the module is enough."""
+    gpu_plugins: tuple[str, ...] = ()
+    """Modules any of which, next to `gpu_module`, takes the place of those files."""
     compiles_ahead: bool = False
     """The workers keep compiled programs in the cache."""
     takes_kind_model: bool = False
     """A worker of KIND_MODEL gets all GPUs, and the model file chooses its devices; else KIND_MODEL means KIND_AUTO."""
     needs_migraphx: bool = False
     """The workers load MIGraphX, so they are started as its installation requires (migraphx/installation.py)."""
+
+    def has_gpu_parts(self, machine: Machine) -> bool:
+        """Return whether the module that runs the models on a GPU is installed, with its files or a plugin."""
+        if not self.gpu_module:
+            return False
+        by_plugin = any(map(machine.is_installed, self.gpu_plugins)) and machine.is_installed(self.gpu_module)
+        return by_plugin or machine.is_installed(self.gpu_module, self.gpu_files)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,7 @@ def _gpus_of_group(
 
 
 def _takes_gpus(engine: EngineSpec, machine: Machine) -> bool:
-    has_module = bool(engine.gpu_module) and machine.is_installed(engine.gpu_module, engine.gpu_files)
-    return engine.needs_migraphx or has_module
+    return engine.needs_migraphx or engine.has_gpu_parts(machine)
 
 
 @dataclass(frozen=True, slots=True)

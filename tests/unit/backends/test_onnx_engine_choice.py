@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 from support.machine import ToldMachine
 
 from rocserve.backends.migraphx import BACKEND as MIGRAPHX_BACKEND
 from rocserve.backends.onnx import BACKEND as ONNX_BACKEND
+from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.tensorflow import BACKEND as TENSORFLOW_BACKEND
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
@@ -150,3 +154,20 @@ def test_a_wrong_parameter_is_refused_before_another_engine_could_pass_it_over(w
                 ONNX_BACKEND.engine_for(model, machine)
             assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert ONNX_BACKEND.engine_for(config(engine="onnxruntime", **wrong), WITH_BOTH).engine.name == "onnxruntime"
+
+
+def test_amds_plugin_makes_onnx_runtime_one_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ONNXRUNTIME.gpu_module == "onnxruntime"
+    if ONNXRUNTIME.has_gpu_parts(WITH_GPU_ONLY):
+        pytest.skip("the installed ONNX Runtime is for GPUs")
+    assert not ONNX_BACKEND.engine_for(config(), WITH_GPU_ONLY).auto_takes_gpus
+    # PyPI's package of this name holds nothing.
+    (tmp_path / "onnxruntime_ep_migraphx-0.0.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not ONNXRUNTIME.has_gpu_parts(WITH_GPU_ONLY)
+    (tmp_path / "onnxruntime_ep_migraphx").mkdir()
+    (tmp_path / "onnxruntime_ep_migraphx" / "__init__.py").write_text("raise SystemExit('not imported by the server')")
+    importlib.invalidate_caches()
+    assert ONNXRUNTIME.has_gpu_parts(WITH_GPU_ONLY)
+    assert ONNX_BACKEND.engine_for(config(), WITH_GPU_ONLY).auto_takes_gpus
+    assert ONNX_BACKEND.engine_for(config(engine="auto"), WITH_GPU_ONLY).auto_takes_gpus

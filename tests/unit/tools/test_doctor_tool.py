@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from support.gpu_tree import GpuTree
+from support.provider_plugins import stub_of_amds_plugin
 from support.tools import Command
 
 from rocserve.backends.host import Host
@@ -87,6 +88,29 @@ def test_where_migraphx_is_not_installed_nothing_is_broken(command: Command, mon
         pytest.skip("MIGraphX is installed on this machine")
 
 
+def test_plugins_of_onnx_runtime_and_packages_that_are_empty(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages, root = stub_of_amds_plugin(tmp_path)
+    for name, version in (("onnxruntime_ep_amdgpu", "0.0.0"), ("migraphx_libs", "0.0.1")):
+        info = packages / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
+        (info / "RECORD").write_text(f"{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    monkeypatch.setenv("ROCSERVE_MIGRAPHX_ROOT", str(root))
+    ran = command("doctor", "--json", "--cache-directory", command.cache)
+    findings = {finding["name"]: finding for finding in json.loads(ran.out)["findings"]}
+    plugin = findings["MIGraphXExecutionProvider"]
+    assert plugin["state"] == "absent"
+    assert "onnxruntime-ep-migraphx finds no device that it can use (ONNX Runtime sees: CPU of" in plugin["text"]
+    for name in ("onnxruntime-ep-amdgpu", "migraphx-libs"):
+        assert (findings[name]["state"], findings[name]["text"]) == ("broken", "an empty package")
+        assert findings[name]["advice"].startswith(f"pip uninstall {name}: PyPI has only the name")
+    assert "onnxruntime-ep-migraphx" not in findings
+
+
 def test_a_cache_that_others_may_write_to(command: Command) -> None:
     command.cache.mkdir()
     command.cache.chmod(0o777)
@@ -121,7 +145,8 @@ def test_a_machine_without_gpus_and_a_gpu_that_is_asked_for_in_vain(tmp_path: Pa
     tree.add_cpu()
     found = _found(tmp_path, tree, {})
     assert (found["GPUs"].state, found["ROCm"].state) == (State.ABSENT, State.ABSENT)
-    assert "apt-get install amdrocm10.1" in found["ROCm"].advice
+    for version, migraphx in (("10.1", "2.18"), ("10.2", "2.19")):
+        assert f"amdrocm{version}" in found["ROCm"].advice and migraphx in found["ROCm"].advice
     assert "GPU driver" not in found
     found = _found(tmp_path, tree, {"HIP_VISIBLE_DEVICES": "3"})
     assert found["GPU 3"].state is State.BROKEN

@@ -19,10 +19,11 @@ LIBRARY = "libmigraphx_c.so.3"
 ROOT_VARIABLE = "ROCSERVE_MIGRAPHX_ROOT"
 INSTALL_LINES = (
     "apt-get install amdrocm10-migraphx (ROCm 10) or migraphx (ROCm 7), or "
-    "pip install 'migraphx>=2' migraphx-libs --extra-index-url https://stable.repo.amd.com/rocm/migraphx/whl-next/"
+    "pip install 'migraphx>=2' 'migraphx-libs>=2' --extra-index-url https://stable.repo.amd.com/rocm/migraphx/whl-next/"
 )
-"""PyPI's own migraphx is an empty 0.0.1, so the line names AMD's index."""
+"""PyPI's own packages are an empty 0.0.1, so the line names AMD's index, and bounds both."""
 
+_NOT_FOUND = re.compile(r"libmigraphx\S*: cannot open shared object file")
 QUIET = {"MIGRAPHX_LOG_LEVEL": "1"}
 """Variables for the processes that load MIGraphX, unless the operator sets them: from 2.16 on it logs what it does on
 standard error, line by line; 1 = errors only."""
@@ -79,6 +80,11 @@ def find_installation(
         f"nor a Python module migraphx. Install it ({INSTALL_LINES}), or name a folder that holds it "
         f"(--migraphx-root, ${ROOT_VARIABLE})"
     )
+
+
+def remedy_if_missing(text: str) -> str:
+    """Return a remedy to append if the text says that the dynamic loader did not find MIGraphX; else ""."""
+    return f"; install MIGraphX: {INSTALL_LINES}" if _NOT_FOUND.search(text) else ""
 
 
 def python_command(installation: MigraphxInstallation) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, device_executions, device_stream
 from rocserve.backends.onnx.external_weights import find_external_weights
 from rocserve.backends.onnx.opener import SessionOpener, session_facts
+from rocserve.backends.onnx.plugins import installed_plugins
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
 from rocserve.backends.onnx.runs import Array, InPlaceRun, Run, SizedRun, is_on_cpu, session_run
@@ -56,7 +57,7 @@ def load(model: ModelSource) -> LoadedModel:
     """Load a model. Parameters: those of `providers` and `session_options`; on a GPU, or if a provider compiles each
     shape, also `batch_sizes`, `batch` and `pad_batch`. Raises ServeError (INVALID_ARGUMENT) if the file or the
     configuration is wrong, ServeError (UNAVAILABLE) if the execution provider is missing or does not start."""
-    plan = plan_providers(model, onnxruntime.get_available_providers())
+    plan = plan_providers(model, onnxruntime.get_available_providers(), installed_plugins())
     # Parameters of MIGraphX that have no effect here are logged. Fixed batch sizes follow some of them.
     names = PARAMETERS | {"target"}
     if plan.compiling is not None or plan.on_gpu:

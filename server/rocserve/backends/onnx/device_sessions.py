@@ -62,7 +62,8 @@ class DeviceStream:
 def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None:
     """Open a stream; None = no batch dimension, a provider that takes no stream, or PyTorch cannot use the GPU."""
     batches = model.config.max_batch_size > 0 or model.config.has_open_batch
-    takes = all(provider.kind in _TAKE_STREAMS for provider in plan.providers if provider.kind.on_gpu)
+    on_gpu = [provider for provider in plan.providers if provider.kind.on_gpu]
+    takes = all(provider.kind in _TAKE_STREAMS and not provider.devices for provider in on_gpu)
     if not (plan.on_gpu and batches and takes) or importlib.util.find_spec("torch") is None:
         return None
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 _NAME = "onnxruntime"
 _MODULE_FILE = "onnxruntime/__init__.py"
 _ENGINE = "onnxruntime.capi.onnxruntime_pybind11_state"
+_NAMES_OF_PLACEHOLDERS = ("migraphx", "onnxruntime-ep-")
 _USES = {
     _NAME: "CPUs",
     "onnxruntime-gpu": "NVIDIA GPUs",
@@ -66,6 +67,18 @@ def installed_onnx_runtimes() -> OnnxRuntimes:
         if name.startswith(_NAME) and name not in found and _brings_module(name, one):
             found[name] = one
     return OnnxRuntimes([one for _, one in sorted(found.items())])
+
+
+def empty_packages() -> Sequence[str]:
+    """Return the installed packages that PyPI has only to keep AMD's names: they hold nothing but their metadata."""
+    names = {(one.name or "").lower().replace("_", "-"): one.files for one in distributions()}
+    return sorted(
+        name
+        for name, files in names.items()
+        if name.startswith(_NAMES_OF_PLACEHOLDERS)
+        and files is not None
+        and all(file.parts[0].endswith(".dist-info") for file in files)
+    )
 
 
 def _brings_module(name: str, one: Distribution) -> bool:

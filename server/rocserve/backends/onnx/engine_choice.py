@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.backends.migraphx.configuration.options import check_parameters
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX, aims_at_gpus, has_gpu_for, migraphx_choice
@@ -19,10 +21,11 @@ ONNXRUNTIME = EngineSpec(
     preload=("onnxruntime", "rocserve.backends.onnx.backend"),
     gpu_module="onnxruntime",
     gpu_files=tuple(f"capi/libonnxruntime_providers_{name}.so" for name in ("migraphx", "rocm", "cuda")),
+    gpu_plugins=("onnxruntime_ep_migraphx",),
 )
-"""ONNX Runtime's package for the CPU has none of the `gpu_files`."""
+"""ONNX Runtime's package for the CPU has none of the `gpu_files`. From ROCm 10 on, MIGraphX's provider is a plugin."""
 
-_AMD_PROVIDERS = ONNXRUNTIME.gpu_files[:2]
+_ON_AMD = replace(ONNXRUNTIME, gpu_files=ONNXRUNTIME.gpu_files[:2])
 
 _NAMES = ("", "auto", "cpu", ONNXRUNTIME.name, MIGRAPHX.name)
 
@@ -80,7 +83,7 @@ def _choose_by_machine(config: ModelConfig, machine: Machine) -> EngineChoice:
         return EngineChoice(ONNXRUNTIME, "no AMD GPU was found, without which MIGraphX is taken only where it is named")
     if machine.migraphx:
         # ONNX Runtime may bring its own MIGraphX.
-        has_provider = machine.is_installed("onnxruntime", _AMD_PROVIDERS)
+        has_provider = _ON_AMD.has_gpu_parts(machine)
         what = "an AMD GPU is there" if machine.gpus else "its instances name GPUs, and none was found"
         return EngineChoice(ONNXRUNTIME, f"{what}, but {machine.migraphx}", auto_takes_gpus=has_provider)
     # Wrong parameters are refused here: ONNX Runtime, which takes over if MIGraphX fails, would not notice them.

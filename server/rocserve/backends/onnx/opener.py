@@ -29,8 +29,10 @@ import onnxruntime
 from rocserve.backends.base import ModelSource
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
+from rocserve.backends.migraphx.installation import remedy_if_missing
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, stable_weights
 from rocserve.backends.onnx.model_file import ZIP_MAP, ModelFile, corrected, may_need_correction
+from rocserve.backends.onnx.provider_options import plugin_options
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.output_capture import OutputCapture
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
@@ -165,10 +167,16 @@ class SessionOpener:
         options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
         for provider in self._plan.providers:
             os.environ.update(provider.variables)
-        providers = [(provider.kind.provider, dict(provider.options)) for provider in self._plan.providers]
         session, failure = None, ""
         with OutputCapture().captured() as errors:
             try:
+                providers: list[tuple[str, dict[str, str]]] = []
+                for provider in self._plan.providers:
+                    if provider.devices:
+                        given = plugin_options(provider.kind, provider.options)
+                        options.add_provider_for_devices(list(provider.devices), dict(given))
+                    else:
+                        providers.append((provider.kind.provider, dict(provider.options)))
                 session = self._session(options, providers)
             except Exception as error:
                 # The binding's exceptions have no common base class but Exception.
@@ -179,10 +187,11 @@ class SessionOpener:
             self.open_for_signature()
             reasons = [failure, *(line for line in error_lines(written) if line not in failure)]
             name = self._model.model_file.name
-            raise unavailable(f"ONNX Runtime cannot run {name} on {self._names}: {'; '.join(reasons)}")
+            lacks = remedy_if_missing(failure)
+            raise unavailable(f"ONNX Runtime cannot run {name} on {self._names}: {'; '.join(reasons)}{lacks}")
         started = session.get_providers()
         for provider in self._plan.providers:
-            if provider.kind.provider not in started:
+            if provider.name not in started:
                 no_reason = f"it says no reason; is all there that {provider.kind.package} needs?"
                 why = "; ".join(error_lines(written)) or no_reason
                 raise unavailable(f"ONNX Runtime's {provider.kind.provider} did not start: {why}")
@@ -214,9 +223,9 @@ class SessionOpener:
         with stable_weights(self.file.path, self._weights, options) as path:
 
             def open_session(model: str | bytes) -> Any:
-                return onnxruntime.InferenceSession(
-                    model, options, providers=[*providers, _CPU_PROVIDER], enable_fallback=0
-                )
+                # Names would replace the plugins in the options.
+                names = None if options.has_providers() else [*providers, _CPU_PROVIDER]
+                return onnxruntime.InferenceSession(model, options, providers=names, enable_fallback=0)
 
             session: Any = None
             if self.file.content is None:
@@ -293,7 +302,7 @@ class SessionOpener:
 
     @property
     def _names(self) -> str:
-        return ", ".join(provider.kind.provider for provider in self._plan.providers)
+        return ", ".join(provider.name for provider in self._plan.providers)
 
 
 def session_facts(session: Any) -> Mapping[str, str]:

@@ -5,6 +5,7 @@ The names are those of ONNX Runtime's provider options and of Triton's ONNX Runt
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,6 +242,51 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
             raise invalid_argument(f"model '{model}': the calibration table {table} is not there or no file")
         given[_TABLE] = str(table)
     return given
+
+
+_PLUGIN_NAMES = {"migraphx_use_native_calibration_table": "int8_use_native_calibration_table"}
+_NOT_OF_PLUGINS = ("migraphx_mem_limit", "migraphx_arena_extend_strategy")
+"""Settings of a memory arena that MIGraphX's plugin does not have."""
+_OPENVINO_DEVICES = ("CPU", "GPU", "NPU")
+_OPENVINO_PROPERTIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "cache_dir": ("CACHE_DIR", _OPENVINO_DEVICES),
+    "precision": ("INFERENCE_PRECISION_HINT", _OPENVINO_DEVICES),
+    "num_streams": ("NUM_STREAMS", ("CPU", "GPU")),
+    "num_of_threads": ("INFERENCE_NUM_THREADS", ("CPU",)),
+    "model_priority": ("MODEL_PRIORITY", ("GPU", "NPU")),
+    "enable_opencl_throttling": ("PLUGIN_THROTTLE", ("GPU",)),
+    "enable_qdq_optimizer": ("NPU_QDQ_OPTIMIZATION", ("NPU",)),
+}
+"""Options of ONNX Runtime's provider -> OpenVINO's property, and the devices that have it: the others refuse it."""
+_OPENVINO_VALUES = {
+    ("precision", "FP32"): "f32",
+    ("precision", "FP16"): "f16",
+    ("model_priority", "DEFAULT"): "MEDIUM",
+    ("enable_opencl_throttling", "true"): "1",
+    ("enable_opencl_throttling", "false"): "0",
+    ("enable_qdq_optimizer", "true"): "YES",
+    ("enable_qdq_optimizer", "false"): "NO",
+}
+
+
+def plugin_options(kind: ProviderKind, options: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the options by the names that a plugin has for them. OpenVINO's plugin takes OpenVINO's properties of each
+    device as JSON; it ignores other options, and has no need for `disable_dynamic_shapes`: the sessions have none."""
+    if kind is MIGRAPHX_PROVIDER:
+        named = {_PLUGIN_NAMES.get(name, name): value for name, value in options.items() if name not in _NOT_OF_PLUGINS}
+        return {name.removeprefix("migraphx_"): value for name, value in named.items()}
+    if kind is not OPENVINO:
+        return options
+    wanted = options.get("device_type", "CPU").upper().rpartition(":")[2]
+    devices = _OPENVINO_DEVICES if wanted == "AUTO" else [name.strip().partition(".")[0] for name in wanted.split(",")]
+    properties: dict[str, dict[str, str]] = {device: {} for device in devices}
+    for name, value in options.items():
+        known, those = _OPENVINO_PROPERTIES.get(name, ("", ()))
+        if (name, value) == ("precision", "ACCURACY"):
+            known = "EXECUTION_MODE_HINT"
+        for device in properties.keys() & those:
+            properties[device][known] = _OPENVINO_VALUES.get((name, value), value)
+    return {"load_config": json.dumps(properties)}
 
 
 def provider_variables(options: Mapping[str, str]) -> Mapping[str, str]:

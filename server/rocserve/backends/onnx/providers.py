@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 
@@ -23,6 +24,7 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.migraphx.planning.recipe import changes_programs
 from rocserve.backends.onnx.distributions import installed_onnx_runtimes
 from rocserve.backends.onnx.external_weights import ExternalWeights
+from rocserve.backends.onnx.plugins import Plugin, gpu_devices, migraphx_library, openvino_devices, seen_devices
 from rocserve.backends.onnx.provider_options import (
     CUDA,
     MIGRAPHX_PROVIDER,
@@ -65,6 +67,13 @@ class Provider:
     """Whether the provider stores compiled programs in files."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the provider reads when a session is opened."""
+    devices: Sequence[Any] = ()
+    """The devices of a provider that is a plugin (plugins.py); empty = it is part of ONNX Runtime."""
+
+    @property
+    def name(self) -> str:
+        """ONNX Runtime's name of the provider in a session."""
+        return self.devices[0].ep_name if self.devices else self.kind.provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +101,16 @@ class ProviderPlan:
         return None
 
 
-def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan:
-    """Choose one instance's providers among the `available` ones. Parameter `engine`: auto, onnxruntime, cpu (only the
-    CPU's providers). Raises ServeError (INVALID_ARGUMENT) for a wrong accelerator, parameter or engine, ServeError
-    (UNAVAILABLE) if a provider is not available and `engine` is not auto."""
+_NO_PLUGINS: Mapping[str, Plugin] = {}
+
+
+def plan_providers(
+    model: ModelSource, available: Sequence[str], plugins: Mapping[str, Plugin] = _NO_PLUGINS
+) -> ProviderPlan:
+    """Choose one instance's providers among the `available` ones and the plugins; a plugin replaces a provider of the
+    same name. Parameter `engine`: auto, onnxruntime, cpu (only the CPU's providers). Raises ServeError
+    (INVALID_ARGUMENT) for a wrong accelerator, parameter or engine, ServeError (UNAVAILABLE) if a provider is not
+    available and `engine` is not auto."""
     engine = read_choice(model.config, "engine", "", ("", "auto", "cpu", "onnxruntime"))
     on_gpu = model.instance_kind is InstanceKind.GPU
     if engine == "cpu" and on_gpu:
@@ -116,33 +131,92 @@ def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan
                     accelerator.name,
                 )
     accepts_cpu = engine == "auto"
-    missing = [provider.kind for provider in wanted if provider.kind.provider not in available]
-    if not wanted and engine != "cpu":
+    is_default = not wanted and engine != "cpu"
+    if is_default:
         suited = [kind for kind in KINDS if kind.on_gpu is on_gpu]
-        there = next((kind for kind in suited if kind.provider in available), None)
-        if there is not None:
-            wanted.append(_provider(model, there, ExecutionAccelerator(there.accelerator)))
-        elif on_gpu:
-            missing = suited
-    if not missing:
-        return ProviderPlan(tuple(wanted), accepts_cpu)
-    names = " or ".join(kind.provider for kind in missing)
-    packages = " or ".join(kind.package for kind in missing)
-    why = f"the installed ONNX Runtime has no {names}, only {', '.join(available)} (Python package {packages} has it)"
+        wanted = [_provider(model, kind, ExecutionAccelerator(kind.accelerator)) for kind in suited]
+    found: list[Provider] = []
+    missing: list[ProviderKind] = []
+    faults: list[str] = []
+    for provider in wanted:
+        plugin = plugins.get(provider.kind.provider)
+        if plugin is None and provider.kind.provider not in available:
+            missing.append(provider.kind)
+            continue
+        try:
+            found.append(provider if plugin is None else _on_plugin(model, provider, plugin))
+        except RuntimeError as error:
+            faults.append(str(error))
+            continue
+        if is_default:
+            break
+    if is_default and (found or not on_gpu):
+        for fault in faults:
+            _LOG.info("model '%s': %s", model.name, fault)
+    elif missing or faults:
+        if is_default and faults:
+            missing = []  # The plugin is what the user has installed for this.
+        return _without_missing(model, ProviderPlan(tuple(found), accepts_cpu), missing, faults, available)
+    if len({bool(provider.devices) for provider in found}) > 1:
+        names = ", ".join(provider.name for provider in found)
+        raise unavailable(
+            f"model '{model.name}': a plugin of ONNX Runtime cannot be combined with a provider that is part"
+            f" of it ({names}); name only one of these accelerators"
+        )
+    return ProviderPlan(tuple(found), accepts_cpu)
+
+
+def _on_plugin(model: ModelSource, provider: Provider, plugin: Plugin) -> Provider:
+    """Return the provider on the plugin's devices. Raises RuntimeError if it has none."""
+    try:
+        devices = plugin.devices(migraphx_library(model.settings))
+    except RuntimeError as error:
+        raise RuntimeError(f"{plugin.package} is installed, but {error}") from None
+    wanted = provider.options.get("device_type", "CPU")
+    if provider.kind is OPENVINO:
+        chosen = openvino_devices(devices, wanted)
+    else:
+        chosen = gpu_devices(devices, int(provider.options["device_id"]))
+    if not chosen:
+        what = f" '{wanted}'" if provider.kind is OPENVINO else ""
+        raise RuntimeError(
+            f"{plugin.package} is installed, but its {plugin.provider} finds no device{what} here that it can use"
+            f" (ONNX Runtime sees: {seen_devices()})"
+        )
+    return replace(provider, devices=tuple(chosen))
+
+
+def _without_missing(
+    model: ModelSource,
+    plan: ProviderPlan,
+    missing: Sequence[ProviderKind],
+    faults: Sequence[str],
+    available: Sequence[str],
+) -> ProviderPlan:
+    """Return the plan, of which some providers are missing, with a warning. Raises ServeError (UNAVAILABLE) if the CPU
+    is not accepted. `faults`: why plugins cannot be used."""
+    reasons = list(faults)
+    if missing:
+        names = " or ".join(kind.provider for kind in missing)
+        packages = " or ".join(kind.package for kind in missing)
+        reasons.append(
+            f"the installed ONNX Runtime has no {names}, only {', '.join(available)} (Python package {packages} has it)"
+        )
+    why = "; ".join(reasons)
     runtimes = installed_onnx_runtimes()
     if problem := runtimes.problem:
         why = f"{why}; {runtimes.names}: {problem}; {runtimes.remedy}"
-    if not accepts_cpu:
+    if not plan.accepts_cpu:
+        remedy = "install that, use" if missing else "use"
         raise unavailable(
-            f"model '{model.name}': {why}; install that, use KIND_CPU without the accelerator, or set parameter"
+            f"model '{model.name}': {why}; {remedy} KIND_CPU without the accelerator, or set parameter"
             " 'engine' to \"auto\" to accept the CPU"
         )
-    if wanted:
+    if model.config.gpu_accelerators or model.config.cpu_accelerators:
         _LOG.warning("model '%s': %s; going on without, as parameter 'engine' is \"auto\"", model.name, why)
     else:
         _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
-    left = tuple(provider for provider in wanted if provider.kind not in missing)
-    return ProviderPlan(left, accepts_cpu)
+    return plan
 
 
 def _kind(model: ModelSource, accelerator: ExecutionAccelerator, for_gpu: bool) -> ProviderKind:
@@ -190,6 +264,8 @@ def _provider(model: ModelSource, kind: ProviderKind, accelerator: ExecutionAcce
 
 _MIGRAPHX_VARIABLE = "ORT_MIGRAPHX_MODEL_CACHE_PATH"
 """This variable overrides the provider's option, which older versions of the provider lack."""
+_PLUGIN_VARIABLE = "ORT_MIGRAPHX_CACHE_DIR"
+"""The same for the plugin."""
 _FOLDER = "onnxruntime"
 _NAME_DIGITS = 32
 _OWN_NAME = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{_NAME_DIGITS}}}")
@@ -208,7 +284,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     switches = {
         name: value
         for name, value in os.environ.items()
-        if changes_programs(name.removeprefix("ORT_")) and name != _MIGRAPHX_VARIABLE
+        if changes_programs(name.removeprefix("ORT_")) and name not in (_MIGRAPHX_VARIABLE, _PLUGIN_VARIABLE)
     }
     providers = list(plan.providers)
     for number, provider in enumerate(plan.providers):
@@ -229,7 +305,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
                 " folder with --cache-directory"
             ) from None
         if provider.kind is MIGRAPHX_PROVIDER:
-            os.environ[_MIGRAPHX_VARIABLE] = str(folder)
+            os.environ[_PLUGIN_VARIABLE if provider.devices else _MIGRAPHX_VARIABLE] = str(folder)
         else:
             providers[number] = replace(provider, options={**provider.options, "cache_dir": str(folder)})
     # The least recently used folders are removed until the rest fits; the folder in use, the newest, stays. Only names

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rocserve.backends.host import Host
 from rocserve.backends.installed import is_installed
-from rocserve.backends.onnx.distributions import OnnxRuntimes, installed_onnx_runtimes
+from rocserve.backends.onnx.distributions import OnnxRuntimes, empty_packages, installed_onnx_runtimes
 from rocserve.backends.parameters import usable_cpus
 from rocserve.backends.pytorch.installing import torch_command
 from rocserve.backends.rocal import ROCAL_MODULE
@@ -102,7 +102,10 @@ def _gpus(host: Host) -> Iterator[Finding]:
 _AMD = "0x1002"
 _DISPLAY_CONTROLLER = "0x03"
 _DRIVER_ADVICE = "amdgpu: modprobe amdgpu; where there is none, apt-get install amdgpu-dkms and restart the machine"
-_ROCM_ADVICE = "ROCm (for AMD GPUs): apt-get install amdrocm10.1, from AMD's repository stable.repo.amd.com/rocm/core"
+_ROCM_ADVICE = (
+    "ROCm (for AMD GPUs): apt-get install amdrocm10.1 (with MIGraphX 2.18) or amdrocm10.2 (2.19), from AMD's repository"
+    " stable.repo.amd.com/rocm/core"
+)
 _ACCESS_ADVICE = (
     "usermod --append --groups render,video USER, and log in again; in a container pass --device=/dev/kfd"
     " --device=/dev/dri --group-add=video --group-add=$(getent group render | cut -d: -f3)"
@@ -153,6 +156,9 @@ def examine_software(host: Host) -> Iterator[Finding]:
             yield _onnx_runtime(installed_onnx_runtimes())
         else:
             yield _SOFTWARE(module, State.FACT, _version(distributions))
+    for name in empty_packages():
+        advice = f"pip uninstall {name}: PyPI has only the name; take the package from AMD's index (install-rocm.md)"
+        yield _SOFTWARE(name, State.BROKEN, "an empty package", advice)
     from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
 
     try:

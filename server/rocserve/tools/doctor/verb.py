@@ -21,11 +21,13 @@ from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installa
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.probe import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.program_cache import open_cache
+from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import ROCAL_MODULE
 from rocserve.cache.folders import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import readable_size as size
-from rocserve.jobs.runner import JobRunner
+from rocserve.jobs.runner import JobEngine, JobRunner
+from rocserve.repository.machine import ThisMachine
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part
 from rocserve.tools.doctor.machine import Finding, State, examine_machine, examine_software
@@ -46,6 +48,9 @@ class EngineExamination:
     def findings(self) -> Iterator[Finding]:
         if is_installed("onnxruntime"):
             yield self._tried("ONNX Runtime", NETWORK, {"engine": "cpu"})
+            yield from self._plugins()
+            if (gpus := Host().gpus) and ONNXRUNTIME.has_gpu_parts(ThisMachine(self.settings)):
+                yield self._tried("ONNX Runtime on a GPU", NETWORK, {"engine": ONNXRUNTIME.name}, gpus[0])
         else:
             yield _ENGINE("ONNX Runtime", State.ABSENT, "not installed")
         yield from self._migraphx()
@@ -57,6 +62,30 @@ class EngineExamination:
                 yield self._tried(name, PIPELINE, {"engine": engine})
             else:
                 yield _ENGINE(name, State.ABSENT, absent)
+
+    def _plugins(self) -> Iterator[Finding]:
+        # Imported here because it imports ONNX Runtime.
+        from rocserve.backends.onnx.plugins import PluginReports, PluginsJob, installed_plugins, migraphx_library
+
+        if not installed_plugins():
+            return
+        name = "ONNX Runtime's plugins"
+        runner, job = JobRunner(JobEngine(name), self.report, tool_log()), PluginsJob(migraphx_library(self.settings))
+        limit = self.timeout_seconds
+        try:
+            found = runner.run(job, PluginReports, timeout_seconds=limit, limit_name="--timeout-secs")
+        except ServeError as error:
+            yield _ENGINE(name, State.BROKEN, error.text, "a plugin of ONNX Runtime cannot be loaded")
+            return
+        for one in found.plugins:
+            if one.fault:
+                advice = f"{one.package}: install what its library needs, or uninstall it"
+                yield _ENGINE(one.provider, State.BROKEN, f"{one.package}: {one.fault}", advice)
+            elif not one.devices:
+                text = f"{one.package} finds no device that it can use (ONNX Runtime sees: {found.seen})"
+                yield _ENGINE(one.provider, State.ABSENT, text)
+            else:
+                yield _ENGINE(one.provider, State.FACT, f"{one.package}, for {', '.join(one.devices)}")
 
     def _migraphx(self) -> Iterator[Finding]:
         try:

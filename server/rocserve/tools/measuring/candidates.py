@@ -174,8 +174,8 @@ def _onnxruntime(model: ToolModel) -> Candidate:
     machine = ThisMachine(model.source.settings)
     choice = ONNX_BACKEND.engine_for(model.source.config, machine)
     if choice.engine is not ONNXRUNTIME_ENGINE:
-        has_gpu_provider = machine.is_installed(ONNXRUNTIME_ENGINE.gpu_module, ONNXRUNTIME_ENGINE.gpu_files)
-        choice = EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=has_gpu_provider)
+        takes_gpus = ONNXRUNTIME_ENGINE.has_gpu_parts(machine)
+        choice = EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=takes_gpus)
     return _on(ONNXRUNTIME, model, choice)
 
 
