@@ -65,6 +65,8 @@ class ModelDefinition:
     """Why no version can be loaded; `config` then has only the name, the version policy and the parameters."""
     notes: tuple[str, ...] = ()
     """What was completed in a way that Triton tells of."""
+    is_member: bool = False
+    """The folder defines a chain, and this is one of its members."""
     class_names: ClassNames | None = None
     """Names for the classes of an output, if the configuration names no file of labels."""
 
@@ -72,6 +74,12 @@ class ModelDefinition:
     def files(self) -> ModelFolder:
         """The folder as it is now: each access lists it again."""
         return ModelFolder(self.folder, self.repository)
+
+    def recorded_answers(self, version_folder: Path) -> Path | None:
+        """Return the file of recorded answers; None = the version has none. Raises ServeError (INVALID_ARGUMENT) if it
+        is a link that must not be followed."""
+        # What lies beside a chain's configuration belongs to the whole chain.
+        return None if self.is_member else self.files.recorded_answers(version_folder)
 
     @property
     def serialized(self) -> bytes:
@@ -221,7 +229,7 @@ class FolderReading:
                 f"--labels={self.labels.name} is for one model; this folder has {len(written.models)}"
             )
         definitions = tuple(
-            self._define(model, written, () if place else written.warnings)
+            replace(self._define(model, written, () if place else written.warnings), is_member=place > 0)
             for place, model in enumerate(written.models)
         )
         for definition in definitions:

@@ -14,12 +14,13 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from rocserve.config.bounds import MOST_LABEL_BYTES, MOST_LABELS, MOST_SAMPLE_BYTES
 from rocserve.core.errors import internal, invalid_argument, unimplemented, unreadable
+from rocserve.core.load_check import RECORDED_FILE
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import VersionPolicy
 from rocserve.core.printable import printable
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
-_FILES_OF_EACH_MODEL = ("config.pbtxt", "labels.txt")
+_FILES_OF_EACH_MODEL = ("config.pbtxt", "labels.txt", RECORDED_FILE)
 _HIGHEST = 2**63 - 1
 _GET_WITH = "get_with"
 """Parameter with the command that fetches a model's missing files."""
@@ -57,8 +58,8 @@ class FlatModel:
 
     def has(self, name: str) -> bool:
         """Whether a file of the folder is the model's. In the model's own folder all are; else the model's file, files
-        named after it (`resnet.onnx.data`, `resnet.onnx_data`, `resnet.bin` for `resnet.onnx`), labels and
-        configuration."""
+        named after it (`resnet.onnx.data`, `resnet.onnx_data`, `resnet.bin` for `resnet.onnx`), labels,
+        configuration and recorded answers."""
         if not self.is_alone or name in _FILES_OF_EACH_MODEL:
             return True
         return name.startswith((self.file, f"{PurePath(self.file).stem}."))
@@ -84,7 +85,8 @@ class Listing:
 
     @property
     def visible(self) -> list[str]:
-        return sorted(name for name in self.entries if not name.startswith("."))
+        """The names that may be a model's; recorded answers are never the model."""
+        return sorted(name for name in self.entries if not name.startswith(".") and name != RECORDED_FILE)
 
     @property
     def folders(self) -> list[str]:
@@ -162,6 +164,16 @@ class ModelFolder:
         path = self.resolve(name, what)
         is_there = self.listing.has_file(name) if "/" not in name else is_true(path.is_file)
         return path if is_there else None
+
+    def recorded_answers(self, version_folder: Path) -> Path | None:
+        """Return the file of recorded answers: the version's, else the model's; None = no such file. Raises as
+        `resolve`."""
+        below = version_folder.name if version_folder != self.path else ""
+        for folder in dict.fromkeys((below, "")):
+            path = self.resolve(RECORDED_FILE, "recorded answers", folder)
+            if is_true(path.is_file):
+                return path
+        return None
 
     @cached_property
     def _roots(self) -> tuple[Path, ...]:

@@ -10,6 +10,8 @@ from rocserve.core.errors import ServeError, StatusCode
 
 ROWS, REFERENCE, RECORDED_ANSWERS = KINDS = ("rows", "reference", "recorded answers")
 """The kinds of failures; label `kind` of the metric."""
+RECORDED_FILE = "check.npz"
+"""The file of recorded answers, in a version's folder, or in the model's folder for all versions."""
 
 
 class LoadCheckMode(enum.Enum):

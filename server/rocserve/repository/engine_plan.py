@@ -13,7 +13,7 @@ from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.backends.parameters import asked_engine
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unreadable
-from rocserve.core.load_check import LoadCheckFailed
+from rocserve.core.load_check import RECORDED_FILE, LoadCheckFailed
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.repository.loads import LoadOrder
 from rocserve.workers.messages import WorkerPlan
@@ -174,7 +174,7 @@ def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Mach
     assert backend is not None, "an ensemble has no engine"
     try:
         files = flat.files(version_folder) if flat is not None and flat.is_alone else version_folder.rglob("*")
-        model_bytes = sum(file.stat().st_size for file in files if file.is_file())
+        model_bytes = sum(file.stat().st_size for file in files if file.is_file() and file.name != RECORDED_FILE)
     except OSError as error:  # The files may be removed meanwhile.
         raise unreadable(f"the version's files cannot be read: {error.strerror}", error) from None
     return _plan(definition, backend.engine_for(definition.config, machine), machine, model_bytes)

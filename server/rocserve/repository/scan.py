@@ -11,12 +11,13 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from rocserve.config.model_folder import FlatModel, is_version_name
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
 from rocserve.core.errors import ServeError
+from rocserve.core.load_check import RECORDED_FILE
 from rocserve.core.model_names import ModelKey, qualified
 from rocserve.repository.misplaced import advice_on_folder
 
@@ -71,7 +72,8 @@ def summarise(marks: Iterable[FileMark]) -> FilesScan:
         # A file and its new folder may carry the same time; the file's path says more.
         if mark.changed_ns >= changed_ns:
             changed_ns, changed = mark.changed_ns, mark.path
-        total_bytes += mark.size
+        # Recorded answers are read once, and take no memory of a loaded model.
+        total_bytes += mark.size if PurePosixPath(mark.path).name != RECORDED_FILE else 0
     return FilesScan(digest.hexdigest(), refusal, changed_ns, changed, total_bytes)
 
 
@@ -250,7 +252,7 @@ def scan_model(
     has_links = folder.is_symlink()
     try:
         for mark in walk(folder, allowed, most_entries, flat.has if flat is not None and flat.is_alone else None):
-            if not mark.path.endswith("/"):
+            if not mark.path.endswith("/") and PurePosixPath(mark.path).name != RECORDED_FILE:
                 paths.add(mark.path)
             part = _part_of(mark.path, flat is not None)
             has_links |= mark.is_link

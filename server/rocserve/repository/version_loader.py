@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -19,29 +18,28 @@ from rocserve.backends.parameters import LOAD_CHECK, load_check_mode
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.model_folder import read_initial_states
 from rocserve.core.custom_metrics import CustomMetrics
-from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.load_check import (
     NOT_CHECKED,
+    RECORDED_FILE,
     ROWS,
     CheckFailure,
     LoadCheckFailed,
     LoadCheckMode,
     LoadCheckReport,
 )
-from rocserve.core.model_config import ControlKind, ModelConfig, with_sequence_tensors
+from rocserve.core.model_config import with_sequence_tensors
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import Answer, InferRequest, InputHead, RequestHead, Signature
-from rocserve.core.sequences import SequenceTag
-from rocserve.core.serving import ReadinessCheck, Responder, ServingTable
+from rocserve.core.requests import InferRequest, Signature
+from rocserve.core.serving import ReadinessCheck, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, load_on_engine
-from rocserve.repository.loads import LoadedVersion, LoadOrder
-from rocserve.repository.membership import members_of, reachable
+from rocserve.repository.ensemble_trials import EnsembleTrials
+from rocserve.repository.loads import LoadedVersion, LoadOrder, LoadProgress
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.model_scheduler import ModelScheduler
@@ -55,7 +53,6 @@ from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
 from rocserve.workers.instance import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.warmup import warm_up_samples
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,16 @@ class WorkerVersionLoader:
         kind = ItemEnsemble if definition.is_amd else LoadedEnsemble
         config, message, plane = complete.config, complete.serialized, self.mail.plane
         ensemble = kind(config, message, version, statistics, self.dispatcher, self.memory, answers, plane=plane)
-        await warm_up_ensemble(ensemble, definition.folder, plane)
+        trials = EnsembleTrials(ensemble, plane)
+        await trials.warm_up(definition.folder)
+        if (file := await self._recorded_answers(order)) is not None:
+            order.on_progress(LoadProgress(f"comparing its answer with {RECORDED_FILE}", is_check=True))
+            try:
+                ensemble.load_check = await trials.check_recorded_answers(file)
+            except LoadCheckFailed as failure:
+                self._count_failed_check(order, failure.kind)
+                raise
+            self._tell_of_check(order, ensemble.load_check)
         return ensemble
 
     async def _load_on(self, order: LoadOrder, plan: EnginePlan) -> LoadedVersion:
@@ -131,8 +137,11 @@ class WorkerVersionLoader:
                 read_initial_states(complete.config, complete.files),
             )
             self._check_rows(order, complete, signature, workers.group.load_check)
+            recorded = await self._recorded_answers(order)
             try:
-                await workers.group.warm_up(with_sequence_tensors(complete.config), config_text(complete))
+                await workers.group.warm_up(
+                    with_sequence_tensors(complete.config), config_text(complete), str(recorded or "")
+                )
             except ServeError as error:
                 raise self._failed(order, error) from None
         except BaseException:
@@ -164,6 +173,13 @@ class WorkerVersionLoader:
 
     def _count_failed_check(self, order: LoadOrder, kind: str) -> None:
         self.failed_checks[CheckFailure(order.definition.name, order.version, kind)] += 1
+
+    async def _recorded_answers(self, order: LoadOrder) -> Path | None:
+        """Return the file of recorded answers; None = there is no such file, or nothing is checked. Raises ServeError
+        (INVALID_ARGUMENT)."""
+        if load_check_mode(order.definition.config, self.engines) is LoadCheckMode.OFF:
+            return None
+        return await asyncio.to_thread(order.definition.recorded_answers, order.folder)
 
     def _check_rows(
         self, order: LoadOrder, complete: ModelDefinition, signature: Signature, report: LoadCheckReport
@@ -320,63 +336,3 @@ class ItemEnsemble(LoadedEnsemble):
 def new_scheduler(parts: SchedulerParts) -> Scheduler:
     """Create the scheduler of a configuration, still without instances."""
     return ModelScheduler(parts) if parts.config.sequence_batching is None else SequenceScheduler(parts)
-
-
-_FIRST_SEQUENCE = 0xFFFF_FFFF_0000_0000
-"""A number that clients are unlikely to use, because members may be serving already."""
-
-
-async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: PlaneLoop) -> None:
-    """Run each sample of `model_warmup`, one after the other, without counting it in the ensemble's statistics. For
-    members with sequences each run is a sequence of one request. `folder`: the model's folder with the samples' files.
-    Raises ServeError at the first sample that fails."""
-    config, number = ensemble.config, ensemble.version
-    has_text_ids = _has_text_ids(config, ensemble.dispatcher.tables.table)
-    for identity, (name, batch) in enumerate(warm_up_samples(config, folder), _FIRST_SEQUENCE):
-        trial = EnsembleVersion(
-            config, ensemble.config_message, number, ModelStatistics(), ensemble.dispatcher, ensemble.memory
-        )
-        heads = tuple(InputHead(entry.name, entry.datatype.value, entry.shape) for entry in batch.inputs.values())
-        head = RequestHead(config.name, str(number), heads)
-        sequence = SequenceTag(f"warmup {identity}" if has_text_ids else identity, starts=True, ends=True)
-        request = InferRequest(head, "", [entry.data for entry in batch.inputs.values()], sequence=sequence)
-        try:
-            waiter = _Waiter()
-            plane.call_soon(functools.partial(trial.infer, request, waiter))
-            await asyncio.wrap_future(waiter.answered)
-        except ServeError as error:
-            # The members serve, and may be replaced, whatever the ensemble's own files say.
-            raise error.with_text(f"failed to run warmup sample '{name}': {error.text}").passing() from None
-
-
-def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:
-    """Whether a member, at any depth, takes sequence ids as texts."""
-    configs = {key: model.latest.config for key, model in table.models.items() if model.latest is not None}
-    members = reachable(members_of(ensemble), lambda key: members_of(configs[key]) if key in configs else ())
-    batchings = (configs[key].sequence_batching for key in members if key in configs)
-    controls = (control for each in batchings if each for entry in each.control_inputs for control in entry.controls)
-    return any(each.kind is ControlKind.CORRELATION_ID and each.datatype is DataType.BYTES for each in controls)
-
-
-class _Waiter:
-    """Implements core.serving.Responder; `answered` completes or fails with the request's end."""
-
-    def __init__(self) -> None:
-        self.answered: concurrent.futures.Future[None] = concurrent.futures.Future()
-        # A cancelled waiter must not make the answer fail.
-        self.answered.set_running_or_notify_cancel()
-        self._error: ServeError | None = None
-
-    def expect_many(self) -> None:
-        """Does nothing: any number of answers is accepted."""
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        if isinstance(answer, ServeError):
-            self._error = self._error or answer
-        if final and self._error is not None:
-            self.answered.set_exception(self._error)
-        elif final:
-            self.answered.set_result(None)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """Does nothing: the caller never disconnects."""

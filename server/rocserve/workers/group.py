@@ -147,10 +147,11 @@ class WorkerGroup:
         # Workers on different devices may have checked differently.
         return next((each for each in signatures if each.dependent_rows), signatures[0])
 
-    async def warm_up(self, config: ModelConfig, config_json: str = "") -> None:
+    async def warm_up(self, config: ModelConfig, config_json: str = "", recorded_answers: str = "") -> None:
         """Warm up all workers with the completed config; an instance opens when its worker is ready. After a failure or
-        a cancellation no worker is left. `config_json`: for backends that answer requests. Raises ServeError."""
-        message = WarmUp(config, config_json)
+        a cancellation no worker is left. `config_json`: for backends that answer requests. `recorded_answers`: as in
+        WarmUp. Raises ServeError."""
+        message = WarmUp(config, config_json, recorded_answers)
         await self._all_or_none([supervisor.warm_up(message) for supervisor in self._supervisors])
 
     async def stop(self, grace_seconds: float, reason: str = "") -> None:

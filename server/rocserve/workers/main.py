@@ -34,6 +34,7 @@ from rocserve.backends.base import model_load_check, model_properties
 from rocserve.backends.request_model import readiness_check
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.exit_with_parent import exit_with_parent
+from rocserve.core.load_check import NOT_CHECKED
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.request_prefix import begin_model, current_prefix
 from rocserve.observability.logs import LinesWithLevels
@@ -42,6 +43,7 @@ from rocserve.workers import messages
 from rocserve.workers.isolation import hide_memory
 from rocserve.workers.load_fault import load_failed
 from rocserve.workers.model_service import ModelService, RequestService, TensorService
+from rocserve.workers.recorded_answers import check_recorded_answers
 from rocserve.workers.worker_end import error_text
 
 _LOG = logging.getLogger("rocserve.worker")
@@ -171,12 +173,12 @@ class Session:
             raise ValueError(f"expected messages.Load, got {type(load).__name__}")
         if self._is_shared:
             begin_model(f"{load.model_name}:{load.version}: ")
+        check = partial(self._report, is_check=True)
         try:
             if load.plan.cores:
                 # Set before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.plan.cores)
             kind = RequestService if load.answers_requests else TensorService
-            check = partial(self._report, is_check=True)
             service = kind(load, self._instances, self._report, check, _LOG, self._worker.guard, self._send_metrics)
             self._service = service
             model = service.model
@@ -190,9 +192,14 @@ class Session:
         if isinstance(request, messages.WarmUp):
             try:
                 service.warm_up(request)
+                recorded = NOT_CHECKED
+                if request.recorded_answers:
+                    recorded = check_recorded_answers(
+                        service.model, request.recorded_answers, request.config, load.answers_requests, check
+                    )
             except BaseException as error:
                 return self._fail("warm up", error, load)
-            warmed_up = messages.WarmedUp(readiness_check(service.model) is not None)
+            warmed_up = messages.WarmedUp(readiness_check(service.model) is not None, recorded)
             while (
                 not service.serve(lambda: self._control.send(warmed_up), self._wait) and self._kind != messages.SHARED
             ):

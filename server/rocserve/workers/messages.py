@@ -122,6 +122,8 @@ class WarmUp:
     config: ModelConfig
     config_json: str = ""
     """The complete configuration in Triton's JSON, if the engine needs it."""
+    recorded_answers: str = ""
+    """The file that says what the model has to answer (load_check/recorded.py); "" = none."""
 
 
 @dataclass(frozen=True, slots=True)

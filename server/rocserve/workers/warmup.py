@@ -39,13 +39,13 @@ def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[s
 
 
 def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
-    """Return a sample as a batch of requests of different shapes, for engines that get such batches."""
+    """Return a batch as one of requests of different shapes, for engines that get such batches."""
     ragged = RaggedBatching(config)
     if not ragged:
         return batch
     batching = config.max_batch_size > 0
     shapes = {
-        name: [(1, *tensor.shape[1:])] * len(batch.request_sizes) if batching else [tensor.shape]
+        name: [(size, *tensor.shape[1:]) for size in batch.request_sizes] if batching else [tensor.shape]
         for name, tensor in batch.inputs.items()
     }
     inputs = {

@@ -154,7 +154,9 @@ class WorkerSupervisor:
         """Warm up the model; then the worker serves and is restarted. Cleans up on failure. Raises ServeError."""
         await self._warm_up(message)
         self._load = dataclasses.replace(self._load, config=message.config)
-        self._supervision = self._loop.create_task(self._supervise(message))
+        # The file may change while the version serves, which must not end it when its worker restarts.
+        restart = dataclasses.replace(message, recorded_answers="")
+        self._supervision = self._loop.create_task(self._supervise(restart))
 
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
         """See WorkerGroup.stop."""

@@ -248,6 +248,13 @@ class TestChain:
         complete = (complete_definition(first, decoder), complete_definition(second, flowers))
         check_ensemble(complete_definition(ensemble, None).config, {member.name: member.config for member in complete})
 
+    def test_recorded_answers_are_those_of_the_chain(self, models: Models) -> None:
+        files = {"config.toml": _CHAIN, "1/decode.json": "", "1/flowers.onnx": "", "1/check.npz": ""}
+        ensemble, *members = models.all("garden", files)
+        version = ensemble.folder / "1"
+        assert ensemble.recorded_answers(version) == version / "check.npz"
+        assert [member.recorded_answers(version) for member in members] == [None, None]
+
     def test_of_one_stage_is_a_model(self, models: Models) -> None:
         text = _CHAIN[: _CHAIN.index("[[models]]", 20)]
         definition = models.made("garden", {"config.toml": text, "1/decode.json": ""})

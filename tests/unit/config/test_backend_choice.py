@@ -101,6 +101,14 @@ def test_the_only_file_under_another_name_is_told_with_its_right_one(read: Read)
     assert (Path(old).name, new) == ("my net.onnx", str(Path(old).with_name("model.onnx")))
 
 
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [(("1/my net.onnx",), "; repair it with: mv "), ((), "the files in 1/ (no files) fit no backend")],
+)
+def test_recorded_answers_are_never_the_model(read: Read, files: Sequence[str], text: str) -> None:
+    assert text in _fault(read, None, *files, "1/check.npz")
+
+
 def test_of_several_files_none_is_told_to_be_the_model(read: Read) -> None:
     assert "repair" not in _fault(read, None, "1/net.onnx", "1/notes.txt")
 

@@ -193,7 +193,7 @@ class TestModelFile:
         (folder / "1" / "model.onnx").symlink_to(other / "1" / "model.onnx")
         definition = models.read(folder, repository=folder.parent)
         assert find_model_file(definition, folder / "1") == folder / "1" / "model.onnx"
-        with pytest.raises(ServeError, match="leads out of the model repository"):
+        with pytest.raises(ServeError, match="leads out of the"):
             find_model_file(models.read(folder), folder / "1")
 
     @pytest.mark.parametrize("name", ["../2/model.onnx", "/etc/passwd"])
@@ -353,3 +353,22 @@ class TestFilesByArchitecture:
         (folder / "fast.onnx").unlink()
         with pytest.raises(ServeError, match=r"expected fast\.onnx, found model\.onnx"):
             find_model_file(definition, folder, "gfx90a")
+
+
+def test_a_versions_own_recorded_answers_come_before_the_models(models: Models) -> None:
+    definition = models.made("m", {"1/model.onnx": "", "2/model.onnx": "", "check.npz": "", "2/check.npz": ""})
+    folder = definition.folder
+    assert definition.recorded_answers(folder / "1") == folder / "check.npz"
+    assert definition.recorded_answers(folder / "2") == folder / "2" / "check.npz"
+    without = models.made("n", {"1/model.onnx": ""})
+    assert without.recorded_answers(without.folder / "1") is None
+
+
+def test_recorded_answers_lie_in_the_repository(models: Models, tmp_path: Path) -> None:
+    definition = models.made("m", {"1/model.onnx": ""})
+    (tmp_path / "elsewhere").touch()
+    (definition.folder / "1" / "check.npz").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(
+        ServeError, match=r"recorded answers 'check\.npz' is a link that leads out of the model repository"
+    ):
+        definition.recorded_answers(definition.folder / "1")

@@ -18,6 +18,7 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.load_check import RECORDED_FILE, LoadCheckFailed
 from rocserve.core.model_config import (
     ControlInput,
     ControlKind,
@@ -37,9 +38,9 @@ from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingT
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
+from rocserve.repository.ensemble_trials import EnsembleTrials
 from rocserve.repository.membership import innermost_first
 from rocserve.repository.model import ManagedModel
-from rocserve.repository.version_loader import warm_up_ensemble
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.settings import ControlMode
 
@@ -354,7 +355,7 @@ async def test_samples_go_through_the_members(tmp_path: Path, plane: PlaneLoop) 
     (tmp_path / "warmup" / "raw").write_bytes(np.array([3, 4], np.float32).tobytes())
     member = Member()
     version = ensemble(member, sample("zeros", "zero", count=2), sample("file", "file:raw", batch_size=2))
-    await warm_up_ensemble(version, tmp_path, plane)
+    await EnsembleTrials(version, plane).warm_up(tmp_path)
     assert [seen.tolist() for seen in member.seen] == [[[0, 0]], [[0, 0]], [[3, 4], [3, 4]]]
     assert version.statistics.snapshot().inference_count == 0, "nobody asked for these"
 
@@ -362,7 +363,7 @@ async def test_samples_go_through_the_members(tmp_path: Path, plane: PlaneLoop) 
 async def test_a_sample_that_fails_fails_the_load(tmp_path: Path, plane: PlaneLoop) -> None:
     version = ensemble(Member(internal("out of order")), sample("first", "random"))
     with pytest.raises(ServeError) as raised:
-        await warm_up_ensemble(version, tmp_path, plane)
+        await EnsembleTrials(version, plane).warm_up(tmp_path)
     assert raised.value.text == "failed to run warmup sample 'first': in ensemble 'chain', out of order"
 
 
@@ -373,7 +374,7 @@ async def test_each_run_is_a_sequence_of_its_own(
     member = Member()
     identity = ControlInput("ID", (SequenceControl(ControlKind.CORRELATION_ID, datatype),))
     member.config = replace(Member.config, sequence_batching=SequenceBatching(control_inputs=(identity,)))
-    await warm_up_ensemble(ensemble(member, sample("zeros", "zero", count=2)), tmp_path, plane)
+    await EnsembleTrials(ensemble(member, sample("zeros", "zero", count=2)), plane).warm_up(tmp_path)
     first, second = member.sequences
     assert first is not None
     assert second is not None
@@ -393,4 +394,37 @@ async def test_whether_ids_are_texts_is_asked_of_each_member_once(tmp_path: Path
     version = ensemble(Member())
     version.config = replace(version.config, ensemble_steps=(EnsembleStep("0_a", -1, {"X": "IN"}, {"Y": "OUT"}),))
     version.dispatcher.tables.table = ServingTable(models)
-    await warm_up_ensemble(version, tmp_path, plane)
+    await EnsembleTrials(version, plane).warm_up(tmp_path)
+
+
+def check_file(folder: Path, **arrays: Any) -> Path:
+    np.savez(folder / RECORDED_FILE, **{name.replace("_", "."): array for name, array in arrays.items()})
+    return folder / RECORDED_FILE
+
+
+async def test_the_whole_pipeline_answers_as_recorded(tmp_path: Path, plane: PlaneLoop) -> None:
+    file = check_file(tmp_path, input_IN=np.float32([[3, 4], [5, 6]]), output_OUT=np.float32([[6, 8], [10, 12]]))
+    member = Member()
+    version = ensemble(member)
+    report = await EnsembleTrials(version, plane).check_recorded_answers(file)
+    assert report.parts == ("recorded answers are equal",)
+    assert member.seen[0].tolist() == [[3, 4], [5, 6]]
+    assert version.statistics.snapshot().inference_count == 0, "nobody asked for this"
+
+
+async def test_a_pipeline_that_answers_otherwise_is_refused(tmp_path: Path, plane: PlaneLoop) -> None:
+    file = check_file(tmp_path, input_IN=np.float32([[3, 4]]), output_OUT=np.float32([[6, 9]]))
+    with pytest.raises(LoadCheckFailed) as caught:
+        await EnsembleTrials(ensemble(Member()), plane).check_recorded_answers(file)
+    assert caught.value.text == (
+        "it does not answer as check.npz says: output 'OUT' differs by 0.11 of its largest value, the tolerance is"
+        " 0.001: at [0, 1] the model gives 8, recorded is 9"
+    )
+    assert caught.value.can_pass, "another version of a member may answer as recorded"
+
+
+async def test_a_pipeline_that_fails_on_the_recorded_inputs_is_refused(tmp_path: Path, plane: PlaneLoop) -> None:
+    file = check_file(tmp_path, input_IN=np.float32([[3, 4]]), output_OUT=np.float32([[6, 8]]))
+    with pytest.raises(LoadCheckFailed) as caught:
+        await EnsembleTrials(ensemble(Member(internal("out of order"))), plane).check_recorded_answers(file)
+    assert caught.value.text == "it fails on the inputs of check.npz: in ensemble 'chain', out of order"

@@ -189,6 +189,7 @@ def test_of_a_model_among_other_files_its_own_are_counted(tmp_path: Path) -> Non
     (tmp_path / "resnet.onnx").write_bytes(bytes(100))
     (tmp_path / "resnet.onnx.data").write_bytes(bytes(20))
     own = sum(path.stat().st_size for path in tmp_path.iterdir())
+    (tmp_path / "check.npz").write_bytes(bytes(1000))
     (tmp_path / "film.mkv").write_bytes(bytes(1000))
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "resnet.onnx").write_bytes(bytes(1000))

@@ -48,6 +48,7 @@ def advice(root: Path) -> list[str]:
             "the version folders of 'm' are empty, and its model lies at '{}/m/resnet.onnx'",
             "m/2/model.onnx",
         ),
+        (["m/1/n/model.onnx", "m/1/check.npz"], "the model file of 'm' is one folder too deep", "m/1/model.onnx"),
         (["m/onnx/model.onnx", "m/tokenizer.json"], "'{0}/m' has no version folder", "m/1/model.onnx"),
     ],
 )

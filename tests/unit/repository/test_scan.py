@@ -53,6 +53,18 @@ def test_parts_are_told_apart(root: Path, folders: Folders) -> None:
     assert not after.same_for(1, last)
 
 
+@pytest.mark.parametrize("place", ["m/1", "m"])
+def test_recorded_answers_are_a_part_of_what_is_loaded(root: Path, folders: Folders, place: str) -> None:
+    folders.model("m", 1)
+    before = scanned(root)["m"]
+    (root / place / "check.npz").write_text("answers")
+    after = scanned(root)["m"]
+    assert not before.same_for(1, after)
+    assert after.versions[1].total_bytes == before.versions[1].total_bytes, "they are no part of the loaded model"
+    (root / place / "check.npz").write_text("others!")
+    assert not after.same_for(1, scanned(root)["m"])
+
+
 def test_an_older_time_or_another_file_of_the_same_time_and_size_is_a_change(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
     path = root / "m" / "1" / "model.onnx"

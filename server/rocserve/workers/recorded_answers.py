@@ -1,0 +1,112 @@
+"""Runs the recorded request of check.npz on a model that is warm, and compares the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from rocserve.backends.base import Batch, LoadedModel, model_executions
+from rocserve.backends.request_model import ModelRequest, ModelResponse, RequestModel, Rescheduled, Result
+from rocserve.core.errors import ServeError
+from rocserve.core.load_check import RECORDED_ANSWERS, RECORDED_FILE, LoadCheckFailed, LoadCheckReport
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.tensors import Tensor
+from rocserve.load_check.recorded import compare_recorded, joined, read_recorded, recorded_request
+from rocserve.load_check.tensors import Array
+from rocserve.workers.batch_inputs import split_sample
+from rocserve.workers.warmup import with_ragged_shapes
+from rocserve.workers.worker_end import error_text
+
+
+def check_recorded_answers(
+    model: LoadedModel | RequestModel,
+    file: str,
+    config: ModelConfig,
+    answers_requests: bool,
+    report_check: Callable[[str], None],
+) -> LoadCheckReport:
+    """Check the model against `file`. `answers_requests`: it is a RequestModel. `report_check`: see ModelSource. Raises
+    LoadCheckFailed if the file is wrong, the model fails, or answers otherwise."""
+    report_check(f"comparing its answer with {RECORDED_FILE}")
+    began = time.monotonic()
+    recorded = read_recorded(Path(file))
+    request = recorded_request(recorded, config)
+    inputs = {
+        entry.name: Tensor(entry.name, entry.datatype, entry.shape, data)
+        for entry, data in zip(request.plan.inputs, request.data, strict=True)
+    }
+    batch = Batch(inputs, request.plan.outputs, (request.plan.batch_size,))
+    outputs: Mapping[str, Array | Tensor]
+    try:
+        if answers_requests:
+            outputs = _answer_of_requests(cast(RequestModel, model), batch)
+        else:
+            outputs = _answer_of_tensors(cast(LoadedModel, model), batch, config)
+    except LoadCheckFailed:
+        raise
+    except Exception as error:
+        fault = error.text if isinstance(error, ServeError) else error_text(error)
+        failure = LoadCheckFailed(RECORDED_ANSWERS, f"it fails on the inputs of {RECORDED_FILE}: {fault}")
+        failure.can_pass = isinstance(error, ServeError) and error.can_pass
+        raise failure from error
+    found = compare_recorded(recorded, outputs, config)
+    report_check("")
+    return LoadCheckReport((found,), seconds=time.monotonic() - began)
+
+
+def _answer_of_tensors(model: LoadedModel, batch: Batch, config: ModelConfig) -> Mapping[str, Array | Tensor]:
+    ragged = with_ragged_shapes(batch, config)
+    # As batches are served: by the first execution.
+    execution, *_ = model_executions(model)
+    execution.start(ragged)
+    result = execution.result()
+    for failure in result.failures.values():
+        raise failure
+    outputs = dict(result.outputs)
+    for name, (shape, *_) in ragged.cuts.items():
+        if isinstance(array := outputs.get(name), np.ndarray):
+            outputs[name] = array.reshape(shape)
+    return outputs
+
+
+def _answer_of_requests(model: RequestModel, batch: Batch) -> Mapping[str, Array]:
+    """Return the answer of a model, which gets the request again if it reschedules it."""
+    responder = _Responder()
+    last: Result | None = Rescheduled.RESCHEDULED
+    while isinstance(last, Rescheduled):
+        responder = _Responder()
+        (inputs,) = split_sample(batch)
+        (last,) = model.execute([ModelRequest(inputs, batch.requested_outputs, responder)])
+        if last is None:
+            last = responder.ended.result()
+        elif isinstance(last, ModelResponse):
+            responder.responses.append(last.outputs)
+    if isinstance(last, ServeError):
+        raise last
+    return joined(responder.responses)
+
+
+class _Responder:
+    is_cancelled = False
+
+    def __init__(self) -> None:
+        self.responses: list[Sequence[Tensor]] = []
+        self.ended: Future[Result | None] = Future()
+        """Completed with the last answer, or with the first error."""
+        self._error: ServeError | None = None
+
+    def send(self, answer: Result | None, final: bool) -> None:
+        if self.ended.done():
+            raise RuntimeError("the final response to this request has been sent before")
+        if isinstance(answer, ModelResponse):
+            # The model may use the memory again.
+            self.responses.append([tensor.copied() for tensor in answer.outputs])
+        elif isinstance(answer, ServeError):
+            self._error = self._error or answer
+        if final:
+            self.ended.set_result(self._error or answer)
