@@ -31,6 +31,7 @@ _VERBS = {
     "status": ("rocserve.tools.status", "show the models of a running server, live"),
     "get": ("rocserve.tools.get.verb", "download published models with all that serves them"),
     "cache": ("rocserve.tools.cache", "list or remove the compiled programs that are kept on disk"),
+    "check": ("rocserve.tools.check.verb", "check that an engine computes a model, and find what differs"),
     "compile": ("rocserve.tools.compile", "compile a model ahead with MIGraphX"),
     "inspect": ("rocserve.tools.inspect", "show what MIGraphX makes of a model"),
     "bench": ("rocserve.tools.bench", "time a model in its engine, without a server"),

@@ -289,6 +289,18 @@ def with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:
     return model.with_parameters(**parameters).with_config(max_batch_size=max(*sizes, config.max_batch_size))
 
 
+def configured_as(bare: ToolModel, model: ToolModel) -> ToolModel:
+    """Return a bare model, whose inputs have fixed sizes, with what `model`'s configuration says of its engine."""
+    config = model.source.config
+    sizes = (*_BATCH_PARAMETERS, "input_shapes")
+    return bare.with_parameters(**_without(config.parameters, sizes)).with_config(
+        instance_groups=config.instance_groups,
+        gpu_accelerators=config.gpu_accelerators,
+        cpu_accelerators=config.cpu_accelerators,
+        operator_libraries=config.operator_libraries,
+    )
+
+
 def _with_calibration_data(model: ToolModel, typed: Path) -> tuple[ToolModel, str]:
     """Return the model, and the data's path relative to the model's folder, as `calibration_data` needs it."""
     folder, data = model.source.model_folder, typed.absolute()

@@ -21,15 +21,16 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind
 from rocserve.core.requests import Signature
-from rocserve.repository.engine_plan import plan_engine, plan_workers
+from rocserve.repository.engine_plan import EnginePlan, plan_engine, plan_workers
+from rocserve.repository.loads import LoadOrder
 from rocserve.repository.machine import ThisMachine
 from rocserve.tools.measuring.figures import Array
 from rocserve.tools.measuring.workers import LoadedWorkers, ToolWorkers
 from rocserve.tools.model_choice import ToolModel
 
-MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
-ENGINES = (MIGRAPHX, ONNXRUNTIME, "eager", "inductor", "migraphx-onnx")
-"""Engines that a server can use."""
+MIGRAPHX, ONNXRUNTIME, CPU, TORCH = "migraphx", "onnxruntime", "cpu", "torch"
+ENGINES = (MIGRAPHX, ONNXRUNTIME, CPU, EAGER.name, "inductor", "migraphx-onnx")
+"""Engines that a server can use; cpu is ONNX Runtime's provider for the CPU."""
 
 _TORCH_FILES = ("model.pt2", "model.pt")
 
@@ -40,7 +41,7 @@ def main_engine(model: ToolModel, wanted: str) -> str:
     if is_pytorch(model):
         return _pytorch_choice(model, wanted).engine.name
     if model.backend.name in ("migraphx", "tensorflow"):
-        if wanted == ONNXRUNTIME:
+        if wanted in (ONNXRUNTIME, CPU):
             raise invalid_argument(f"a model of backend '{model.backend.name}' runs on MIGraphX only")
         return MIGRAPHX
     if wanted != "auto":
@@ -98,24 +99,28 @@ class Candidate:
 
     async def open(self, workers: ToolWorkers, first: Inputs, instances: int = 1) -> OpenCandidate:
         """Load and warm up the model. `first`: the first candidate's inputs. Raises ServeError."""
-        source = self.model.source
-        (group,) = source.config.instance_groups
-        order = self.model.with_config(instance_groups=(replace(group, count=instances),)).order
-        plan = plan_engine(order.definition, order.folder, ThisMachine(source.settings))
+        order, plan = self.planned(instances)
         loaded = await workers.open(order, plan, self.title)
         if self.order is None:
             inputs = _inputs_of(self.model, loaded.signature)
         else:
             places = {name: place for place, name in enumerate(self.order)}
             inputs = {size: tuple(sorted(of, key=lambda one: places.get(one.name, 0))) for size, of in first.items()}
-        return OpenCandidate(_description(plan.engine, loaded), inputs, loaded)
+        return OpenCandidate(engine_description(plan.engine, loaded), inputs, loaded)
+
+    def planned(self, instances: int = 1) -> tuple[LoadOrder, EnginePlan]:
+        """Return what a server's workers would load, and where. Raises ServeError."""
+        source = self.model.source
+        (group,) = source.config.instance_groups
+        order = self.model.with_config(instance_groups=(replace(group, count=instances),)).order
+        return order, plan_engine(order.definition, order.folder, ThisMachine(source.settings))
 
 
 _FACTS = ("execution_providers", "program", "migraphx_binding", "device", "target", "precision", "file")
 """A model's properties that describe the engine."""
 
 
-def _description(engine: EngineSpec, loaded: LoadedWorkers) -> str:
+def engine_description(engine: EngineSpec, loaded: LoadedWorkers) -> str:
     properties = loaded.properties
     title, module = ("ONNX Runtime", "onnxruntime") if engine == ONNXRUNTIME_ENGINE else ("PyTorch", "torch")
     if engine.needs_migraphx:
@@ -132,7 +137,7 @@ def prepare(model: ToolModel, name: str) -> Candidate:
     file = model.source.model_file
     if is_pytorch(model):
         return _torch(model) if name == TORCH else _on(name, model, _pytorch_choice(model, name))
-    if name not in (MIGRAPHX, ONNXRUNTIME, TORCH):
+    if name not in (MIGRAPHX, ONNXRUNTIME, CPU, TORCH):
         raise invalid_argument(f"{name} runs PyTorch's files, and {file.name} is none")
     if name == MIGRAPHX:
         # If MIGraphX is missing, this error comes first: a server's would advise another engine.
@@ -151,7 +156,7 @@ def prepare(model: ToolModel, name: str) -> Candidate:
         order = tuple(one.name for one in model.source.config.inputs) if torch_file else ()
         candidate = _torch(beside.with_file(torch_file, ONNX_BACKEND) if torch_file else beside, order)
     else:
-        candidate = _onnxruntime(beside)
+        candidate = _on_cpu(beside) if name == CPU else _onnxruntime(beside)
     if onnx_file == file:
         return candidate
     title = f"{name}: {file.name} runs on MIGraphX only, so {onnx_file.name} next to it is measured"
@@ -177,6 +182,11 @@ def _onnxruntime(model: ToolModel) -> Candidate:
         takes_gpus = ONNXRUNTIME_ENGINE.has_gpu_parts(machine)
         choice = EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=takes_gpus)
     return _on(ONNXRUNTIME, model, choice)
+
+
+def _on_cpu(model: ToolModel) -> Candidate:
+    choice = EngineChoice(ONNXRUNTIME_ENGINE, "it is the reference")
+    return _on(CPU, model.with_config(instance_groups=(), cpu_accelerators=(), gpu_accelerators=()), choice)
 
 
 _BARE_TORCH = EngineSpec(

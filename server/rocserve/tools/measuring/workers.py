@@ -82,20 +82,21 @@ class ToolWorkers:
         events.signature = await events.group.load()
         return events
 
-    async def open(self, order: LoadOrder, plan: EnginePlan, title: str) -> LoadedWorkers:
-        """Load the model in workers that time the engine's runs, and warm it up. `title`: prefix of error texts. Raises
-        ServeError."""
+    async def open(self, order: LoadOrder, plan: EnginePlan, title: str, *, is_timed: bool = True) -> LoadedWorkers:
+        """Load the model in workers, and warm it up. `title`: prefix of error texts. If `is_timed`, `run` times the
+        engine's runs; else `answer` runs it. Raises ServeError."""
         definition = order.definition
         # The batches are the engine's: a worker joins none, and makes nothing of their rows.
         config = replace(
             definition.config, max_batch_size=0, model_warmup=(), batch_inputs=(), batch_outputs=(),
             sequence_batching=None,
         )  # fmt: skip
-        parameters = {**definition.config.parameters, ENGINE: plan.engine.module}
-        definition = replace(definition, config=replace(definition.config, parameters=parameters))
-        timed = replace(plan, engine=replace(plan.engine, module=timed_engine.__name__))
+        if is_timed:
+            parameters = {**definition.config.parameters, ENGINE: plan.engine.module}
+            definition = replace(definition, config=replace(definition.config, parameters=parameters))
+            plan = replace(plan, engine=replace(plan.engine, module=timed_engine.__name__))
         with _titled(title):
-            loaded = await self.load(replace(order, definition=definition), timed)
+            loaded = await self.load(replace(order, definition=definition), plan)
             await loaded.group.warm_up(config)
         loaded.title = title
         return loaded
@@ -144,43 +145,56 @@ class LoadedWorkers(WorkerGroupEvents):
     async def run(self, inputs: Mapping[str, Array], repeats: int, seconds: float = 0.0) -> Runs:
         """Run a batch of an opened model on all instances at the same time, on each `repeats` times and for at least
         `seconds`. Raises ServeError if a run fails."""
-        datatypes = {spec.name: spec.datatype for spec in self.signature.inputs}
         ordered = {**inputs, ORDER: np.array([repeats, seconds])}
-        tensors = [tensor_from_numpy(name, array, datatypes.get(name)) for name, array in ordered.items()]
-        form = RequestForm(RequestLayout(heads_of(tensors), (), 1))
-        member = (form, [tensor.data for tensor in tensors], 0, b"")
         with _titled(self.title):
-            if not (instances := self.group.instances):
-                raise unavailable("its worker has ended")
+            member, instances = self._member(ordered, ()), self._instances()
             results = await asyncio.gather(*(self._run_on(instance, member) for instance in instances))
-        latencies = [seconds for *_, times in results for seconds in times.tolist()]
-        return Runs(latencies, results[0][:-1])
+        arrays = [[*of.values()] for of in results]
+        latencies = [seconds for *_, times in arrays for seconds in times.tolist()]
+        return Runs(latencies, arrays[0][:-1])
 
-    async def _run_on(self, instance: Instance, member: Member) -> Sequence[Array]:
+    async def answer(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Run an untimed model once, and return its outputs. Raises ServeError if the run fails."""
+        with _titled(self.title):
+            return await self._run_on(
+                self._instances()[0], self._member(inputs, [spec.name for spec in self.signature.outputs])
+            )
+
+    def _member(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Member:
+        datatypes = {spec.name: spec.datatype for spec in self.signature.inputs}
+        tensors = [tensor_from_numpy(name, array, datatypes.get(name)) for name, array in inputs.items()]
+        form = RequestForm(RequestLayout(heads_of(tensors), tuple(outputs), 1))
+        return form, [tensor.data for tensor in tensors], 0, b""
+
+    def _instances(self) -> Sequence[Instance]:
+        if not (instances := self.group.instances):
+            raise unavailable("its worker has ended")
+        return instances
+
+    async def _run_on(self, instance: Instance, member: Member) -> Mapping[str, Array]:
         loop = asyncio.get_running_loop()
-        result: asyncio.Future[Sequence[Array]] = loop.create_future()
+        result: asyncio.Future[Mapping[str, Array]] = loop.create_future()
 
         def on_outcome(outcome: BatchOutcome) -> None:
             error = outcome.error or outcome.failures.get(0)
-            arrays = [] if error else [*_arrays(outcome)]
+            arrays = {} if error else _arrays(outcome)
             loop.call_soon_threadsafe(_set, result, arrays, error)
 
         def execute() -> None:
             try:
                 instance.execute(False, (member,), on_outcome)
             except ServeError as error:
-                loop.call_soon_threadsafe(_set, result, [], error)
+                loop.call_soon_threadsafe(_set, result, {}, error)
 
         self.group.mail.plane.call_soon(execute)
         return await result
 
 
-def _set(result: asyncio.Future[Sequence[Array]], arrays: Sequence[Array], error: ServeError | None) -> None:
+def _set(result: asyncio.Future[Mapping[str, Array]], arrays: Mapping[str, Array], error: ServeError | None) -> None:
     if not result.done():
         result.set_result(arrays) if error is None else result.set_exception(error)
 
 
-def _arrays(outcome: BatchOutcome) -> Iterator[Array]:
+def _arrays(outcome: BatchOutcome) -> dict[str, Array]:
     heads, parts = outcome.outputs_of(0)
-    for head, part in zip(heads, parts, strict=True):
-        yield Tensor(*head, bytes(part)).numpy()
+    return {head.name: Tensor(*head, bytes(part)).numpy() for head, part in zip(heads, parts, strict=True)}

@@ -1,0 +1,90 @@
+"""Compares the inner tensors of an ONNX graph in two engines, in workers.
+
+Each cut of the graph is a model of its own, loaded in new workers: the engine fuses operators as it does in the whole
+model, and may die."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rocserve.core.errors import ServeError
+from rocserve.core.load_check import LoadCheckMode
+from rocserve.load_check.difference import differences
+from rocserve.load_check.made_inputs import nudged
+from rocserve.load_check.reference import Case
+from rocserve.load_check.tensors import Array, Feed
+from rocserve.tools.check.errors import OutputError, output_errors
+from rocserve.tools.check.graph_cuts import CutGraph, read_model, write_model
+from rocserve.tools.check.operator_search import CutResult, OperatorFinding, TensorFinding, farthest, first_difference
+from rocserve.tools.check.sides import open_side
+from rocserve.tools.measuring.workers import ToolWorkers
+from rocserve.tools.model_choice import ModelOptions, ToolModel, configured_as, find_model
+
+
+class OperatorSearch:
+    """Compares cuts of one model's graph in two engines."""
+
+    def __init__(
+        self, model: ToolModel, file: Path, engines: tuple[str, str], case: Case, report: Callable[[str], None]
+    ) -> None:
+        """`file`: the ONNX file. `engines`: the reference and the one to check. `case`: inputs on which they differ.
+        Raises ServeError (INVALID_ARGUMENT) if the file has no graph that can be cut."""
+        self._model = model
+        self._engines = engines
+        self._case = case
+        self._report = report
+        self._weights = file.parent
+        self._graph = CutGraph(read_model(file), case.feed)
+
+    async def first(self) -> OperatorFinding | None:
+        """Raises ServeError if the reference cannot run the graph."""
+        with tempfile.TemporaryDirectory(prefix="rocserve-check-") as folder:
+            # The programs of the cuts do not belong into the cache.
+            settings = replace(self._model.source.settings, cache_directory=str(Path(folder, "cache")))
+
+            async def examine(count: int) -> CutResult | None:
+                self._report(f"comparing the first {count} of {len(self._graph.operators)} operators")
+                file = Path(folder, f"first-{count}.onnx")
+                write_model(self._graph.until(count), file, self._weights)
+                model = find_model(ModelOptions(file, engines=settings))
+                async with ToolWorkers(settings) as workers:
+                    return await self._examined(configured_as(model, self._model), workers)
+
+            return await first_difference(self._graph, examine)
+
+    async def _examined(self, cut: ToolModel, workers: ToolWorkers) -> CutResult | None:
+        reference, engine = self._engines
+        try:
+            side = await open_side(cut, reference, workers, LoadCheckMode.OFF)
+            feed = {spec.name: self._case.feed[spec.name] for spec in side.workers.signature.inputs}
+            expected = await asyncio.to_thread(side.run, feed)
+            moved = await asyncio.to_thread(side.run, nudged(feed))
+        except ServeError:
+            return None
+        try:
+            checked = await open_side(cut, engine, workers, LoadCheckMode.OFF)
+            outputs = await asyncio.to_thread(checked.run, feed)
+        except (ServeError, TimeoutError) as error:
+            return CutResult(failure=str(error) or f"{engine} does not end its run")
+        case = Case(self._case.name, feed, expected, differences(expected, moved))
+        found = output_errors([case], lambda _: outputs, checked.precision)
+        wrong = [one for one in found if not one.verdict.right]
+        return CutResult([_finding(one, expected[one.output], outputs) for one in wrong])
+
+
+def _finding(error: OutputError, expected: Array, outputs: Feed) -> TensorFinding:
+    actual = outputs.get(error.output, np.empty(0))
+    return TensorFinding(
+        error.output,
+        expected.shape,
+        actual.shape,
+        error.verdict.largest_error,
+        error.verdict.case,
+        farthest(expected, actual),
+    )

@@ -1,0 +1,81 @@
+"""Opens a model in the two engines that a check compares."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rocserve.backends.migraphx.model_files.mxr import sibling_model
+from rocserve.backends.pytorch.engine_choice import EAGER
+from rocserve.core.datatypes import DataType
+from rocserve.core.load_check import LoadCheckMode
+from rocserve.load_check.tensors import Array, Feed
+from rocserve.tools.measuring.candidates import CPU, ONNXRUNTIME, engine_description, is_pytorch, prepare
+from rocserve.tools.measuring.workers import LoadedWorkers, ToolWorkers
+from rocserve.tools.model_choice import ToolModel
+
+_RUN_SECONDS = 600.0
+"""Limit of one run of an engine, which may hang."""
+_CPU_PROVIDER = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A model in an engine, loaded in a worker as a server loads it."""
+
+    engine: str
+    description: str
+    """Such as "ONNX Runtime 1.31.1 (CPUExecutionProvider)"."""
+    workers: LoadedWorkers
+    _loop: asyncio.AbstractEventLoop
+
+    def run(self, feed: Feed) -> Mapping[str, Array]:
+        """Run the model and return its outputs. Never on the asyncio loop's thread, because it waits. Raises ServeError
+        if the engine refuses the inputs or has ended, TimeoutError if it hangs."""
+        answer = asyncio.run_coroutine_threadsafe(self.workers.answer(feed), self._loop)
+        outputs = answer.result(_RUN_SECONDS)
+        bf16 = {spec.name for spec in self.workers.signature.outputs if spec.datatype is DataType.BF16}
+        return {name: _widened(array) if name in bf16 else array for name, array in outputs.items()}
+
+    @property
+    def precision(self) -> str:
+        """The precision in which the engine computes."""
+        return self.workers.properties.get("precision", "") or "fp32"
+
+
+def _widened(bits: Array) -> Array:
+    """Return BF16's values, which numpy lacks, as FP32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+async def open_side(model: ToolModel, engine: str, workers: ToolWorkers, mode: LoadCheckMode) -> Side:
+    """Load the model in the engine, and check it as a server would in this mode. Raises ServeError."""
+    candidate = prepare(model.with_parameters(load_check=mode.value), engine)
+    order, plan = candidate.planned()
+    loaded = await workers.open(order, plan, candidate.title, is_timed=False)
+    return Side(engine, engine_description(plan.engine, loaded), loaded, asyncio.get_running_loop())
+
+
+def onnx_file(model: ToolModel) -> Path | None:
+    """Return the model's ONNX file, or the one beside a .mxr file; None = there is none."""
+    file = model.source.model_file
+    if file.suffix == ".mxr":
+        return sibling_model(file)
+    return file if model.backend.name == "onnx" else None
+
+
+def reference_of(model: ToolModel, engine: str, properties: Mapping[str, str]) -> str:
+    """Return the engine whose answers count; "" = no other engine computes this model. `properties`: of the model in
+    `engine`."""
+    if is_pytorch(model):
+        reference = EAGER.name
+    elif onnx_file(model) is not None:
+        reference = CPU
+    else:
+        return ""
+    is_on_cpu = engine == ONNXRUNTIME and properties.get("execution_providers") == _CPU_PROVIDER
+    return "" if engine == reference or is_on_cpu else reference
