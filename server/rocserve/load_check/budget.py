@@ -32,7 +32,9 @@ class Trials:
         self._budget = budget
         self.runs = 0
         self.seconds_per_row = 0.0
-        """Of the slowest run so far, without the first two, which allocate memory."""
+        """On average, without the first two runs, which allocate memory. 0 = not known yet."""
+        self._seconds = 0.0
+        self._rows = 0
         self.last_seconds = 0.0
         self.refusal = ""
         """What the engine said when it refused an input most recently."""
@@ -56,5 +58,7 @@ class Trials:
             return None
         self.last_seconds = self._budget.clock() - started
         if self.runs > 2:
-            self.seconds_per_row = max(self.seconds_per_row, self.last_seconds / rows)
+            self._seconds += self.last_seconds
+            self._rows += rows
+            self.seconds_per_row = self._seconds / self._rows
         return outputs
