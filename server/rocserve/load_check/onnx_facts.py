@@ -55,7 +55,14 @@ def onnx_facts(model: onnx.ModelProto | Path) -> GraphFacts:
         except Exception:
             # protobuf raises errors of its own classes, and no module here may import protobuf.
             return NO_FACTS
-    graph = OnnxGraph(model)
+    try:
+        return _facts(OnnxGraph(model))
+    except (IndexError, TypeError, ValueError):
+        # A node lacks inputs, or a tensor values. The engine refuses such a file.
+        return NO_FACTS
+
+
+def _facts(graph: OnnxGraph) -> GraphFacts:
     return GraphFacts(
         ends=_ends(graph),
         couples_rows=next(_couplings(graph), ""),
@@ -121,18 +128,29 @@ def _range_end(values: Array | None) -> int | None:
 
 def _inputs_below(tensor: str, end: int, graph: OnnxGraph) -> Iterator[tuple[str, int]]:
     """Yield the inputs that a tensor's values come from, with the end that follows from the tensor's."""
-    for source in graph.sources(tensor):
-        if source in graph.inputs:
-            yield source, end
-        node = graph.makers.get(source)
-        if node is None or node.op_type not in ("Add", "Mul", "Sub") or len(node.input) != 2:
-            continue
-        for place in (0, 1):
-            other = graph.number(node.input[1 - place])
-            if other is None or (node.op_type == "Sub" and place == 1) or (node.op_type == "Mul" and other <= 0):
+    waiting, seen = [(tensor, end)], set[str]()
+    while waiting:
+        start, limit = waiting.pop()
+        for source in graph.sources(start):
+            if source in seen:
                 continue
-            moved = end - other if node.op_type == "Add" else end + other if node.op_type == "Sub" else end / other
-            yield from _inputs_below(node.input[place], math.ceil(moved), graph)
+            seen.add(source)
+            if source in graph.inputs:
+                yield source, limit
+            waiting += _before_arithmetic(source, limit, graph)
+
+
+def _before_arithmetic(tensor: str, end: int, graph: OnnxGraph) -> Iterator[tuple[str, int]]:
+    """Yield what a constant was added to, subtracted from or multiplied by to make a tensor, with its end."""
+    node = graph.makers.get(tensor)
+    if node is None or node.op_type not in ("Add", "Mul", "Sub") or len(node.input) != 2:
+        return
+    for place in (0, 1) if node.op_type != "Sub" else (0,):
+        other = graph.number(node.input[1 - place])
+        if other is None or (node.op_type == "Mul" and other <= 0):
+            continue
+        moved = end - other if node.op_type == "Add" else end + other if node.op_type == "Sub" else end / other
+        yield node.input[place], math.ceil(moved)
 
 
 def _couplings(graph: OnnxGraph) -> Iterator[str]:
@@ -168,7 +186,7 @@ def _thresholds(graph: OnnxGraph) -> Iterator[float]:
     """Yield the constants with which a number of the whole tensor is compared, to steer If, Loop or Where."""
     for node in graph.nodes:
         conditions = {"If": node.input[:1], "Where": node.input[:1], "Loop": node.input[1:2]}.get(node.op_type, ())
-        for name in (source for condition in conditions for source in _conditions(condition, graph)):
+        for name in (source for start in conditions for source in graph.sources(start, _CONDITIONS, through_all=True)):
             comparison = graph.makers.get(name)
             if comparison is None or comparison.op_type not in _COMPARISONS:
                 continue
@@ -176,14 +194,6 @@ def _thresholds(graph: OnnxGraph) -> Iterator[float]:
                 number, compared = graph.number(comparison.input[place]), comparison.input[1 - place]
                 if number is not None and (node.op_type != "Where" or _is_of_whole_tensor(compared, graph)):
                     yield number
-
-
-def _conditions(name: str, graph: OnnxGraph) -> Iterator[str]:
-    for source in graph.sources(name, _CONDITIONS):
-        yield source
-        node = graph.makers.get(source)
-        if node is not None and node.op_type in ("And", "Or", "Xor"):
-            yield from graph.sources(node.input[1], _CONDITIONS)
 
 
 def _is_of_whole_tensor(name: str, graph: OnnxGraph) -> bool:
@@ -209,7 +219,7 @@ def _chosen_from(graph: OnnxGraph) -> Iterator[str]:
         return
     outer = {name for node in graph.graph.node for name in node.output}
     for output in outputs:
-        for source in graph.sources(output, _LABELS):
+        for source in graph.sources(output, _LABELS, through_all=True):
             node = graph.makers.get(source)
             if node is None or node.op_type in ("Constant", "Shape"):
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ _PASSING = frozenset(
     ("Cast", "DequantizeLinear", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile")
 ) | {"Transpose", "Unsqueeze"}
 """Operators whose output has the values of their first input, perhaps in another shape or type."""
+_SHAPED = frozenset(("Cast", "Constant", "DequantizeLinear", "Identity", "Transpose"))
 _MOST_STEPS = 64
 """Nodes between a tensor and what is looked for; a file with a cycle is not followed forever."""
 
@@ -68,26 +69,30 @@ class OnnxGraph:
 
     def shape(self, name: str) -> Sequence[int | None]:
         """Return the shape of a tensor as far as the file tells it: of weights, also of quantised ones."""
+        orders: list[Sequence[int] | None] = []
+        shape: Sequence[int | None] = []
         for _ in range(_MOST_STEPS):
-            if name in self.initializers:
-                return list(self.initializers[name].dims)
             node = self.makers.get(name)
-            if node is None:
-                break
-            if node.op_type == "Constant":
-                return next((list(one.t.dims) for one in node.attribute if one.name == "value"), [])
-            if node.op_type == "Transpose":
-                inner, order = self.shape(node.input[0]), attribute_of(node, "perm", None)
-                order = list(reversed(range(len(inner)))) if order is None else order
-                return [inner[axis] for axis in order] if len(order) == len(inner) else []
-            if node.op_type not in ("Cast", "DequantizeLinear", "Identity"):
-                break
-            name = node.input[0]
-        return self._declared_shapes.get(name, [])
+            if name in self.initializers:
+                shape = list(self.initializers[name].dims)
+            elif node is None or node.op_type not in _SHAPED:
+                shape = self._declared_shapes.get(name, [])
+            elif node.op_type == "Constant":
+                shape = next((list(one.t.dims) for one in node.attribute if one.name == "value"), [])
+            else:
+                if node.op_type == "Transpose":
+                    orders.append(attribute_of(node, "perm", None))
+                name = node.input[0]
+                continue
+            break
+        for order in reversed(orders):
+            order = list(reversed(range(len(shape)))) if order is None else order
+            shape = [shape[axis] for axis in order] if len(order) == len(shape) else []
+        return shape
 
-    def sources(self, name: str, passing: Iterable[str] = _PASSING) -> Iterator[str]:
-        """Yield the tensors that a tensor's values come from, through operators that keep values: itself first."""
-        known = frozenset(passing)
+    def sources(self, name: str, passing: Container[str] = _PASSING, through_all: bool = False) -> Iterator[str]:
+        """Yield the tensors that a tensor's values come from, through the operators of `passing`: itself first.
+        `through_all`: through all inputs of an operator, not only the one whose values it keeps."""
         waiting, seen = [name], set[str]()
         while waiting and len(seen) < _MOST_STEPS:
             current = waiting.pop(0)
@@ -98,10 +103,10 @@ class OnnxGraph:
             node = self.makers.get(current)
             if node is None:
                 continue
-            if node.op_type in ("Concat", "Where"):
+            if node.op_type in ("Concat", "Where") and not through_all:
                 waiting += node.input[node.op_type == "Where" :]
-            elif node.op_type in known:
-                waiting += node.input[:1]
+            elif node.op_type in passing:
+                waiting += node.input if through_all else node.input[:1]
 
     @cached_property
     def _declared_shapes(self) -> Mapping[str, Sequence[int | None]]:
