@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.migraphx_models import mlp, two_in_two_out
-from support.models import graph
+from support.models import drop, graph
 from support.pytorch import TorchFiles
 from support.tools import Command
 
@@ -62,6 +62,23 @@ def test_recorded_answers_are_the_references(migraphx_root: Path, command: Comma
         assert sorted(arrays) == ["input.x", "output.y"]
         x = arrays["input.x"].astype(np.float64)
         np.testing.assert_allclose(arrays["output.y"], -np.logaddexp(0, 40 * x), rtol=1e-5)
+
+
+def test_what_was_recorded_is_verified(command: Command, tmp_path: Path) -> None:
+    folder = drop(tmp_path, "m", mlp())
+    recorded = folder / "check.npz"
+    assert command("check", folder, "--record", recorded).status == 0
+    ran = command("check", folder)
+    assert ran.status == 0
+    assert "recorded answers are equal" in ran.out
+    with np.load(recorded) as arrays:
+        changed = {**arrays, "output.scores": arrays["output.scores"] + np.float32(0.5)}
+    np.savez(recorded, **changed)
+    ran = command("check", folder)
+    assert ran.status == 1
+    assert "m: it does not answer as check.npz says: output 'scores' differs by " in ran.err
+    # The old file does not hinder a new one.
+    assert command("check", folder, "--record", recorded).status == 0
 
 
 def test_recorded_texts_need_no_pickle(command: Command, tmp_path: Path) -> None:

@@ -7,26 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
-from rocserve.core.load_check import NOT_CHECKED, LoadCheckMode, LoadCheckReport
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.requests import Signature
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.facts import NO_FACTS
 from rocserve.load_check.onnx_facts import onnx_facts
+from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve.load_check.reference import Case, reference_cases
-from rocserve.load_check.tensors import ROWS, Array, CheckedInput
+from rocserve.load_check.tensors import ROWS, CheckedInput
 from rocserve.tools.check.errors import OutputError, output_errors
 from rocserve.tools.check.graph_cuts import dimension_names, read_model
 from rocserve.tools.check.nodes import OperatorSearch
 from rocserve.tools.check.operator_search import OperatorFinding
-from rocserve.tools.check.sides import Side, onnx_file, open_side, reference_of
+from rocserve.tools.check.sides import Side, compare_with_recorded, onnx_file, open_side, reference_of
 from rocserve.tools.measuring.candidates import main_engine, prepare
 from rocserve.tools.measuring.workers import ToolWorkers
 from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.printing import replacing
 from rocserve.workers.warmup import warm_up_samples
 
 _CASE_ROWS = 3
@@ -120,6 +118,9 @@ class Check:
                 reference = await open_side(self._model, against, workers, LoadCheckMode.OFF)
             if reference is None:
                 raise unavailable(failure)
+            load_check = NOT_CHECKED
+            if side is not None:
+                load_check = side.workers.group.load_check.then(await asyncio.to_thread(self._recorded, side))
             cases = await asyncio.to_thread(self._cases, side or reference, reference)
             found: Sequence[OutputError] = ()
             if side is not None and against:
@@ -130,7 +131,7 @@ class Check:
             against=reference.description if against else "",
             outputs=_rows(reference.workers.signature, cases, found),
             cases=len(cases),
-            load_check=side.workers.group.load_check if side is not None else NOT_CHECKED,
+            load_check=load_check,
             failure=failure,
             operator=await self._first_operator(cases, found, against, failure),
             recorded=self._record(cases),
@@ -146,6 +147,17 @@ class Check:
             if not self._question.nodes:
                 raise
             return None, error.text
+
+    def _recorded(self, side: Side) -> LoadCheckReport:
+        """Compare the model's answer with the recorded one, if it has such a file."""
+        definition = self._model.definition
+        file = definition.recorded_answers(self._model.source.version_folder)
+        if file is None or self._question.record is not None:
+            return NOT_CHECKED
+        try:
+            return LoadCheckReport((compare_with_recorded(side, file, definition),))
+        except LoadCheckFailed as error:
+            return LoadCheckReport(warning=error.text, failures=(error.kind,))
 
     def _cases(self, side: Side, reference: Side) -> Sequence[Case]:
         signature, source = side.workers.signature, self._model.source
@@ -186,11 +198,10 @@ class Check:
             return ""
         if not cases:
             raise unavailable(NOTHING_RAN)
-        case = cases[0]
-        sides = {"input": case.feed, "output": case.outputs}
-        arrays = {f"{side}.{name}": _storable(array) for side, feed in sides.items() for name, array in feed.items()}
-        with replacing(file) as written:
-            np.savez(written, allow_pickle=False, **arrays)
+        try:
+            write_recorded(file, RecordedAnswers(cases[0].feed, cases[0].outputs))
+        except ValueError as error:
+            raise unavailable(str(error)) from None
         return str(file)
 
     async def _first_operator(
@@ -208,14 +219,6 @@ class Check:
 
 def _has_rows(signature: Signature) -> bool:
     return signature.supports_batching and not signature.dependent_rows
-
-
-def _storable(array: Array) -> Array:
-    """Return texts as bytes of one length, which a file without pickled objects can hold."""
-    if array.dtype.kind != "O":
-        return array
-    texts = [one.encode() if isinstance(one, str) else bytes(one) for one in array.flat]
-    return np.array(texts, np.bytes_).reshape(array.shape)
 
 
 def _rows(signature: Signature, cases: Sequence[Case], found: Sequence[OutputError]) -> Sequence[OutputRow]:

@@ -11,8 +11,12 @@ import numpy as np
 
 from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.pytorch.engine_choice import EAGER
+from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.core.datatypes import DataType
 from rocserve.core.load_check import LoadCheckMode
+from rocserve.core.model_config import with_sequence_tensors
+from rocserve.core.tensors import Tensor
+from rocserve.load_check.recorded import compare_recorded, read_recorded, recorded_request
 from rocserve.load_check.tensors import Array, Feed
 from rocserve.tools.measuring.candidates import CPU, ONNXRUNTIME, engine_description, is_pytorch, prepare
 from rocserve.tools.measuring.workers import LoadedWorkers, ToolWorkers
@@ -58,6 +62,19 @@ async def open_side(model: ToolModel, engine: str, workers: ToolWorkers, mode: L
     order, plan = candidate.planned()
     loaded = await workers.open(order, plan, candidate.title, is_timed=False)
     return Side(engine, engine_description(plan.engine, loaded), loaded, asyncio.get_running_loop())
+
+
+def compare_with_recorded(side: Side, file: Path, definition: ModelDefinition) -> str:
+    """Run the recorded request, and return what was found. Raises LoadCheckFailed if the model answers otherwise, or if
+    the file is wrong; ServeError if the model fails."""
+    config = with_sequence_tensors(complete_definition(definition, side.workers.signature).config)
+    recorded = read_recorded(file)
+    request = recorded_request(recorded, config)
+    inputs = {
+        entry.name: Tensor(entry.name, entry.datatype, entry.shape, data).numpy()
+        for entry, data in zip(request.plan.inputs, request.data, strict=True)
+    }
+    return compare_recorded(recorded, side.run(inputs), config)
 
 
 def onnx_file(model: ToolModel) -> Path | None:
