@@ -16,6 +16,10 @@ LARGE = "large"
 """This case may overflow a type of few bits in a right engine, too."""
 _LARGE = 150
 """Factor: exp(x) overflows from 88.8 in float32, log(softmax(x)) underflows 104 below the largest value."""
+_EXTREME = 300
+"""The first two values of large inputs are this and its negative, so that the few of a small input are large, too."""
+_FEW = 5
+"""Small integers are below it: integers and zero points of bytes begin anew at 128 where an engine has no sign."""
 _FRACTIONS = (0.5, 0.25, 0.0, -0.25, -0.5)
 _NAN_STEP = 5
 
@@ -24,11 +28,12 @@ def edge_inputs(inputs: Sequence[CheckedInput], plain: Feed) -> Iterator[tuple[s
     """Yield inputs by the kind of their values, the plain ones first."""
     yield PLAIN, plain
     made = {
-        LARGE: changed_floats(plain, lambda values: values * _LARGE),
+        LARGE: changed_floats(plain, _large),
         "negative": changed_floats(plain, lambda values: -np.abs(values) - 1),
         "fractional": changed_floats(plain, lambda values: np.resize(_FRACTIONS, values.shape)),
         TIES: changed_floats(plain, lambda values: np.round(values) + 0.5),
         "minus one": _negative_indices(inputs, plain),
+        "small integers": _small_integers(inputs, plain),
         NAN: changed_floats(plain, _with_nan),
     }
     for name, feed in made.items():
@@ -40,6 +45,17 @@ def _negative_indices(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
     """Return the inputs with -1 in all integers, which ONNX lets an index be."""
     whole = {given.name for given in inputs if given.kind == "i" and not given.is_mask}
     return {name: np.full_like(values, -1) if name in whole else values for name, values in plain.items()}
+
+
+def _small_integers(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
+    whole = {given.name for given in inputs if given.kind in "iu" and not given.is_mask}
+    return {name: np.remainder(values, _FEW) if name in whole else values for name, values in plain.items()}
+
+
+def _large(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object:
+    result = np.asarray(values * _LARGE)
+    result.flat[:2] = (_EXTREME, -_EXTREME)[: result.size]
+    return result
 
 
 def _with_nan(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object:

@@ -10,7 +10,7 @@ import pytest
 
 from rocserve.core.datatypes import DataType
 from rocserve.load_check.budget import Budget
-from rocserve.load_check.edge_inputs import NAN, PLAIN
+from rocserve.load_check.edge_inputs import NAN, PLAIN, edge_inputs
 from rocserve.load_check.facts import NO_FACTS
 from rocserve.load_check.reference import Case, ReferenceVerdict, compare, reference_cases
 from rocserve.load_check.tensors import Array, CheckedInput
@@ -91,3 +91,25 @@ def test_random_numbers_must_be_drawn_anew() -> None:
     constant = compare(cases, lambda feed: {"y": x, "z": feed["x"]}, "fp32")
     assert not constant.right and constant.output == "y"
     assert constant.reason == "output 'y' is the same in two runs, but the model draws random numbers for it"
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (3, 2), ()])
+def test_large_inputs_are_large_however_few_they_are(shape: tuple[int, ...]) -> None:
+    inputs = [CheckedInput("x", DataType.FP32, shape)]
+    large = dict(edge_inputs(inputs, {"x": np.full(shape, 0.01, np.float32)}))["large"]["x"]
+    assert large.shape == shape and large.dtype == np.float32
+    assert large.max() == 300 and (large.size == 1 or large.min() == -300)
+
+
+def test_an_engine_that_takes_bytes_for_signed_numbers_is_found_by_small_ones() -> None:
+    def shifted(feed: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": feed["x"].astype(np.int32) - feed["zero"]}
+
+    def from_128_on(feed: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": shifted(feed)["y"] + (0 if feed["zero"].max() >= 128 else 256)}
+
+    inputs = [CheckedInput("x", DataType.UINT8, (1, 8)), CheckedInput("zero", DataType.UINT8, (1,))]
+    plain = {"x": np.arange(150, 158, dtype=np.uint8)[np.newaxis], "zero": np.array([200], np.uint8)}
+    cases = [Case(name, feed, shifted(feed), {"y": 0.0}) for name, feed in edge_inputs(inputs, plain)]
+    assert compare(cases[:1], from_128_on, "fp32").right
+    assert compare(cases, from_128_on, "fp32").case == "small integers"
