@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from support.repository_index import index_of, models_of
 from support.server import RocserveProcess
 from support.waiting import wait_until
 
+from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve_client import Client
 
 pytestmark = pytest.mark.long
@@ -51,6 +53,14 @@ ensemble_scheduling {
   ]
 }
 """
+SEQUENCE = f"""
+{PYTHON_CONFIG}
+sequence_batching {{
+  control_input {{ name: "START" control {{ kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }} }}
+}}
+"""
+SAMPLES = Path(__file__).parents[2] / "model_repository"
+DIGITS = Path(__file__).parents[1] / "data" / "digits"
 SLOW = """
 while not os.path.exists(%r):
     time.sleep(0.01)
@@ -83,6 +93,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record(repository / name / "1", y)
     drop(repository, "decoupled", DECOUPLED, f"{PYTHON_CONFIG} model_transaction_policy {{ decoupled: true }}")
     record(repository / "decoupled" / "1", X)
+    start = 'pb_utils.get_input_tensor_by_name(request, "START").as_numpy()'
+    drop(repository, "sequence", answering("X", "Y", f"x + {start}"), SEQUENCE)
+    record(repository / "sequence" / "1", X)
+    for name in ("digits", "digits_preprocess", "digits_classifier"):
+        shutil.copytree(SAMPLES / name, repository / name)
     drop(repository, "damaged", add_constant(1), ADD_CONSTANT_CONFIG)
     (repository / "damaged" / "1" / "check.npz").write_bytes(b"not an archive")
     off = f'{ADD_CONSTANT_CONFIG} parameters {{ key: "load_check" value {{ string_value: "off" }} }}'
@@ -120,6 +135,7 @@ def answer(server: RocserveProcess, model: str) -> list[list[float]]:
         ("twice", "recorded answers are equal"),
         ("python", "recorded answers are equal"),
         ("decoupled", "recorded answers are equal"),
+        ("sequence", "recorded answers are equal"),
     ],
 )
 def test_models_that_answer_as_recorded_are_served(server: RocserveProcess, model: str, says: str) -> None:
@@ -155,6 +171,17 @@ def test_a_damaged_file_is_no_reason_to_serve_unchecked(server: RocserveProcess)
     state, reason = models_of(server)["damaged"]
     assert state == "UNAVAILABLE"
     assert "check.npz: it is not an archive of numpy's arrays (numpy.savez)" in reason
+
+
+@pytest.mark.parametrize("model", ["digits", "digits_preprocess"])
+def test_what_a_client_got_is_an_answer_to_record(server: RocserveProcess, repository: Path, model: str) -> None:
+    """Pictures as bytes, texts, and a pipeline of rocAL's."""
+    wait_until(lambda: models_of(server)[model] == ("READY", ""))
+    pictures = np.array([[path.read_bytes()] for path in sorted(DIGITS.iterdir())[:3]], object)
+    with Client(server.address) as client:
+        outputs = client.infer(model, {"ENCODED": pictures}).outputs
+    write_recorded(repository / model / "1" / "check.npz", RecordedAnswers({"ENCODED": pictures}, outputs))
+    wait_until(lambda: "recorded answers are equal" in properties(server, model).get("load_check", ""))
 
 
 def test_a_model_may_be_served_unchecked(server: RocserveProcess) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError
 from rocserve.core.load_check import RECORDED_ANSWERS, RECORDED_FILE, LoadCheckFailed
-from rocserve.core.model_config import ModelConfig, OutputConfig, control_inputs, state_inputs
+from rocserve.core.model_config import ModelConfig, OutputConfig, TensorConfig, control_inputs, state_inputs
 from rocserve.core.requests import MOST_ENTRIES, InferRequest, InputHead, RequestedOutput, RequestHead
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-from rocserve.core.validation import RequestValidator, reshape_dims
+from rocserve.core.validation import RequestValidator, admits, reshape_dims
 from rocserve.load_check.difference import difference
 from rocserve.load_check.tensors import Array
 
@@ -161,13 +161,19 @@ def _compare(
     )
 
 
+def _clients_shape(shape: tuple[int, ...], tensor: TensorConfig, config: ModelConfig) -> tuple[int, ...]:
+    """Return the shape that clients see, for a tensor of the shape that the model sees (`reshape`)."""
+    lead = int(config.max_batch_size > 0)
+    if tensor.reshape is None or not admits(tensor.reshape, shape[lead:]):
+        return shape
+    return (*shape[:lead], *reshape_dims(shape[lead:], tensor.reshape, tensor.dims))
+
+
 def _declared_shape(
     shape: tuple[int, ...], output: OutputConfig, config: ModelConfig, recorded: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Return the shape in which clients get an output: as configured, with sizes of 1 that the model has dropped."""
-    lead = int(config.max_batch_size > 0)
-    if output.reshape is not None and len(shape) == lead + len(output.reshape):
-        shape = (*shape[:lead], *reshape_dims(shape[lead:], output.reshape, output.dims))
+    shape = _clients_shape(shape, output, config)
     alike = [size for size in shape if size != 1] == [size for size in recorded if size != 1]
     return recorded if alike else shape
 
@@ -195,12 +201,17 @@ def _shown(value: Any) -> str:
 
 def _input(name: str, array: Array, config: ModelConfig) -> Tensor:
     """Return an input as a client would send it. The validation refuses unknown names."""
-    expected = next((entry.datatype for entry in config.inputs if entry.name == name), None)
-    if expected is None:
+    entry = next((entry for entry in config.inputs if entry.name == name), None)
+    expected = None
+    if entry is None:
         with contextlib.suppress(ValueError):
             return tensor_from_numpy(name, array)
     else:
+        expected = entry.datatype
         _check_dtype("input", name, array, expected)
+        if not admits(entry.dims, array.shape[int(config.max_batch_size > 0) :]):
+            # Recorded by a tool that runs the model itself.
+            array = array.reshape(_clients_shape(array.shape, entry, config))
     if expected is DataType.BF16 and array.dtype == np.float32:
         bits = np.ascontiguousarray(array).view(np.uint32).astype(np.uint64)
         array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

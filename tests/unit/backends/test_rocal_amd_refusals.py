@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from support.amd_rocal import setup_for
 
+from rocserve.backends.base import LoadedModel, ModelSource, model_load_check, model_properties
 from rocserve.backends.rocal.amd.binding import import_binding
 from rocserve.backends.rocal.amd.engine import RocalEngine
+from rocserve.backends.rocal.backend import load
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.load_check import LoadCheckFailed
+from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 
 RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
 
@@ -167,17 +174,74 @@ def test_all_batch_sizes_are_built_when_the_model_is_loaded(rocal: ModuleType) -
     assert [context.batch_size for context in rocal.contexts] == [1, 2, 4, 6]
 
 
-def test_rocal_is_compared_with_the_cpu_engine(
-    rocal: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    steps = [RESIZE, {"operation": "brightness_fixed", "brightness": 0.5, "dtype": "FP32", "is_output": True}]
-    RocalEngine(setup_for(steps)).close()
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+BRIGHTER = [RESIZE, {"operation": "brightness_fixed", "brightness": 0.5, "dtype": "FP32", "is_output": True}]
+
+
+def test_rocal_is_compared_with_the_cpu_engine(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = RocalEngine(setup_for(BRIGHTER))
+    found = engine.compare()
+    engine.close()
+    assert found is not None
+    assert not found.fault
+    assert found.largest_error < 0.01
     monkeypatch.setattr(
         rocal,
         "brightness",
         lambda context, image, is_output, *others: rocal.copy(context, image, is_output),
     )
-    RocalEngine(setup_for(steps)).close()
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "rocAL does not give what the CPU engine does: output 1 differs by" in warning
+    engine = RocalEngine(setup_for(BRIGHTER))
+    found = engine.compare()
+    engine.close()
+    assert found is not None
+    assert "output 1 differs by" in found.fault
+    assert "rocAL gives" in found.fault
+
+
+@pytest.fixture
+def broken(rocal: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., LoadedModel]:
+    """Loads a pipeline on a rocAL whose brightness does nothing."""
+    monkeypatch.setattr(
+        rocal, "brightness", lambda context, image, is_output, *others: rocal.copy(context, image, is_output)
+    )
+    (tmp_path / "pipeline.json").write_text(json.dumps({"mean_std_range": "pixel", "pipeline": BRIGHTER}))
+
+    def loaded(engine: str = "rocal", **parameters: str) -> LoadedModel:
+        config = ModelConfig(
+            "m",
+            max_batch_size=4,
+            instance_groups=(InstanceGroup("", InstanceKind.GPU, 1),),
+            parameters={"engine": engine, **parameters},
+        )
+        file = tmp_path / "pipeline.json"
+        return load(ModelSource("m", 1, tmp_path, tmp_path, file, config, InstanceKind.GPU, None, 1))
+
+    return loaded
+
+
+WRONG = "rocAL does not give what the CPU engine does: output 1 differs by "
+
+
+def test_a_rocal_that_differs_is_refused(broken: Callable[..., LoadedModel]) -> None:
+    with pytest.raises(LoadCheckFailed) as caught:
+        broken()
+    assert caught.value.kind == "reference"
+    assert caught.value.text.startswith(WRONG)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "engine", "starts", "failures"),
+    [
+        ({"load_check": "warn"}, "rocal", WRONG, ("reference",)),
+        ({"engine": "auto"}, "cpu", f"served by the CPU engine: {WRONG}", ("reference",)),
+        ({"load_check": "off"}, "rocal", "", ()),
+    ],
+)
+def test_a_rocal_that_differs_is_served_with_a_warning_if_that_is_asked_for(
+    broken: Callable[..., LoadedModel], parameters: dict[str, str], engine: str, starts: str, failures: tuple[str, ...]
+) -> None:
+    model = broken(**parameters)
+    report = model_load_check(model)
+    assert model_properties(model)["engine"] == engine
+    assert report.failures == failures
+    assert report.warning.startswith(starts) and bool(report.warning) is bool(starts)
+    model.close()

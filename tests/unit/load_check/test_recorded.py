@@ -285,6 +285,15 @@ def test_reshaped_outputs_are_recorded_as_clients_get_them() -> None:
     assert found(config, np.float32([[[1, 2], [3, 4]]]), np.float32([[1, 2, 3, 4]])) == "recorded answers are equal"
 
 
+def test_inputs_may_be_recorded_as_the_model_sees_them() -> None:
+    entry = InputConfig("x", DataType.FP32, (1,), reshape=())
+    config = ModelConfig("m", max_batch_size=4, inputs=(entry,), outputs=ROWS.outputs)
+    for given in (np.float32([1, 2]), np.float32([[1], [2]])):
+        request = recorded_request(RecordedAnswers({"x": given}, {"y": np.zeros((2, 2), np.float32)}), config)
+        assert request.head.inputs[0].shape == (2, 1)
+        assert request.plan.inputs[0].shape == (2,)
+
+
 def test_an_output_that_the_model_does_not_give() -> None:
     with pytest.raises(LoadCheckFailed, match=r"the model gives no output 'y', which check\.npz has recorded"):
         compare_recorded(RecordedAnswers({}, {"y": FLOATS}), {}, of(DataType.FP32))

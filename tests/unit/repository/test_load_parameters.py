@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.repository.content import parse_load_parameters
+from rocserve.repository.content import ContentReader, LoadParameters, parse_load_parameters
+from rocserve.repository.scan import ModelScan
+from rocserve.settings import RepositorySettings
+
+from .conftest import REGISTRY
 
 
 def test_a_configuration_and_files() -> None:
@@ -32,6 +36,17 @@ def test_of_many_files_without_a_configuration_the_first_are_named() -> None:
         parse_load_parameters("m", parameters)
     named = ", ".join(f"{number}/model.onnx" for number in range(100, 108))
     assert f"files are given ({named}, and 892 more) but no 'config'" in caught.value.text
+
+
+def test_recorded_answers_may_come_with_the_files(tmp_path: Path) -> None:
+    config = """{"backend": "onnx", "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
+        "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}]}"""
+    files = {PurePosixPath("1/model.onnx"): b"model", PurePosixPath("1/check.npz"): b"answers"}
+    reader = ContentReader(REGISTRY, RepositorySettings((tmp_path,)))
+    (content,) = reader.read(ModelScan("m", tmp_path / "m", tmp_path), LoadParameters(config, files))
+    file = content.definition.recorded_answers(content.definition.folder / "1")
+    assert file is not None
+    assert file.read_bytes() == b"answers"
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import cv2
 import numpy as np
 
 from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource
 from rocserve.backends.installed import is_installed
-from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
+from rocserve.backends.parameters import MOST_THREADS, load_check_mode, read_choice, read_integer, usable_cpus
 from rocserve.backends.rocal import ROCAL_MODULE
 from rocserve.backends.rocal.decoding.image_file import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DEFAULT_MAX_PIXELS, ColorFormat
@@ -22,8 +23,12 @@ from rocserve.backends.rocal.interface import Interface, flags_of, images_of, jo
 from rocserve.backends.rocal.pipeline import parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable, unreadable
+from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
+
+if TYPE_CHECKING:
+    from rocserve.backends.rocal.amd.engine import Comparison
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,6 +43,7 @@ class RocalModel:
     _interface: Interface
     properties: Mapping[str, str] = field(default_factory=dict)
     """See backends.base.model_properties."""
+    load_check: LoadCheckReport = NOT_CHECKED
 
     @property
     def signature(self) -> Signature:
@@ -219,17 +225,22 @@ def load(model: ModelSource) -> LoadedModel:
         device=model.device,
     )
     engine: BatchEngine | None = None
+    report = NOT_CHECKED
     if chosen == _ROCAL:
         # Importing the module loads rocAL, which a process that does not use rocAL must never do.
         from rocserve.backends.rocal.amd.engine import RocalEngine
 
         try:
-            engine = RocalEngine(setup)
+            rocal = RocalEngine(setup)
+            report = _checked(model, rocal.compare)
+            engine = rocal
         except Exception as error:
             # Another version of amd.rocal may raise any exception.
             fault = error if isinstance(error, ServeError) else unavailable(f"rocAL fails: {error!r}")
             if not accepts_cpu:
                 raise fault from (None if fault is error else error)
+            if isinstance(fault, LoadCheckFailed):
+                report = LoadCheckReport((fault.text,), f"served by the CPU engine: {fault.text}", (fault.kind,))
             reason = f"rocAL cannot run it ({fault.text}); parameter 'engine' is \"auto\", which accepts the CPU"
             chosen = _CPU
     if engine is None:
@@ -239,4 +250,29 @@ def load(model: ModelSource) -> LoadedModel:
             raise unavailable(str(error)) from None
     _LOG.debug("%s runs on engine %s: %s", model.model_file.name, chosen, reason)
     # The properties tell the server which engine runs, because it only knows the backend's one engine.
-    return RocalModel(engine, setup, interface, {"engine": chosen, "engine_reason": reason})
+    return RocalModel(engine, setup, interface, {"engine": chosen, "engine_reason": reason}, report)
+
+
+def _checked(model: ModelSource, compare: Callable[[], Comparison | None]) -> LoadCheckReport:
+    """Check rocAL against the CPU engine, as the model's mode asks. Raises LoadCheckFailed if they differ."""
+    mode = load_check_mode(model.config, model.settings)
+    if mode is LoadCheckMode.OFF:
+        return NOT_CHECKED
+    model.report_check("running a picture on rocAL and on the CPU engine")
+    began = time.monotonic()
+    try:
+        found = compare()
+    finally:
+        model.report_check("")
+    seconds = time.monotonic() - began
+    if found is None:
+        return LoadCheckReport(
+            ("not checked: no picture of a common size fits the pipeline; give check.npz",), "", (), seconds
+        )
+    if not found.fault:
+        part = f"1 picture on rocAL and the CPU engine, largest error {found.largest_error:.2g}"
+        return LoadCheckReport((part,), seconds=seconds)
+    text = f"rocAL does not give what the CPU engine does: {found.fault}"
+    if mode is not LoadCheckMode.WARN:
+        raise LoadCheckFailed(REFERENCE, text)
+    return LoadCheckReport((text,), text, (REFERENCE,), seconds)

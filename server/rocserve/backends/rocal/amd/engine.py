@@ -1,7 +1,7 @@
 """Runs batches on amd.rocal: decodes, groups and pads images, and ends the worker if rocAL hangs.
 
-At load it compares rocAL's result for one picture with the CPU engine's. That reveals a version of rocAL, a driver or a
-GPU that behaves differently from the tested ones, before a model's answers get worse.
+The load check compares rocAL's result for one picture with the CPU engine's. That reveals a version of rocAL, a driver
+or a GPU that behaves differently from the tested ones, before a model's answers get worse.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cv2
@@ -113,6 +114,16 @@ _TOLERANCE = 0.05
 Exchanged channels, another part of the picture or an older picture differ by a third and more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a picture has shown on rocAL and on the CPU engine."""
+
+    largest_error: float
+    """Of any output, in parts of the deviation of its values."""
+    fault: str
+    """Which output differs too much, and by how much; "" = none."""
+
+
 class RocalEngine:
     """Runs a pipeline on rocAL. Concurrent threads wait for each other, because rocAL runs one batch at a time."""
 
@@ -139,8 +150,10 @@ class RocalEngine:
         for flags in itertools.product((False, True), repeat=len(pipeline.inputs)) if graph.outputs else ():
             with limited_to(_LONGEST_BUILD_SECONDS):
                 self._runners[flags] = [PipelineRunner(graph, size, flags, self._canvas) for size in sizes]
-        if self._runners:
-            self._try_out()
+        tried = [(min(graph.max_height, height), min(graph.max_width, width)) for height, width in _TRIED_SIZES]
+        self._tried_size = next((size for size in tried if image_refusal(graph, *size) is None), None)
+        """Height and width of the trial picture; None = the pipeline can process none of the possible ones."""
+        self._try_out()
         _LOG.debug(
             "model '%s' runs on amd.rocal %s, %s, with batches of %s",
             setup.model_name,
@@ -154,39 +167,31 @@ class RocalEngine:
 
     def _try_out(self) -> None:
         """Run each rocAL pipeline once, if rocAL can process a trial picture, so that the first request is fast and a
-        broken pipeline is found now. With all flags false, warn of each output that differs from the CPU engine's."""
-        graph, setup = self._graph, self._graph.setup
-        sizes = [(min(graph.max_height, height), min(graph.max_width, width)) for height, width in _TRIED_SIZES]
-        fitting = next((size for size in sizes if image_refusal(graph, *size) is None), None)
-        if fitting is None:
-            return
-        pixels = picture(*fitting, setup.color_format.channels)
-        self._canvas.place([pixels])
-        reference = CpuEngine(replace(setup, pipeline=replace(setup.pipeline, decoder=_RAW_PIXELS), threads=1))
-        expected = reference.run_image(pixels, dict.fromkeys(setup.pipeline.inputs, False))
-        for flags, runners in self._runners.items():
-            for runner in runners:
-                results = self._run(runner, 1)
-            for result in () if any(flags) else results:
-                self._compare(result.place, result.result(0), expected[result.place])
+        broken pipeline is found now."""
+        if self._tried_size is not None:
+            self._canvas.place([self._picture(self._tried_size)])
+            for runners in self._runners.values():
+                for runner in runners:
+                    self._run(runner, 1)
 
-    def _compare(self, output: int, found: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> None:
-        if found.shape == right.shape:
-            right = right.astype(np.float64)
-            mean = float(np.mean(np.abs(found - right)))
-            # If all values are nearly the same, their size is the only scale.
-            scale = float(np.std(right)) or float(np.mean(np.abs(right))) or 1.0
-            if mean <= _TOLERANCE * scale:
-                return
-            text = f"differs by {mean:.3g} on average, where its values have a deviation of {scale:.3g}"
-        else:
-            text = f"has shape {list(found.shape)}, not {list(right.shape)}"
-        _LOG.warning(
-            "model '%s': rocAL does not give what the CPU engine does: output %d %s",
-            self._graph.setup.model_name,
-            output,
-            text,
-        )
+    def _picture(self, size: tuple[int, int]) -> np.ndarray[Any, Any]:
+        return picture(*size, self._graph.setup.color_format.channels)
+
+    def compare(self) -> Comparison | None:
+        """Compare with the CPU engine, with all flags false and at the largest batch size; None = no output is an
+        image, or rocAL can process no trial picture."""
+        setup = self._graph.setup
+        flags = dict.fromkeys(setup.pipeline.inputs, False)
+        runners = self._runners.get(tuple(flags.values()))
+        if self._tried_size is None or not runners:
+            return None
+        pixels = self._picture(self._tried_size)
+        reference = CpuEngine(replace(setup, pipeline=replace(setup.pipeline, decoder=_RAW_PIXELS), threads=1))
+        expected = reference.run_image(pixels, flags)
+        with self._lock:
+            self._canvas.place([pixels])
+            found = [_compared(each.place, each.result(0), expected[each.place]) for each in self._run(runners[-1], 1)]
+        return Comparison(max(each.largest_error for each in found), "; ".join(filter(None, (e.fault for e in found))))
 
     def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
         failures: dict[int, Exception] = {}
@@ -267,6 +272,25 @@ class RocalEngine:
             return error.with_traceback(None)
         except Exception as error:
             return error
+
+
+def _compared(output: int, found: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Comparison:
+    if found.shape != right.shape:
+        return Comparison(math.inf, f"output {output} has shape {list(found.shape)}, not {list(right.shape)}")
+    right = right.astype(np.float64)
+    mean = float(np.mean(np.abs(found - right)))
+    # If all values are nearly the same, their size is the only scale.
+    scale = float(np.std(right)) or float(np.mean(np.abs(right))) or 1.0
+    # Not `>`, which NaN never is.
+    if mean <= _TOLERANCE * scale:
+        return Comparison(mean / scale, "")
+    place = np.unravel_index(int(np.argmax(np.abs(found - right))), right.shape)
+    return Comparison(
+        mean / scale,
+        f"output {output} differs by {mean:.3g} on average, where its values have a deviation of {scale:.3g}: at"
+        f" {[int(index) for index in place]} rocAL gives {float(found[place]):.5g}, the CPU engine"
+        f" {float(right[place]):.5g}",
+    )
 
 
 def picture(height: int, width: int, channels: int) -> np.ndarray[Any, Any]:
