@@ -11,6 +11,16 @@ from support.load_check import model, normal
 
 Make = Callable[[], onnx.ModelProto]
 
+
+def _tree(threshold: float) -> onnx.ModelProto:
+    text = """g (float[N, 2] x) => (float[N, 1] y) {
+        y = ai.onnx.ml.TreeEnsembleRegressor<n_targets = 1, nodes_treeids = [0, 0, 0], nodes_nodeids = [0, 1, 2],
+            nodes_featureids = [0, 0, 0], nodes_modes = ["BRANCH_LEQ", "LEAF", "LEAF"],
+            nodes_values = [%s, 0.0, 0.0], nodes_truenodeids = [1, 0, 0], nodes_falsenodeids = [2, 0, 0],
+            target_ids = [0, 0], target_nodeids = [1, 2], target_treeids = [0, 0], target_weights = [1.0, 7.0]>(x) }"""
+    return model(text % threshold)
+
+
 INDEPENDENT: Mapping[str, Make] = {
     "linear": lambda: model("g (float[N, 4] x) => (float[N, 3] y) { y = MatMul(x, w) }", w=normal(4, 3)),
     "softmax of columns": lambda: model("g (float[N, 4] x) => (float[N, 4] y) { y = Softmax<axis = 1>(x) }"),
@@ -65,6 +75,65 @@ INDEPENDENT: Mapping[str, Make] = {
         t=np.array(0.5, np.float32),
     ),
     "two inputs": lambda: model("g (float[N, 4] a, float[N, 4] b) => (float[N, 4] y) { y = Sub(a, b) }"),
+    "LSTM with lengths": lambda: model(
+        """g (float[N, T, 4] x, int32[N] lengths) => (float[N, 3] y) {
+            t = Transpose<perm = [1, 0, 2]>(x) h, l = LSTM<hidden_size = 3>(t, w, r, , lengths)
+            y = Squeeze(l, zero) }""",
+        w=normal(1, 12, 4),
+        r=normal(1, 12, 3, seed=1),
+        zero=np.array([0]),
+    ),
+    "last token by length": lambda: model(
+        """g (float[N, T, 4] x, int64[N] lengths) => (float[N, 4] y) {
+            last = Sub(lengths, one) i = Unsqueeze(last, place) y = GatherND<batch_dims = 1>(x, i) }""",
+        one=np.array(1),
+        place=np.array([1]),
+    ),
+    "attention to earlier places": lambda: model(
+        """g (float[N, 8, 4] x) => (float[N, 8, 4] y) {
+            t = Transpose<perm = [0, 2, 1]>(x) s = MatMul(x, t) m = Add(s, hidden) p = Softmax<axis = -1>(m)
+            y = MatMul(p, x) }""",
+        hidden=np.triu(np.full((8, 8), -1e9, np.float32), 1),
+    ),
+    "half precision": lambda: model(
+        "g (float16[N, 4] x) => (float16[N, 3] y) { m = MatMul(x, w) y = Tanh(m) }", w=normal(4, 3).astype(np.float16)
+    ),
+    "anchors of a detector": lambda: model(
+        """g (float[N, 3, H, W] x) => (float[N, A, 4] y) {
+            c = Conv(x, w) f = Reshape(c, shape) y = Transpose<perm = [0, 2, 1]>(f) }""",
+        w=normal(4, 3, 3, 3),
+        shape=np.array([0, 4, -1]),
+    ),
+    "mean of points": lambda: model(
+        """g (float[N, P, 3] x) => (float[N, 5] y) {
+            m = MatMul(x, w) r = Relu(m) y = ReduceMax<axes = [1], keepdims = 0>(r) }""",
+        w=normal(3, 5),
+    ),
+    "images of bytes": lambda: model(
+        """g (uint8[N, 8, 8, 3] x) => (float[N, 3] y) {
+            f = Cast<to = 1>(x) y = ReduceMean<axes = [1, 2], keepdims = 0>(f) }"""
+    ),
+    "words of a text": lambda: model(
+        """g (string[N] x) => (float[N, 3] y) {
+            y = TfIdfVectorizer<mode = "TF", min_gram_length = 1, max_gram_length = 1, max_skip_count = 0,
+                ngram_counts = [0], ngram_indexes = [0, 1, 2], pool_strings = ["cat", "Rome", "red"]>(u)
+            u = Unsqueeze(x, one) }""",
+        one=np.array([1]),
+    ),
+    "decision tree": lambda: _tree(0.5),
+    "decision tree of a far threshold": lambda: _tree(20.0),
+    "a vocabulary compared with all numbers": lambda: model(
+        """g (int64[N, 6] x) => (int64[N] y) {
+            u = Unsqueeze(x, last) e = Equal(u, numbers) f = Cast<to = 1>(e) m = MatMul(f, w) s = ReduceSum(m, middle)
+            q = Squeeze(s, middle) y = ArgMax<axis = 1, keepdims = 0>(q) }""",
+        last=np.array([2]),
+        middle=np.array([1]),
+        numbers=np.arange(257).reshape(1, 1, -1),
+        w=normal(257, 4),
+    ),
+    "two inputs of one open size": lambda: model(
+        "g (float[N, S] x, float[N, S] z) => (float[N, S] y) { y = Mul(x, z) }"
+    ),
 }
 
 DEPENDENT: Mapping[str, Make] = {
@@ -189,4 +258,71 @@ DEPENDENT: Mapping[str, Make] = {
         zero=np.array([0]),
         one=np.array([1]),
     ),
+    "attention over the first dimension": lambda: model(
+        """g (float[N, B, 4] x) => (float[N, B, 4] y) {
+            b = Transpose<perm = [1, 0, 2]>(x) t = Transpose<perm = [1, 2, 0]>(x) s = MatMul(b, t)
+            p = Softmax<axis = -1>(s) m = MatMul(p, b) y = Transpose<perm = [1, 0, 2]>(m) }"""
+    ),
+    "nodes of a graph": lambda: model(
+        """g (float[N, 4] x, float[N, N] edges) => (float[N, 4] y) { y = MatMul(edges, x) }"""
+    ),
+    "points beside the centre of all": lambda: model(
+        """g (float[N, 3] x) => (float[N, 5] y) {
+            c = ReduceMean<axes = [0]>(x) d = Sub(x, c) m = MatMul(d, w) y = Relu(m) }""",
+        w=normal(3, 5),
+    ),
+    "share of all rows": lambda: model(
+        "g (float[N, 4] x) => (float[N, 4] y) { a = Abs(x) s = ReduceSum<keepdims = 0>(a) y = Div(x, s) }"
+    ),
+    "normalised by all rows": lambda: model(
+        "g (float[N, 3, 4, 4] x) => (float[N, 3, 4, 4] y) { y = MeanVarianceNormalization(x) }"
+    ),
+    "difference to the first row": lambda: model(
+        "g (float[N, 4] x) => (float[N, 4] y) { f = Gather(x, zero) y = Sub(x, f) }", zero=np.array([0])
+    ),
+    "rank among all rows": lambda: model(
+        """g (float[N] x) => (int64[N] y) {
+            a = Unsqueeze(x, one) b = Unsqueeze(x, zero) c = Less(b, a) i = Cast<to = 7>(c)
+            y = ReduceSum<keepdims = 0>(i, one) }""",
+        zero=np.array([0]),
+        one=np.array([1]),
+    ),
+    "LSTM over the first dimension": lambda: model(
+        """g (float[N, 1, 4] x) => (float[N, 1, 3] y) {
+            h, l, c = LSTM<hidden_size = 3>(x, w, r) y = Squeeze(h, one) }""",
+        w=normal(1, 12, 4),
+        r=normal(1, 12, 3, seed=1),
+        one=np.array([1]),
+    ),
+    "any row that is large": lambda: model(
+        """g (float[N, 4] x) => (bool[N] y) {
+            m = ReduceMax<axes = [1], keepdims = 0>(x) l = ReduceMax<axes = [0]>(m) y = GreaterOrEqual(m, l) }"""
+    ),
+    "texts of all rows": lambda: model(
+        """g (string[N] x) => (bool[N] y) {
+            f = Gather(x, zero) y = Equal(x, f) }""",
+        opset=19,
+        zero=np.array([0]),
+    ),
+    "ids counted in all rows": lambda: model(
+        """g (int64[N] x) => (float[N, 9] y) {
+            o = OneHot(x, depth, values) m = ReduceMean<axes = [0]>(o) y = Sub(o, m) }""",
+        depth=np.array(9),
+        values=np.array([0, 1], np.float32),
+    ),
+    "unique values": lambda: model("g (int64[N] x) => (int64[M] y) { y = Unique(x) }"),
+    "places that are not zero": lambda: model(
+        "g (float[N, 4] x) => (int64[M, 2] y) { n = NonZero(x) y = Transpose<perm = [1, 0]>(n) }"
+    ),
 }
+
+NEVER_INDEPENDENT: Mapping[str, Make] = {
+    "regions of the first image": lambda: model(
+        """g (float[N, 2, 8, 8] x, float[N, 4] boxes) => (float[N, 2, 2, 2] y) {
+            s = Shape(boxes) n = Slice(s, zero, one) i = ConstantOfShape<value = int64[1] v {0}>(n)
+            y = RoiAlign<output_height = 2, output_width = 2>(x, boxes, i) }""",
+        zero=np.array([0]),
+        one=np.array([1]),
+    ),
+}
+"""Models whose rows depend on each other, which made-up inputs do not always show: the check may be undecided."""

@@ -12,6 +12,8 @@ class GraphFacts:
 
     ends: Mapping[str, int] = field(default_factory=dict)
     """Integer input -> exclusive end of its values, from the table that it indexes."""
+    levels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Input of floats -> numbers that trees compare it with."""
     couples_rows: str = ""
     """Why rows depend on each other, where the operators alone decide it: "DynamicQuantizeLinear takes one scale from
     all rows"; "" = an experiment decides."""

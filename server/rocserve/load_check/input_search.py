@@ -84,7 +84,7 @@ def find_inputs(trials: Trials, run: Callable[[Feed], Feed | None], maker: Input
 
 def _recipes(trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMaker) -> Iterator[tuple[Recipe, Feed]]:
     """Yield recipes, most likely ones first, with what row "a" gives."""
-    candidates = _candidates(maker.inputs)
+    candidates = _candidates(maker)
     for recipe in (Recipe(from_samples=True), *candidates) if maker.sample_rows else candidates:
         for start in (replace(recipe, ends=maker.ends), recipe) if maker.ends else (recipe,):
             if (first := run(maker.row(start, "a"))) is None:
@@ -96,9 +96,10 @@ def _recipes(trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMak
             break
 
 
-def _candidates(inputs: Sequence[CheckedInput]) -> Iterator[Recipe]:
+def _candidates(maker: InputMaker) -> Iterator[Recipe]:
     """Yield sizes of the open dimensions, all sizes from one step of the ladders first, with each style of values."""
-    styles = list(_styles(inputs))
+    inputs = maker.inputs
+    styles = [*([Recipe(floats="levels")] if maker.levels else []), *_styles(inputs)]
     names = list(dict.fromkeys(name for given in inputs for name in given.open_dimensions()))
     first = {name for given in inputs for name in replace(given, shape=given.shape[:1]).open_dimensions()}
     images = {name for given in inputs if len(given.shape) >= 4 for name in given.open_dimensions()}

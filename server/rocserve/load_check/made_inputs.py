@@ -16,6 +16,8 @@ from rocserve.load_check.tensors import Array, CheckedInput, Feed
 _WORDS = ("cat", "the dog sat", "Rome", "1", "stocks fell on monday", "2.5", "Oslo", "red")
 _WHOLE_END = 5
 """Exclusive end of floats that are whole numbers: ids and categories that a model takes as floats are often few."""
+_LEVEL_STEP, _LEAST_STEP = 0.1, 0.1
+"""How far values lie from the numbers that trees compare them with: relative, and from 0."""
 _DIRECTIONS = (1, -1, -1, 1, 1, -1, 1)
 _TRUE = 0.7
 """Share of BOOL elements that are true."""
@@ -28,7 +30,8 @@ class Recipe:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Open dimension -> its size."""
     floats: str = "normal"
-    """ "normal", "unit" (0 to 1), "whole" (small whole numbers) or "spread" (normal, times 0.01 to 100)."""
+    """ "normal", "unit" (0 to 1), "whole" (small whole numbers), "spread" (normal, times 0.01 to 100), or "levels"
+    (close to the numbers that trees compare them with)."""
     mask: int = 1
     """Value of masks: what "do not hide" means to the model."""
     full_lengths: bool = True
@@ -47,6 +50,7 @@ class InputMaker:
     ) -> None:
         self.inputs = inputs
         self._seed = seed
+        self.levels = facts.levels
         self.ends = {given.name: end for given in inputs if (end := given.end or facts.ends.get(given.name))}
         """Input -> exclusive end of its values, where the model tells it."""
         rows = [row for sample in samples for row in _rows_of(sample, inputs)]
@@ -136,6 +140,9 @@ class InputMaker:
             # 0 stands for "nothing" in most tables, so it is left to the row of zeros.
             least = given.least + 1 if end > given.least + 3 else given.least
             values = rng.integers(least, max(end, least + 1), shape)
+        elif recipe.floats == "levels" and given.name in self.levels:
+            levels = rng.choice(np.array(self.levels[given.name]), shape)
+            values = levels + (np.abs(levels) + _LEAST_STEP) * _LEVEL_STEP * rng.standard_normal(shape)
         elif recipe.floats == "whole":
             values = rng.integers(0, _WHOLE_END, shape)
         else:

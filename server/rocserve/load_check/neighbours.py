@@ -40,8 +40,10 @@ def groups(
     output is a float. `most_rows`: rows that a batch may have."""
     (a, b), (c, d) = two, (maker.row(recipe, name) for name in "cd")
     kept = [a, b] if most_rows > 2 else [a]
-    yield Group(kept, 1, c, _neighbours(maker, recipe, facts, a, d))
-    yield Group(kept, 0, c, {"another": d})
+    # Classes and texts that are compared between rows are seldom equal by chance.
+    same = {"the same": a} if says_little else {}
+    yield Group(kept, 1, c, {**_neighbours(maker, recipe, facts, a, d), **same})
+    yield Group(kept, 0, c, {"another": d, **same})
     quiet_b, quiet_c = (changed_floats(row, lambda values: values * _QUIET) for row in (b, c))
     if any(not np.array_equal(values, b[name]) for name, values in quiet_b.items()):
         yield Group([quiet_b, maker.zeros(a)][: len(kept)], 1, quiet_c, {"large, beside quiet ones": _loud(d)})

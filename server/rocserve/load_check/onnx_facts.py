@@ -36,6 +36,8 @@ _WHOLE = frozenset(("ArgMax", "NonZero", "Shape", "Size"))
 _MOST_THRESHOLDS = 4
 """Each costs two runs of a batch. Graphs with more compare sizes of loops, seldom values."""
 _MOST_EXPOSED = 4
+_MOST_LEVELS = 256
+"""Of the numbers in a forest's nodes, that many show in which range its inputs lie."""
 _CHOICES = frozenset(("ArgMax", "ArgMin", "Ceil", "Floor", "Hardmax", "Round", "TopK", *_COMPARISONS))
 """Operators that turn numbers into few values."""
 _LABELS = frozenset(("Add", "And", "ArrayFeatureExtractor", "Cast", "Concat", "Expand", "Flatten", "Gather"))
@@ -65,6 +67,7 @@ def onnx_facts(model: onnx.ModelProto | Path) -> GraphFacts:
 def _facts(graph: OnnxGraph) -> GraphFacts:
     return GraphFacts(
         ends=_ends(graph),
+        levels=_levels(graph),
         couples_rows=next(_couplings(graph), ""),
         is_random=next((node.op_type for node in graph.nodes if _is_random(node, graph)), ""),
         precision=_precision(graph),
@@ -151,6 +154,21 @@ def _before_arithmetic(tensor: str, end: int, graph: OnnxGraph) -> Iterator[tupl
             continue
         moved = end - other if node.op_type == "Add" else end + other if node.op_type == "Sub" else end / other
         yield node.input[place], math.ceil(moved)
+
+
+def _levels(graph: OnnxGraph) -> Mapping[str, tuple[float, ...]]:
+    """Return the numbers that trees compare inputs with."""
+    found: dict[str, tuple[float, ...]] = {}
+    for node in graph.nodes:
+        if not node.op_type.startswith("TreeEnsemble"):
+            continue
+        leaves = np.array([mode == b"LEAF" for mode in attribute_of(node, "nodes_modes", ())], bool)
+        values = np.array(attribute_of(node, "nodes_values", ()), float)
+        if len(leaves) == len(values) and not leaves.all():
+            levels = np.unique(values[~leaves])
+            levels = levels[np.linspace(0, len(levels) - 1, min(len(levels), _MOST_LEVELS)).astype(int)]
+            found |= {name: tuple(levels) for name in graph.sources(node.input[0]) if name in graph.inputs}
+    return found
 
 
 def _couplings(graph: OnnxGraph) -> Iterator[str]:

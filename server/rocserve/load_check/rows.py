@@ -15,7 +15,7 @@ import numpy as np
 
 from rocserve.load_check.batches import Batches, RowsLost
 from rocserve.load_check.budget import Budget, OutOfTime, Trials
-from rocserve.load_check.difference import difference, differences
+from rocserve.load_check.difference import difference
 from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.input_search import Found, NoInputs, find_inputs
 from rocserve.load_check.made_inputs import InputMaker, bits_of
@@ -38,7 +38,8 @@ _REPETITIONS = 3
 """Equal runs that tell the noise of an engine known to be noisy; two of them may be equal by chance."""
 _SAME = 1e-5
 """Difference up to which two rows count as equal, and so compare nothing."""
-_TRIES = 5
+_TRIES = 10
+"""Further rows that are tried where outputs are equal, or the same number everywhere: regions that hit nothing."""
 _MOST_ROWS = 128
 """Rows of the largest batch that is tried because the model compares something with a number."""
 _DEPENDENT = "rows depend on each other: {}"
@@ -141,7 +142,7 @@ class _RowsCheck:
     def run(self) -> None:
         """Return if rows are independent. Raises _Decided, RowsLost, NoInputs or OutOfTime otherwise."""
         found = find_inputs(self._trials, self._batches.single, self._maker)
-        two, alone = self._different_rows(found)
+        (two, alone), are_telling = self._two_rows(found)
         says_little = all(values.dtype.kind != "f" for one in alone for values in one.values())
         most = self._most_rows()
         for number, group in enumerate(groups(self._maker, found.recipe, self._facts, two, says_little, most)):
@@ -157,7 +158,7 @@ class _RowsCheck:
             many = self._batches.run([*two, *(self._maker.row(found.recipe, str(n)) for n in range(size - 2))])
             if many is not None:
                 self._compare_alone(alone, {name: values[:2] for name, values in many.items()}, found)
-        if found.quality < 1:
+        if found.quality < 1 or not are_telling:
             raise _undecided("the outputs hardly change with the inputs")
 
     def _most_rows(self) -> float:
@@ -167,27 +168,29 @@ class _RowsCheck:
         is_slow = self._trials.seconds_per_row * _ROWS * _USUAL_BATCHES > self._trials.seconds_left / 2
         return 2 if is_slow else math.inf
 
-    def _different_rows(self, found: Found) -> tuple[Sequence[Feed], Sequence[Feed]]:
-        """Return two rows whose outputs differ, if some are found, and their outputs alone."""
-        recipe = found.recipe
-        two, outputs = [self._maker.row(recipe, name) for name in "ab"], list[Feed | None](found.outputs)
-        for number in range(_TRIES):
-            alone = [self._batches.with_rows(one, 1) for one in outputs if one is not None]
-            if len(alone) == 2 and max(differences(*alone).values(), default=0.0) > _SAME:
+    def _two_rows(self, found: Found) -> tuple[tuple[Sequence[Feed], Sequence[Feed]], bool]:
+        """Return two rows and their outputs alone, and whether these outputs differ and say something."""
+        names = ["a", "b", *map(str, range(_TRIES))]
+        pairs: list[tuple[Feed, Feed]] = []
+        first: list[tuple[Feed, Feed]] = []
+        for number, name in enumerate(names):
+            row = self._maker.row(found.recipe, name)
+            outputs = found.outputs[number] if number < 2 else self._batches.single(row)
+            if outputs is None:
+                continue
+            pair = row, self._batches.with_rows(outputs, 1)
+            first.append(pair)
+            if _says_something(pair[1]) and all(_largest(kept[1], pair[1])[1] > _SAME for kept in pairs):
+                pairs.append(pair)
+            if len(pairs) == 2:
                 break
-            two = [self._maker.row(recipe, str(2 * number + place)) for place in range(2)]
-            outputs = [self._batches.single(row) for row in two]
-        else:
-            two, alone = (
-                [self._maker.row(recipe, name) for name in "ab"],
-                [self._batches.with_rows(one, 1) for one in found.outputs],
-            )
-        for name, values in alone[0].items():
-            other = alone[1].get(name)
-            if other is not None and other.shape != values.shape:
-                shapes = f"{list(values.shape)} for one row and {list(other.shape)} for another"
+        are_telling = len(pairs) == 2
+        (one, alone), (other, other_alone) = pairs if are_telling else first[:2]
+        for name, values in alone.items():
+            if name in other_alone and name not in self._facts.exposed and other_alone[name].shape != values.shape:
+                shapes = f"{list(values.shape)} for one row and {list(other_alone[name].shape)} for another"
                 raise _dependent(f"output '{name}' has shape {shapes}", name, math.inf)
-        return two, alone
+        return ([one, other], [alone, other_alone]), are_telling
 
     def _telling_sizes(self) -> Sequence[int]:
         """Return sizes of batches above a number that the model compares something with: perhaps its rows."""
@@ -246,6 +249,13 @@ class _RowsCheck:
 def _without(outputs: Feed, at: int) -> dict[str, Array]:
     """Return the outputs without those of the row at this place."""
     return {name: np.delete(values, at, 0) for name, values in outputs.items()}
+
+
+def _says_something(outputs: Feed) -> bool:
+    """Return whether some output is no single number in all places."""
+    return any(
+        values.size == 1 or (values.size > 1 and (values != values.flat[0]).any()) for values in outputs.values()
+    )
 
 
 def _largest(one: Feed, other: Feed) -> tuple[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.load_check import load
-from support.row_models import DEPENDENT, INDEPENDENT
+from support.row_models import DEPENDENT, INDEPENDENT, NEVER_INDEPENDENT
 
 from rocserve.load_check.rows import Independence
 
@@ -26,3 +26,9 @@ def test_finds_dependent_rows(name: str) -> None:
     verdicts = [loaded.check(seed) for seed in _SEEDS]
     assert {verdict.state for verdict in verdicts} == {Independence.DEPENDENT}, verdicts[0].reason
     assert all(verdict.reason.startswith("rows depend on each other: ") for verdict in verdicts)
+
+
+@pytest.mark.parametrize("name", NEVER_INDEPENDENT)
+def test_never_takes_dependent_rows_for_independent(name: str) -> None:
+    loaded = load(NEVER_INDEPENDENT[name]())
+    assert Independence.INDEPENDENT not in {loaded.check(seed).state for seed in range(20)}
