@@ -39,7 +39,7 @@ class Recipe:
     ends: Mapping[str, int] = field(default_factory=dict)
     """Integer input -> exclusive end of its values; absent = only zeros are known to run."""
     from_samples: bool = False
-    """Values are those of warm-up samples, in another order for all rows but the samples' own."""
+    """Values are those of warm-up samples, drawn anew for all rows but the samples' own."""
 
 
 class InputMaker:
@@ -113,16 +113,16 @@ class InputMaker:
         return np.random.default_rng([self._seed, zlib.crc32(name.encode()), zlib.crc32(tensor.encode())])
 
     def _sampled(self, given: CheckedInput, name: str, rng: np.random.Generator) -> Array | None:
-        """Return the values of a sample, for further rows in another order; None = no sample has this input."""
+        """Return the values of a sample, for further rows any of them; None = no sample has this input."""
         rows = [row[given.name] for row in self.sample_rows if given.name in row]
         if not rows:
             return None
         index = row_number(name) if given.has_rows else 0
         values = rows[index % len(rows)]
-        # The order of a mask, or of a few numbers, has a meaning.
+        # What a mask or a length is does not follow from its values alone.
         if index < len(rows) or given.is_mask or given.is_length or values.size < 2:
             return np.array(values)
-        return rng.permutation(values.reshape(-1)).reshape(values.shape)
+        return np.asarray(rng.choice(values.reshape(-1), values.shape), values.dtype)
 
     def _made(self, given: CheckedInput, recipe: Recipe, rng: np.random.Generator) -> Array:
         shape, kind = given.shape_with(recipe.sizes), given.kind

@@ -1,0 +1,242 @@
+"""What a check of rows is told beside the model: noise, fixed sizes, samples, time, and what it cannot decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from support.load_check import Loaded, load, model, normal
+from support.row_models import DEPENDENT, INDEPENDENT
+
+from rocserve.core.datatypes import DataType
+from rocserve.load_check.budget import Budget
+from rocserve.load_check.facts import NO_FACTS
+from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
+from rocserve.load_check.tensors import ROWS, Array, CheckedInput, Feed, Run
+
+_LINEAR = INDEPENDENT["linear"]
+X = CheckedInput("x", DataType.FP32, (ROWS, 4))
+
+
+def checked(run: Run, *inputs: CheckedInput, **options: object) -> RowsVerdict:
+    given = {"samples": (), "is_noisy": False, "fixed_rows": None, "seconds": 60.0, "clock": None, **options}
+    clock = given["clock"]
+    budget = Budget(given["seconds"]) if clock is None else Budget(given["seconds"], clock)  # type: ignore[arg-type]
+    return check_rows(
+        run,
+        inputs or (X,),
+        ["y"],
+        NO_FACTS,
+        budget,
+        0,
+        samples=given["samples"],  # type: ignore[arg-type]
+        is_noisy=bool(given["is_noisy"]),
+        fixed_rows=given["fixed_rows"],  # type: ignore[arg-type]
+    )
+
+
+class Noisy:
+    """An engine whose equal runs differ."""
+
+    def __init__(self, size: float, coupling: float = 0.0) -> None:
+        self._rng = np.random.default_rng(0)
+        self._size = size
+        self._coupling = coupling
+
+    def run(self, feed: Feed) -> Feed:
+        x = feed["x"]
+        noise = self._rng.standard_normal(x.shape) * self._size
+        return {"y": (x * (1 + noise) + self._coupling * np.tanh(x).mean()).astype(np.float32)}
+
+
+def test_the_verdict_names_output_difference_and_neighbour() -> None:
+    verdict = load(DEPENDENT["mean of rows"]()).check()
+    assert verdict.output == "y"
+    assert 0 < verdict.difference < 10
+    shown = f"{verdict.difference:.2g}"
+    assert shown in verdict.reason
+    assert verdict.reason.startswith("rows depend on each other: output 'y' of a row ")
+
+
+def test_lost_rows_are_named() -> None:
+    verdict = load(DEPENDENT["time first in the output"]()).check()
+    assert verdict.reason == "rows depend on each other: 1 row gives output 'y' of shape [7, 1, 4]"
+    assert verdict.difference == np.inf
+
+
+def test_what_the_file_decides_needs_no_run() -> None:
+    verdict = load(DEPENDENT["scale of the whole batch"]()).check()
+    assert verdict.reason == "rows depend on each other: DynamicQuantizeLinear takes one scale from all rows"
+    assert verdict.runs == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_seeds_give_equal_inputs(seed: int) -> None:
+    loaded = load(_LINEAR())
+
+    def inputs() -> list[Array]:
+        seen: list[Array] = []
+
+        def run(feed: Feed) -> Mapping[str, Array]:
+            seen.append(feed["x"])
+            return loaded.run(feed)
+
+        check_rows(run, loaded.inputs, loaded.outputs, loaded.facts, Budget(60), seed)
+        return seen
+
+    first, second = inputs(), inputs()
+    assert len(first) == len(second) > 5
+    assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_a_seed_may_be_as_long_as_a_digest() -> None:
+    assert load(_LINEAR()).check(seed=int("f" * 64, 16)).state is Independence.INDEPENDENT
+
+
+def test_a_noisy_engine_is_independent_within_its_noise() -> None:
+    assert checked(Noisy(1e-7).run, is_noisy=True).state is Independence.INDEPENDENT
+    assert checked(Noisy(1e-5).run, is_noisy=True).state is Independence.INDEPENDENT
+
+
+def test_a_noisy_engine_is_dependent_beyond_its_noise() -> None:
+    assert checked(Noisy(1e-6, coupling=0.1).run, is_noisy=True).state is Independence.DEPENDENT
+
+
+def test_random_outputs_are_undecided() -> None:
+    verdict = load(model("g (float[N, 4] x) => (float[N, 4] y) { r = RandomNormalLike(x) y = Add(x, r) }")).check()
+    assert verdict.state is Independence.UNDECIDED
+    assert verdict.reason.startswith("not checked: equal runs differ by ")
+    assert verdict.reason.endswith(" (RandomNormalLike); give warm-up samples or check.npz")
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 8])
+def test_an_engine_of_one_fixed_size(rows: int) -> None:
+    def fixed(loaded: Loaded) -> Run:
+        def run(feed: Feed) -> Feed:
+            assert {len(values) for values in feed.values()} == {rows}
+            return loaded.run(feed)
+
+        return run
+
+    for name in INDEPENDENT:
+        loaded = load(INDEPENDENT[name]())
+        verdict = check_rows(fixed(loaded), loaded.inputs, loaded.outputs, loaded.facts, Budget(60), 1, fixed_rows=rows)
+        assert verdict.state is Independence.INDEPENDENT, (name, verdict.reason)
+    for name in ("mean of rows", "softmax of rows", "time first in the output", "row number", "cumulative sum of rows"):
+        loaded = load(DEPENDENT[name]())
+        verdict = check_rows(fixed(loaded), loaded.inputs, loaded.outputs, loaded.facts, Budget(60), 1, fixed_rows=rows)
+        assert verdict.state is Independence.DEPENDENT, name
+
+
+def test_one_row_at_a_time_decides_nothing() -> None:
+    verdict = checked(lambda feed: {"y": feed["x"]}, fixed_rows=1)
+    assert verdict.state is Independence.UNDECIDED
+    assert verdict.reason.startswith("not checked: the engine takes one row at a time")
+
+
+def test_an_engine_that_takes_no_input_is_undecided() -> None:
+    def refuse(feed: Feed) -> Feed:
+        raise RuntimeError("sizes do not fit")
+
+    verdict = checked(refuse)
+    assert verdict.state is Independence.UNDECIDED
+    assert verdict.reason == (
+        "not checked: the engine takes no made-up input (sizes do not fit); give warm-up samples or check.npz"
+    )
+
+
+def test_samples_tell_what_made_up_inputs_do_not_meet() -> None:
+    # Only lengths that are a multiple of 37, and codes above 1000, run.
+    def run(feed: Feed) -> Feed:
+        codes = feed["codes"]
+        if codes.shape[1] % 37 or codes.min() < 1000:
+            raise RuntimeError("no such code")
+        return {"y": np.tanh(codes / 2000).sum(axis=1, dtype=np.float32)}
+
+    codes = CheckedInput("codes", DataType.INT64, (ROWS, "length"))
+    assert checked(run, codes).state is Independence.UNDECIDED
+    sample = {"codes": np.arange(1000, 1074).reshape(1, 74)}
+    assert checked(run, codes, samples=[sample]).state is Independence.INDEPENDENT
+
+    def coupled(feed: Feed) -> Feed:
+        answer = run(feed)["y"]
+        return {"y": answer - answer.mean()}
+
+    assert checked(coupled, codes, samples=[sample]).state is Independence.DEPENDENT
+
+
+def test_samples_of_several_rows_and_other_lengths() -> None:
+    lengths: set[int] = set()
+
+    def run(feed: Feed) -> Feed:
+        lengths.add(feed["x"].shape[1])
+        return {"y": feed["x"].sum(axis=1)}
+
+    open_length = CheckedInput("x", DataType.FP32, (ROWS, ""))
+    samples = [{"x": normal(3, 5)}, {"x": normal(2, 6)}, {"other": normal(1)}]
+    assert checked(run, open_length, samples=samples).state is Independence.INDEPENDENT
+    assert lengths == {5}
+
+
+def test_the_time_bounds_the_check() -> None:
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    def slow(feed: Feed) -> Feed:
+        nonlocal now
+        now += 1.0 * len(feed["x"])
+        return {"y": feed["x"]}
+
+    verdict = checked(slow, seconds=10.0, clock=clock)
+    assert verdict.state is Independence.UNDECIDED
+    assert verdict.reason == "not checked: the time ended, a row takes 1 s, and 1 s are left"
+    assert now <= 10
+
+
+def test_a_slow_model_is_tried_with_pairs() -> None:
+    now = 0.0
+    sizes: set[int] = set()
+
+    def clock() -> float:
+        return now
+
+    def slow(feed: Feed) -> Feed:
+        nonlocal now
+        now += 0.4 * len(feed["x"])
+        sizes.add(len(feed["x"]))
+        return {"y": feed["x"]}
+
+    assert checked(slow, seconds=10.0, clock=clock).state is Independence.INDEPENDENT
+    assert sizes == {1, 2}
+
+
+def test_inputs_without_rows_are_one_for_the_whole_batch() -> None:
+    seen: list[Feed] = []
+
+    def run(feed: Feed) -> Feed:
+        seen.append(feed)
+        return {"y": feed["x"] * feed["scale"]}
+
+    scale = CheckedInput("scale", DataType.FP32, ())
+    assert checked(run, X, scale).state is Independence.INDEPENDENT
+    assert {feed["scale"].shape for feed in seen} == {()}
+
+
+def test_bf16_inputs_are_bits() -> None:
+    def run(feed: Feed) -> Feed:
+        assert feed["x"].dtype == np.uint16
+        x = (feed["x"].astype(np.uint32) << 16).view(np.float32)
+        return {"y": x - x.mean(axis=0)}
+
+    assert checked(run, CheckedInput("x", DataType.BF16, (ROWS, 4))).state is Independence.DEPENDENT
+
+
+def test_an_inner_tensor_may_lose_rows_but_an_output_may_not() -> None:
+    text = """g (float[N, 4] x) => (int64[N] y) {
+        m = MatMul(x, w) f = Reshape(m, flat) s = Reshape(f, shape) y = ArgMax<axis = 1, keepdims = 0>(s) }"""
+    loaded = load(model(text, w=normal(4, 3), flat=np.array([-1]), shape=np.array([-1, 3])))
+    loaded.facts = type(loaded.facts)(exposed=("s",))
+    assert loaded.check().state is Independence.INDEPENDENT
