@@ -11,6 +11,7 @@ from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.parameters import asked_engine
 from rocserve.backends.pytorch.exported_file import read_exported
 from rocserve.backends.pytorch.model import TorchModel
+from rocserve.backends.pytorch.model_check import ModelCheck
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.backends.pytorch.package import open_package
 from rocserve.backends.pytorch.parameters import RunOptions, run_options
@@ -35,7 +36,9 @@ def load(model: ModelSource) -> LoadedModel:
 
     if place is not None:
         program = _open(model, kind, options.precision, place)
-        return TorchModel(model, program, options, device, properties, original=original)
+        # Compiled code may end the process on inputs that the program does not take.
+        check = ModelCheck(model, device, options.precision) if kind is FileKind.PACKAGE else None
+        return TorchModel(model, program, options, device, properties, original=original, check=check)
     try:
         program = _open(model, kind, options.precision, None)
     except ServeError as error:

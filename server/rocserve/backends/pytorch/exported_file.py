@@ -74,15 +74,25 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
 
 def training_operators(exported: Any) -> list[str]:
     """Return the names of the operators that compute as in training."""
-    found = set()
-    for node in exported.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):
-            schema, name = node.target._schema, node.target._schema.name.removeprefix("aten::")
-            values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
-            switch = values.get("train", values.get("training"))
-            if name in _TRAINING_OPERATORS and (switch is True or name in _ALWAYS_TRAINING):
-                found.add(name)
-    return sorted(found)
+    return sorted({operator_name(node).removeprefix("aten::") for node in exported.graph.nodes if is_in_training(node)})
+
+
+def operator_name(node: Any) -> str:
+    """Return the name of a node's operator, such as "aten::gt"; "" = it is no operator of PyTorch's."""
+    return str(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def is_in_training(node: Any) -> bool:
+    """Return whether a node's operator computes as in training, and otherwise for inference."""
+    name = operator_name(node).removeprefix("aten::")
+    return name in _TRAINING_OPERATORS and (name in _ALWAYS_TRAINING or training_switch(node) is True)
+
+
+def training_switch(node: Any) -> object:
+    """Return the argument of a node that tells training from inference; None = its operator has none."""
+    names = (argument.name for argument in node.target._schema.arguments)
+    values = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return values.get("train", values.get("training"))
 
 
 def devices_of(exported: Any) -> set[str]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rocserve.backends.base import Batch
+from rocserve.backends.pytorch.exported_file import operator_name
 from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.tensors import Tensor, tensor_from_numpy
@@ -79,13 +80,9 @@ def within_limits(batch: Batch, limits: Mapping[str, Limits]) -> tuple[dict[int,
     return failures, {**batch.inputs, **inputs}
 
 
-def _operator(node: Any) -> str:
-    return str(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else ""
-
-
 def _indexed_tensors(node: Any) -> list[tuple[Any, int, Any, bool]]:
     """Return a node's indexed tensors with dimension, index, and whether the index may count from the end."""
-    name, args = _operator(node), node.args
+    name, args = operator_name(node), node.args
     if name in _EMBEDDINGS:
         tensor, index = _EMBEDDINGS[name]
         return [(args[tensor], 0, args[index], False)]
@@ -104,7 +101,7 @@ def _index_input(index: Any) -> str | None:
             return None
         if index.op == "placeholder":
             return str(index.name)
-        if _operator(index) not in _VALUE_PRESERVING:
+        if operator_name(index) not in _VALUE_PRESERVING:
             return None
         index = index.args[0]
     return None

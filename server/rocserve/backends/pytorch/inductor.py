@@ -19,6 +19,7 @@ from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.exported_file import devices_of, read_exported
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel
+from rocserve.backends.pytorch.model_check import ModelCheck
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
 from rocserve.backends.pytorch.open_sizes import SizeCondition, check_sizes
 from rocserve.backends.pytorch.package import open_package
@@ -77,7 +78,8 @@ def load(model: ModelSource) -> LoadedModel:
     # Compiled code may end the process on inputs that the program does not take, and zeros may be such inputs.
     takes_zeros = not model.config.model_warmup
     properties = {"program": "compiled by Inductor"}
-    return TorchModel(model, program, options, device, properties, takes_zeros=takes_zeros)
+    check = ModelCheck(model, device, options.precision)
+    return TorchModel(model, program, options, device, properties, takes_zeros=takes_zeros, check=check)
 
 
 def _layout(model: str, tensor: ProgramTensor) -> Callable[[Any], Any] | None:

@@ -20,6 +20,7 @@ from rocserve.backends.pytorch.binding import BoundProgram, bind
 from rocserve.backends.pytorch.datatypes import to_torch, torch_dtype
 from rocserve.backends.pytorch.fixed_sizes import sized_executions
 from rocserve.backends.pytorch.index_limits import within_limits
+from rocserve.backends.pytorch.model_check import ModelCheck
 from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import DTYPES, Program, unfit_precision
 from rocserve.core.datatypes import DataType
@@ -78,12 +79,13 @@ class TorchModel:
         captures: bool = True,
         original: Callable[[], Program] | None = None,
         takes_zeros: bool = True,
+        check: ModelCheck | None = None,
     ) -> None:
         """`device`: the device of the program's inputs. `properties`: facts for the metadata. `captures`: whether
         batches may run as captured graphs. `original` opens the program in the file's precision, to tell why it fails
         in another; None = its precision has been tried. `takes_zeros`: False = zeros may end the process, so no runs on
-        zeros find how many rows fit into memory. Raises ServeError (INVALID_ARGUMENT) if the configuration does
-        not fit the program."""
+        zeros find how many rows fit into memory. `check`: None = the program itself shows what its rows do. Raises
+        ServeError (INVALID_ARGUMENT) if the configuration does not fit the program."""
         self.program = program
         self.device = device
         self.tensors = None if device.type == "cpu" else DeviceTensors(device)
@@ -107,7 +109,10 @@ class TorchModel:
         self._output_specs = {spec.name: spec for spec in self.signature.outputs}
         limits = [tensor.limits for tensor in program.signature.inputs]
         self._limits = {spec.name: own for spec, own in zip(self._bound.inputs, limits, strict=True) if own}
-        if not self.signature.supports_batching:
+        check = check or self._checked(source)
+        self.load_check = check.report
+        self._bound = replace(self._bound, signature=replace(self.signature, dependent_rows=check.dependent_rows))
+        if not self.signature.supports_batching or not check.allows_padding:
             return
         if device.type != "cpu":
             self._use_fixed_sizes(captures, source)
@@ -117,6 +122,13 @@ class TorchModel:
     @property
     def signature(self) -> Signature:
         return self._bound.signature
+
+    def _checked(self, source: ModelSource) -> ModelCheck:
+        """Find out what the rows do to each other, if requests may be joined."""
+        check = ModelCheck(source, self.device, self.program.signature.precision)
+        if check.asks_for_rows(self._bound):
+            check.check_rows_here(self._bound, self.program, self._call)
+        return check
 
     def _bound_batches(self, memory_bytes: int) -> None:
         """Lower the signature's max_batch_size to the rows that fit into memory."""

@@ -17,12 +17,14 @@ from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
 from rocserve.backends.pytorch.exported_file import devices_of, read_exported
+from rocserve.backends.pytorch.graph_facts import graph_facts
 from rocserve.backends.pytorch.index_limits import Limits, index_limits
 from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, SizeCondition, open_size
 from rocserve.backends.pytorch.results import output_names, outputs_of, path_text
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.requests import TensorSpec
+from rocserve.load_check.facts import NO_FACTS, GraphFacts
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Parameter `precision` -> datatype of the weights. fp32 is missing because it keeps the file's precision."""
@@ -93,6 +95,9 @@ class Program:
     check: Callable[[Sequence[TensorSpec], bool], None] | None = None
     """Checks the inputs' specs, in the program's order; True = their first dimension is the batch. Raises ServeError
     (INVALID_ARGUMENT) if the program does not take such inputs. None = only runs check their inputs."""
+    facts: GraphFacts = NO_FACTS
+    buffers: tuple[Any, ...] = ()
+    """Tensors that runs may change."""
 
 
 def in_precision(program: Program, dtype: torch.dtype) -> Program:
@@ -156,6 +161,7 @@ def open_exported(
     if dtype is not None:
         module = module.to(dtype)
     program = exported_program(exported, module if compiled is None else compiled(module), module.state_dict())
+    program = replace(program, buffers=tuple(module.buffers()))
     return program if dtype is None else in_precision(program, dtype)
 
 
@@ -206,7 +212,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
         overwritten=frozenset(index for index, tensor in enumerate(inputs) if tensor.names[0] in mutated_inputs),
         precision=precision_of(exported.state_dict if weights is None else weights),
     )
-    return Program(call, signature)
+    return Program(call, signature, facts=graph_facts(exported))
 
 
 def remove_non_tensor_results(exported: Any) -> None:

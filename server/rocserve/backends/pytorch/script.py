@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rocserve.backends.pytorch.exported_file import import_operators, read_fault
+from rocserve.backends.pytorch.graph_facts import script_facts
 from rocserve.backends.pytorch.program import Program, precision_of, without_shapes
 from rocserve.core.errors import ServeError, invalid_argument
 
@@ -32,6 +33,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
         raise
     except Exception as error:
         raise read_fault(path, error) from error
+    facts, buffers = script_facts(module), tuple(module.buffers())
     weights = module.state_dict()
     precision = precision_of(weights)
     devices = tuple(sorted({str(each.device) for each in weights.values() if isinstance(each, torch.Tensor)}))
@@ -44,7 +46,13 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     ]
     if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
         signature = without_shapes([(key,) for key in keys], precision)
-        return Program(lambda values: module(dict(zip(keys, values, strict=True))), signature, devices)
+        return Program(
+            lambda values: module(dict(zip(keys, values, strict=True))),
+            signature,
+            devices,
+            facts=facts,
+            buffers=buffers,
+        )
     for argument in needed:
         if not _is_tensor(argument) and str(argument.type) != "List[str]":
             raise invalid_argument(
@@ -59,7 +67,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
 
     names = [(name, f"INPUT__{index}") for index, name in enumerate(argument_names)]
     signature = without_shapes(names, precision, by_position=True)
-    return Program(call, signature, devices)
+    return Program(call, signature, devices, facts=facts, buffers=buffers)
 
 
 def _load(path: Path, device: torch.device | None) -> Any:

@@ -1,0 +1,251 @@
+"""The load check of PyTorch programs: whether their rows depend on each other, and what their graphs tell."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocserve.backends.base import ModelSource
+from rocserve.core.datatypes import DataType
+from rocserve.core.load_check import ROWS
+from rocserve.core.model_config import InputConfig, OutputConfig
+from rocserve.settings import EngineSettings
+
+# Importing PyTorch takes seconds.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch here; `make pytorch` installs it"),
+]
+
+SourceMaker = Callable[..., ModelSource]
+Loader = Callable[..., Any]
+FP32 = DataType.FP32
+
+
+@pytest.fixture
+def load(model_source: SourceMaker, tmp_path: Path) -> Loader:
+    """Load a function of tensors, or a module, as a program whose first dimension varies, with the engine eager."""
+
+    def make(function: Any, *example: Any, file: str = "model.pt2", **options: Any) -> Any:
+        import torch
+
+        from rocserve.backends.pytorch import eager
+
+        path, module = tmp_path / file, function
+        if not isinstance(function, torch.nn.Module):
+            module = torch.nn.Module()
+            module.forward = function  # type: ignore[method-assign]
+        if file.endswith(".pt"):
+            torch.jit.save(torch.jit.script(module), path)
+        else:
+            rows = torch.export.Dim("rows", max=256)
+            shapes = tuple({0: rows} for _ in example)
+            torch.export.save(torch.export.export(module, example, dynamic_shapes=shapes), path)
+        source = model_source(file, path.read_bytes(), **options)
+        return eager.load(replace(source, settings=EngineSettings(cache_directory=str(tmp_path / "cache"))))
+
+    return make
+
+
+def couple(kind: str) -> Any:
+    import torch
+
+    return {
+        "a sum over rows": lambda x: x.cumsum(0),
+        "the largest row": lambda x: x / x.abs().max(),
+        "a branch for all": lambda x: torch.where(x.mean() > 2, x, -x),
+        "torch.cond": lambda x: torch.cond(x.std() > 100, lambda x: x.relu(), lambda x: x.tanh(), (x,)),
+        "the number of rows": lambda x: x * x.shape[0],
+        "the row's number": lambda x: x + torch.arange(x.shape[0])[:, None],
+        "labels": lambda x: x.cumsum(0).argmax(1),
+        "attention": torch.nn.TransformerEncoderLayer(4, 2, 16, batch_first=False).eval(),
+        "statistics": torch.nn.BatchNorm1d(4).train(),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a sum over rows", "the largest row", "a branch for all", "torch.cond", "the number of rows",
+        "the row's number", "labels", "attention", "statistics",
+    ],
+)  # fmt: skip
+def test_dependent_rows_are_not_joined(load: Loader, kind: str) -> None:
+    import torch
+
+    example = torch.rand(5, 3, 4) if kind == "attention" else torch.rand(5, 4)
+    model = load(couple(kind), example)
+    assert model.signature.supports_batching
+    assert model.signature.dependent_rows.startswith("rows depend on each other: ")
+    assert model.load_check.parts == (model.signature.dependent_rows,)
+    assert not model.load_check.warning, "the server joins nothing"
+
+
+@pytest.mark.parametrize("kind", ["attention", "convolutions", "ids", "labels", "squeezed", "bf16"])
+def test_independent_rows_are_joined(load: Loader, kind: str) -> None:
+    import torch
+    from torch import nn
+
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(50, 4)
+
+        def forward(self, ids: Any, mask: Any) -> Any:
+            return (self.table(ids) * mask[..., None]).sum(1)
+
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()).eval()
+    layer = nn.TransformerEncoderLayer(4, 2, 16, batch_first=True).eval()
+    function, *example = {
+        "attention": (layer, torch.rand(5, 3, 4)),
+        "convolutions": (network, torch.rand(5, 3, 8, 8)),
+        "ids": (Text(), torch.randint(0, 50, (5, 3)), torch.ones(5, 3)),
+        "labels": (lambda x: x.argmax(1), torch.rand(5, 4)),
+        # One row comes back without its dimension of 1.
+        "squeezed": (lambda x: x[:, None, :].squeeze(), torch.rand(5, 4)),
+        "bf16": (lambda x: x.relu() * 2, torch.rand(5, 4, dtype=torch.bfloat16)),
+    }[kind]
+    model = load(function, *example)
+    assert model.load_check.parts == ("rows are independent",)
+    assert model.signature.supports_batching and not model.signature.dependent_rows
+
+
+def test_a_verdict_is_kept_and_off_checks_nothing(load: Loader) -> None:
+    import torch
+
+    example = torch.rand(5, 4)
+    first, second = (load(lambda x: x.cumsum(0), example) for _ in range(2))
+    assert first.load_check.seconds > 0 == second.load_check.seconds
+    assert first.load_check.parts == second.load_check.parts
+    unchecked = load(lambda x: x.cumsum(0), example, parameters={"load_check": "off"})
+    assert unchecked.load_check.parts == () and unchecked.signature.dependent_rows == ""
+
+
+def test_written_batching_of_dependent_rows_is_served_with_a_warning(load: Loader) -> None:
+    import torch
+
+    def function(x: Any) -> Any:
+        return x.cumsum(0)
+
+    class Script(torch.nn.Module):
+        def forward(self, x):  # type: ignore[no-untyped-def]
+            return x.cumsum(0)
+
+    tensors = {"inputs": (InputConfig("x", FP32, (4,)),), "outputs": (OutputConfig("OUTPUT__0", FP32, (4,)),)}
+    exported = load(function, torch.rand(5, 4), max_batch_size=8, **tensors)
+    script = load(Script(), file="model.pt", max_batch_size=8, **tensors)
+    for model in (exported, script):
+        assert model.load_check.failures == (ROWS,)
+        assert model.load_check.warning.startswith("batched as configured, but rows depend on each other: output 'OUT")
+    one = load(function, torch.rand(5, 4), max_batch_size=1, **tensors)
+    assert one.load_check.parts == (), "nothing is joined"
+
+
+def test_a_check_leaves_a_programs_state_as_it_was(load: Loader) -> None:
+    import torch
+
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("runs", torch.zeros(1))
+
+        def forward(self, x: Any) -> Any:
+            self.runs.add_(1)
+            return x * self.runs
+
+    model = load(Counting(), torch.rand(5, 4))
+    assert "equal runs differ" in model.signature.dependent_rows
+    assert [buffer.tolist() for buffer in model.program.buffers] == [[0.0]]
+
+
+def test_a_program_that_takes_no_made_up_input_is_loaded(load: Loader) -> None:
+    import torch
+
+    def function(x: Any) -> Any:
+        torch.ops.aten._assert_async.msg(x.amin() > 1e6, "only large numbers")
+        return x * 2
+
+    model = load(function, torch.full((5, 4), 2e6))
+    assert model.signature.dependent_rows.startswith("not checked: the engine takes no made-up input")
+    assert model.load_check.failures == ()
+
+
+def test_what_graphs_tell() -> None:
+    import torch
+
+    from rocserve.backends.pytorch.graph_facts import graph_facts
+
+    def facts(function: Any) -> Any:
+        module = torch.nn.Module()
+        module.forward = function  # type: ignore[method-assign]
+        rows = torch.export.Dim("rows", max=256)
+        return graph_facts(torch.export.export(module, (torch.rand(5, 4),), dynamic_shapes=({0: rows},)))
+
+    def choose(x: Any, condition: Any) -> Any:
+        return torch.cond(condition, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    assert facts(lambda x: choose(x, x.sum() > 3.5)).couples_rows == "torch.cond takes one branch for all rows"
+    of_size = facts(lambda x: choose(x, x.shape[0] > 9))
+    assert (of_size.couples_rows, of_size.thresholds) == ("", (9.0,))
+    assert facts(lambda x: torch.where(x.mean() > 2, x, -x)).thresholds == (2.0,)
+    assert facts(lambda x: torch.where(x > 2, x, -x)).thresholds == (), "compared element by element"
+    assert facts(lambda x: torch.rand_like(x) + x).is_random == "rand_like"
+    assert facts(lambda x: torch.nn.functional.dropout(x, 0.5, training=True)).is_random == "dropout"
+    assert facts(lambda x: torch.nn.functional.dropout(x, 0.5, training=False)).is_random == ""
+
+
+def test_a_dynamic_quantisation_takes_one_scale_from_all_rows(load: Loader) -> None:
+    pytest.importorskip("torchao")
+    import torch
+    import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer as quantizer
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+    rows = torch.export.Dim("rows", max=256)
+    module = torch.export.export(network, (torch.rand(5, 4),), dynamic_shapes=({0: rows},)).module()
+    config = quantizer.get_default_x86_inductor_quantization_config(is_dynamic=True)
+    prepared = prepare_pt2e(module, quantizer.X86InductorQuantizer().set_global(config))
+    prepared(torch.rand(5, 4))
+    model = load(convert_pt2e(prepared), torch.rand(5, 4))
+    assert "choose_qparams takes one scale from all rows" in model.signature.dependent_rows
+
+
+def test_torchscripts_dynamic_quantisation_does_so_too(load: Loader) -> None:
+    import torch
+
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+    quantised = torch.ao.quantization.quantize_dynamic(network, {torch.nn.Linear}, dtype=torch.qint8)
+    model = load(
+        quantised,
+        file="model.pt",
+        max_batch_size=8,
+        inputs=(InputConfig("input", FP32, (4,)),),
+        outputs=(OutputConfig("OUTPUT__0", FP32, (3,)),),
+    )
+    assert "quantized::linear_dynamic takes one scale from all rows" in model.load_check.warning
+
+
+def test_open_sizes_are_those_of_the_example_and_ids_end_at_the_table(load: Loader) -> None:
+    import torch
+
+    from rocserve.backends.pytorch.checked_tensors import checked_inputs
+    from rocserve.load_check.tensors import ROWS as ROWS_DIMENSION
+
+    class Text(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(50, 4)
+
+        def forward(self, ids: Any) -> Any:
+            return self.table(ids).sum(1)
+
+    model = load(Text(), torch.randint(0, 50, (5, 3)))
+    (ids,) = checked_inputs(model._bound, model.program.signature.inputs, zeros_only=False)
+    assert (ids.shape, ids.least, ids.end) == ((ROWS_DIMENSION, 3), 0, 50)
+    np.testing.assert_array_equal(ids.shape_with({}, rows=2), (2, 3))
