@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rocserve.backends.migraphx import problem_cache
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob
 from rocserve.backends.migraphx.jobs.probe import original_size_recipe
@@ -56,7 +58,7 @@ class ProgramCompiler:
         compile, not the wait for other processes; 0 = no limit. `report` replaces the runner's `report`. Raises
         JobError if the compile fails, times out or is called off; ServeError if the cache cannot store the program."""
 
-        variables = {}
+        variables = dict(recipe.environment.variables)
         if recipe.options.target is Target.GPU:
             # MIOpen, which MIGraphX uses for convolutions on a GPU, reads these variables.
             variables["MIOPEN_USER_DB_PATH"] = str(self.cache.tuning_folder)
@@ -77,14 +79,35 @@ class ProgramCompiler:
                     report=report,
                 )
 
+        def build_with_problems(file: Path) -> ProgramAbout:
+            # A file that the operator names is left to MIGraphX.
+            if recipe.options.target is not Target.GPU or os.environ.get(problem_cache.VARIABLE):
+                return build(file)
+            copy = file.with_name("problems.json")
+            variables[problem_cache.VARIABLE] = str(copy)
+            environment = recipe.environment
+            problems = self.cache.problems(environment, recipe.options.exhaustive_tune)
+            with problems.copied(copy, measures=environment == environment.measuring):
+                return build(file)
+
         wait_for_slot = self._waiting(recipe, "until other programs have been compiled on this machine", report)
         while True:
             wait_for_other = self._waiting(recipe, "for another process that compiles it", report)
             try:
-                return self.cache.find_or_build(recipe.key, build, wait_for_other)
+                return self.cache.find_or_build(recipe.key, build_with_problems, wait_for_other)
             except _NoSlotFree:
                 wait_for_slot()
                 time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+
+    def first_to_serve(self, recipe: ProgramRecipe) -> ProgramRecipe:
+        """Return the recipe, or if its program is not cached, that of an untuned program, which is compiled sooner."""
+        untuned = recipe.untuned
+        if untuned is None:
+            return recipe
+        found = self.cache.find(recipe.key)
+        if found is not None:
+            found.release()
+        return untuned if found is None else recipe
 
     def _waiting(self, recipe: ProgramRecipe, what: str, report: Callable[[str], None] | None) -> Callable[[], None]:
         title = f"{recipe.title} of model '{self.model_name}'"

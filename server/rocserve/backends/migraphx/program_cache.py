@@ -1,6 +1,6 @@
 """Keeps compiled programs and the results of load trials in the cache.
 
-programs/<key>/program.mxr, about.json, .sha256     load-trials/<key>     miopen/
+programs/<key>/program.mxr, about.json, .sha256     load-trials/<key>     miopen/     problems/<environment>.json
 
 A load trial is the first load and run of a user's own .mxr file. Its result is kept so that a file that crashes
 MIGraphX is tried once. The trial's key covers the file's bytes and the environment: a changed file, another MIGraphX or
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.backends.migraphx.problem_cache import ProblemCache
 from rocserve.cache.folders import (
     ANOTHER_PLACE,
     CachedFolder,
@@ -116,7 +117,8 @@ def _read(path: Path) -> LoadTrial | None:
 
 PROGRAM_FILENAME = "program.mxr"
 ABOUT_FILENAME = "about.json"
-_PROGRAMS, _LOAD_TRIALS, _TUNING = "programs", "load-trials", "miopen"
+_PROGRAMS, _LOAD_TRIALS, _TUNING, _PROBLEMS = "programs", "load-trials", "miopen", "problems"
+_NAME_DIGITS = 32
 _LEAST_FREE_BYTES = 64 << 20
 """With less free space on its file system, a folder takes no compiled program."""
 _BLOCK_BYTES = 4096
@@ -290,6 +292,14 @@ class ProgramCache:
         """MIOpen's folder for the tuning results of this machine's GPUs."""
         return (self._spare if self._write_error else self.directory) / _TUNING
 
+    def problems(self, environment: ProgramEnvironment, exhaustive: bool) -> ProblemCache:
+        """Return what MIGraphX has measured in this environment. `exhaustive`: the other way of tuning would take its
+        solutions for its own."""
+        text = json.dumps([json.loads(to_json(environment.measuring)), exhaustive], sort_keys=True)
+        name = f"{hashlib.sha256(text.encode()).hexdigest()[:_NAME_DIGITS]}.json"
+        folder = self._spare if self._write_error else self.directory
+        return ProblemCache(folder / _PROBLEMS / name, self._warn)
+
     @functools.cached_property
     def _spare(self) -> Path:
         with suppress(ServeError):
@@ -328,7 +338,7 @@ def _prepare(directory: Path) -> str:
     (UNAVAILABLE) if other users may write to the folder."""
     try:
         make_private(directory)
-        for name in (_PROGRAMS, _LOAD_TRIALS, _TUNING):
+        for name in (_PROGRAMS, _LOAD_TRIALS, _TUNING, _PROBLEMS):
             (directory / name).mkdir(mode=0o700, exist_ok=True)
         _check_room(directory / _PROGRAMS)
         return ""

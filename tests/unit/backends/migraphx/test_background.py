@@ -20,17 +20,17 @@ def nothing() -> None:
 
 
 def test_sizes_are_prepared_one_after_the_other_and_said_to_be_done() -> None:
-    prepared: list[int] = []
+    prepared: list[str] = []
     messages: list[str] = []
 
-    def prepare(size: int, report: Callable[[str], None]) -> None:
+    def prepare(size: str, report: Callable[[str], None]) -> None:
         report("compiling")
         prepared.append(size)
 
-    work = BackgroundSizes([2, 4], prepare, nothing, messages.append, LOG)
+    work = BackgroundSizes(["2", "4"], prepare, nothing, messages.append, LOG)
     work.start()
     work.wait()
-    assert prepared == [2, 4]
+    assert prepared == ["2", "4"]
     assert messages == [
         "serving; batch sizes still to come: 2, 4",
         "serving; batch sizes still to come: 2, 4; compiling",
@@ -41,20 +41,20 @@ def test_sizes_are_prepared_one_after_the_other_and_said_to_be_done() -> None:
 
 
 def test_a_size_that_fails_leaves_the_others_be_and_is_shown(caplog: pytest.LogCaptureFixture) -> None:
-    prepared: list[int] = []
+    prepared: list[str] = []
     messages: list[str] = []
 
-    def prepare(size: int, report: Callable[[str], None]) -> None:
-        if size == 2:
+    def prepare(size: str, report: Callable[[str], None]) -> None:
+        if size == "2":
             raise unavailable("out of memory")
-        if size == 4:
+        if size == "4":
             raise OSError("no space")
         prepared.append(size)
 
-    work = BackgroundSizes([2, 4, 8], prepare, nothing, messages.append, LOG)
+    work = BackgroundSizes(["2", "4", "8"], prepare, nothing, messages.append, LOG)
     work.start()
     work.wait()
-    assert prepared == [8]
+    assert prepared == ["8"]
     assert messages[-1] == "serving without batch sizes 2, 4: batch size 2: out of memory; batch size 4: no space"
     assert "batch size 2 is not in service: out of memory" in caplog.text
     assert "batch size 4 is not in service" in caplog.text
@@ -62,25 +62,25 @@ def test_a_size_that_fails_leaves_the_others_be_and_is_shown(caplog: pytest.LogC
 
 def test_stopping_ends_what_is_under_way_and_all_that_was_to_come() -> None:
     cancelled, begun = threading.Event(), threading.Event()
-    prepared: list[int] = []
+    prepared: list[str] = []
     messages: list[str] = []
 
-    def prepare(size: int, report: Callable[[str], None]) -> None:
+    def prepare(size: str, report: Callable[[str], None]) -> None:
         prepared.append(size)
         begun.set()
         assert cancelled.wait(PATIENCE_SECONDS)
         raise unavailable("cancelled")
 
-    work = BackgroundSizes([2, 4], prepare, cancelled.set, messages.append, LOG)
+    work = BackgroundSizes(["2", "4"], prepare, cancelled.set, messages.append, LOG)
     work.start()
     assert begun.wait(PATIENCE_SECONDS)
     work.stop()
-    assert prepared == [2]
+    assert prepared == ["2"]
     assert messages == ["serving; batch sizes still to come: 2, 4"]
 
 
 def test_stopping_before_the_start_is_nothing() -> None:
-    BackgroundSizes([2], lambda size, report: None, nothing, lambda text: None, LOG).stop()
+    BackgroundSizes(["2"], lambda size, report: None, nothing, lambda text: None, LOG).stop()
 
 
 def test_without_sizes_nothing_is_said() -> None:

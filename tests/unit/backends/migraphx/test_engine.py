@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from support import migraphx_models
 from support.migraphx_engine import Engine, answers, batch, given, wait_for_all_sizes, wanted
 from support.migraphx_serving import expected
 
+from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.serving.programs import LoadedProgram
 from rocserve.backends.onnx.model_file import ModelFile
 from rocserve.backends.onnx.signature import session_signature
@@ -82,6 +84,37 @@ class TestBatches:
         assert first_engine.reports[-1] == ""
         assert model.properties["batch_sizes"] == "1, 2"
         np.testing.assert_array_equal(answers(model, inputs)["scores"], first)
+
+    @pytest.mark.parametrize(("largest", "names"), [(2, ("1 (tuned), 2", "2")), (0, ("all (tuned)",))])
+    def test_it_serves_an_untuned_program_until_the_tuned_one_is_compiled(
+        self, first_engine: Engine, monkeypatch: pytest.MonkeyPatch, largest: int, names: tuple[str, ...]
+    ) -> None:
+        """As on a GPU; the target ref measures nothing."""
+
+        def untuned(recipe: ProgramRecipe) -> ProgramRecipe:
+            variables = {"MIGRAPHX_SKIP_BENCHMARKING": "1"}
+            return replace(recipe, environment=replace(recipe.environment, variables=variables))
+
+        monkeypatch.setattr(ProgramRecipe, "untuned", property(untuned))
+        network = NETWORKS["mlp"] if largest else migraphx_models.without_batch()
+        before = {id(each) for each in loaded_programs()}
+        model = first_engine.load(network, largest)
+        sizes = model.properties.get("batch_sizes")
+        first_engine.reports.clear()
+        model.warm_up([])
+        wait_for_all_sizes()
+        assert [*dict.fromkeys(text.partition("; compiling")[0] for text in first_engine.reports)] == [
+            *(f"serving; batch sizes still to come: {name}" for name in names),
+            "",
+        ]
+        assert (sizes, model.properties.get("batch_sizes")) == (("1", "1, 2") if largest else (None, None))
+        # The tuned program has replaced the untuned one.
+        assert len({id(each) for each in loaded_programs()} - before) == max(largest, 1)
+        model.close()
+        # Another server finds the tuned program in the cache.
+        first_engine.reports.clear()
+        first_engine.complete(network, largest).close()
+        assert not [text for text in first_engine.reports if "tuned" in text or "compiling" in text]
 
     def test_what_is_in_the_cache_is_not_compiled_again(self, first_engine: Engine) -> None:
         first_engine.complete(NETWORKS["mlp"], 2).close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,12 @@ from rocserve.core.plain import to_json
 
 _COMPILE_REVISION = 1
 """Increase it when rocserve compiles programs in a new way, so that older cached programs are not used."""
+
+
+_SKIP_MEASURING = "MIGRAPHX_SKIP_BENCHMARKING"
+_ON = ("1", "enable", "enabled", "yes", "true")
+_SKIPS_SINCE = (2, 16)
+"""The version of MIGraphX from which on it knows the variable."""
 
 
 class SourceKind(enum.Enum):
@@ -33,6 +40,14 @@ class ProgramEnvironment:
     """E.g. "gfx90a"; "" = the target is not gpu."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """The environment variables that are set and change programs, such as MIGRAPHX_ENABLE_NHWC."""
+
+    @property
+    def measuring(self) -> ProgramEnvironment:
+        """The environment in which MIGraphX measures which kernels are fastest."""
+        if self.variables.get(_SKIP_MEASURING, "").lower() not in _ON:
+            return self
+        variables = {name: value for name, value in self.variables.items() if name != _SKIP_MEASURING}
+        return replace(self, variables=variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,18 @@ class ProgramRecipe:
         if self.largest_batch:
             return f"batch sizes 1 to {self.largest_batch}"
         return f"batch size {self.batch_size}" if self.batch_size else "the program"
+
+    @property
+    def untuned(self) -> ProgramRecipe | None:
+        """The recipe of a program that compiles without measuring which kernels are fastest; None = MIGraphX cannot do
+        that here, or the operator has decided about it."""
+        version = tuple(int(number) for number in re.findall(r"\d+", self.environment.migraphx_version)[:2])
+        variables = self.environment.variables
+        if self.options.target is not Target.GPU or version < _SKIPS_SINCE or _SKIP_MEASURING in variables:
+            return None
+        environment = replace(self.environment, variables={**variables, _SKIP_MEASURING: "1"})
+        options = replace(self.options, exhaustive_tune=False, miopen_tuning=False)
+        return replace(self, environment=environment, options=options)
 
     @property
     def key(self) -> str:

@@ -140,7 +140,7 @@ class MigraphxModel:
         """Facts about the engine, replaced as a whole. Any thread may ask, also after `close`."""
 
     def add(self, program: LoadedProgram) -> None:
-        """Put a program of another batch size into service. Only one thread may call this."""
+        """Put a program into service; it replaces one of the same batch size. Only one thread may call this."""
         self._runner.add(program)
         self.properties = self._context.properties(self._runner.batch_sizes, self._facts)
 
@@ -188,8 +188,9 @@ class BackgroundSizes:
     The sizes need a separate thread because a compile takes minutes, while the worker's main thread listens to the
     server and its second thread answers batches."""
 
-    _sizes: Sequence[int]
-    _prepare: Callable[[int, Callable[[str], None]], None]
+    _sizes: Sequence[str]
+    """For people; a tuned program that replaces another counts as a size."""
+    _prepare: Callable[[str, Callable[[str], None]], None]
     """Compiles a size, loads it and puts it into service. The second argument reports progress."""
     _cancel: Callable[[], None]
     """Makes the running `_prepare` and all later ones raise. May be called on any thread."""
@@ -216,11 +217,11 @@ class BackgroundSizes:
             self._thread.join()
 
     def _run(self) -> None:
-        failures: dict[int, str] = {}
+        failures: dict[str, str] = {}
         for index, size in enumerate(self._sizes):
             if self._stopping.is_set():
                 return
-            missing = f"serving; batch sizes still to come: {', '.join(map(str, self._sizes[index:]))}"
+            missing = f"serving; batch sizes still to come: {', '.join(self._sizes[index:])}"
 
             def report(text: str, missing: str = missing) -> None:
                 self._report(f"{missing}; {text}" if text else missing)
@@ -234,15 +235,15 @@ class BackgroundSizes:
                     return
                 if isinstance(error, ServeError):
                     failures[size] = error.text
-                    self._log.warning("batch size %d is not in service: %s", size, error.text)
+                    self._log.warning("batch size %s is not in service: %s", size, error.text)
                 else:
                     failures[size] = str(error) or type(error).__name__
-                    self._log.error("batch size %d is not in service", size, exc_info=error)
+                    self._log.error("batch size %s is not in service", size, exc_info=error)
         if not self._stopping.is_set():
             # All failed sizes come before the first reason because readers cut long texts.
             text = "; ".join(f"batch size {size}: {reason}" for size, reason in failures.items())
             if failures:
-                sizes = f"batch sizes {', '.join(map(str, failures))}: " if len(failures) > 1 else ""
+                sizes = f"batch sizes {', '.join(failures)}: " if len(failures) > 1 else ""
                 text = f"serving without {sizes}{text}"
             self._report(text)
 
@@ -266,20 +267,23 @@ def load_compiled(
     compiled = _Compiled(context, plan)
     # The batch size that a file fixes always works; other sizes may fail.
     first, *others = sorted(plan.recipes, key=lambda recipe: recipe.rebatched)
-    loaded = compiled.program(first)
+    soonest = context.compiler.first_to_serve(first)
+    loaded = compiled.program(soonest)
     runner = ProgramRunner(context.model.name, loaded)
-    by_size = {recipe.batch_size: recipe for recipe in others}
+    later = {str(recipe.batch_size): recipe for recipe in others}
+    if soonest is not first:
+        later = {f"{first.batch_size or 'all'} (tuned)": first, **later}
 
-    def prepare(size: int, report: Callable[[str], None]) -> None:
-        program = compiled.program(by_size[size], report)
+    def prepare(size: str, report: Callable[[str], None]) -> None:
+        program = compiled.program(later[size], report)
         try:
             program.warm_up()
         except MigraphxError as error:
-            context.log.debug("batch size %d could not be warmed up with zeros: %s", size, error)
+            context.log.debug("batch size %s could not be warmed up with zeros: %s", size, error)
         model.add(program)
 
     background = BackgroundSizes(
-        tuple(by_size), prepare, context.compiler.runner.call_off, context.model.report, context.log
+        tuple(later), prepare, context.compiler.runner.call_off, context.model.report, context.log
     )
     model = MigraphxModel(context, compiled.signature(loaded.layout), runner, facts, background)
     context.model.report("")

@@ -175,8 +175,9 @@ class ProgramRunner:
         )
 
     def add(self, program: LoadedProgram) -> None:
-        """Put a program of another batch size into service. Only one thread may call this."""
-        self._programs = tuple(sorted((*self._programs, program), key=_most_rows))
+        """Put a program into service; it replaces one of the same batch size. Only one thread may call this."""
+        others = (one for one in self._programs if one.rows != program.rows)
+        self._programs = tuple(sorted((*others, program), key=_most_rows))
 
     def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
         """Return the `wanted` outputs, in new memory or in the arrays of `room` (see Batch). Raises ServeError
