@@ -48,11 +48,17 @@ class ReadinessWait:
         """Note the error as the reason if the server may still come up; otherwise raise it, because it is final."""
         if not isinstance(error, Unavailable | DeadlineExceeded):
             raise error
-        self._reason = error.text
+        # The last probe is cut short by the end of the wait, and tells less than an earlier answer of the server.
+        if not (isinstance(error, DeadlineExceeded) and self._reason and self._is_over):
+            self._reason = error.text
 
     def check_time(self) -> None:
-        if time.monotonic() >= self._end:
+        if self._is_over:
             raise DeadlineExceeded(f"{self._subject} is not ready after {self._timeout:g} s: {self._reason}")
+
+    @property
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self._end
 
 
 def _told(row: IndexEntry) -> str:

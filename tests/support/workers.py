@@ -30,7 +30,7 @@ from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load, WorkerPlan
 from rocserve.workers.results import BatchOutcome
 from support.outputs import tensors_of
-from support.waiting import PATIENCE_SECONDS
+from support.waiting import PATIENCE_SECONDS, until
 
 LOG = logging.getLogger("rocserve.test.workers")
 
@@ -225,6 +225,10 @@ class Workshop:
         self.folder = folder
         self.events = Events()
         self._groups: list[WorkerGroup] = []
+
+    async def until_stuck(self, batches: int = 1) -> None:
+        """Wait until so many batches are in engines that behave as "stuck"."""
+        await until(lambda: len(list(self.folder.glob("stuck-*"))) >= batches, "the batches in the engine")
 
     def group(
         self,

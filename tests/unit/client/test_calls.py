@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -37,6 +38,7 @@ from rocserve_client import (
 )
 from rocserve_client.connection import Connection
 from rocserve_client.messages import decode_infer_response, encode_infer_request
+from rocserve_client.readiness import ReadinessWait
 
 ONE = {"A": np.zeros(1, np.float32)}
 
@@ -231,20 +233,43 @@ def test_wait_for_a_server_that_is_not_started_yet(call: Any) -> None:
         process.wait()
 
 
-def test_wait_tells_why_it_was_in_vain(call: Any, loopback: Any) -> None:
+def test_wait_tells_why_it_was_in_vain(call: Any, loopback: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    note_unready = ReadinessWait.note_unready
+
+    def be_told_and_end(wait: ReadinessWait, index: Sequence[IndexEntry]) -> None:
+        note_unready(wait, index)
+        wait._end = time.monotonic()
+
+    monkeypatch.setattr(ReadinessWait, "note_unready", be_told_and_end)
     with pytest.raises(DeadlineExceeded, match=r"model 'broken' .* version 2 is UNAVAILABLE: its file is empty"):
-        call(loopback.address, "wait_until_ready", 0.2, "broken")
+        call(loopback.address, "wait_until_ready", 60, "broken")
     with pytest.raises(DeadlineExceeded, match=r"model 'borken' .*: there is no such model in the repository"):
-        call(loopback.address, "wait_until_ready", 0.2, "borken")
-    with pytest.raises(DeadlineExceeded, match=r"model 'never' is not ready after 0.2 s: never is not loaded$"):
-        call(loopback.address, "wait_until_ready", 0.2, "never")
+        call(loopback.address, "wait_until_ready", 60, "borken")
+    with pytest.raises(DeadlineExceeded, match=r"model 'never' is not ready after 60 s: never is not loaded$"):
+        call(loopback.address, "wait_until_ready", 60, "never")
+    loopback.ready = False
+    with pytest.raises(DeadlineExceeded, match=r"after 60 s: broken version 2 is UNAVAILABLE: its file is empty$"):
+        call(loopback.address, "wait_until_ready", 60)
+
+
+def test_wait_ends_with_its_time(call: Any) -> None:
+    started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"the server is not ready after 0.2 s"):
         call("127.0.0.1:1", "wait_until_ready", 0.2)
-    loopback.ready = False
-    started = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"after 0.3 s: broken version 2 is UNAVAILABLE: its file is empty$"):
-        call(loopback.address, "wait_until_ready", 0.3)
-    assert 0.25 < time.monotonic() - started < 10
+    assert time.monotonic() - started >= 0.2
+
+
+def test_a_probe_that_the_end_of_the_wait_cuts_short_hides_no_answer() -> None:
+    index = [IndexEntry("m", "1", "LOADING", "compiling")]
+    wait = ReadinessWait(0.0, None)
+    wait.note_unready(index)
+    wait.note_failure(DeadlineExceeded("Deadline Exceeded"))
+    with pytest.raises(DeadlineExceeded, match=r"after 0 s: m version 1 is LOADING: compiling$"):
+        wait.check_time()
+    without_answer = ReadinessWait(0.0, None)
+    without_answer.note_failure(DeadlineExceeded("Deadline Exceeded"))
+    with pytest.raises(DeadlineExceeded, match=r"after 0 s: Deadline Exceeded$"):
+        without_answer.check_time()
 
 
 def test_keepalive_and_further_channel_options(call: Any, loopback: Any) -> None:

@@ -11,6 +11,7 @@ import tty
 from pathlib import Path
 
 import pytest
+from support.waiting import PATIENCE_SECONDS, until
 
 from rocserve.standard_output import PatientWriter, Printed
 
@@ -38,7 +39,7 @@ async def test_it_is_written_as_it_is_read(kind: str) -> None:
     assert os.get_blocking(descriptor), "others share it"
     os.set_blocking(reader, False)
     read = bytearray()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(read) < len(TEXT):
             await asyncio.sleep(0)
             try:
@@ -73,8 +74,7 @@ async def test_a_reader_that_goes_is_no_error(when: str) -> None:
     if when == "meanwhile":
         assert not writer.is_done
         os.close(reader)
-        await asyncio.sleep(0.05)
-    assert writer.is_done
+    await until(lambda: writer.is_done)
     os.close(descriptor)
 
 
@@ -92,8 +92,7 @@ async def test_a_file_has_all_at_once_behind_what_it_had(tmp_path: Path) -> None
 async def test_devices_without_room_or_end(path: str) -> None:
     descriptor = os.open(path, os.O_WRONLY)
     writer = PatientWriter(descriptor, TEXT)
-    await asyncio.sleep(0.05)
-    assert writer.is_done
+    await until(lambda: writer.is_done)
     os.close(descriptor)
 
 

@@ -7,6 +7,7 @@ import errno
 import time
 from unittest.mock import patch
 
+from support.virtual_time import in_virtual_time
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.backoff import Backoff
@@ -56,6 +57,7 @@ async def test_a_slot_is_not_lost_with_a_load_that_is_called_off() -> None:
 _DUE = Failure(internal("bad"), retry_at=0.0)
 
 
+@in_virtual_time
 async def test_retries_come_at_a_bounded_pace_in_their_order() -> None:
     retries = Retries(a_second=20.0, burst=2)
     came: list[int] = []
@@ -73,6 +75,7 @@ async def test_retries_come_at_a_bounded_pace_in_their_order() -> None:
     assert loop.time() - begun >= 0.18
 
 
+@in_virtual_time
 async def test_a_retry_that_is_called_off_takes_nobodys_turn() -> None:
     retries = Retries(a_second=0.001, burst=1)
     came: list[str] = []

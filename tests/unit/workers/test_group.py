@@ -12,7 +12,7 @@ import signal
 import numpy as np
 import pytest
 from support.waiting import until
-from support.workers import OwnChildren, Workshop, config_of, open_descriptors, pids, run_add_sub, running
+from support.workers import OwnChildren, Workshop, config_of, on_plane, open_descriptors, pids, run_add_sub, running
 
 from rocserve.core.backoff import Backoff
 from rocserve.core.datatypes import DataType
@@ -144,7 +144,7 @@ async def test_a_killed_worker_fails_what_is_in_it_and_comes_back(workshop: Work
     (pid,) = pids(group)
     first, second = group.instances
     in_engine, behind, elsewhere = run_add_sub(first), run_add_sub(first), run_add_sub(second)
-    await asyncio.sleep(0.1)
+    await workshop.until_stuck(2)
     os.kill(pid, signal.SIGKILL)
     # Requests behind the batch in the engine never ran, so they may run elsewhere.
     assert isinstance((await behind).error, WorkerGone)
@@ -227,7 +227,7 @@ async def test_stop_does_not_wait_for_ever(workshop: Workshop, caplog: pytest.Lo
     group = await workshop.serving("stuck")
     (instance,), (pid,) = group.instances, pids(group)
     answer = run_add_sub(instance)
-    await asyncio.sleep(0.1)
+    await workshop.until_stuck()
     await group.stop(0.3)
     assert not running(pid)
     error = (await answer).error
@@ -286,13 +286,12 @@ async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:
     before = open_descriptors()
     for _ in range(5):
         await cycle()
-    await asyncio.sleep(0.1)
-    assert open_descriptors() <= before
+    await until(lambda: open_descriptors() <= before)
 
 
 async def test_when_descriptors_are_short_the_load_fails_with_that_reason(workshop: Workshop) -> None:
     await (await workshop.serving()).stop(1.0)
-    await asyncio.sleep(0.1)  # The data plane's thread closes the instance's descriptors.
+    on_plane(workshop.plane, lambda: None)  # The data plane's thread has closed the instance's descriptors before.
     before = open_descriptors()
     taken = {number for number, _ in before}
     limit = next(number for number in itertools.count() if number - len(taken & set(range(number))) == 9)

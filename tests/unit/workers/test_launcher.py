@@ -134,8 +134,7 @@ async def test_an_interpreter_that_is_not_there(workshop: Workshop) -> None:
         group = workshop.group(interpreter="/nowhere/python")
         with pytest.raises(ServeError, match="there is no Python interpreter '/nowhere/python'"):
             await group.load()
-    await asyncio.sleep(0.1)
-    assert open_descriptors() <= before
+    await until(lambda: open_descriptors() <= before)
 
 
 async def test_too_many_instances_for_one_worker(workshop: Workshop) -> None:
@@ -278,7 +277,7 @@ async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop, own_childre
     await until(lambda: len(own_children()) == 2)
     await asyncio.sleep(0.2)
     assert len(own_children()) == 2
-    assert open_descriptors() <= before
+    await until(lambda: open_descriptors() <= before)
 
 
 _SERVER = """

@@ -10,6 +10,7 @@ import threading
 from contextlib import closing
 
 import pytest
+from support.virtual_time import in_virtual_time
 from support.waiting import until
 from support.workers import Workshop, config_of, running
 
@@ -143,6 +144,7 @@ def test_progress_for_a_server_that_is_gone() -> None:
             control.send(LoadFailed(13, "why"))
 
 
+@in_virtual_time
 async def test_the_parts_of_a_load_share_its_time():
     limit = LoadLimit(0.3)
     async with limit.bounding():
@@ -156,6 +158,7 @@ async def test_the_parts_of_a_load_share_its_time():
             await asyncio.sleep(0.2)
 
 
+@in_virtual_time
 async def test_what_is_compiled_is_not_counted_and_what_follows_is():
     limit = LoadLimit(0.3)
     with pytest.raises(TimeoutError):

@@ -17,6 +17,7 @@ from signal import SIGKILL
 
 import psutil
 import pytest
+from support.virtual_time import in_virtual_time
 from support.waiting import until
 from support.workers import LOG
 
@@ -26,12 +27,14 @@ from rocserve.workers.resource_watch import ResourceWatch, read_processes
 from rocserve.workers.worker_output import WorkerOutput
 
 ROW_COUNT = 10
-# Each process lives until the next one has been forked; several such chains, for half a minute at most.
+# Each process lives until the next one has been forked; several such chains, which write when they begin, for half a
+# minute at most.
 ROWS = f"""
 import os, time
 end = time.monotonic() + 30
 for row in range({ROW_COUNT}):
     if os.fork() == 0:
+        os.write(1, b".")
         while time.monotonic() < end:
             if os.fork():
                 os._exit(0)
@@ -45,7 +48,7 @@ class Worker:
     """A process with a separate group, which is killed when it must end."""
 
     def __init__(self, code: str) -> None:
-        self._process = subprocess.Popen([sys.executable, "-S", "-c", code], process_group=0)
+        self._process = subprocess.Popen([sys.executable, "-S", "-c", code], process_group=0, stdout=subprocess.PIPE)
         self.pid = self._process.pid
         self.reasons: list[str] = []
         self.states: list[str] = []
@@ -62,10 +65,17 @@ class Worker:
         self.states = [psutil.Process(pid).status() for pid in group]
         self.end()
 
+    def written(self, count: int) -> bytes:
+        """So many bytes of what it has written to standard output, once they are there."""
+        assert self._process.stdout is not None
+        return self._process.stdout.read(count)
+
     def end(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, SIGKILL)
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 @pytest.fixture
@@ -104,6 +114,7 @@ async def test_a_watch_goes_on_when_the_server_has_descriptors_again(worker: Wor
 @pytest.mark.parametrize("worker", [ROWS], indirect=True, ids=["rows"])
 async def test_processes_that_fork_without_end_are_all_stopped_before_they_are_killed(worker: Worker) -> None:
     watch = ResourceWatch()
+    assert worker.written(ROW_COUNT) == b"." * ROW_COUNT
     watch.add(worker, 0, 3)
     await until(lambda: worker.reasons)
     assert worker.reasons[0].startswith("limit of 3 tasks exceeded")
@@ -252,6 +263,7 @@ class Instance:
         return self.unread
 
 
+@in_virtual_time
 async def test_a_watch_reports_once_and_not_while_there_is_something_to_read():
     fine, hangs = Instance(), Instance()
     silences: list[Sequence[float]] = []
@@ -269,6 +281,7 @@ async def test_a_watch_reports_once_and_not_while_there_is_something_to_read():
     watch.stop()
 
 
+@in_virtual_time
 async def test_a_limit_of_next_to_nothing_does_not_take_the_loop():
     looks = 0
 

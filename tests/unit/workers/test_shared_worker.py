@@ -65,15 +65,16 @@ async def test_one_that_comes_as_the_last_other_goes_is_served(
 ) -> None:
     """As when a folder is renamed. The process, without a model for a moment, was ended."""
     first, connect = await serving(workshop, "first"), asyncio.open_unix_connection
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def late(**given: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        begun.set()
         await ended.wait()
         return await connect(**given)
 
     monkeypatch.setattr(asyncio, "open_unix_connection", late)
     pid, loading = pids(first), asyncio.create_task(serving(workshop, "second"))
-    await asyncio.sleep(0.1)
+    await begun.wait()
     await first.stop(10.0)
     ended.set()
     second = await loading
@@ -84,7 +85,7 @@ async def test_one_that_comes_as_the_last_other_goes_is_served(
 async def test_one_that_does_not_end_is_let_go_of(workshop: Workshop) -> None:
     stuck, other = await serving(workshop, "stuck", "stuck"), await serving(workshop, "other")
     answer = run_add_sub(stuck.instances[0])
-    await asyncio.sleep(0.1)
+    await workshop.until_stuck()
     await stuck.stop(0.2)
     error = (await answer).error
     assert error is not None and error.code is StatusCode.UNAVAILABLE
@@ -123,7 +124,7 @@ async def test_its_death_fails_what_was_in_it_and_restarts_all(workshop: Worksho
     alone = await workshop.serving(config=config_of("add_sub", name="alone"))
     (pid,) = pids(other)
     answer = run_add_sub(stuck.instances[0])
-    await asyncio.sleep(0.1)
+    await workshop.until_stuck()
     os.kill(pid, signal.SIGKILL)
     error = (await answer).error
     assert error is not None and error.text == (

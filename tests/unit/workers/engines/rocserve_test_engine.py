@@ -111,7 +111,8 @@ class Model:
         return self._add_sub(batch)
 
     def _stuck(self, batch: Batch) -> BatchResult:
-        time.sleep(60)
+        (self._source.model_folder / f"stuck-{os.getpid()}-{threading.get_ident()}").touch()
+        time.sleep(600)
         return self._add_sub(batch)
 
     def _crash(self, batch: Batch) -> BatchResult:
