@@ -116,7 +116,7 @@ def reference_cases(
                 floats = {one for one, values in answer.items() if values.dtype.kind == "f"}
                 noise |= {one: cases[0].noise[one] for one in floats & cases[0].noise.keys()}
             cases.append(Case(name, encode(feed), answer, noise, facts.precision, drawn if name == PLAIN else ()))
-    except (NoInputs, OutOfTime):
+    except (NoInputs, OutOfTime, MemoryError):
         pass
     return cases
 

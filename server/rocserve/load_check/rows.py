@@ -64,6 +64,8 @@ class RowsVerdict:
     difference: float = 0.0
     """How much a row's output changes with its neighbours, relative to its largest value; inf = its shape changes."""
     runs: int = 0
+    is_lasting: bool = True
+    """Whether another check would find the same; not if the time ended it."""
 
 
 class _Decided(Exception):
@@ -112,7 +114,9 @@ def check_rows(
         return RowsVerdict(Independence.DEPENDENT, reason, lost.output, math.inf, trials.runs)
     except OutOfTime as ended:
         reason = f"not checked: the time ended, {ended}"
-        return RowsVerdict(Independence.UNDECIDED, reason, runs=trials.runs)
+        return RowsVerdict(Independence.UNDECIDED, reason, runs=trials.runs, is_lasting=False)
+    except MemoryError as error:
+        return RowsVerdict(Independence.UNDECIDED, _NOT_CHECKED.format(error), runs=trials.runs)
     except NoInputs as none:
         refusal = f" ({none})" if str(none) else ""
         reason = _NOT_CHECKED.format(f"the engine takes no made-up input{refusal}")
@@ -265,8 +269,9 @@ def _largest(one: Feed, other: Feed) -> tuple[str, float]:
     for name, values in one.items():
         if name not in other:
             continue
-        for row, counterpart in zip(values, other[name], strict=True):
-            if (found := difference(row, counterpart)) > largest[1]:
+        # Slices, because a row of one text would be a str.
+        for place in range(len(values)):
+            if (found := difference(values[place : place + 1], other[name][place : place + 1])) > largest[1]:
                 largest = name, found
     return largest
 

@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import secrets
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from rocserve.cache.folders import is_private, make_private
+from rocserve.cache.digests import file_digest
+from rocserve.cache.folders import FileLock, is_private, make_private, try_lock
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json, to_json
 
 _FOLDER = "verdicts"
-_REVISION = 1
-"""Increase it when a check decides otherwise, so that older verdicts are not used."""
 _MOST_VERDICTS = 4000
 """The oldest are removed first. A verdict has less than a block of a file system."""
 
+_WORTH_BYTES = 1 << 20
+"""Size from which on a file's digest is kept, too: reading less takes about as long as finding what is kept."""
+_POLL_SECONDS = 0.02
+"""How often a process that waits for another's verdict looks again: small models are checked in some 50 ms."""
+_UNCHANGED_SECONDS = 0.1
+"""A file counts as unchanged if it has the same times as before, and these were so old then: file systems count time in
+ticks of some 10 ms."""
+
 Verdict = TypeVar("Verdict")
+
+
+@dataclass(frozen=True, slots=True)
+class _FileDigest:
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Generic[Verdict]):
+    """A verdict, and whether an earlier check has found it."""
+
+    verdict: Verdict
+    is_from_cache: bool
+
+
+@functools.cache
+def _revision() -> str:
+    """Return a digest of this package's code: another version of it may decide otherwise."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 def verdict_key(check: str, *parts: str) -> str:
     """Return the name of a verdict: 64 hexadecimal digits. `parts`: everything that it depends on, such as the model's
     digest, the engine with its version, the device, the precision and the sizes."""
-    return hashlib.sha256(json.dumps([_REVISION, check, *parts]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([_revision(), check, *parts]).encode()).hexdigest()
 
 
 class VerdictCache:
@@ -56,3 +87,67 @@ class VerdictCache:
             kept = [path for path in self._folder.iterdir() if not path.name.startswith(".")]
             for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-_MOST_VERDICTS]:
                 path.unlink(missing_ok=True)
+
+    def find_or_check(
+        self,
+        key: str,
+        kind: type[Verdict],
+        check: Callable[[], Verdict],
+        is_lasting: Callable[[Verdict], bool],
+        wait_seconds: float,
+    ) -> Known[Verdict]:
+        """Return the verdict, and check if there is none. Of the workers of one version one checks, and the others wait
+        for it, at most `wait_seconds`. `is_lasting`: whether another check would find the same."""
+        end = time.monotonic() + wait_seconds
+        lock = None
+        while (known := self.find(key, kind)) is None:
+            lock, can_wait = self._try_lock(key)
+            if lock is not None or not can_wait or time.monotonic() > end:
+                break
+            # Polling, because a blocking flock would delay Python's signal handlers.
+            time.sleep(_POLL_SECONDS)
+        try:
+            # Another process may have remembered it before this one had the lock.
+            known = known or self.find(key, kind)
+            if known is not None:
+                return Known(known, is_from_cache=True)
+            verdict = check()
+            if is_lasting(verdict):
+                self.remember(key, verdict)
+            return Known(verdict, is_from_cache=False)
+        finally:
+            if lock is not None:
+                with suppress(OSError):
+                    lock.release()
+
+    def digest(self, path: Path, more: Sequence[Path] = ()) -> str:
+        """Return `file_digest`, of files that have not changed since an earlier call without reading them: a file of a
+        gigabyte takes seconds. Raises ServeError (UNAVAILABLE) if a file cannot be read."""
+        digests = [self._digest(file) for file in (path, *more)]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+    def _digest(self, path: Path) -> str:
+        try:
+            found = path.stat()
+        except OSError:
+            return file_digest(path)
+        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        key = verdict_key("digest", *map(str, state))
+        if found.st_size < _WORTH_BYTES:
+            return file_digest(path)
+        if (known := self.find(key, _FileDigest)) is not None:
+            return known.sha256
+        is_settled = time.time() - max(found.st_mtime, found.st_ctime) > _UNCHANGED_SECONDS
+        digest = file_digest(path)
+        if is_settled:
+            self.remember(key, _FileDigest(digest))
+        return digest
+
+    def _try_lock(self, key: str) -> tuple[FileLock | None, bool]:
+        """Return the lock of a verdict, None if another process has it, and whether waiting for it makes sense."""
+        try:
+            make_private(self._folder)
+            lock = try_lock(self._folder / f".{key}.lock")
+        except (OSError, ServeError):
+            return None, False
+        return lock, True

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rocserve.backends.warmup import warm_up_samples
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.load_check import RECORDED_ANSWERS, RECORDED_FILE, LoadCheckFailed, LoadCheckReport
@@ -22,7 +23,6 @@ from rocserve.load_check.recorded import compare_recorded, joined, read_recorded
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.membership import members_of, reachable
 from rocserve.scheduling.ensemble.version import EnsembleVersion
-from rocserve.workers.warmup import warm_up_samples
 
 _FIRST_SEQUENCE = 0xFFFF_FFFF_0000_0000
 """A number that clients are unlikely to use, because members may be serving already."""

@@ -32,6 +32,7 @@ from rocserve.backends.request_model import (
     RequestModelSource,
     Result,
 )
+from rocserve.backends.warmup import warm_up_samples, with_ragged_shapes
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError, StatusCode
@@ -45,7 +46,6 @@ from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_s
 from rocserve.workers.entries import NO_DETAILS, read_details
 from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.result_writer import NO_ROOM, ResultWriter, answer_results
-from rocserve.workers.warmup import warm_up_samples, with_ragged_shapes
 from rocserve.workers.worker_end import (
     OutgoingResult,
     ReceivedBatch,

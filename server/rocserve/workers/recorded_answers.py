@@ -12,6 +12,7 @@ import numpy as np
 
 from rocserve.backends.base import Batch, LoadedModel, model_executions
 from rocserve.backends.request_model import ModelRequest, ModelResponse, RequestModel, Rescheduled, Result
+from rocserve.backends.warmup import with_ragged_shapes
 from rocserve.core.errors import ServeError
 from rocserve.core.load_check import RECORDED_ANSWERS, RECORDED_FILE, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
@@ -19,7 +20,6 @@ from rocserve.core.tensors import Tensor
 from rocserve.load_check.recorded import compare_recorded, joined, read_recorded, recorded_request
 from rocserve.load_check.tensors import Array
 from rocserve.workers.batch_inputs import split_sample
-from rocserve.workers.warmup import with_ragged_shapes
 from rocserve.workers.worker_end import error_text
 
 

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import map_classifier
 
-from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_load_check
 from rocserve.backends.onnx import backend, external_weights
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -224,14 +224,12 @@ def scaled(default: Array, ir_version: int = 8, shape: Sequence[Any] | None = No
 TWO = np.array([2], np.float32)
 
 
-def test_an_input_with_a_default_may_be_left_out(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG")
+def test_an_input_with_a_default_may_be_left_out(model_source: SourceMaker) -> None:
     model = load(model_source("model.onnx", scaled(TWO)))
     assert model.signature.inputs == (TensorSpec("X", FP32, (-1, 2)), TensorSpec("k", FP32, (1,)))
     assert model.signature.optional_inputs == {"k"}
     # A batch of several requests could have only one k.
-    assert not model.signature.supports_batching
-    assert "is not batched: input 'k' has a default in the file, and requests may set it" in caplog.text
+    assert model.signature.dependent_rows.startswith("input 'k' has a default in the file, and requests may set it")
     model.warm_up([])
     assert run(model, ("Y",), X=X)[0].tolist() == [[6, 2], [4, 10]]
     assert run(model, ("Y",), X=X, k=np.array([5], np.float32))[0].tolist() == [[15, 5], [10, 25]]
@@ -257,7 +255,7 @@ def test_which_defaults_are_inputs(
     model = load(model_source("model.onnx", content, **options))
     assert model.signature.optional_inputs == optional
     assert [spec.name for spec in model.signature.inputs] == ["X", *optional]
-    assert model.signature.supports_batching is not bool(optional)
+    assert bool(model.signature.dependent_rows) is bool(optional)
 
 
 @pytest.mark.parametrize(("shape", "batching"), [(["rows", 2], True), (["m", 2], False)])
@@ -267,7 +265,7 @@ def test_an_input_with_a_default_may_have_a_row_for_each_row(
     source = model_source("model.onnx", scaled(np.array([[2, 3]], np.float32), shape=shape))
     model = load(source)
     assert model.signature.optional_inputs == {"k"}
-    assert model.signature.supports_batching is batching
+    assert bool(model.signature.dependent_rows) is not batching
     assert run(model, ("Y",), X=X)[0].tolist() == [[6, 3], [4, 15]]
     assert run(model, ("Y",), X=X, k=X)[0].tolist() == [[9, 1], [4, 25]]
     batched = load(replace(source, config=replace(source.config, max_batch_size=8)))
@@ -284,23 +282,21 @@ def places(rows: str, found: str) -> bytes:
     ("rows", "found", "reason"),
     [
         ("batch", "places", "output 'Y' has 'places' rows, input 'X' has 'batch'"),
-        ("unk__1", "unk__2", "output 'Y' has the shape [0, 2] for a batch of 1 rows"),
-        ("n", "n", "output 'Y' has the shape [0, 2] for a batch of 1 rows"),
+        ("unk__1", "unk__2", "1 row gives output 'Y' of shape [2, 2]"),
+        ("n", "n", "1 row gives output 'Y' of shape [2, 2]"),
     ],
 )
 def test_outputs_with_other_rows_than_the_inputs_are_not_batched(
-    model_source: SourceMaker, caplog: pytest.LogCaptureFixture, rows: str, found: str, reason: str
+    model_source: SourceMaker, rows: str, found: str, reason: str
 ) -> None:
-    caplog.set_level("DEBUG")
     model = load(model_source("model.onnx", places(rows, found)))
-    assert not model.signature.supports_batching
-    assert f"model 'model' is not batched: {reason}" in caplog.text
+    assert model.signature.dependent_rows == f"rows depend on each other: {reason}"
+    assert model_load_check(model).parts == (model.signature.dependent_rows,)
     assert run(model, ("Y",), X=X)[0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
 
 
-def test_rows_that_only_zeros_keep_are_not_batched(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_only_zeros_keep_are_not_batched(model_source: SourceMaker) -> None:
     """Y = the rows of X whose first number is not negative."""
-    caplog.set_level("DEBUG")
     nodes = [
         helper.make_node("Gather", ["X", "index"], ["first"], axis=1),
         helper.make_node("GreaterOrEqual", ["first", "zero"], ["kept"]),
@@ -309,16 +305,18 @@ def test_rows_that_only_zeros_keep_are_not_batched(model_source: SourceMaker, ca
     constants = {"index": np.array(0), "zero": np.array(0, np.float32)}
     content = model_bytes(nodes, [info("X", ["n", 2])], [info("Y", ["n", 2])], constants)
     model = load(model_source("model.onnx", content))
-    assert not model.signature.supports_batching
-    assert "output 'Y' has the shape [1, 2] for a batch of 2 rows" in caplog.text
+    assert "output 'Y' of shape" in model.signature.dependent_rows
     rows = np.array([[-1, 2], [3, 4], [0, 5]], np.float32)
     assert run(model, ("Y",), X=rows)[0].tolist() == [[3, 4], [0, 5]]
 
 
 def test_numbered_names_and_a_written_batch_size_say_nothing_against_batches(model_source: SourceMaker) -> None:
     neg = model_bytes([helper.make_node("Neg", ["X"], ["Y"])], [info("X", ["unk__1", 2])], [info("Y", ["unk__2", 2])])
-    assert load(model_source("model.onnx", neg)).signature.supports_batching
-    assert load(model_source("model.onnx", places("batch", "places"), max_batch_size=8)).signature.supports_batching
+    assert not load(model_source("model.onnx", neg)).signature.dependent_rows
+    named = helper.make_node("Neg", ["X"], ["Y"])
+    content = model_bytes([named], [info("X", ["batch", 2])], [info("Y", ["places", 2])])
+    assert load(model_source("model.onnx", content)).signature.dependent_rows
+    assert not load(model_source("model.onnx", content, max_batch_size=8)).signature.dependent_rows
 
 
 def test_a_damaged_file_with_maps_is_told_in_the_engines_words(model_source: SourceMaker, tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from rocserve.cache.digests import file_digest
 from rocserve.load_check import verdict_cache
-from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
+from rocserve.load_check.verdict_cache import Known, VerdictCache, verdict_key
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,74 @@ def test_old_verdicts_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         cache.remember(key, FOUND)
         os.utime(tmp_path / "verdicts" / key, (number, number))
     assert [key for key in keys if cache.find(key, Found)] == keys[2:]
+
+
+def found_or_checked(cache: VerdictCache, is_lasting: bool = True, checks: list[str] | None = None) -> Known[Found]:
+    def check() -> Found:
+        if checks is not None:
+            checks.append("")
+        return FOUND
+
+    return cache.find_or_check(KEY, Found, check, lambda verdict: is_lasting, wait_seconds=60)
+
+
+def test_a_verdict_is_checked_once(tmp_path: Path) -> None:
+    checks: list[str] = []
+    assert found_or_checked(VerdictCache(tmp_path), checks=checks) == Known(FOUND, is_from_cache=False)
+    assert found_or_checked(VerdictCache(tmp_path), checks=checks) == Known(FOUND, is_from_cache=True)
+    assert len(checks) == 1
+
+
+def test_what_another_check_may_decide_is_not_kept(tmp_path: Path) -> None:
+    checks: list[str] = []
+    for _ in range(2):
+        assert not found_or_checked(VerdictCache(tmp_path), is_lasting=False, checks=checks).is_from_cache
+    assert len(checks) == 2
+
+
+def test_one_of_several_workers_checks(tmp_path: Path) -> None:
+    checks: list[str] = []
+    with ThreadPoolExecutor(4) as workers:
+        found = [workers.submit(found_or_checked, VerdictCache(tmp_path), True, checks) for _ in range(4)]
+    assert len(checks) == 1
+    assert [one.result().verdict for one in found] == [FOUND] * 4
+
+
+def test_a_worker_whose_check_fails_leaves_it_to_the_next(tmp_path: Path) -> None:
+    def fail() -> Found:
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        VerdictCache(tmp_path).find_or_check(KEY, Found, fail, lambda verdict: True, wait_seconds=60)
+    assert found_or_checked(VerdictCache(tmp_path)) == Known(FOUND, is_from_cache=False)
+
+
+def test_a_check_goes_on_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert found_or_checked(VerdictCache(tmp_path / "file")) == Known(FOUND, is_from_cache=False)
+
+
+def test_the_digest_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def digest(path: Path) -> str:
+        read.append(path)
+        return file_digest(path)
+
+    monkeypatch.setattr(verdict_cache, "file_digest", digest)
+    monkeypatch.setattr(verdict_cache, "_WORTH_BYTES", 4)
+    cache, large, small = VerdictCache(tmp_path / "cache"), tmp_path / "large", tmp_path / "small"
+    large.write_bytes(b"weights")
+    small.write_bytes(b"net")
+    monkeypatch.setattr(verdict_cache, "_UNCHANGED_SECONDS", -1)
+    right = file_digest(small, [large])
+    assert [cache.digest(small, [large]) for _ in range(2)] == [right] * 2
+    assert read == [small, large, small]
+    large.write_bytes(b"WEIGHTS of another size")
+    assert cache.digest(large) == file_digest(large)
+    # A file that was written just now may change once more within the same tick of the clock.
+    monkeypatch.setattr(verdict_cache, "_UNCHANGED_SECONDS", 1e9)
+    large.write_bytes(b"and once more")
+    read.clear()
+    assert [cache.digest(large) for _ in range(2)] == [file_digest(large)] * 2
+    assert read == [large] * 2

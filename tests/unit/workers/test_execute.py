@@ -23,13 +23,13 @@ from support.workers import (
     submit,
 )
 
+from rocserve.backends.warmup import warm_up_samples
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, ModelConfig, OutputConfig, WarmupInput, WarmupSample
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 from rocserve.workers.messages import WorkerPlan
 from rocserve.workers.results import BatchOutcome
-from rocserve.workers.warmup import warm_up_samples
 
 ROWS = 100
 """Of 16 INT32: their sums are too large to be copied anyway, so that a batch gets room for them."""

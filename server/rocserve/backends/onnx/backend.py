@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -25,7 +24,6 @@ from rocserve.backends.base import (
     model_executions,
 )
 from rocserve.backends.batch_sizes import rows_that_fit
-from rocserve.backends.dropped_sizes import with_dropped_sizes
 from rocserve.backends.migraphx.configuration.options import PARAMETERS
 from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, device_executions, device_stream
@@ -34,11 +32,13 @@ from rocserve.backends.onnx.opener import SessionOpener, session_facts
 from rocserve.backends.onnx.plugins import installed_plugins
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
+from rocserve.backends.onnx.rows_check import RowsCheck
 from rocserve.backends.onnx.runs import Array, InPlaceRun, Run, SizedRun, is_on_cpu, session_run
 from rocserve.backends.onnx.signature import fixed_dimensions, session_signature
 from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import RaggedBatching, made_tensors
 from rocserve.core.requests import Signature
@@ -47,10 +47,6 @@ from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 _LOG = logging.getLogger(__name__)
 _BATCH_SIZE_PARAMETERS = frozenset({"batch", "batch_sizes", "pad_batch"})
 """MIGraphX's parameters that ONNX Runtime also follows if it runs a model at fixed batch sizes."""
-
-
-class _OtherRows(Exception):
-    """A model's output does not have a row for each row of the batch."""
 
 
 def load(model: ModelSource) -> LoadedModel:
@@ -140,7 +136,11 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
         session_run(session, signature), signature, model.config, session_facts(session), _in_place=in_place
     )
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
+        # First, because it measures how much memory the first batches take.
         opened.bound_batches(model.instance_count, model.memory_bytes)
+    if not plan.providers:
+        check = RowsCheck(model, opener, weights)
+        opened.signature, opened.load_check = check.run(session, opened.signature)
     return opened
 
 
@@ -202,6 +202,7 @@ class OnnxModel:
     _in_place: InPlaceRun | None = None
     """Writes large outputs in place; None = not possible."""
     executions: Sequence[Execution] = field(default=(), init=False)
+    load_check: LoadCheckReport = field(default=NOT_CHECKED, init=False)
 
     def __post_init__(self) -> None:
         inputs, outputs = self.signature.inputs, self.signature.outputs
@@ -210,31 +211,15 @@ class OnnxModel:
 
     def bound_batches(self, at_once: int, memory_bytes: int) -> None:
         """Set the signature's max_batch_size to the rows that fit into memory with `at_once` concurrent batches (see
-        rows_that_fit), measured on zeros. A model whose outputs have other rows than its inputs, for zeros or for other
-        numbers, does not batch."""
+        rows_that_fit), measured on zeros."""
         try:
-            rows = rows_that_fit(lambda rows: self._check_rows(self._zeros(rows)), at_once, memory_bytes)
-            with suppress(ServeError):
-                self._check_rows(_with_noise(self._zeros(2)))
-        except _OtherRows as reason:
-            _LOG.debug("model '%s' is not batched: %s", self._config.name, reason)
-            self.signature = replace(self.signature, supports_batching=False)
+            rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows)), at_once, memory_bytes)
         except ServeError:
             # The model does not take zeros; the warm-up tells why.
             return
-        else:
-            self.signature = replace(self.signature, max_batch_size=rows)
-            if rows is not None and rows < BACKEND.default_max_batch_size:
-                _LOG.debug("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
-
-    def _check_rows(self, batch: Batch) -> None:
-        """Run a batch. Raises _OtherRows, or as `execute`."""
-        (rows,) = batch.request_sizes
-        declared = {spec.name: spec.shape for spec in self.signature.outputs}
-        for name, output in self.execute(batch).outputs.items():
-            is_dropped = rows == 1 and with_dropped_sizes(declared[name], output.shape) is not None
-            if output.shape[:1] != (rows,) and not is_dropped:
-                raise _OtherRows(f"output '{name}' has the shape {list(output.shape)} for a batch of {rows} rows")
+        self.signature = replace(self.signature, max_batch_size=rows)
+        if rows is not None and rows < BACKEND.default_max_batch_size:
+            _LOG.debug("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Run zeros at each fixed batch size (one row if there are neither sizes nor samples), then the samples. Open
@@ -328,14 +313,3 @@ class OnnxModel:
                 zeros.fill(b"")
             inputs[spec.name] = tensor_from_numpy(spec.name, zeros, spec.datatype)
         return Batch(inputs, tuple(spec.name for spec in self.signature.outputs), (rows,))
-
-
-def _with_noise(batch: Batch) -> Batch:
-    """Return a batch of two rows with noise and its negative in tensors of fractions. Integers may be indices."""
-    generator = np.random.default_rng(0)
-    inputs = dict(batch.inputs)
-    for name, tensor in batch.inputs.items():
-        if tensor.datatype in (DataType.FP16, DataType.FP32, DataType.FP64):
-            noise = generator.standard_normal(tensor.shape[1:])
-            inputs[name] = tensor_from_numpy(name, np.stack([noise, -noise]), tensor.datatype)
-    return replace(batch, inputs=inputs)

@@ -38,6 +38,14 @@ class ModelFile:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Output -> its classes, for outputs that were maps; no classes = the file does not name them."""
 
+    def message(self) -> onnx.ModelProto:
+        """Read what is served, without external weights."""
+        import onnx
+
+        if self.content is not None:
+            return onnx.load_from_string(self.content)
+        return onnx.load(self.path, format="protobuf", load_external_data=False)
+
     @cached_property
     def scalars(self) -> frozenset[str]:
         """The inputs and outputs that the file declares as scalars. ONNX Runtime says the same of a tensor without a

@@ -39,6 +39,7 @@ from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.printable import without_colours
+from rocserve.load_check.onnx_facts import expose
 
 _LOG = logging.getLogger(__name__)
 _CPU_PROVIDER = "CPUExecutionProvider"
@@ -205,6 +206,14 @@ class SessionOpener:
         options = self._options(1)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return self._open_on_cpu(options)
+
+    def open_exposing(self, tensors: Sequence[str]) -> Any:
+        """Open a session on the CPU that has inner tensors as further outputs. Raises ServeError like `open`."""
+        message = self.file.message()
+        expose(message, tensors)
+        exposing = SessionOpener(self._model, ProviderPlan((), accepts_cpu=True), self._weights)
+        exposing.file = ModelFile(self.file.path, message.SerializeToString())
+        return exposing._open_on_cpu(exposing._options(1))
 
     def _open_on_cpu(self, options: Any) -> Any:
         try:

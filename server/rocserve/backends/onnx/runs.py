@@ -29,11 +29,12 @@ _ONNX_BFLOAT16 = 16
 """TensorProto.DataType.BFLOAT16 in onnx.proto."""
 
 
-def session_run(session: Any, signature: Signature) -> Run:
+def session_run(session: Any, signature: Signature, options: Any = None) -> Run:
+    """Return the function that runs a session. `options`: onnxruntime.RunOptions for all runs."""
     tensors = (*signature.inputs, *signature.outputs)
     if not any(spec.datatype is DataType.BF16 for spec in tensors):
         run: Run = session.run
-        return run
+        return run if options is None else lambda wanted, inputs: session.run(wanted, inputs, options)
     # numpy has no BF16.
     bfloat16 = frozenset(spec.name for spec in signature.inputs if spec.datatype is DataType.BF16)
 
@@ -45,7 +46,7 @@ def session_run(session: Any, signature: Signature) -> Run:
             for name, array in inputs.items()
         }
         outputs = []
-        for value in session.run_with_ort_values(wanted, values):
+        for value in session.run_with_ort_values(wanted, values, options):
             if value.element_type() == _ONNX_BFLOAT16:
                 size = value.tensor_size_in_bytes()
                 data = ctypes.string_at(value.data_ptr(), size) if size else b""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,20 +15,19 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.load_check.dimension_names import names_disagree
 
 _LOG = logging.getLogger(__name__)
 
-_DATATYPES = {
+DATATYPES = {
     **{f"tensor({name})": datatype for name, datatype in ONNX_DATATYPES.items()},
     "tensor(string)": DataType.BYTES,
 }
+"""ONNX Runtime's name of a tensor's type -> KServe datatype."""
 
 _MOST_DEFAULT_VALUES = 1024
 """Values in the defaults of all inputs that have one. A file with more keeps its weights as inputs, as ONNX required
 before IR version 4 and some exporters still do; a network without weights to speak of has fewer."""
-
-_WORD = re.compile(r"[A-Za-z_]+")
-"""A dimension's name that a person chose. Exporters number theirs: unk__6, s77, p2o.DynamicDimension.0."""
 
 
 def session_signature(session: Any, config: ModelConfig, file: ModelFile) -> Signature:
@@ -52,17 +50,14 @@ def session_signature(session: Any, config: ModelConfig, file: ModelFile) -> Sig
         "input", (node for node in defaulted if node.name in declared or not (batches and node.name in single))
     )
     batching = bool(inputs) and all(map(_is_open, (*inputs, *outputs)))
-    # A written max_batch_size says that rows are the batch.
-    if batching and not batches and (reason := _other_rows(session) or _single_text(single)):
-        if config.has_open_batch:
-            _LOG.info("model '%s' is not batched: %s", config.name, reason)
-        batching = False
     return Signature(
         (*inputs, *optional),
         outputs,
         batching,
         frozenset(spec.name for spec in optional),
         purpose=read_purpose(session.get_modelmeta().custom_metadata_map),
+        # A written max_batch_size says that rows are the batch.
+        dependent_rows=(_other_rows(session) or _single_text(single)) if batching and not batches else "",
     )
 
 
@@ -84,21 +79,12 @@ def _is_open(spec: TensorSpec) -> bool:
 
 
 def _other_rows(session: Any) -> str:
-    """Return which tensor names its rows otherwise than the first one does; "" = none among the names of people."""
-    (what, name, rows), *others = [
-        (kind, node.name, node.shape[0])
-        for kind, nodes in (("input", session.get_inputs()), ("output", session.get_outputs()))
-        for node in nodes
-        if node.shape and isinstance(node.shape[0], str) and _WORD.fullmatch(node.shape[0])
-    ] or [("", "", "")]
-    return next(
-        (
-            f"{kind} '{other}' has '{own}' rows, {what} '{name}' has '{rows}'"
-            for kind, other, own in others
-            if own != rows
-        ),
-        "",
+    inputs, outputs = (
+        {node.name: node.shape[0] if node.shape else None for node in nodes}
+        for nodes in (session.get_inputs(), session.get_outputs())
     )
+    named = names_disagree(inputs, outputs)
+    return f"rows depend on each other: {named}" if named else ""
 
 
 def _single_text(single: Iterable[str]) -> str:
@@ -112,14 +98,14 @@ def _single_text(single: Iterable[str]) -> str:
 
 
 def _spec(kind: str, node: Any, declared: tuple[int, ...], file: ModelFile) -> TensorSpec:
-    datatype = _DATATYPES.get(node.type)
+    datatype = DATATYPES.get(node.type)
     if datatype is None:
         reason = (
             "but only dense tensors can be served; export the model with tensors instead (a model of several"
             " classifiers: join their outputs, or export each by itself)"
         )
         if node.type.startswith("tensor("):
-            known = ", ".join(_DATATYPES)
+            known = ", ".join(DATATYPES)
             reason = f"which has no datatype in the KServe protocol; those that have are {known}"
         raise invalid_argument(f"{kind} '{node.name}' has ONNX type {node.type}, {reason}")
     if node.shape:

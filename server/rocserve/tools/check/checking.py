@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocserve.backends.warmup import warm_up_samples
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckFailed, LoadCheckMode, LoadCheckReport
@@ -25,7 +26,6 @@ from rocserve.tools.check.sides import Side, compare_with_recorded, onnx_file, o
 from rocserve.tools.measuring.candidates import main_engine, prepare
 from rocserve.tools.measuring.workers import ToolWorkers
 from rocserve.tools.model_choice import ToolModel
-from rocserve.workers.warmup import warm_up_samples
 
 _CASE_ROWS = 3
 """Rows of a batch, if the model batches: more than one, and no power of two, so that engines with fixed batch sizes pad
