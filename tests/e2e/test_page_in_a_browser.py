@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from support.models import add_constant, drop
+from support.models import add_constant, answering, drop
 from support.server import RocserveProcess
+
+from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 DATA = Path(__file__).parents[1] / "data"
@@ -130,6 +133,27 @@ def test_states_change_as_they_do(page: Any, either: RocserveProcess, models: Pa
     shutil.rmtree(models / "fresh")
     row(page, "fresh").locator(".badge.unavailable").wait_for()
     shutil.rmtree(models / "broken")
+
+
+def test_a_check_is_seen_and_what_it_has_found(page: Any, server: RocserveProcess, models: Path) -> None:
+    gate = models.parent / "gate"
+    waits = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)"
+    config = HOSTILE_CONFIG.replace("TYPE_STRING", "TYPE_FP32")
+    one = np.zeros(1, np.float32)
+    folder = models / "checked"
+    # The folder appears at once: a scan must not see it without its recorded answers.
+    drop(models.parent / "prepared", "checked", answering("IN", "OUT", first=waits), config)
+    write_recorded(models.parent / "prepared" / "checked" / "check.npz", RecordedAnswers({"IN": one}, {"OUT": one}))
+    (models.parent / "prepared" / "checked").rename(folder)
+    visit(page, server)
+    row(page, "checked").locator(".badge.checking").wait_for()
+    row(page, "checked").get_by_text("comparing its answer with check.npz").wait_for()
+    gate.touch()
+    row(page, "checked").locator(".badge.ready").wait_for()
+    visit(page, server, "checked")
+    fact = page.locator(".facts div").filter(has=page.get_by_text("Load check", exact=True))
+    fact.get_by_text("recorded answers are equal").wait_for()
+    shutil.rmtree(folder)
 
 
 def test_models_of_one_name_in_several_namespaces_have_rows_of_their_own(page: Any, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class WorkerVersionLoader:
         except BaseException:
             await asyncio.shield(workers.stop(0.0))
             raise
-        workers.load_check = workers.group.load_check
+        workers.checked(workers.group.load_check)
         self._tell_of_check(order, workers.load_check)
         scheduler = new_scheduler(parts)
         workers.connect(scheduler)

@@ -20,7 +20,7 @@ from rocserve.config.model_folder import is_true
 from rocserve.config.model_limits import SHARED_WORKER, time_limits, worker_bounds
 from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
-from rocserve.core.load_check import NOT_CHECKED
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
 from rocserve.core.model_config import with_sequence_tensors
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol.json_form import plain_values
@@ -58,8 +58,8 @@ class VersionWorkers(WorkerGroupEvents):
         the rate limiter's resources can never suffice for an instance."""
         self._order = order
         self._plan = plan
-        self._described: Mapping[str, str] = {}
-        """Properties that the engine reports; they override the plan's."""
+        self.properties: Mapping[str, str] = plan.properties
+        """Properties that the engine reports override the plan's."""
         self.load_check = NOT_CHECKED
         self._start_call = functools.partial(start_call, loader.dispatcher)
         self._has_called = False
@@ -89,11 +89,6 @@ class VersionWorkers(WorkerGroupEvents):
         if loader.limiter is not None:
             needs = [needs_of(one.rate_limiter, one.device) for one in plan.workers for _ in range(one.instance_count)]
             self._release_resources = loader.limiter.register(needs)
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        checked = {"load_check": self.load_check.text} if self.load_check.parts else {}
-        return {**self._plan.properties, **checked, **self._described}
 
     @property
     def available(self) -> bool:
@@ -184,7 +179,13 @@ class VersionWorkers(WorkerGroupEvents):
         self._hang_text = text
 
     def described(self, properties: Mapping[str, str]) -> None:
-        self._described = properties
+        checked = {"load_check": self.load_check.text} if self.load_check.parts else {}
+        self.properties = {**self._plan.properties, **checked, **properties}
+
+    def checked(self, report: LoadCheckReport) -> None:
+        """Note what the load check has found."""
+        self.load_check = report
+        self.described(self.properties)
 
     def measured(self, changes: MetricChanges) -> None:
         self._metrics.apply(changes)
