@@ -6,7 +6,8 @@ import fcntl
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -30,6 +31,18 @@ class TemporaryFolder:
     def remove(self) -> None:
         """Remove the folder. Must be called once only."""
         _remove(self.path, self._lock)
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Yield a folder that exists within the context, after removing those that killed processes have left. Raises
+    OSError if none can be made."""
+    remove_left(prefix)
+    folder = TemporaryFolder(prefix)
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
 
 
 def _locked(folder: Path) -> int:

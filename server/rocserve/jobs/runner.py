@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
-from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
+from rocserve.cache.temporary_folder import temporary_folder
 from rocserve.core.errors import StatusCode
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.printable import printable, printable_line
@@ -271,7 +271,8 @@ Result = TypeVar("Result")
 _POLL_SECONDS = 0.25
 """Interval of reading the child's output and checking the timeout."""
 _NO_VARIABLES: Mapping[str, str] = {}
-_TEMPORARY_PREFIX = "rocserve-job-"
+TEMPORARY_PREFIX = "rocserve-job-"
+"""Begins the names of the folders for what engines leave among the temporary files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,16 +379,13 @@ class JobRunner:
 def _temporary_folder(title: str) -> Iterator[str]:
     """Yield a folder for the child's temporary files, which goes with whatever the engine leaves there: MIGraphX (2.15
     and later) leaves a program with all its weights when a compile fails. Raises JobError."""
-    remove_left(_TEMPORARY_PREFIX)
-    try:
-        folder = TemporaryFolder(_TEMPORARY_PREFIX)
-    except OSError as error:
-        text = f"{title} failed: no temporary folder could be made: {error}"
-        raise JobError(StatusCode.UNAVAILABLE, text) from None
-    try:
-        yield str(folder.path)
-    finally:
-        folder.remove()
+    with ExitStack() as at_the_end:
+        try:
+            folder = at_the_end.enter_context(temporary_folder(TEMPORARY_PREFIX))
+        except OSError as error:
+            text = f"{title} failed: no temporary folder could be made: {error}"
+            raise JobError(StatusCode.UNAVAILABLE, text) from None
+        yield str(folder)
 
 
 def _follow(process: JobProcess, watch: JobWatch, timeout_seconds: float) -> tuple[JobReply | None, int]:

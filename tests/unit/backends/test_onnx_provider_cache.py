@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from support.models import add_constant, add_sub
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights
-from rocserve.backends.onnx.opener import error_lines, without_source_position
+from rocserve.backends.onnx.opener import SessionOpener, error_lines, without_source_position
 from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, with_caches
 from rocserve.core.errors import ServeError, StatusCode
@@ -98,6 +99,28 @@ print(os.environ["{VARIABLE}"])
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     found = subprocess.run(asked, input=pickle.dumps(source), env=environment, stdout=subprocess.PIPE, check=True)
     assert found.stdout.decode().strip() == str(folder)
+
+
+def test_what_a_failed_compile_leaves_among_the_temporary_files_goes_with_it(
+    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MIGraphX's provider compiles in this process."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    os.environ["TMPDIR"] = "/before"
+    dumps: list[Path] = []
+
+    def fail(opener: SessionOpener, options: Any, providers: Any) -> None:
+        if providers:
+            dumps.append(Path(os.environ["TMPDIR"], "lowering1.mxr"))
+            dumps[0].write_bytes(bytes(1000))
+            raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(SessionOpener, "_session", fail)
+    with pytest.raises(ServeError, match="on MIGraphXExecutionProvider: no kernel"):
+        SessionOpener(source, migraphx()).open()
+    (dump,) = dumps
+    assert (dump.parent.parent, dump.parent.exists()) == (tmp_path, False)
+    assert os.environ["TMPDIR"] == "/before"
 
 
 def test_openvino_is_told_its_folder(source: ModelSource, tmp_path: Path) -> None:

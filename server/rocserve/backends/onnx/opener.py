@@ -21,7 +21,8 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnxruntime
@@ -32,18 +33,21 @@ from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.migraphx.installation import remedy_if_missing
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, stable_weights
 from rocserve.backends.onnx.model_file import ZIP_MAP, ModelFile, corrected, may_need_correction
-from rocserve.backends.onnx.provider_options import plugin_options
+from rocserve.backends.onnx.provider_options import MIGRAPHX_PROVIDER, plugin_options
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.output_capture import OutputCapture
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
+from rocserve.cache.temporary_folder import temporary_folder
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.printable import without_colours
+from rocserve.jobs.runner import TEMPORARY_PREFIX
 from rocserve.load_check.onnx_facts import expose
 
 _LOG = logging.getLogger(__name__)
 _CPU_PROVIDER = "CPUExecutionProvider"
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+_TEMPORARY = "TMPDIR"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """Where the external weights of a model lie that is given as bytes."""
 _NOT_PARSED = "Protobuf parsing failed"
@@ -169,14 +173,15 @@ class SessionOpener:
         for provider in self._plan.providers:
             os.environ.update(provider.variables)
         session, failure = None, ""
-        with OutputCapture().captured() as errors:
+        with OutputCapture().captured() as errors, self._temporary_files():
             try:
-                providers: list[tuple[str, dict[str, str]]] = []
+                providers: list[tuple[str, dict[str, str]]] | None = []
                 for provider in self._plan.providers:
                     if provider.devices:
                         given = plugin_options(provider.kind, provider.options)
                         options.add_provider_for_devices(list(provider.devices), dict(given))
-                    else:
+                        providers = None
+                    elif providers is not None:
                         providers.append((provider.kind.provider, dict(provider.options)))
                 session = self._session(options, providers)
             except Exception as error:
@@ -228,12 +233,28 @@ class SessionOpener:
             hint = remedy(text) or (what_it_is(file) if _NOT_PARSED in text else "")
             raise invalid_argument(f"ONNX Runtime cannot load {file.name}: {text}{hint}") from None
 
-    def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
+    @contextmanager
+    def _temporary_files(self) -> Iterator[None]:
+        """Give MIGraphX a folder for temporary files, where it (2.15 and later) leaves the program, with all weights,
+        of a compile that fails."""
+        if not any(provider.kind is MIGRAPHX_PROVIDER for provider in self._plan.providers):
+            yield
+            return
+        before = os.environ.get(_TEMPORARY)
+        with temporary_folder(TEMPORARY_PREFIX) as folder:
+            os.environ[_TEMPORARY] = str(folder)
+            try:
+                yield
+            finally:
+                os.environ.pop(_TEMPORARY)
+                os.environ.update({} if before is None else {_TEMPORARY: before})
+
+    def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]] | None) -> Any:
+        """`providers`: None = the plugins in the options, which names would replace."""
+        names = None if providers is None else [*providers, _CPU_PROVIDER]
         with stable_weights(self.file.path, self._weights, options) as path:
 
             def open_session(model: str | bytes) -> Any:
-                # Names would replace the plugins in the options.
-                names = None if options.has_providers() else [*providers, _CPU_PROVIDER]
                 return onnxruntime.InferenceSession(model, options, providers=names, enable_fallback=0)
 
             session: Any = None
