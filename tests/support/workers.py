@@ -226,9 +226,9 @@ class Workshop:
         self.events = Events()
         self._groups: list[WorkerGroup] = []
 
-    async def until_stuck(self, batches: int = 1) -> None:
-        """Wait until so many batches are in engines that behave as "stuck"."""
-        await until(lambda: len(list(self.folder.glob("stuck-*"))) >= batches, "the batches in the engine")
+    async def until_stuck(self, count: int = 1) -> None:
+        """Wait until so many batches and loads are in engines that do not end them."""
+        await until(lambda: len(list(self.folder.glob("stuck-*"))) >= count, "the engine's turn")
 
     def group(
         self,

@@ -87,7 +87,7 @@ async def test_a_cancelled_load_ends_its_worker(workshop: Workshop, behaviour: s
     task = asyncio.create_task(group.load())
     await until(lambda: pids(group))
     (pid,) = pids(group)
-    await asyncio.sleep(0.2)
+    await workshop.until_stuck()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

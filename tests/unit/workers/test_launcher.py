@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -294,14 +295,14 @@ launcher.start()
 async def main():
     plane = PlaneLoop(logging.getLogger())
     plane.start()
-    workshop = Workshop(plane, launcher, Path("."))
+    workshop = Workshop(plane, launcher, Path(sys.argv[2]))
     serving = await workshop.serving("stuck", forked=sys.argv[1] == "forked")
     run_add_sub(serving.instances[0])
     loading = workshop.group("load_holds_gil", forked=sys.argv[1] == "forked")
     task = asyncio.create_task(loading.load())
     while not loading.models_of_workers:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.5)
+    await workshop.until_stuck(2)
     print(*serving.models_of_workers, *loading.models_of_workers, launcher.zygote.pid, flush=True)
     await asyncio.sleep(600)
 
@@ -310,21 +311,20 @@ asyncio.run(main())
 
 
 @pytest.mark.long
-def test_all_end_with_the_server_whatever_they_do() -> None:
+def test_all_end_with_the_server_whatever_they_do(tmp_path: Path) -> None:
     """However the workers were started, and however the server ends: four servers concurrently, because most of the
     time is waiting."""
     tests = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{tests}:{tests.parent / 'server'}:{os.environ['PYTHONPATH']}"}
     with ExitStack() as ending:
-        servers = {
-            (how, end): ending.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", _SERVER, how], stdout=subprocess.PIPE, env=environment, text=True
-                )
+        servers = {}
+        for way in itertools.product(("forked", "spawned"), (signal.SIGKILL, signal.SIGTERM)):
+            folder = tmp_path / "-".join(map(str, way))
+            folder.mkdir()
+            command = [sys.executable, "-c", _SERVER, way[0], str(folder)]
+            servers[way] = ending.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
             )
-            for how in ("forked", "spawned")
-            for end in (signal.SIGKILL, signal.SIGTERM)
-        }
         left = {}
         for way, server in servers.items():
             ending.callback(server.kill)

@@ -43,10 +43,16 @@ def load(model: ModelSource) -> Model:
     if behaviour == "load_misses_file":
         (model.model_folder / "weights").read_bytes()
     if behaviour == "load_slow":
-        time.sleep(60)
+        note_stuck(model)
+        time.sleep(600)
     if behaviour == "load_holds_gil":
-        ctypes.PyDLL(None).sleep(60)
+        note_stuck(model)
+        ctypes.PyDLL(None).sleep(600)
     return Model(behaviour, model)
+
+
+def note_stuck(source: ModelSource) -> None:
+    (source.model_folder / f"stuck-{os.getpid()}-{threading.get_ident()}").touch()
 
 
 class Model:
@@ -111,7 +117,7 @@ class Model:
         return self._add_sub(batch)
 
     def _stuck(self, batch: Batch) -> BatchResult:
-        (self._source.model_folder / f"stuck-{os.getpid()}-{threading.get_ident()}").touch()
+        note_stuck(self._source)
         time.sleep(600)
         return self._add_sub(batch)
 
