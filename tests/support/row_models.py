@@ -230,6 +230,15 @@ DEPENDENT: Mapping[str, Make] = {
             m = ReduceMin<keepdims = 0>(x) c = Less(m, t) n = Neg(x) y = Where(c, n, x) }""",
         t=np.array(-1e6, np.float32),
     ),
+    "another sign by the sign of a sum": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            s = ReduceSum<keepdims = 0>(x) n = Neg(s) c = Greater(s, n) m = Neg(x) y = Where(c, m, x) }"""
+    ),
+    "another sign by a sum beyond what the file tells": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            s = ReduceSum<keepdims = 0>(x) q = Add(t, t) c = Greater(s, q) m = Neg(x) y = Where(c, m, x) }""",
+        t=np.array(5e3, np.float32),
+    ),
     "another branch above eight rows": lambda: model(
         """g (float[N, 4] x) => (float[N, 4] y) {
             s = Shape(x) n = Gather(s, zero) c = Greater(n, eight)

@@ -3,6 +3,7 @@ depend on each other, usual rows beside usual rows show 27."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +13,8 @@ from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.made_inputs import InputMaker, Recipe, changed_floats
 from rocserve.load_check.tensors import Array, Feed
 
-_LOUD, _LOUD_HALF = 1000, 30
-"""Factor of large values, and of those in half precision, whose squares overflow soon."""
+_LARGE, _LARGEST, _LARGE_HALF = 1e3, 1e5, 30.0
+"""Factors of large values: some engines refuse the largest, and squares overflow soon in half precision."""
 _QUIET = 1e-3
 MANY_ROWS = 25
 """Rows of a batch of a model that answers with classes or texts only, which seldom show a difference."""
@@ -46,18 +47,20 @@ def groups(
     yield Group(kept, 0, c, {"another": d, **same})
     quiet_b, quiet_c = (changed_floats(row, lambda values: values * _QUIET) for row in (b, c))
     if any(not np.array_equal(values, b[name]) for name, values in quiet_b.items()):
-        yield Group([quiet_b, maker.zeros(a)][: len(kept)], 1, quiet_c, {"large, beside quiet ones": _loud(d)})
+        yield Group([quiet_b, maker.zeros(a)][: len(kept)], 1, quiet_c, {"large, beside quiet ones": _large(d, _LARGE)})
     hidden_rows = [hidden for row in (*kept, c) if (hidden := maker.hidden(recipe, row)) is not None]
     if hidden_rows:
         yield Group(hidden_rows[:-1], 1, hidden_rows[-1], {"not hidden, beside half hidden ones": c})
     if says_little and most_rows >= MANY_ROWS:
         many = [maker.row(recipe, str(number)) for number in range(MANY_ROWS - 1)]
-        yield Group(many, 1, c, {"large, among many": _loud(d)})
+        yield Group(many, 1, c, {"large, among many": _large(d, _LARGE)})
 
 
 def _neighbours(maker: InputMaker, recipe: Recipe, facts: GraphFacts, a: Feed, d: Feed) -> Mapping[str, Feed]:
     """Return the neighbours of row a, by kind."""
-    result: dict[str, Feed] = {"large": _loud(d), "near": maker.near(a, d), "zeros": maker.zeros(a)}
+    # Of one sign, so that a sum or an extreme of the batch goes beyond what it is compared with, on either side.
+    result: dict[str, Feed] = {"large": _large(d, _LARGEST), "large and negative": _large(d, -_LARGE)}
+    result |= {"near": maker.near(a, d), "zeros": maker.zeros(a)}
     if (ids := maker.largest_ids(recipe, d)) is not None:
         result["largest ids"] = ids
     if (hidden := maker.hidden(recipe, d)) is not None:
@@ -73,5 +76,9 @@ def _neighbours(maker: InputMaker, recipe: Recipe, facts: GraphFacts, a: Feed, d
     }
 
 
-def _loud(row: Feed) -> dict[str, Array]:
-    return changed_floats(row, lambda values: values * (_LOUD_HALF if values.dtype == np.float16 else _LOUD))
+def _large(row: Feed, factor: float) -> dict[str, Array]:
+    def change(values: Array) -> Array:
+        of_type = factor if values.dtype != np.float16 else math.copysign(_LARGE_HALF, factor)
+        return np.asarray(np.abs(values) * values.dtype.type(of_type))
+
+    return changed_floats(row, change)

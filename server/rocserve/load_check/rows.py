@@ -24,7 +24,7 @@ from rocserve.load_check.tensors import Array, CheckedInput, Feed, Run
 
 _ROWS = 3
 """Of a batch: two whose outputs are compared, and their neighbour."""
-_USUAL_BATCHES = 8
+_USUAL_BATCHES = 9
 _BESIDE = 1e-6
 """Largest difference of a row beside others. On a CPU it is 0."""
 _ALONE = 5e-2
