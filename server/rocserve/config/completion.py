@@ -17,6 +17,9 @@ from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelIns
 _CPU_INSTANCES = 2
 """Triton's default count of a KIND_CPU group, for thread-safe engines only."""
 
+_AMD_BATCH = "batch"
+"""The parameter that sets max_batch_size in AMD Inference Server's dialect."""
+
 _SEQUENCE_IDLE_MICROSECONDS = 1_000_000
 
 
@@ -66,12 +69,13 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
                 " max_batch_size is specified"
             )
     else:
-        if message.max_batch_size == 0 and signature.dependent_rows:
+        is_open = message.max_batch_size == 0 and not message.HasField("max_batch_size")
+        if is_open and signature.dependent_rows:
             notes = (
                 f"max_batch_size stays 0 for model '{message.name}', so each request is run by itself:"
                 f" {signature.dependent_rows}",
             )
-        elif message.max_batch_size == 0:
+        elif is_open:
             most = default_max_batch_size if signature.max_batch_size is None else signature.max_batch_size
             message.max_batch_size = max(min(default_max_batch_size, most), 0)
             notes = (
@@ -113,8 +117,11 @@ def replace_declared_tensors(message: ModelConfig, signature: Signature) -> tupl
     """Replace declared tensors that contradict the model, for dialects whose tensors are only descriptions: AMD
     Inference Server compares neither names nor the order of dimensions. Returns warnings."""
     warnings: list[str] = []
-    if message.max_batch_size > 0 and not signature.supports_batching:
-        warnings.append(f"model '{message.name}' cannot batch: each request is run by itself")
+    # Without the parameter nobody has asked for batches.
+    couples = "" if _AMD_BATCH in message.parameters else signature.dependent_rows
+    if message.max_batch_size > 0 and (couples or not signature.supports_batching):
+        reason = f" ({couples})" if couples else ""
+        warnings.append(f"model '{message.name}' cannot batch: each request is run by itself{reason}")
         message.max_batch_size = 0
         message.ClearField("dynamic_batching")
     required = {spec.name for spec in signature.inputs} - signature.optional_inputs

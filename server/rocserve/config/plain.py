@@ -174,6 +174,7 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
         control.metric_identifier.family: tuple(control.histogram_options.buckets)
         for control in message.model_metrics.metric_control
     },
+    (ModelConfig, "is_batch_size_written"): lambda message: message.HasField("max_batch_size"),
     # Known from the loaded model only.
     (ModelConfig, "is_batch_size_chosen"): lambda _: False,
     **{(kind, "any_rank"): lambda _: False for kind in (plain.InputConfig, plain.OutputConfig)},

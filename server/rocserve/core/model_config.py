@@ -289,6 +289,8 @@ class ModelConfig:
     """Canonical name of the backend ("onnx", "rocal", ...; "ensemble" for ensembles)."""
     max_batch_size: int = 0
     """0 = the model does not batch: shapes are full shapes."""
+    is_batch_size_written: bool = False
+    """The configuration sets max_batch_size, perhaps to 0."""
     is_batch_size_chosen: bool = False
     """The server chose max_batch_size, because the configuration does not set it."""
     inputs: tuple[InputConfig, ...] = ()
@@ -325,8 +327,10 @@ class ModelConfig:
 
     @property
     def has_open_batch(self) -> bool:
-        """Return whether the model may still turn out to batch: max_batch_size is 0, and tensors are not known yet."""
-        return self.max_batch_size == 0 and not (self.inputs and self.outputs)
+        """Return whether the model may still turn out to batch: nobody set max_batch_size, and tensors are not known
+        yet."""
+        is_open = self.max_batch_size == 0 and not self.is_batch_size_written
+        return is_open and not (self.inputs and self.outputs)
 
     @property
     def is_ensemble(self) -> bool:

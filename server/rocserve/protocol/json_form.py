@@ -20,9 +20,15 @@ def plain_values(message: Message) -> dict[str, Any]:
             entries[field.name] = {str(key): _value(element, value[key]) for key in sorted(value)}
         elif isinstance(value, MutableSequence):
             entries[field.name] = [_value(field, element) for element in value]
-        elif not field.has_presence or message.HasField(field.name):
+        elif not field.has_presence or _is_optional(field) or message.HasField(field.name):
             entries[field.name] = _value(field, value)
     return entries
+
+
+def _is_optional(field: Any) -> bool:
+    """Return whether a single value is declared as optional: protoc makes a oneof of its own for each such field."""
+    choice = field.containing_oneof
+    return field.message_type is None and choice is not None and choice.name == f"_{field.name}"
 
 
 def _value(field: Any, value: Any) -> Any:

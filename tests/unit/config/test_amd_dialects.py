@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,21 @@ def test_a_model_that_cannot_batch(models: Models, make_signature: MakeSignature
     assert config.max_batch_size == 0
     assert config.dynamic_batching is None
     assert config.inputs[0].dims == (1, 3, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "size"), [("", 0), ('parameters { key: "batch" value { string_param: "8" } }', 8)]
+)
+def test_dependent_rows_are_joined_only_where_batch_is_written(
+    models: Models, make_signature: MakeSignature, parameter: str, size: int
+) -> None:
+    folder = models.folder("flowers", {"config.pbtxt": f"{_PBTXT} {parameter}", "1/a.onnx": ""})
+    signature = make_signature({"pixels": ("FP32", (-1, 3, 16, 16))}, {"scores": ("FP32", (-1, 5))})
+    complete = complete_definition(models.read(folder), replace(signature, dependent_rows="rows depend on each other"))
+    assert complete.config.max_batch_size == size
+    assert any("each request is run by itself (rows depend on each other)" in one for one in complete.warnings) is (
+        size == 0
+    )
 
 
 def test_strict_compares_instead_of_taking(models: Models, make_signature: MakeSignature) -> None:

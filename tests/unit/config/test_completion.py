@@ -10,10 +10,12 @@ from support.model_folders import Models
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition, complete_definition
+from rocserve.config.request_rules import ConfigRequest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, OutputConfig
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.protocol.json_form import plain_values
 
 MakeSignature = Callable[..., Signature]
 Read = Callable[..., ModelDefinition]
@@ -267,3 +269,25 @@ def test_dependent_rows_are_joined_only_as_written(
         " other: output 'y' changes by 0.3"
     )
     assert definition.notes == (() if size else (note,))
+
+
+@pytest.mark.parametrize("rest", ["", 'input { name: "x" data_type: TYPE_FP32 dims: [-1, 4] }'])
+def test_a_written_zero_switches_batching_off(read: Read, batching: Signature, rest: str) -> None:
+    written = read(f'backend: "onnxruntime" max_batch_size: 0 {rest}')
+    assert not written.config.has_open_batch
+    complete = complete_definition(written, batching)
+    assert complete.config.max_batch_size == 0 and not complete.message.HasField("dynamic_batching")
+    assert [tensor.dims for tensor in complete.config.inputs] == [(-1, 4)]
+    assert not complete.config.is_batch_size_chosen and complete.notes == ()
+
+
+@pytest.mark.parametrize(("field", "size"), [('"max_batch_size": 0', 0), ('"maxBatchSize": 0', 0), ('"name": "m"', 64)])
+def test_a_load_request_may_switch_batching_off(models: Models, batching: Signature, field: str, size: int) -> None:
+    request = ConfigRequest(f'{{"backend": "onnxruntime", {field}}}')
+    definition = models.made("m", {"config.pbtxt": "max_batch_size: 8", "1/model.onnx": ""}, request=request)
+    assert complete_definition(definition, batching).config.max_batch_size == size
+
+
+@pytest.mark.parametrize("written", ["", "max_batch_size: 0"])
+def test_clients_and_models_see_a_size_that_nobody_wrote(read: Read, written: str) -> None:
+    assert plain_values(read(f'backend: "onnxruntime" {written}').message)["max_batch_size"] == 0

@@ -63,6 +63,7 @@ def test_every_part() -> None:
         platform="onnx_onnxv1",
         backend="onnx",
         max_batch_size=8,
+        is_batch_size_written=True,
         inputs=(InputConfig("x", DataType.UINT8, (2, 3, -1), None, True, "FORMAT_NHWC"),),
         outputs=(OutputConfig("y", DataType.BYTES, (1,), (), "l.txt", ("cat", "dog")),),
         version_policy=VersionPolicy(specific=(2, 5)),

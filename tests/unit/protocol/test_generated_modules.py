@@ -126,6 +126,11 @@ def _enums(file) -> Iterator[EnumDescriptor]:
         yield from message.enum_types
 
 
+OPTIONAL = {"inference.ModelConfig": ("max_batch_size",)}
+"""Fields whose default, if it is written, means something else to us than a missing one. On the wire and in text they
+are the same."""
+
+
 def _field(field: FieldDescriptor) -> dict[str, object]:
     """All properties of a field that show on the wire or in text format."""
     return {
@@ -151,6 +156,8 @@ def test_every_public_message_and_field(public, ours) -> None:
     for message in theirs:
         assert message.full_name in mine
         expected = {field.name: _field(field) for field in message.fields}
+        for name in OPTIONAL.get(message.full_name, ()):
+            expected[name] |= {"presence": True, "oneof": f"_{name}"}
         more = OPEN_INFERENCE_PROTOCOL.get(message.full_name, {})
         fields = mine[message.full_name].fields
         assert {field.name: _field(field) for field in fields if field.name not in more} == expected, message.full_name

@@ -215,7 +215,8 @@ def _inputs_of(model: ToolModel, signature: Signature) -> Inputs:
     """Return the inputs for each batch size of the configuration. `input_shapes`, or else the configuration, gives the
     size of a dimension that the engine leaves open."""
     config = model.source.config
-    batches = signature.supports_batching and (config.max_batch_size > 0 or config.has_open_batch)
+    may_batch = config.has_open_batch and not signature.dependent_rows
+    batches = signature.supports_batching and (config.max_batch_size > 0 or may_batch)
     most = model.backend.default_max_batch_size
     unconfigured = most if is_pytorch(model) else LARGEST_WITHOUT_CONFIGURATION
     largest = config.max_batch_size or min(most, signature.max_batch_size or unconfigured)

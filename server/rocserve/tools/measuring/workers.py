@@ -88,8 +88,8 @@ class ToolWorkers:
         definition = order.definition
         # The batches are the engine's: a worker joins none, and makes nothing of their rows.
         config = replace(
-            definition.config, max_batch_size=0, model_warmup=(), batch_inputs=(), batch_outputs=(),
-            sequence_batching=None,
+            definition.config, max_batch_size=0, is_batch_size_written=False, model_warmup=(), batch_inputs=(),
+            batch_outputs=(), sequence_batching=None,
         )  # fmt: skip
         if is_timed:
             parameters = {**definition.config.parameters, ENGINE: plan.engine.module}
