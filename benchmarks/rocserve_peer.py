@@ -26,6 +26,7 @@ def rocserve_server(
     http_port: int | None = None,
     name: str = "rocserve",
     tree: Path | None = None,
+    poll_seconds: float | None = None,
 ) -> ServerProcess:
     """The server on a model repository; metrics are off, because none is measured.
 
@@ -33,6 +34,7 @@ def rocserve_server(
         flags: further flags.
         http_port: None = without HTTP.
         tree: the checkout whose code runs; None = the version that is installed where the benchmarks run.
+        poll_seconds: between two questions over HTTP whether it is ready; None = it is asked seldom, over gRPC.
     """
     command = [
         *([str(rocserve_program())] if tree is None else [sys.executable, "-m", "rocserve.cli"]),
@@ -49,4 +51,5 @@ def rocserve_server(
     if tree is not None:
         path = [f"{tree}/server", f"{tree}/clients", *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    return ServerProcess(name, command, port, log_file, environment, http_port=http_port)
+    ready = {} if poll_seconds is None else {"ready_path": "/v2/health/ready", "poll_seconds": poll_seconds}
+    return ServerProcess(name, command, port, log_file, environment, http_port=http_port, **ready)

@@ -77,9 +77,11 @@ class ServerProcess:
         clean_up: Callable[[], None] | None = None,
         http_port: int | None = None,
         ready_path: str = "",
+        poll_seconds: float = 0.1,
     ) -> None:
         """`port`: the gRPC port that the command names; None = it speaks HTTP only. `clean_up`: called after the
-        server's end. `http_port`: of HTTP. `ready_path`: the HTTP path that shows readiness, without gRPC."""
+        server's end. `http_port`: of HTTP. `ready_path`: the HTTP path that shows readiness; "" = gRPC does.
+        `poll_seconds`: between two questions whether it is ready."""
         self.name = name
         self.port = port
         self.http_port = http_port
@@ -88,6 +90,7 @@ class ServerProcess:
         self._environment = dict(environment) if environment is not None else None
         self._clean_up = clean_up
         self._ready_path = ready_path
+        self._poll_seconds = poll_seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -147,13 +150,13 @@ class ServerProcess:
                 )
             if self._is_ready():
                 return
-            time.sleep(0.1)
+            time.sleep(self._poll_seconds)
         raise ServerFailed(
             f"{self.name} was not ready within {START_SECONDS:.0f} s; its log ends with:\n{self._log_tail()}"
         )
 
     def _is_ready(self) -> bool:
-        if self.port is None:
+        if self._ready_path:
             connection = HTTPConnection(self.http_address, timeout=1.0)
             with suppress(OSError, HTTPException), closing(connection):
                 connection.request("GET", self._ready_path)
