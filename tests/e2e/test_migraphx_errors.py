@@ -143,7 +143,7 @@ def test_a_worker_that_a_request_has_crashed_is_back(served: Served) -> None:
     wait_until(lambda: index_entry(served.client, "picking") == ("READY", ""), "another worker")
     found = ask(served.client, "picking", {"index": np.array([[1]])})["y"]
     assert found.tolist() == [[3, 4]]
-    assert "Assertion `in_index >= 0" in served.server.log_text
+    wait_until(lambda: "Assertion `in_index >= 0" in served.server.log_text, "the worker's last line in the log")
 
 
 def test_good_models_answered_all_the_while(served: Served) -> None:

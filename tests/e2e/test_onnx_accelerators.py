@@ -9,6 +9,7 @@ import onnxruntime
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
+from support.waiting import wait_until
 
 ABSENT = "OpenVINOExecutionProvider" not in onnxruntime.get_available_providers()
 
@@ -37,4 +38,5 @@ def test_accelerators_that_are_taken(serve, repository: Path) -> None:
     for model in configs:
         entry = infer_input("X", np.ones((3, 2), np.float32))
         assert client.infer(model, [entry]).as_numpy("Y").tolist() == [[2.0, 2.0]] * 3
-    assert "'migraphx' is not used: the instance is on the CPU" in server.log_text
+    text = "'migraphx' is not used: the instance is on the CPU"
+    wait_until(lambda: text in server.log_text, "the worker's line in the log")

@@ -15,6 +15,7 @@ from support.http_requests import ask
 from support.infer_inputs import infer_input
 from support.models import drop, map_classifier
 from support.server import RocserveProcess
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve_client import Client, Output
@@ -106,7 +107,8 @@ def test_a_classifier_of_maps_gives_its_values_and_its_classes(
     rows = [[3, 1], [2, 5]]
     assert asked(server, protocol, model, "maps", X=rows) == [[3, 1, 4], [2, 5, 7]]
     assert asked(server, protocol, model, "maps", 2, X=rows[:1]) == [best]
-    assert f"{model}:1: output 'maps' is served as the tensor" in server.log_text
+    text = f"{model}:1: output 'maps' is served as the tensor"
+    wait_until(lambda: text in server.log_text, "the worker's line in the log")
 
 
 def test_the_client_has_the_classes_names(server: RocserveProcess) -> None:

@@ -90,7 +90,7 @@ def test_the_same_tensors_as_from_the_cpu_engine(with_rocal: None, repository: P
     server = serve(repository, flags=("--log-verbose=1",))
     server.wait_until_ready()
     client = server.client()
-    assert "runs on amd.rocal" in server.log_text
+    wait_until(lambda: "runs on amd.rocal" in server.log_text, "the worker's line in the log")
     for count in (1, 3, 6):
         inputs = entry_of(*(jpeg(seed) for seed in range(count)))
         given = client.infer("on_rocal", inputs).as_numpy("IMAGE")

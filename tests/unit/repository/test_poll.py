@@ -50,15 +50,19 @@ async def test_not_ready_before_the_first_loads_have_ended(
     assert "version 7" in served.data("m", "7")
 
 
+@pytest.mark.long
 async def test_a_version_copied_byte_by_byte_is_loaded_once_and_whole(
-    m: Path, served: Served, folders: Folders, loader: FakeLoader
+    start: Start, folders: Folders, loader: FakeLoader
 ) -> None:
+    folders.model("m", 1)
+    # Longer than a pause between two bytes on a busy machine, and less than the whole copy.
+    served: Served = await start(settle_seconds=1.5)
     folder = folders.root / "m" / "2"
     folder.mkdir()
     with (folder / "model.onnx").open("wb", buffering=0) as file:
         for byte in b"a version that takes a while":
             file.write(bytes([byte]))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
             assert served.data("m") == "good"
             assert loader.loads == [("m", 1)]
     await served.until(lambda: served.data("m") == "a version that takes a while")

@@ -148,7 +148,8 @@ async def test_a_folder_that_comes_and_goes_without_end_is_never_taken_for_gone(
     start: Start, folders: Folders, loader: FakeLoader, tmp_path: Path
 ) -> None:
     folder = folders.model("m", 1)
-    served: Served = await start(settle_seconds=0.5)
+    # Longer than any of the pauses on a busy machine, and less than all of them together.
+    served: Served = await start(settle_seconds=2.0)
     for _ in range(8):
         folder.rename(tmp_path / "away")
         await asyncio.sleep(0.2)
