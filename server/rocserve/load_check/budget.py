@@ -39,10 +39,6 @@ class Trials:
         self.refusal = ""
         """What the engine said when it refused an input most recently."""
 
-    @property
-    def seconds_left(self) -> float:
-        return self._budget.left
-
     def run(self, feed: Feed, rows: int = 1) -> Feed | None:
         """Run; None = the engine refuses this input. Raises OutOfTime if the run would probably last too long."""
         left = self._budget.left

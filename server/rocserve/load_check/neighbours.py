@@ -37,17 +37,23 @@ class Group:
 def groups(
     maker: InputMaker, recipe: Recipe, facts: GraphFacts, two: Sequence[Feed], says_little: bool, most_rows: float
 ) -> Iterator[Group]:
-    """Yield the groups, those that find most first; the first two have both or one of the `two` rows. `says_little`: no
-    output is a float. `most_rows`: rows that a batch may have."""
+    """Yield the groups, those that find most first. `says_little`: no output is a float. `most_rows`: rows that a batch
+    may have. Pairs show nearly all that batches of three rows show, in little more than half of the time."""
     (a, b), (c, d) = two, (maker.row(recipe, name) for name in "cd")
-    kept = [a, b] if most_rows > 2 else [a]
     # Classes and texts that are compared between rows are seldom equal by chance.
     same = {"the same": a} if says_little else {}
-    yield Group(kept, 1, c, {**_neighbours(maker, recipe, facts, a, d), **same})
-    yield Group(kept, 0, c, {"another": d, **same})
+    usual = {**_neighbours(maker, recipe, facts, a, d), **same}
+    kept = [a, b] if most_rows > 2 else [a]
+    if most_rows > 2:
+        yield Group(kept, 1, c, usual)
+        yield Group(kept, 0, c, {"another": d, **same})
+    else:
+        yield Group(kept, 0, c, {"another": d, **usual} if says_little else usual)
     quiet_b, quiet_c = (changed_floats(row, lambda values: values * _QUIET) for row in (b, c))
     if any(not np.array_equal(values, b[name]) for name, values in quiet_b.items()):
         yield Group([quiet_b, maker.zeros(a)][: len(kept)], 1, quiet_c, {"large, beside quiet ones": _large(d, _LARGE)})
+    elif most_rows == 2:
+        yield Group(kept, 1, c, {"another": d})
     hidden_rows = [hidden for row in (*kept, c) if (hidden := maker.hidden(recipe, row)) is not None]
     if hidden_rows:
         yield Group(hidden_rows[:-1], 1, hidden_rows[-1], {"not hidden, beside half hidden ones": c})

@@ -25,6 +25,8 @@ from rocserve.load_check.tensors import Array, CheckedInput, Feed, Run
 _ROWS = 3
 """Of a batch: two whose outputs are compared, and their neighbour."""
 _USUAL_BATCHES = 9
+_LONG_SECONDS = 0.5
+"""Of all these batches together. A server with a small model is READY within less."""
 _BESIDE = 1e-6
 """Largest difference of a row beside others. On a CPU it is 0."""
 _ALONE = 5e-2
@@ -155,7 +157,7 @@ class _RowsCheck:
                 if number == 0:
                     raise _dependent(f"the engine takes 1 row, but not {len(group.rows) + 1} rows")
                 continue
-            if number < 2:
+            if group.rows[0] is two[0]:
                 self._compare_alone(alone, _without(first, group.at), found)
             self._compare_beside(group, first)
         for size in self._telling_sizes():
@@ -166,11 +168,10 @@ class _RowsCheck:
             raise _undecided("the outputs hardly change with the inputs")
 
     def _most_rows(self) -> float:
-        """Return how many rows a batch may have: two suffice where the time would not do for more."""
+        """Return how many rows a batch may have: two where more would last so long that a user notices."""
         if self._fixed_rows:
             return self._fixed_rows
-        is_slow = self._trials.seconds_per_row * _ROWS * _USUAL_BATCHES > self._trials.seconds_left / 2
-        return 2 if is_slow else math.inf
+        return 2 if self._trials.seconds_per_row * _ROWS * _USUAL_BATCHES > _LONG_SECONDS else math.inf
 
     def _two_rows(self, found: Found) -> tuple[tuple[Sequence[Feed], Sequence[Feed]], bool]:
         """Return two rows and their outputs alone, and whether these outputs differ and say something."""
