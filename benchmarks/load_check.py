@@ -1,11 +1,12 @@
 """What the load check costs, and what it decides about real models.
 
-usage: python -m benchmarks.load_check [--rounds 5] [--models DIR] [--write NAME]
-       python -m benchmarks.load_check --table [--seeds 5] [--models DIR] [--write NAME]
+usage: python -m benchmarks.load_check [--rounds 5] [--only TEXT] [--models DIR] [--write NAME]
+       python -m benchmarks.load_check --table [--seeds 5] [--only TEXT] [--models DIR] [--write NAME]
 
 The price: the time from the command of a server until it is READY, for the sample repository and for ten real models,
-one server each, without the check, with it, and with its verdicts in the cache. The three take turns; medians of one
-run are compared. Memory is that of all of the server's processes, what is shared in equal parts (PSS).
+one server each, without the check, with it ("cold"), and with its verdicts in the cache ("cached"). The three take
+turns; the ratios are those of medians of one run. CPU time varies less than the clock's on a busy machine. Memory is
+that of all of the server's processes, what is shared in equal parts (PSS).
 
 The table: each real model is loaded with several seeds in this process, as a worker of the server loads it.
 
@@ -47,12 +48,15 @@ class Price:
     """What was measured of one repository, by mode."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {_OFF: [], _COLD: [], _CACHED: []})
+    cpu_seconds: dict[str, list[float]] = field(default_factory=lambda: {_OFF: [], _COLD: [], _CACHED: []})
     megabytes: dict[str, list[float]] = field(default_factory=lambda: {_OFF: [], _COLD: [], _CACHED: []})
 
     def cells(self) -> Sequence[str]:
-        off, cold, cached = (median(self.seconds[mode]) for mode in (_OFF, _COLD, _CACHED))
-        memory = " / ".join(f"{median(self.megabytes[mode]):.0f}" for mode in (_OFF, _COLD, _CACHED))
-        return [f"{off:.2f}", f"{cold:.2f}", f"{cold / off:.2f}", f"{cached:.2f}", f"{cached / off:.2f}", memory]
+        cells = []
+        for measured in (self.seconds, self.cpu_seconds):
+            off, cold, cached = (median(measured[mode]) for mode in (_OFF, _COLD, _CACHED))
+            cells += [f"{off:.2f}", f"{cold / off:.2f}", f"{cached / off:.2f}"]
+        return [*cells, " / ".join(f"{median(self.megabytes[mode]):.0f}" for mode in (_OFF, _COLD, _CACHED))]
 
 
 def measure_prices(repositories: Mapping[str, Path], rounds: int, folder: Path) -> str:
@@ -67,7 +71,7 @@ def measure_prices(repositories: Mapping[str, Path], rounds: int, folder: Path) 
                 if mode != _CACHED:
                     shutil.rmtree(cache, ignore_errors=True)
                 _start(repository, cache, folder, prices[name], mode)
-    columns = ["models", "off, s", "cold, s", "ratio", "cached, s", "ratio", "MB: off / cold / cached"]
+    columns = ["models", "READY after, s", "cold", "cached", "CPU time, s", "cold", "cached", "MB: off / cold / cached"]
     return markdown_table(columns, [[name, *price.cells()] for name, price in prices.items()])
 
 
@@ -86,8 +90,15 @@ def _start(repository: Path, cache: Path, folder: Path, price: Price, mode: str)
     began = time.monotonic()
     with server:
         price.seconds[mode].append(time.monotonic() - began)
+        price.cpu_seconds[mode].append(_cpu_seconds(server))
         time.sleep(_REST_SECONDS)
         price.megabytes[mode].append(_memory(server))
+
+
+def _cpu_seconds(server: ServerProcess) -> float:
+    """The CPU time of the server's processes, and of those that have ended."""
+    times = [psutil.Process(pid).cpu_times() for pid, _ in server.cpu_seconds_by_process()]
+    return sum(one.user + one.system + one.children_user + one.children_system for one in times)
 
 
 def _memory(server: ServerProcess) -> float:
@@ -114,10 +125,13 @@ def main() -> int:
         folder = Path(temporary)
         models = options.models or folder / "models"
         if options.table:
-            title, body = "What the load check decides", decide(fetch(MODELS, models), options.seeds)
+            wanted = [model for model in MODELS if options.only in model.name]
+            title, body = "What the load check decides", decide(fetch(wanted, models), options.seeds)
         else:
             title = "What the load check costs"
-            body = measure_prices(repositories_in(folder, models), options.rounds, folder)
+            repositories = repositories_in(folder, models)
+            chosen = {name: path for name, path in repositories.items() if options.only in name}
+            body = measure_prices(chosen, options.rounds, folder)
     facts = f"{processor()}, {os.cpu_count()} cores; ONNX Runtime {version('onnxruntime')}"
     page = f"# {title}\n\n- {facts}\n\n{body}\n"
     print(page)
@@ -129,6 +143,7 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="decide about the real models, instead of the price")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only models with this in their names")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", type=Path, metavar="DIR", help="keep the downloaded models here")

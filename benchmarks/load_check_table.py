@@ -4,6 +4,7 @@ The numbers of a check depend on the model's bytes, so a copy with another comme
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ def decide(files: Mapping[RealModel, Path], seeds: int) -> str:
                 trials[0].reason,
             ]
         )
+        print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     total = seeds * len(files)
     summary = (
         f"{len(files)} models, {seeds} seeds: {total - wrong - undecided} of {total} right, {undecided} not checked,"

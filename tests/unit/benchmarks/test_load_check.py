@@ -15,8 +15,9 @@ def test_ratios_are_those_of_medians() -> None:
     price = Price()
     for mode, seconds in {"off": [1.0, 9.0, 2.0], "cold": [3.0, 2.5, 2.0], "cached": [2.0, 2.0, 2.0]}.items():
         price.seconds[mode] += seconds
+        price.cpu_seconds[mode].append(seconds[0])
         price.megabytes[mode].append(100)
-    assert price.cells() == ["2.00", "2.50", "1.25", "2.00", "1.00", "100 / 100 / 100"]
+    assert price.cells() == ["2.00", "1.25", "1.00", "1.00", "3.00", "2.00", "100 / 100 / 100"]
 
 
 def test_models_are_taken_out_of_packages_that_are_kept(tmp_path: Path) -> None:

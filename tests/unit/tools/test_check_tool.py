@@ -44,10 +44,30 @@ def _with_softplus() -> bytes:
 
 def test_a_model_on_the_reference_itself_is_right(command: Command, tmp_path: Path) -> None:
     ran = command("check", _file(tmp_path, mlp()))
-    assert (ran.status, ran.err.splitlines()[1:]) == (0, [])
+    assert (ran.status, "rocserve check: " in ran.err) == (0, False)
     assert "m: ONNX Runtime " in ran.out
     assert "against: " not in ran.out
+    assert "nothing to compare it with: " in ran.out
+    assert "a server finds at the load: rows are independent" in ran.out
     assert [line.split() for line in ran.out.splitlines() if " scores " in line] == [["scores", "FP32", "[3,", "10]"]]
+
+
+def test_rows_that_depend_on_each_other_are_wrong_only_if_a_configuration_joins_them(
+    command: Command, tmp_path: Path
+) -> None:
+    shape = (TensorProto.FLOAT, ["steps", 3])
+    model = graph(
+        [helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0]), helper.make_node("Sub", ["x", "mean"], ["y"])],
+        {"x": shape},
+        {"y": shape},
+    )
+    ran = command("check", _file(tmp_path, model))
+    assert ran.status == 0
+    assert "a server finds at the load: rows depend on each other: output 'y' of a row " in ran.out
+    config = 'platform: "onnx_onnxv1" max_batch_size: 8'
+    ran = command("check", drop(tmp_path, "written", model, config))
+    assert ran.status == 1
+    assert "rocserve check: written: batched as configured, but rows depend on each other: output 'y' of a " in ran.err
 
 
 def test_recorded_answers_are_the_references(migraphx_root: Path, command: Command, tmp_path: Path) -> None:

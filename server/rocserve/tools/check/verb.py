@@ -79,6 +79,8 @@ def _print(checked: Checked, out: Console) -> None:
         for remark in dict.fromkeys(row.error.verdict.remark for row in checked.outputs if row.error is not None):
             if remark:
                 say(out, remark)
+    elif not checked.against:
+        say(out, "nothing to compare it with: no other engine's answers count; --against names one")
     if checked.load_check.parts:
         say(out, f"a server finds at the load: {checked.load_check.text}")
     if checked.operator is not None:
