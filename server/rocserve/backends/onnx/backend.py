@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -26,10 +26,11 @@ from rocserve.backends.base import (
 from rocserve.backends.batch_sizes import rows_that_fit
 from rocserve.backends.migraphx.configuration.options import PARAMETERS
 from rocserve.backends.onnx import BACKEND
-from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, device_executions, device_stream
-from rocserve.backends.onnx.external_weights import find_external_weights
+from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, DeviceStream, device_executions, device_stream
+from rocserve.backends.onnx.external_weights import ExternalWeights, find_external_weights
 from rocserve.backends.onnx.opener import SessionOpener, session_facts
 from rocserve.backends.onnx.plugins import installed_plugins
+from rocserve.backends.onnx.provider_check import ProviderCheck
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
 from rocserve.backends.onnx.rows_check import RowsCheck
@@ -38,7 +39,7 @@ from rocserve.backends.onnx.signature import fixed_dimensions, session_signature
 from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
-from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import RaggedBatching, made_tensors
 from rocserve.core.requests import Signature
@@ -71,13 +72,19 @@ def load(model: ModelSource) -> LoadedModel:
             opened.executions = [ThreadedExecution(opened, thread) for _ in range(BATCHES_ON_GPU)]
         return opened
     except ServeError as error:
-        if not plan.providers or not plan.accepts_cpu:
+        accepts_cpu = plan.is_replaceable if isinstance(error, LoadCheckFailed) else plan.accepts_cpu
+        if not plan.providers or not accepts_cpu:
             raise
-        failure = error
+        # The traceback would keep the sessions.
+        failure = error.with_traceback(None)
     on_cpu = _load(model, ProviderPlan((), accepts_cpu=True))
-    _LOG.warning(
-        "model '%s' runs on ONNX Runtime's CPU provider, as parameter 'engine' is \"auto\": %s", model.name, failure
-    )
+    if isinstance(failure, LoadCheckFailed):
+        instead = f"it runs on ONNX Runtime's CPU provider instead: {failure.text}"
+        on_cpu.load_check = LoadCheckReport(warning=instead, failures=(failure.kind,)).then(on_cpu.load_check)
+    else:
+        _LOG.warning(
+            "model '%s' runs on ONNX Runtime's CPU provider, as parameter 'engine' is \"auto\": %s", model.name, failure
+        )
     return on_cpu
 
 
@@ -97,10 +104,33 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
             " cannot share a batch there; make its instances KIND_CPU, or remove allow_ragged_batch, batch_input and"
             " batch_output"
         )
-    if plan.compiling is not None:
-        return load_fixed_shapes(model, opener, plan.compiling)
+    if not plan.providers:
+        return _load_session(model, opener, plan, device, weights)
+    check = ProviderCheck(model, plan, weights)
+    compiling = plan.compiling
+    opened = (
+        _load_session(model, opener, plan, device, weights, check)
+        if compiling is None
+        else load_fixed_shapes(model, opener, compiling, check.before)
+    )
+    check.after(opened)
+    opened.load_check = check.report
+    return opened
+
+
+def _load_session(
+    model: ModelSource,
+    opener: SessionOpener,
+    plan: ProviderPlan,
+    device: DeviceStream | None,
+    weights: ExternalWeights,
+    check: ProviderCheck | None = None,
+) -> OnnxModel:
+    """Open sessions that take any shape, or each of which takes one batch size. `check`: None = on the CPU."""
     session = opener.open()
     signature = session_signature(session, model.config, opener.file)
+    if check is not None:
+        signature = check.before(signature)
     batches, tensors = model.config.max_batch_size > 0, (*signature.inputs, *signature.outputs)
     if batches and signature.inputs and all(spec.shape[:1] == (1,) for spec in tensors):
         _LOG.debug("model '%s' has the batch size 1 in its file: the rows of a batch are run one by one", model.name)
@@ -138,18 +168,24 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
         # First, because it measures how much memory the first batches take.
         opened.bound_batches(model.instance_count, model.memory_bytes)
-    if not plan.providers:
-        check = RowsCheck(model, opener, weights)
-        opened.signature, opened.load_check = check.run(session, opened.signature)
+    if check is None:
+        rows_check = RowsCheck(model, opener, weights)
+        opened.signature, opened.load_check = rows_check.run(session, opened.signature)
     return opened
 
 
-def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> OnnxModel:
+def load_fixed_shapes(
+    model: ModelSource,
+    opener: SessionOpener,
+    provider: Provider,
+    check: Callable[[Signature], Signature] = lambda signature: signature,
+) -> OnnxModel:
     """Open a session per batch size before the first request, for a provider that compiles each shape. Such a provider
     keeps one program per session, and compiles again for every other shape. If all varying dimensions have names,
-    opening the session fixes their sizes and compiles; else the warm-up compiles. Raises ServeError like `load`."""
+    opening the session fixes their sizes and compiles; else the warm-up compiles. `check` completes the signature with
+    what the load check finds. Raises ServeError like `load`."""
     session = opener.open_for_signature()
-    signature = session_signature(session, model.config, opener.file)
+    signature = check(session_signature(session, model.config, opener.file))
     inputs = {node.name: tuple(node.shape) for node in session.get_inputs()}
     del session
     sizes = compiled_batch_sizes(model.config, provider.accelerator, _largest_batch(model, signature))
@@ -169,7 +205,8 @@ def _largest_batch(model: ModelSource, signature: Signature) -> int:
     """Return the largest batch size; 0 = the model has no batch dimension."""
     config = model.config
     largest = BACKEND.default_max_batch_size if config.has_open_batch else config.max_batch_size
-    return largest if signature.supports_batching else 0
+    is_joined = config.max_batch_size > 0 or not signature.dependent_rows
+    return largest if signature.supports_batching and is_joined else 0
 
 
 def _sized(

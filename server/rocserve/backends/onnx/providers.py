@@ -84,6 +84,14 @@ class ProviderPlan:
     """Empty = only the CPU provider."""
     accepts_cpu: bool
     """Whether the CPU may replace a provider that does not start."""
+    is_default: bool = False
+    """Nobody has named a provider."""
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether the CPU may replace a provider that does not compute what it does. A GPU is only replaced where the
+        CPU is accepted."""
+        return self.accepts_cpu or (self.is_default and not self.on_gpu)
 
     @property
     def on_gpu(self) -> bool:
@@ -163,7 +171,7 @@ def plan_providers(
             f"model '{model.name}': a plugin of ONNX Runtime cannot be combined with a provider that is part"
             f" of it ({names}); name only one of these accelerators"
         )
-    return ProviderPlan(tuple(found), accepts_cpu)
+    return ProviderPlan(tuple(found), accepts_cpu, is_default)
 
 
 def _on_plugin(model: ModelSource, provider: Provider, plugin: Plugin) -> Provider:
