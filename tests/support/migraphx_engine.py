@@ -14,7 +14,8 @@ import numpy as np
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.migraphx.engine import load
 from rocserve.backends.migraphx.installation import ROOT_VARIABLE
-from rocserve.backends.migraphx.serving.model import THREAD_NAME, MigraphxModel
+from rocserve.backends.migraphx.serving.background import THREAD_NAME
+from rocserve.backends.migraphx.serving.model import MigraphxModel
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.tensors import tensor_from_numpy

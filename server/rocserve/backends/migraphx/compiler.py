@@ -11,13 +11,15 @@ from pathlib import Path
 
 from rocserve.backends.migraphx import problem_cache
 from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.jobs.compile import CompileJob
+from rocserve.backends.migraphx.jobs.check import ReferenceTrial
+from rocserve.backends.migraphx.jobs.compile import CompileJob, CompileResult
 from rocserve.backends.migraphx.jobs.probe import original_size_recipe
 from rocserve.backends.migraphx.planning.plan import batch_dimension, read_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
 from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore
 from rocserve.jobs.runner import JobRunner
+from rocserve.load_check.reference import ReferenceVerdict
 
 COMPILE_BEFOREHAND = "compile it beforehand with `rocserve compile`"
 """A remedy for a compile beyond the time limit, in addition to a higher limit."""
@@ -53,10 +55,13 @@ class ProgramCompiler:
         timeout_seconds: float,
         low_priority: bool = False,
         report: Callable[[str], None] | None = None,
+        trial: ReferenceTrial | None = None,
+        on_verdict: Callable[[ReferenceVerdict], None] = lambda verdict: None,
     ) -> CachedProgram:
         """Return the program, which stays in the cache as long as the result lives. `timeout_seconds` limits the
-        compile, not the wait for other processes; 0 = no limit. `report` replaces the runner's `report`. Raises
-        JobError if the compile fails, times out or is called off; ServeError if the cache cannot store the program."""
+        compile, not the wait for other processes; 0 = no limit. `report` replaces the runner's `report`. A program that
+        is compiled here is held against `trial`, and `on_verdict` gets what was found. Raises JobError if the compile
+        fails, times out or is called off; ServeError if the cache cannot store the program."""
 
         variables = dict(recipe.environment.variables)
         if recipe.options.target is Target.GPU:
@@ -68,16 +73,19 @@ class ProgramCompiler:
 
         def build(file: Path) -> ProgramAbout:
             with self.semaphore.acquired(low_priority, _give_up), self._original_size_program(recipe) as own:
-                job = CompileJob(self.model_name, str(self.model_folder), recipe, str(file), own)
-                return self.runner.run(
+                job = CompileJob(self.model_name, str(self.model_folder), recipe, str(file), own, trial)
+                result = self.runner.run(
                     job,
-                    ProgramAbout,
+                    CompileResult,
                     timeout_seconds=timeout_seconds,
                     low_priority=low_priority,
                     environment=variables,
                     remedy=self.remedy,
                     report=report,
                 )
+            if result.verdict is not None:
+                on_verdict(result.verdict)
+            return result.about
 
         def build_with_problems(file: Path) -> ProgramAbout:
             # A file that the operator names is left to MIGraphX.

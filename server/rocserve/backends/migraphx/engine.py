@@ -11,7 +11,6 @@ used and an ONNX file lies next to it, the ONNX file is compiled instead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +24,10 @@ from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.planning.plan import ProgramMemory, check_memory
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.program_cache import LoadTrial, load_trial_key
-from rocserve.backends.migraphx.serving.model import CompileContext, MigraphxModel, load_compiled, open_compile_context
-from rocserve.backends.migraphx.serving.programs import (
-    LoadedProgram,
-    ProgramRunner,
-    program_layout,
-)
+from rocserve.backends.migraphx.serving.context import CompileContext, open_compile_context
+from rocserve.backends.migraphx.serving.model import MigraphxModel, load_compiled
+from rocserve.backends.migraphx.serving.model_check import CheckedModel, ModelCheck
+from rocserve.backends.migraphx.serving.programs import ProgramRunner, ProgramTensors
 from rocserve.backends.migraphx.tensors import batch_range
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument
@@ -64,7 +61,10 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
             raise
         trials.remember(key, trial)
     program = context.open_program(path)
-    layout = program_layout(program, *_tensor_names(context, path, len(program.outputs)))
+    tensors = ProgramTensors(
+        *_tensor_names(context, path, len(program.outputs)), pad_with_first_row=context.serving.pad_with_first_row
+    )
+    layout = tensors.layout(program)
     varying = batch_range(program.parameters.values())
     # The batch sizes that the file was compiled for. Smaller batches are padded, larger ones run in pieces.
     largest, rows = model.config.max_batch_size, varying
@@ -78,14 +78,35 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
         rows = DimensionRange(size, size)
     if rows is not None:
         layout.check_batch(rows.least, model.name)
-    loaded = LoadedProgram(program, layout, rows, context.serving.pad_with_first_row)
+    check = ModelCheck(context)
+    try:
+        sibling = sibling_model(path)
+        checked = CheckedModel(
+            sibling,
+            digest if sibling is None else digest + file_digest(sibling),
+            {tensor.name: tensor.shape[rows is not None :] for tensor in layout.inputs},
+            replace(tensors, rows=rows),
+            precision="",
+            batches=rows is not None,
+            file_batch=0 if rows is None or varying else rows.most,
+        )
+        check.check_rows(checked, program_file=str(path))
+        check.compiled_program(checked, path, rows)
+    finally:
+        check.close()
+    loaded = replace(tensors, rows=rows).open(program)
     model.report("")
-    signature = replace(layout.signature(rows is not None), max_batch_size=varying.most if varying else None)
+    signature = replace(
+        layout.signature(rows is not None),
+        max_batch_size=varying.most if varying else None,
+        dependent_rows=check.dependent_rows,
+    )
+    runner = ProgramRunner(model.name, loaded, check.dependent_rows if check.couples_rows else "")
     # The file does not say in which precision it was compiled.
-    return MigraphxModel(context, signature, ProgramRunner(model.name, loaded), {"precision": ""})
+    return MigraphxModel(context, signature, runner, {"precision": ""}, check)
 
 
-def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[Sequence[str], Sequence[str]]:
+def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of inputs and outputs. A program knows its inputs' names but not their order, and its outputs'
     order but not their names. Outputs have the configuration's names, else those in the ONNX file next to the program,
     else output_0, output_1 and so on. Inputs have the configuration's order, else the file's."""
@@ -93,10 +114,10 @@ def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[Se
     sibling, graph = sibling_model(path), None
     with suppress(ServeError):
         graph = read_onnx_graph(sibling, (context.model.model_folder,)) if sibling else None
-    own = [tensor.name for tensor in graph.outputs] if graph else []
-    known = own if len(own) == outputs else [f"output_{index}" for index in range(outputs)]
-    configured = [tensor.name for tensor in config.outputs]
-    inputs = [tensor.name for tensor in config.inputs or (graph.inputs if graph else ())]
+    own = tuple(tensor.name for tensor in graph.outputs) if graph else ()
+    known = own if len(own) == outputs else tuple(f"output_{index}" for index in range(outputs))
+    configured = tuple(tensor.name for tensor in config.outputs)
+    inputs = tuple(tensor.name for tensor in config.inputs or (graph.inputs if graph else ()))
     if set(configured) <= set(known):
         return inputs, known
     if len(configured) != outputs:

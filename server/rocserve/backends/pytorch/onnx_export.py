@@ -13,7 +13,8 @@ from pathlib import Path
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.installed import is_installed
-from rocserve.backends.migraphx.serving.model import load_compiled, open_compile_context
+from rocserve.backends.migraphx.serving.context import open_compile_context
+from rocserve.backends.migraphx.serving.model import load_compiled
 from rocserve.backends.pytorch.job_files import Written, written_folder
 from rocserve.backends.pytorch.model_file import require_exported
 from rocserve.core.errors import unavailable

@@ -23,6 +23,7 @@ from rocserve.backends.onnx.model_file import ModelFile
 from rocserve.backends.onnx.signature import session_signature
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
+from rocserve.core.load_check import LoadCheckFailed
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import TensorSpec
 
@@ -192,8 +193,10 @@ class TestSignatures:
             with pytest.raises(
                 ServeError, match="depends on the values of the inputs, of which MIGraphX takes some wrongly"
             ):
-                engine.load(network, engine=name)
-        model = engine.complete(network, engine="migraphx")
+                engine.load(network, engine=name, load_check="off")
+        with pytest.raises(LoadCheckFailed, match="does not compute what ONNX Runtime computes"):
+            engine.load(network, engine="migraphx")
+        model = engine.complete(network, engine="migraphx", load_check="warn")
         assert [spec.shape for spec in model.signature.outputs] == [(-1, -1)] * 2
         for ends, axis in ((2, 3), 0), ((4, 1), 1), ((0, 3), 1):
             inputs = {"x": np.arange(12).reshape(4, 3), "ends": np.array(ends), "axes": np.array([axis])}

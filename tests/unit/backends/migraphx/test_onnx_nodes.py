@@ -20,7 +20,8 @@ from support.migraphx_engine import Engine, answers
 from rocserve.backends.base import LoadedModel
 from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError
 from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.serving.model import load_compiled, open_compile_context
+from rocserve.backends.migraphx.serving.context import open_compile_context
+from rocserve.backends.migraphx.serving.model import load_compiled
 from rocserve.backends.onnx.backend import load as load_on_onnxruntime
 from rocserve.core.errors import ServeError, unavailable
 

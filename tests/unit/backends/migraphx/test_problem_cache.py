@@ -16,9 +16,9 @@ from support.cached_programs import a_recipe, about, cache_at
 from rocserve.backends.migraphx import problem_cache
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
+from rocserve.backends.migraphx.jobs.compile import CompileResult
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
 from rocserve.backends.migraphx.problem_cache import VARIABLE, ProblemCache, merged
-from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.core.errors import unavailable
 
 GPU = ProgramEnvironment("2.18.0", "10.1.0", "gfx942")
@@ -148,7 +148,7 @@ class Compiles:
         self.environments: list[Mapping[str, str]] = []
         self.found: list[Any] = []
 
-    def run(self, job: Any, *_: Any, environment: Mapping[str, str], **__: Any) -> ProgramAbout:
+    def run(self, job: Any, *_: Any, environment: Mapping[str, str], **__: Any) -> CompileResult:
         self.environments.append(environment)
         file = Path(environment.get(VARIABLE, "/none"))
         self.found.append(json.loads(file.read_text()) if file.exists() else [])
@@ -157,7 +157,7 @@ class Compiles:
         Path(job.program_file).write_bytes(b"program")
         if job.recipe.source.digest == "bad":
             raise unavailable("no kernel")
-        return about(job.recipe)
+        return CompileResult(about(job.recipe))
 
     def check_called_off(self, title: str) -> None:
         pass

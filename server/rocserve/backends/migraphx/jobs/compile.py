@@ -18,9 +18,11 @@ from rocserve.backends.migraphx.binding.interface import (
 from rocserve.backends.migraphx.binding.program_text import allocated_bytes, read_program_text
 from rocserve.backends.migraphx.calibration import calibration_digest, read_calibration
 from rocserve.backends.migraphx.configuration.options import Precision
+from rocserve.backends.migraphx.jobs.check import COMPARING, ReferenceTrial
 from rocserve.backends.migraphx.jobs.probe import (
     Samples,
     largest_shape,
+    load_saved,
     original_size_recipe,
     parse_recipe,
     try_saved,
@@ -32,9 +34,17 @@ from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import printable
 from rocserve.jobs.messages import Report
+from rocserve.load_check.reference import ReferenceVerdict
 
 _MOST_MESSAGES = 100
 _LONGEST_MESSAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class CompileResult:
+    about: ProgramAbout
+    verdict: ReferenceVerdict | None = None
+    """None = the program was not compared with a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +56,16 @@ class CompileJob:
     """The path to save the program to."""
     own_program: str = ""
     """The cached program of the file's own batch size, if the recipe changes the batch size; "" = not cached."""
+    trial: ReferenceTrial | None = None
+    """What the program must compute; None = nothing tells it."""
 
     @property
     def title(self) -> str:
         return f"compiling {self.recipe.title} of model '{self.model_name}'"
 
-    def perform(self, binding: Binding, report: Report) -> ProgramAbout:
-        """Compile and save the program. Raises MigraphxError if MIGraphX refuses the model, ServeError if a file has
-        changed, or the program does not compute what the model does."""
+    def perform(self, binding: Binding, report: Report) -> CompileResult:
+        """Compile, save and try the program. Raises MigraphxError if MIGraphX refuses the model, ServeError if a file
+        has changed, or the program at another batch size than the file's does not compute what the model does."""
         recipe, file, folder = self.recipe, Path(self.program_file), Path(self.model_folder)
         report("reading the model")
         binding.check_target(recipe.options.target.value)
@@ -78,7 +90,12 @@ class CompileJob:
         report("saving")
         program.save(file)
         report("trying the saved program")
-        try_saved(binding, program, file)
+        loaded, verdict = load_saved(binding, program, file), None
+        if self.trial is None:
+            try_saved(loaded, program)
+        else:
+            report(COMPARING)
+            verdict = self.trial.verdict(loaded)
         if own_size:
             report(f"checking it against the model's own batch size, {own_size}")
             if self.own_program:
@@ -96,7 +113,7 @@ class CompileJob:
             if fault:
                 raise refusal(self.model_name, recipe, own_size, fault)
         lines = binding.take_messages()[:_MOST_MESSAGES]
-        return ProgramAbout(
+        about = ProgramAbout(
             self.model_name,
             path.name,
             recipe,
@@ -107,6 +124,7 @@ class CompileJob:
             scratch_bytes=allocated_bytes(read_program_text(program.text())) or None,
             messages=tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines),
         )
+        return CompileResult(about, verdict)
 
     def _quantise(self, program: Program, report: Report) -> None:
         options, folder = self.recipe.options, Path(self.model_folder)

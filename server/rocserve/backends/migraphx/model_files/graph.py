@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rocserve.backends.migraphx.model_files.known_faults import KnownFault
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import NO_PURPOSE, Purpose
 
@@ -70,4 +71,6 @@ class ModelGraph:
     """The inputs with a default, which MIGraphX takes as constants."""
     is_quantised: bool = False
     """Whether the graph holds quantising operators (QDQ or integer operators)."""
+    faults: Mapping[str, KnownFault] = field(default_factory=dict)
+    """Operator -> what MIGraphX may compute wrongly, and no comparison finds."""
     purpose: Purpose = NO_PURPOSE

@@ -16,7 +16,7 @@ import onnx
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES, GraphTensor, ModelGraph, is_beyond_memory
-from rocserve.backends.migraphx.model_files.onnx_operators import misread_operator
+from rocserve.backends.migraphx.model_files.known_faults import known_faults
 from rocserve.backends.purpose import read_purpose
 from rocserve.core.errors import ServeError, invalid_argument, unreadable
 
@@ -49,8 +49,6 @@ _QUANTISED = frozenset(
     {
         "QuantizeLinear",
         "DequantizeLinear",
-        "QLinearConv",
-        "QLinearMatMul",
         "ConvInteger",
         "MatMulInteger",
         "DynamicQuantizeLinear",
@@ -107,7 +105,7 @@ class _GraphReader:
             for part in parts_of(whole):
                 if isinstance(part, onnx.TensorProto):
                     weight_bytes += self._size(part)
-                elif as_text(part.domain) in ("", "ai.onnx"):
+                else:
                     nodes.append(part)
         if graph.sparse_initializer:
             raise self._wrong(
@@ -115,11 +113,6 @@ class _GraphReader:
                 " 'engine' \"onnxruntime\""
             )
         self._check_made_once(graph)
-        if misread := misread_operator(model, nodes):
-            raise self._wrong(
-                f"has operator {misread}, which MIGraphX takes for something else; let ONNX Runtime run the model:"
-                " parameter 'engine' \"onnxruntime\""
-            )
         defaults = {as_text(tensor.name) for tensor in graph.initializer}
         return ModelGraph(
             inputs=tuple(self._tensors("input", (value for value in graph.input if value.name not in defaults))),
@@ -128,7 +121,10 @@ class _GraphReader:
             weight_bytes=weight_bytes,
             defaults=frozenset(value.name for value in graph.input if value.name in defaults),
             external_files=tuple(dict.fromkeys(self._files.paths.values())),
-            is_quantised=any(as_text(node.op_type) in _QUANTISED for node in nodes),
+            is_quantised=any(
+                as_text(node.op_type) in _QUANTISED or as_text(node.op_type).startswith("QLinear") for node in nodes
+            ),
+            faults=known_faults(model, [node for node in nodes if as_text(node.domain) in ("", "ai.onnx")]),
             purpose=read_purpose({as_text(entry.key): as_text(entry.value) for entry in model.metadata_props}),
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rocserve.backends.migraphx.binding.interface import ANY, NUMPY_DTYPES, boun
 from rocserve.backends.migraphx.calibration import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions, Target
 from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, ModelGraph, is_beyond_memory
+from rocserve.backends.migraphx.model_files.known_faults import KnownFault
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
@@ -45,7 +46,11 @@ class ProgramPlan:
     """Whether the first dimension of every tensor is the batch."""
     weight_bytes: int
     """Size of the weights in the model's file."""
+    file_batch: int = 0
+    """The batch size that the file fixes; 0 = it leaves the batch open, or there is none."""
     is_quantised: bool = False
+    faults: Mapping[str, KnownFault] = field(default_factory=dict)
+    """Operator -> what MIGraphX may compute wrongly, and no comparison finds."""
     purpose: Purpose = NO_PURPOSE
 
 
@@ -56,8 +61,10 @@ def plan_programs(
     environment: ProgramEnvironment,
     *,
     model_file: Path | None = None,
+    no_batch: str = "",
 ) -> ProgramPlan:
-    """Plan the programs of a version, from its own file or from `model_file` (the ONNX file next to a .mxr). Raises
+    """Plan the programs of a version, from its own file or from `model_file` (the ONNX file next to a .mxr).
+    `no_batch`: why the first dimension is not a batch, whatever the shapes say; "" = the shapes decide. Raises
     ServeError (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError (UNAVAILABLE) if a file cannot
     be read."""
     path = model_file or model.model_file
@@ -88,10 +95,10 @@ def plan_programs(
             f' "{options.precision.value}" cannot be; leave it out and the model runs as it is'
         )
     largest = LARGEST_WITHOUT_CONFIGURATION if model.config.has_open_batch else model.config.max_batch_size
-    batch = batch_dimension(graph) if largest else None
-    if batch and model.config.max_batch_size == 0:
+    batch = batch_dimension(graph) if largest and not no_batch else None
+    if model.config.max_batch_size == 0 and (batch or _gives_first_dimension(serving.input_shapes, graph.inputs)):
         batch = None
-    if batch is None and largest and serving.batch_sizes and model.config.max_batch_size == 0:
+    if batch is None and largest and serving.batch_sizes and model.config.max_batch_size == 0 and not no_batch:
         taken, given = (
             ", ".join(f"{one.name} {'?' if one.dims is None else _dims_text(one.dims)}" for one in tensors)
             for tensors in (graph.inputs, graph.outputs)
@@ -102,7 +109,7 @@ def plan_programs(
             f" {path.name} takes {taken} and gives {given}. Leave the parameter out, or set max_batch_size if the first"
             " dimension is the batch"
         )
-    shapes = _input_shapes(model.config, serving.input_shapes, graph.inputs, batch is not None)
+    shapes = _input_shapes(model.config, serving.input_shapes, graph.inputs, batch is not None, no_batch)
     for name, dims in (*shapes.items(), *((output.name, output.dims or ()) for output in graph.outputs)):
         if is_beyond_memory(dims):
             raise invalid_argument(f"model '{model.name}': tensor '{name}' has a shape that no memory holds")
@@ -122,8 +129,10 @@ def plan_programs(
             for tensor in graph.outputs
         ),
         batches=batch is not None,
+        file_batch=batch or 0,
         weight_bytes=graph.weight_bytes,
         is_quantised=graph.is_quantised,
+        faults=graph.faults,
         purpose=graph.purpose,
     )
 
@@ -171,11 +180,17 @@ def batch_dimension(graph: ModelGraph) -> int | None:
     return baked if fits and isinstance(baked, int) else None
 
 
+def _gives_first_dimension(given: Mapping[str, Shape], inputs: Sequence[GraphTensor]) -> bool:
+    """Return whether the parameter `input_shapes` has a number for every dimension of an input, so that the first one
+    is not the batch."""
+    return any(len(given.get(tensor.name, ())) == len(tensor.dims) for tensor in inputs if tensor.dims)
+
+
 def _input_shapes(
-    config: ModelConfig, given: Mapping[str, Shape], inputs: Sequence[GraphTensor], batches: bool
+    config: ModelConfig, given: Mapping[str, Shape], inputs: Sequence[GraphTensor], batches: bool, no_batch: str
 ) -> dict[str, Shape]:
     """Return the number of every dimension of each input, without the batch dimension. Open dimensions of one name get
-    one number. `given`: the parameter `input_shapes`."""
+    one number. `given`: the parameter `input_shapes`. `no_batch`: why there is no batch dimension, for the error."""
 
     def wrong(text: str) -> ServeError:
         return invalid_argument(f"model '{config.name}': {text}")
@@ -224,9 +239,12 @@ def _input_shapes(
                 f"dimension {axis}{named} of input '{name}' is left open by the model, and"
                 " MIGraphX compiles fixed shapes only: give it a number in the configuration's dims or in parameter"
                 f" 'input_shapes' \"{name}: {example}\""
-                + ("; if it is the batch, set max_batch_size instead" if axis == 0 else "")
+                + ("" if axis else f"; it is not a batch: {no_batch}" if no_batch else _IF_BATCH)
             )
     return shapes
+
+
+_IF_BATCH = "; if it is the batch, set max_batch_size instead"
 
 
 def _may_be(dim: int | str, number: int) -> bool:

@@ -90,6 +90,29 @@ def program_layout(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramTensors:
+    """What a compiled program does not tell of its tensors."""
+
+    inputs: tuple[str, ...]
+    """In the model's order."""
+    outputs: tuple[str, ...]
+    """One per output of the program, in its order."""
+    rows: DimensionRange | None = None
+    """The batch sizes that the program takes; None = no batch dimension."""
+    nhwc: bool = False
+    """Whether the program is a TensorFlow graph's."""
+    pad_with_first_row: bool = True
+
+    def layout(self, program: Program) -> ProgramLayout:
+        """Raises ServeError as `program_layout`."""
+        return program_layout(program, self.inputs, self.outputs, self.nhwc)
+
+    def open(self, program: Program) -> LoadedProgram:
+        """Raises ServeError as `program_layout`."""
+        return LoadedProgram(program, self.layout(program), self.rows, self.pad_with_first_row)
+
+
 NO_ROOM: Arrays = {}
 
 
@@ -158,8 +181,10 @@ class ProgramRunner:
     largest size; a model without a batch dimension has one program. Only one thread at a time may call `run`; programs
     may be added meanwhile."""
 
-    def __init__(self, model_name: str, program: LoadedProgram) -> None:
+    def __init__(self, model_name: str, program: LoadedProgram, exact: str = "") -> None:
+        """`exact`: why a batch must be neither padded nor cut; "" = it may."""
         self._model_name = model_name
+        self._exact = exact
         self._layout = program.layout
         """The layout of all programs, which differ only in the batch dimension."""
         self._varies = program.layout.varies
@@ -200,6 +225,11 @@ class ProgramRunner:
                 destination = np.empty(shape, dtype)
             whole.append(destination)
         fitting = next((program for program in programs if _most_rows(program) >= rows), None)
+        if self._exact and (fitting is None or (fitting.rows is not None and rows < fitting.rows.least)):
+            raise invalid_argument(
+                f"model '{self._model_name}' got {rows} rows, and has programs for {self.batch_sizes} rows; its batches"
+                f" are neither padded nor cut ({self._exact}): name the size in parameter 'batch_sizes'"
+            )
         if fitting is not None:
             fitting.run_into(inputs, whole)
         else:
