@@ -147,6 +147,22 @@ def test_nodes_names_the_operator_that_migraphx_computes_differently(
     assert len(list((command.cache / "programs").glob("[0-9a-f]*"))) <= 3
 
 
+def test_nodes_names_the_operator_that_migraphx_does_not_know(
+    migraphx_root: Path, command: Command, tmp_path: Path
+) -> None:
+    model = graph(
+        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Det", ["r"], ["y"], name="area")],
+        {"x": (TensorProto.FLOAT, ["batch", 3, 3])},
+        {"y": (TensorProto.FLOAT, ["batch"])},
+    )
+    ran = command.on_migraphx(
+        migraphx_root, "check", _file(tmp_path, model), "--engine", "migraphx", "--target", "ref", "--nodes"
+    )
+    assert ran.status == 1
+    assert "the first operator at which the engine fails, 2 of 2: Det 'area' (r -> y)" in ran.out
+    assert "Unknown operator: Det" in ran.out
+
+
 def test_a_model_of_the_engine_that_it_is_checked_against(
     migraphx_root: Path, command: Command, tmp_path: Path
 ) -> None:

@@ -70,6 +70,11 @@ class Checked:
     """The file with recorded answers that was written; "" = none."""
 
     @property
+    def is_compared(self) -> bool:
+        """Whether the outputs have figures."""
+        return any(row.error is not None for row in self.outputs)
+
+    @property
     def faults(self) -> Sequence[str]:
         """Why the model is not right; empty = it is."""
         errors = [row.error.verdict for row in self.outputs if row.error is not None]

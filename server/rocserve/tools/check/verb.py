@@ -72,8 +72,8 @@ def _print(checked: Checked, out: Console) -> None:
         say(out, f"against: {checked.against}")
     if checked.outputs:
         rows = [_cells(row) for row in checked.outputs]
-        show(out, table("", _COLUMNS if checked.against else _COLUMNS[:3], rows, left=3))
-    if checked.against and checked.outputs:
+        show(out, table("", _COLUMNS if checked.is_compared else _COLUMNS[:3], rows, left=3))
+    if checked.is_compared:
         say(out, f"the worst of {checked.cases} kinds of inputs; relative and noise: to the output's largest value")
         say(out, "noise: how far the reference's own answer moves with the last place of the inputs")
         for remark in dict.fromkeys(row.error.verdict.remark for row in checked.outputs if row.error is not None):
@@ -103,9 +103,10 @@ def _shape(sizes: Sequence[int]) -> str:
 
 
 def _print_operator(found: OperatorFinding, out: Console) -> None:
-    say(out, f"the first operator that differs, {found.number} of {found.operators}: {found.operator}")
+    what = "at which the engine fails" if found.failure else "that differs"
+    say(out, f"the first operator {what}, {found.number} of {found.operators}: {found.operator}")
     if found.failure:
-        say(out, f"the engine fails there: {found.failure}")
+        say(out, found.failure)
     for tensor in found.tensors:
         say(out, f"{tensor.name} {_shape(tensor.expected_shape)} {_how_far(tensor)} with {tensor.case} inputs")
         rows = [(_shape(one.index), one.expected, one.actual) for one in tensor.values]
