@@ -25,8 +25,8 @@ from rocserve.load_check.tensors import Array, CheckedInput, Feed, Run
 _ROWS = 3
 """Of a batch: two whose outputs are compared, and their neighbour."""
 _USUAL_BATCHES = 9
-_LONG_SECONDS = 0.5
-"""Of all these batches together. A server with a small model is READY within less."""
+_LONG_SECONDS = 0.1
+"""Of all these batches together: what a user does not notice beside the start of a worker."""
 _BESIDE = 1e-6
 """Largest difference of a row beside others. On a CPU it is 0."""
 _ALONE = 5e-2
