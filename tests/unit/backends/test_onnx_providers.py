@@ -69,6 +69,14 @@ def test_the_best_that_is_offered(
     assert plan.on_gpu is (kind is InstanceKind.GPU)
 
 
+def test_parameters_of_a_provider_that_is_not_used_are_not_read(plan_for: PlanMaker) -> None:
+    assert kinds(plan_for(ALL, kind=InstanceKind.GPU, cudnn_conv_algo_search="no such")) == ["migraphx"]
+    with pytest.raises(ServeError, match="'cudnn_conv_algo_search', which must be one of"):
+        plan_for((CUDA.provider, *CPU), kind=InstanceKind.GPU, cudnn_conv_algo_search="no such")
+    with pytest.raises(ServeError, match="the installed ONNX Runtime has no MIGraphXExecutionProvider or"):
+        plan_for(CPU, kind=InstanceKind.GPU, cudnn_conv_algo_search="no such")
+
+
 def test_the_engine_cpu_is_the_cpu_provider_alone(plan_for: PlanMaker) -> None:
     assert kinds(plan_for(ALL, engine="cpu")) == []
     assert kinds(plan_for(ALL, engine="onnxruntime")) == ["openvino"]

@@ -140,23 +140,19 @@ def plan_providers(
                 )
     accepts_cpu = engine == "auto"
     is_default = not wanted and engine != "cpu"
-    if is_default:
-        suited = [kind for kind in KINDS if kind.on_gpu is on_gpu]
-        wanted = [_provider(model, kind, ExecutionAccelerator(kind.accelerator)) for kind in suited]
+    suited = [kind for kind in KINDS if kind.on_gpu is on_gpu] if is_default else [one.kind for one in wanted]
+    missing = [kind for kind in suited if kind.provider not in available and kind.provider not in plugins]
+    offered = [kind for kind in suited if kind not in missing]
+    defaults = (_provider(model, kind, ExecutionAccelerator(kind.accelerator)) for kind in offered)
     found: list[Provider] = []
-    missing: list[ProviderKind] = []
     faults: list[str] = []
-    for provider in wanted:
+    for provider in defaults if is_default else (one for one in wanted if one.kind in offered):
         plugin = plugins.get(provider.kind.provider)
-        if plugin is None and provider.kind.provider not in available:
-            missing.append(provider.kind)
-            continue
         try:
             found.append(provider if plugin is None else _on_plugin(model, provider, plugin))
         except RuntimeError as error:
             faults.append(str(error))
-            continue
-        if is_default:
+        if is_default and found:
             break
     if is_default and (found or not on_gpu):
         for fault in faults:
@@ -220,7 +216,8 @@ def _without_missing(
             f"model '{model.name}': {why}; {remedy} KIND_CPU without the accelerator, or set parameter"
             " 'engine' to \"auto\" to accept the CPU"
         )
-    if model.config.gpu_accelerators or model.config.cpu_accelerators:
+    on_gpu = model.instance_kind is InstanceKind.GPU
+    if model.config.gpu_accelerators if on_gpu else model.config.cpu_accelerators:
         _LOG.warning("model '%s': %s; going on without, as parameter 'engine' is \"auto\"", model.name, why)
     else:
         _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
