@@ -13,8 +13,11 @@ import pytest
 
 from rocserve.backends.base import ModelSource
 from rocserve.core.datatypes import DataType
-from rocserve.core.load_check import ROWS
+from rocserve.core.load_check import RECORDED_FILE, REFERENCE, ROWS, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import InputConfig, OutputConfig
+from rocserve.core.plain import to_json
+from rocserve.load_check.recorded import RecordedAnswers, write_recorded
+from rocserve.load_check.reference import ReferenceVerdict
 from rocserve.settings import EngineSettings
 
 # Importing PyTorch takes seconds.
@@ -176,6 +179,20 @@ def test_a_program_that_takes_no_made_up_input_is_loaded(load: Loader) -> None:
     assert model.load_check.failures == ()
 
 
+def test_samples_show_what_made_up_inputs_cannot(load: Loader, tmp_path: Path) -> None:
+    import torch
+
+    def function(x: Any) -> Any:
+        torch.ops.aten._assert_async.msg(x.amin() > 1e6, "only large numbers")
+        return x * 2
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    x = np.random.default_rng(0).uniform(2e6, 3e6, (3, 4)).astype(np.float32)
+    write_recorded(folder / RECORDED_FILE, RecordedAnswers({"x": x}, {"OUTPUT__0": 2 * x}, None))
+    assert load(function, torch.full((5, 4), 2e6)).load_check.parts == ("rows are independent",)
+
+
 def test_what_graphs_tell() -> None:
     import torch
 
@@ -249,3 +266,88 @@ def test_open_sizes_are_those_of_the_example_and_ids_end_at_the_table(load: Load
     (ids,) = checked_inputs(model._bound, model.program.signature.inputs, zeros_only=False)
     assert (ids.shape, ids.least, ids.end) == ((ROWS_DIMENSION, 3), 0, 50)
     np.testing.assert_array_equal(ids.shape_with({}, rows=2), (2, 3))
+
+
+@pytest.fixture
+def program_file(tmp_path: Path) -> Path:
+    """A linear layer without a bias."""
+    import torch
+
+    layer = torch.nn.Linear(4, 3, bias=False)
+    torch.nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(0))
+    rows = torch.export.Dim("rows", max=256)
+    path = tmp_path / "linear.pt2"
+    torch.export.save(torch.export.export(layer, (torch.rand(5, 4),), dynamic_shapes=({0: rows},)), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("factor", "precision", "is_right"),
+    [(1.0, "fp32", True), (1.01, "fp32", False), (1.01, "fp16", True), (1.05, "fp16", False), (1.05, "bf16", True)],
+)
+def test_a_compiled_program_is_held_against_pytorch(
+    program_file: Path, factor: float, precision: str, is_right: bool
+) -> None:
+    import torch
+
+    from rocserve.backends.pytorch.comparison import CASE_ROWS, COMPARING, EagerReference, compared
+    from rocserve.backends.pytorch.exported_file import read_exported
+    from rocserve.backends.pytorch.program import open_exported
+
+    def candidate() -> Any:
+        program = open_exported(read_exported(program_file))
+        return replace(program, call=lambda values: program.call(values) * factor)
+
+    phases: list[str] = []
+    found = compared(
+        EagerReference(program_file, 30), [(CASE_ROWS, candidate)], torch.device("cpu"), precision, phases.append, True
+    )
+    assert found.rows is not None and found.rows.reason == "rows are independent"
+    (verdict,) = found.verdicts
+    assert verdict.right is is_right
+    assert COMPARING in phases and found.reason == ""
+    if is_right:
+        assert verdict.largest_error == pytest.approx(1 - 1 / factor, abs=1e-5) and verdict.cases > 3
+    else:
+        assert "output 'OUTPUT__0' is wrong with plain inputs: " in verdict.reason
+
+
+@pytest.mark.parametrize("mode", ["on", "warn", "off"])
+def test_a_compiled_program_that_is_wrong_is_refused_unless_a_warning_will_do(
+    program_file: Path, model_source: SourceMaker, mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch
+
+    from rocserve.backends.pytorch import model_check
+    from rocserve.backends.pytorch.comparison import COMPARISON_FILE, Comparison
+
+    wrong = ReferenceVerdict(
+        False, 2, 0.5, "y", "large", "output 'y' is wrong with large inputs: 1 instead of 2 at [0]"
+    )
+    (tmp_path / COMPARISON_FILE).write_bytes(to_json(Comparison(None, (wrong,), "", 1.5)))
+
+    def written_folder(source: Any, kind: str, parts: Any, job: Any) -> Path:
+        job(tmp_path)
+        return tmp_path
+
+    monkeypatch.setattr(model_check, "written_folder", written_folder)
+    source = model_source("model.pt2", program_file.read_bytes(), parameters={"load_check": mode})
+    check = model_check.ModelCheck(source, torch.device("cpu"), "fp32")
+
+    def compiled() -> Path:
+        return check.compiled_folder("inductor", "Inductor", (), lambda folder: None)  # type: ignore[arg-type,return-value]
+
+    if mode == "on":
+        with pytest.raises(
+            LoadCheckFailed, match=r"Inductor does not compute .*: output 'y' is wrong with large"
+        ) as found:
+            compiled()
+        assert found.value.kind == REFERENCE
+    else:
+        assert compiled() == tmp_path
+        expected = LoadCheckReport()
+        if mode == "warn":
+            text = f"Inductor computes other numbers than PyTorch: {wrong.reason}"
+            expected = LoadCheckReport((wrong.reason,), text, (REFERENCE,), 1.5)
+        assert check.report == expected
+        assert (check.seconds > 0) == (mode == "warn")

@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_executions
+from rocserve.backends.check_samples import sample_feeds
 from rocserve.backends.onnx.checked_session import Sizes, configured_sizes, served_output
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO
@@ -21,7 +22,6 @@ from rocserve.backends.onnx.reference_job import OnnxReferenceJob, OnnxReference
 from rocserve.backends.onnx.rows_check import (
     judged,
     needs_rows_check,
-    sample_feeds,
     session_parts,
     without_experiment,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Sequence
@@ -10,14 +9,13 @@ from dataclasses import dataclass, replace
 
 import onnxruntime
 
-from rocserve.backends.base import Batch, ModelSource
+from rocserve.backends.base import ModelSource
+from rocserve.backends.check_samples import sample_feeds, samples_digest
 from rocserve.backends.onnx.checked_session import Sizes, checked_inputs, checked_run, configured_sizes
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.parameters import load_check_mode
-from rocserve.backends.warmup import warm_up_samples
 from rocserve.cache.folders import cache_directory
-from rocserve.core.errors import ServeError
 from rocserve.core.load_check import NOT_CHECKED, ROWS, LoadCheckMode, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import RaggedBatching
@@ -116,33 +114,8 @@ def judged(
 
 def session_parts(config: ModelConfig, sizes: Sizes, samples: Sequence[Feed]) -> Sequence[str]:
     """Return what a verdict depends on beside the file and the engine."""
-    contents = hashlib.sha256()
-    for feed in samples:
-        for name, values in sorted(feed.items()):
-            contents.update(f"{name} {values.dtype} {values.shape}".encode())
-            contents.update(repr(values.tolist()).encode() if values.dtype == object else values.tobytes())
     return (
         repr(sorted((name, tuple(dims)) for name, dims in sizes.items())),
-        contents.hexdigest() if samples else "",
+        samples_digest(samples),
         repr((config.graph_level, config.operator_libraries, sorted(config.parameters.items()))),
     )
-
-
-def sample_feeds(model: ModelSource, signature: Signature) -> Sequence[Feed]:
-    """Return the warm-up samples as batches of rows, as far as they fit the inputs. A sample that cannot be read fails
-    the warm-up, which says why."""
-    ranks = {spec.name: len(spec.shape) for spec in signature.inputs}
-    config = replace(model.config, max_batch_size=max(model.config.max_batch_size, 1))
-    found: list[Feed] = []
-    for one in (config, replace(config, max_batch_size=0)):
-        try:
-            samples = [_arrays(batch) for _, batch in warm_up_samples(one, model.model_folder)]
-        except ServeError:
-            return ()
-        # Dims that a user writes are without the rows, unless max_batch_size is 0.
-        found += [feed for feed in samples if all(ranks.get(name) == values.ndim for name, values in feed.items())]
-    return found
-
-
-def _arrays(batch: Batch) -> Feed:
-    return {name: tensor.numpy() for name, tensor in batch.inputs.items()}

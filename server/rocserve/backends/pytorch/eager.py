@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from functools import partial
 
 import torch
 
@@ -11,9 +12,9 @@ from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.parameters import asked_engine
 from rocserve.backends.pytorch.exported_file import read_exported
 from rocserve.backends.pytorch.model import TorchModel
-from rocserve.backends.pytorch.model_check import ModelCheck
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.backends.pytorch.package import open_package
+from rocserve.backends.pytorch.package_check import check_package
 from rocserve.backends.pytorch.parameters import RunOptions, run_options
 from rocserve.backends.pytorch.program import DTYPES, Program, in_precision, open_exported, open_on_own_devices
 from rocserve.backends.pytorch.script import open_script
@@ -36,8 +37,7 @@ def load(model: ModelSource) -> LoadedModel:
 
     if place is not None:
         program = _open(model, kind, options.precision, place)
-        # Compiled code may end the process on inputs that the program does not take.
-        check = ModelCheck(model, device, options.precision) if kind is FileKind.PACKAGE else None
+        check = partial(check_package, model, program, device) if kind is FileKind.PACKAGE else None
         return TorchModel(model, program, options, device, properties, original=original, check=check)
     try:
         program = _open(model, kind, options.precision, None)

@@ -15,6 +15,7 @@ import torch
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.pytorch import eager
+from rocserve.backends.pytorch.comparison import CASE_ROWS, COMPARISON_FILE, EagerReference, compared
 from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.exported_file import devices_of, read_exported
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
@@ -43,7 +44,7 @@ from rocserve.jobs.messages import Report
 _COMPILERS = ("g++", "clang++")
 _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 """The files of a compiled program."""
-_REVISION = "5"
+_REVISION = "6"
 """Increase it when the files' content changes."""
 _INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _LOCKS = "locks"
@@ -61,25 +62,30 @@ def load(model: ModelSource) -> LoadedModel:
     options, device = eager.set_up(model)
     if model.instance_kind is InstanceKind.MODEL:
         device = _only_device(model)
-    folder = _compiled(model, options.precision, device)
+    check = ModelCheck(model, device, options.precision)
+    folder = _compiled(model, options.precision, device, check)
+    program = _open_compiled(model.name, folder, device)
+    # Compiled code may end the process on inputs that the program does not take, and zeros may be such inputs.
+    takes_zeros = not model.config.model_warmup
+    properties = {"program": "compiled by Inductor"}
+    return TorchModel(model, program, options, device, properties, takes_zeros=takes_zeros, check=lambda bound: check)
+
+
+def _open_compiled(name: str, folder: Path, device: torch.device) -> Program:
+    """Open a model's compiled program. Raises ServeError as `open_package`."""
     package = open_package(folder / _PACKAGE, device, checks=False)
     signature = from_json(ProgramSignature, (folder / _SIGNATURE).read_bytes())
     names = [tensor.names[0] for tensor in signature.inputs]
     sizes = [tensor.open_sizes for tensor in signature.inputs]
     conditions = [SizeCondition(text) for text in signature.conditions]
-    layouts = [_layout(model.name, tensor) for tensor in signature.inputs]
+    layouts = [_layout(name, tensor) for tensor in signature.inputs]
 
     def call(values: Sequence[Any]) -> Any:
         check_sizes(names, sizes, conditions, values)
         return package.call([value if lay is None else lay(value) for lay, value in zip(layouts, values, strict=True)])
 
     # Only tensors arrive here, whatever else the program takes, and the package may write to any of them.
-    program = Program(call, replace(signature, overwritten=frozenset(range(len(names)))))
-    # Compiled code may end the process on inputs that the program does not take, and zeros may be such inputs.
-    takes_zeros = not model.config.model_warmup
-    properties = {"program": "compiled by Inductor"}
-    check = ModelCheck(model, device, options.precision)
-    return TorchModel(model, program, options, device, properties, takes_zeros=takes_zeros, check=check)
+    return Program(call, replace(signature, overwritten=frozenset(range(len(names)))))
 
 
 def _layout(model: str, tensor: ProgramTensor) -> Callable[[Any], Any] | None:
@@ -115,8 +121,9 @@ def _only_device(model: ModelSource) -> torch.device:
     return torch.device(devices[0] if devices else "cpu")
 
 
-def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:
-    """Return the folder with the package, compiled if the cache has none."""
+def _compiled(model: ModelSource, precision: str, device: torch.device, check: ModelCheck) -> Path:
+    """Return the folder with the package, compiled if the cache has none. Raises LoadCheckFailed as
+    `ModelCheck.compared`."""
     compiler = _compiler(model.name)
     compiling = torch_compile_options(model.config)
     settings = json.dumps(dict(sorted(compiling.options.items())))
@@ -124,10 +131,12 @@ def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:
     def job(folder: Path) -> InductorJob:
         file = str(model.model_file)
         trials = str(trials_folder(model, compiler, machine_parts(torch.device("cpu"))) or "")
-        return InductorJob(model.name, file, str(folder), str(device), precision, compiling.mode, settings, trials)
+        return InductorJob(
+            model.name, file, str(folder), str(device), precision, compiling.mode, settings, trials, check.seconds
+        )
 
     parts = (_REVISION, precision, compiling.mode, settings, *machine_parts(device))
-    return written_folder(model, "inductor", parts, job)
+    return check.compiled_folder("inductor", "Inductor", parts, job)
 
 
 def _compiler(name: str) -> Path:
@@ -156,6 +165,8 @@ class InductorJob:
     """Inductor's options, as a JSON object."""
     trials: str = ""
     """The folder with the trials of instruction sets; "" = none."""
+    check_seconds: float = 0.0
+    """For the comparison with PyTorch; 0 = none."""
 
     @property
     def title(self) -> str:
@@ -196,6 +207,12 @@ class InductorJob:
             raise unavailable(f"Inductor cannot compile it: {error}") from error
         (Path(self.folder) / _SIGNATURE).write_bytes(to_json(signature))
         shutil.rmtree(work, ignore_errors=True)
+        if self.check_seconds:
+            reference = EagerReference(Path(self.model_file), self.check_seconds)
+            folder = Path(self.folder)
+            candidate = CASE_ROWS, lambda: _open_compiled(self.model_name, folder, device)
+            found = compared(reference, (candidate,), device, self.precision, report, checks_rows=True)
+            (folder / COMPARISON_FILE).write_bytes(to_json(found))
         return Written()
 
 

@@ -79,13 +79,13 @@ class TorchModel:
         captures: bool = True,
         original: Callable[[], Program] | None = None,
         takes_zeros: bool = True,
-        check: ModelCheck | None = None,
+        check: Callable[[BoundProgram], ModelCheck] | None = None,
     ) -> None:
         """`device`: the device of the program's inputs. `properties`: facts for the metadata. `captures`: whether
         batches may run as captured graphs. `original` opens the program in the file's precision, to tell why it fails
         in another; None = its precision has been tried. `takes_zeros`: False = zeros may end the process, so no runs on
-        zeros find how many rows fit into memory. `check`: None = the program itself shows what its rows do. Raises
-        ServeError (INVALID_ARGUMENT) if the configuration does not fit the program."""
+        zeros find how many rows fit into memory. `check` makes the load check; None = runs in this process show what
+        the rows do. Raises ServeError (INVALID_ARGUMENT) if the configuration does not fit the program."""
         self.program = program
         self.device = device
         self.tensors = None if device.type == "cpu" else DeviceTensors(device)
@@ -109,10 +109,10 @@ class TorchModel:
         self._output_specs = {spec.name: spec for spec in self.signature.outputs}
         limits = [tensor.limits for tensor in program.signature.inputs]
         self._limits = {spec.name: own for spec, own in zip(self._bound.inputs, limits, strict=True) if own}
-        check = check or self._checked(source)
-        self.load_check = check.report
-        self._bound = replace(self._bound, signature=replace(self.signature, dependent_rows=check.dependent_rows))
-        if not self.signature.supports_batching or not check.allows_padding:
+        checked = check(self._bound) if check else self._checked(source)
+        self.load_check = checked.report
+        self._bound = replace(self._bound, signature=replace(self.signature, dependent_rows=checked.dependent_rows))
+        if not self.signature.supports_batching or not checked.allows_padding:
             return
         if device.type != "cpu":
             self._use_fixed_sizes(captures, source)

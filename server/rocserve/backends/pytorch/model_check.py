@@ -3,27 +3,40 @@ compiles the program computes what PyTorch does. Verdicts are kept in the cache.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.check_samples import sample_feeds, samples_digest
 from rocserve.backends.parameters import load_check_mode
 from rocserve.backends.pytorch.binding import BoundProgram
 from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows, run_of, unchanged
-from rocserve.backends.pytorch.job_files import machine_parts
+from rocserve.backends.pytorch.comparison import COMPARING, COMPARISON_FILE, Comparison
+from rocserve.backends.pytorch.job_files import machine_parts, written_folder
 from rocserve.backends.pytorch.program import Program
-from rocserve.cache.digests import file_digest
 from rocserve.cache.folders import cache_directory
-from rocserve.core.load_check import NOT_CHECKED, ROWS, LoadCheckMode, LoadCheckReport
+from rocserve.core.load_check import NOT_CHECKED, REFERENCE, ROWS, LoadCheckFailed, LoadCheckMode, LoadCheckReport
+from rocserve.core.plain import from_json
+from rocserve.jobs.messages import Job, JobError
+from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
+from rocserve.load_check.tensors import CheckedInput, Feed
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
-_TIME_ENDED = "the time ended"
-"""Part of a verdict of which another load may know more."""
+_LOG = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+_START_SECONDS = 60.0
+"""The time that a child process may take to import PyTorch and to open the program."""
 
 
 class ModelCheck:
@@ -59,48 +72,141 @@ class ModelCheck:
 
     def asks_for_rows(self, bound: BoundProgram) -> bool:
         """Return whether requests may be joined, so that it matters what their rows do to each other."""
-        config = self._source.config
-        is_joined = config.max_batch_size > 1 or config.has_open_batch
-        return self._mode is not LoadCheckMode.OFF and bound.signature.supports_batching and is_joined
+        return self._mode is not LoadCheckMode.OFF and bound.signature.supports_batching and self._joins
+
+    @property
+    def _joins(self) -> bool:
+        return self._source.config.max_batch_size > 1 or self._source.config.has_open_batch
 
     def check_rows_here(self, bound: BoundProgram, program: Program, call: Callable[[Any], Any]) -> None:
         """Find in this process whether rows depend on each other. `call` runs the program on the inputs in its
         order."""
         is_gpu = self._device.type != "cpu"
         inputs = checked_inputs(bound, program.signature.inputs, zeros_only=is_gpu)
+        samples = sample_feeds(self._source, bound.signature)
 
         def check() -> RowsVerdict:
-            budget = Budget(self._source.settings.load_check_seconds)
+            budget = Budget(self.seconds)
             outputs, most_rows = tuple(bound.outputs), fixed_rows(program.signature.most_rows)
             with unchanged(program):
                 return check_rows(
-                    run_of(bound, call), inputs, outputs, program.facts, budget, self._seed, (), is_gpu, most_rows
+                    run_of(bound, call), inputs, outputs, program.facts, budget, self._seed, samples, is_gpu, most_rows
                 )
 
-        self._judge_rows(self._key("rows", "eager", repr(inputs)), check)
+        self._judge_rows(self._key("eager", inputs, samples), check)
+
+    def check_rows_in_child(
+        self, bound: BoundProgram, program: Program, job: Callable[[tuple[CheckedInput, ...], int], Job]
+    ) -> None:
+        """As `check_rows_here`, for compiled code, which may end its process. `job` takes the inputs and the seed, and
+        gives a RowsVerdict."""
+        inputs = checked_inputs(bound, program.signature.inputs, zeros_only=True)
+
+        def check() -> RowsVerdict:
+            try:
+                return self._run(job(inputs, self._seed), RowsVerdict)
+            except JobError as error:
+                return RowsVerdict(Independence.UNDECIDED, f"not checked: {error.text}", is_lasting=error.is_crash)
+
+        self._judge_rows(self._key("compiled", inputs, ()), check)
+
+    def compiled_folder(self, kind: str, engine: str, parts: tuple[str, ...], job: Callable[[Path], Job]) -> Path:
+        """Return the folder of compiled programs, as `written_folder` does, after a look at what the job's comparison
+        found. `engine`: its name in texts. Raises also LoadCheckFailed if the engine does not compute what PyTorch
+        does."""
+        made = []
+
+        def new_job(folder: Path) -> Job:
+            made.append(folder)
+            return job(folder)
+
+        try:
+            folder = written_folder(self._source, kind, (*parts, self._mode_part), new_job)
+        except JobError as error:
+            if error.is_crash and COMPARING in error.text:
+                raise LoadCheckFailed(REFERENCE, error.text, error.code) from None
+            raise
+        if self._mode is not LoadCheckMode.OFF:
+            self._take(engine, from_json(Comparison, (folder / COMPARISON_FILE).read_bytes()), bool(made))
+        return folder
+
+    @property
+    def seconds(self) -> float:
+        """The time for checks; 0 = none."""
+        return 0.0 if self._mode is LoadCheckMode.OFF else self._source.settings.load_check_seconds
+
+    @property
+    def _mode_part(self) -> str:
+        return "unchecked" if self._mode is LoadCheckMode.OFF else "checked"
+
+    def _take(self, engine: str, found: Comparison, is_new: bool) -> None:
+        """Report a comparison. Raises LoadCheckFailed if a program is wrong, unless such programs serve with a
+        warning."""
+        wrong = next((verdict for verdict in found.verdicts if not verdict.right), None)
+        if wrong is not None and self._mode is not LoadCheckMode.WARN:
+            raise LoadCheckFailed(
+                REFERENCE,
+                f"{engine} does not compute what PyTorch {torch.__version__} computes: {wrong.reason}; run the program"
+                " as it is (parameter 'engine' \"eager\"), or set parameter 'load_check' to \"warn\" to serve it all"
+                " the same",
+            )
+        cases = sum(verdict.cases for verdict in found.verdicts)
+        largest = max((verdict.largest_error for verdict in found.verdicts), default=0.0)
+        parts = [f"{cases} inputs on {engine} and PyTorch, largest error {largest:.0e}"] if cases else []
+        parts += [f"not compared: {found.reason}"] if found.reason else []
+        remarks = [verdict.remark for verdict in found.verdicts if verdict.remark]
+        if wrong is not None:
+            parts, remarks = [wrong.reason], [f"{engine} computes other numbers than PyTorch: {wrong.reason}"]
+        self._add(
+            LoadCheckReport(
+                tuple(parts),
+                "; ".join(dict.fromkeys(remarks)),
+                (REFERENCE,) if wrong is not None else (),
+                found.seconds if is_new else 0.0,
+            )
+        )
+        if found.rows is not None and self._joins:
+            self._report_rows(found.rows)
+
+    def note(self, text: str) -> None:
+        """Add a clause to the report, if there is one."""
+        if self._mode is not LoadCheckMode.OFF:
+            self._add(LoadCheckReport((text,)))
 
     def _judge_rows(self, key: str, check: Callable[[], RowsVerdict]) -> None:
-        self.rows = self._verdicts.find(key, RowsVerdict)
-        if self.rows is None:
+        def checked() -> RowsVerdict:
             with self._checking("running batches of different rows"):
-                self.rows = check()
-            if _TIME_ENDED not in self.rows.reason:
-                self._verdicts.remember(key, self.rows)
+                return check()
+
+        known = self._verdicts.find_or_check(
+            key, RowsVerdict, checked, lambda verdict: verdict.is_lasting, self.seconds + _START_SECONDS
+        )
+        self._report_rows(known.verdict)
+
+    def _report_rows(self, found: RowsVerdict) -> None:
+        self.rows = found
         self._add(LoadCheckReport((self.rows.reason,)))
-        if self.dependent_rows and self._source.config.max_batch_size > 0:
+        is_strict = self._mode is LoadCheckMode.STRICT
+        if self._source.config.max_batch_size > 0 and (self.couples_rows or (self.dependent_rows and is_strict)):
             failures = (ROWS,) if self.couples_rows else ()
-            self._add(LoadCheckReport(warning=f"batched as configured, but {self.rows.reason}", failures=failures))
+            self._add(LoadCheckReport(warning=f"batched as configured, but {found.reason}", failures=failures))
+
+    def _run(self, job: Job, kind: type[Result]) -> Result:
+        runner = JobRunner(JobEngine("PyTorch"), self._source.report_check, _LOG)
+        seconds = self.seconds + _START_SECONDS
+        return runner.run(job, kind, timeout_seconds=seconds, limit_name="load_check_seconds")
 
     @cached_property
     def _digest(self) -> str:
-        return file_digest(self._source.model_file)
+        return self._verdicts.digest(self._source.model_file)
 
     @property
     def _seed(self) -> int:
         return int(self._digest[:8], 16)
 
-    def _key(self, check: str, engine: str, tensors: str) -> str:
-        return verdict_key(check, self._digest, engine, *machine_parts(self._device), self._precision, tensors)
+    def _key(self, engine: str, inputs: Sequence[CheckedInput], samples: Sequence[Feed]) -> str:
+        parts = (engine, *machine_parts(self._device), self._precision, repr(inputs), samples_digest(samples))
+        return verdict_key("rows", self._digest, *parts)
 
     def _add(self, found: LoadCheckReport) -> None:
         self.report = self.report.then(found)

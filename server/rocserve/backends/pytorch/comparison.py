@@ -1,0 +1,134 @@
+"""Compares a compiled program with PyTorch's own run of it, in the child process that has compiled it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rocserve.backends.pytorch.binding import BoundProgram, bind
+from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows, run_of
+from rocserve.backends.pytorch.datatypes import to_torch
+from rocserve.backends.pytorch.exported_file import read_exported
+from rocserve.backends.pytorch.program import DTYPES, Program, open_exported
+from rocserve.cache.digests import file_digest
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.tensors import Tensor
+from rocserve.jobs.messages import Report
+from rocserve.load_check.budget import Budget
+from rocserve.load_check.reference import Case, ReferenceVerdict, compare, reference_cases
+from rocserve.load_check.rows import RowsVerdict, check_rows
+from rocserve.load_check.tensors import CheckedInput, Run
+
+COMPARING = "comparing it with PyTorch"
+"""The phase of a job in which the compiled program runs on made-up inputs."""
+COMPARISON_FILE = "comparison.json"
+"""The file with a Comparison, beside the compiled programs."""
+CASE_ROWS = 3
+"""Rows of a case for a compiled program that takes any number."""
+_NO_INPUTS = "PyTorch takes no made-up input; give check.npz"
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a compiled program was found to compute."""
+
+    rows: RowsVerdict | None
+    """None = the first dimension counts no rows."""
+    verdicts: tuple[ReferenceVerdict, ...]
+    """One for each program, in their order, up to the first wrong one."""
+    reason: str
+    """Why a program was not compared; "" = each was."""
+    seconds: float
+
+
+class EagerReference:
+    """A program of torch.export, run operator by operator on the CPU, as it is in the file."""
+
+    def __init__(self, model_file: Path, seconds: float, config: ModelConfig | None = None) -> None:
+        """`config`: gives names and sizes; None = the file's. Raises ServeError as `open_exported` and `bind`."""
+        self._program = open_exported(read_exported(model_file))
+        self.bound = bind(self._program, config or ModelConfig(""), _no_trial)
+        self.inputs = checked_inputs(self.bound, self._program.signature.inputs, zeros_only=False)
+        self.budget = Budget(seconds)
+        self._seed = int(file_digest(model_file)[:8], 16)
+        self._run = program_run(self.bound, self._program, _CPU)
+        self._most_rows = self._program.signature.most_rows
+        self._outputs = tuple(self.bound.outputs)
+
+    @property
+    def batches(self) -> bool:
+        return self.bound.signature.supports_batching
+
+    def rows(self) -> RowsVerdict:
+        """Find whether the program's rows depend on each other."""
+        return check_rows(
+            self._run, self.inputs, self._outputs, self._program.facts, self.budget, self._seed, (), False,
+            fixed_rows(self._most_rows),
+        )  # fmt: skip
+
+    def cases(self, rows: int = CASE_ROWS, inputs: Sequence[CheckedInput] | None = None) -> Sequence[Case]:
+        """Return cases of so many rows, if the program batches."""
+        rows = min(rows, self._most_rows or rows) if self.batches else 0
+        return reference_cases(
+            self._run, inputs or self.inputs, self._outputs, self._program.facts, self.budget, self._seed, rows
+        )
+
+    def precision(self, asked: str) -> str:
+        """Return the precision, in the words of `compare`, that a program compiled in the precision `asked` has."""
+        own = self._program.signature.precision.split(", ")
+        if asked in DTYPES:
+            return asked
+        if not {"int8", "uint8"}.isdisjoint(own):
+            return "quantised"
+        return next((name for name in ("bf16", "fp16") if name in own), "fp32")
+
+
+def compared(
+    reference: EagerReference,
+    candidates: Iterable[tuple[int, Callable[[], Program]]],
+    device: Any,
+    precision: str,
+    report: Report,
+    checks_rows: bool,
+) -> Comparison:
+    """Hold programs against the reference. `candidates`: the rows of each one's cases, and what opens it."""
+    started = time.monotonic()
+    report("running batches of different rows")
+    rows = reference.rows() if checks_rows and reference.batches else None
+    verdicts: list[ReferenceVerdict] = []
+    reason = ""
+    for case_rows, opened in candidates:
+        report("running it on PyTorch")
+        cases = reference.cases(case_rows)
+        report(COMPARING)
+        run = program_run(reference.bound, opened(), device)
+        verdict = compare(cases, run, reference.precision(precision), reference.budget)
+        if verdict.right and not verdict.cases:
+            reason = "the time ended" if cases or reference.budget.left <= 0 else _NO_INPUTS
+            continue
+        verdicts.append(verdict)
+        if not verdict.right:
+            break
+    return Comparison(rows, tuple(verdicts), reason, time.monotonic() - started)
+
+
+def program_run(bound: BoundProgram, program: Program, device: Any) -> Run:
+    """Return a program as the load check runs it, in a process that serves no requests."""
+
+    def call(inputs: Sequence[Tensor]) -> Any:
+        values = [to_torch(tensor, copies=True) for tensor in inputs]
+        # Weights become constants of a program that torch_migraphx lowers only without gradients.
+        with torch.no_grad():
+            return program.call([value.to(device) if isinstance(value, torch.Tensor) else value for value in values])
+
+    return run_of(bound, call)
+
+
+def _no_trial(inputs: Sequence[Any]) -> Any:
+    raise AssertionError("a program of torch.export says its outputs")
