@@ -60,6 +60,18 @@ INDEPENDENT: Mapping[str, Make] = {
         depth=np.array(6),
         values=np.array([0, 1], np.float32),
     ),
+    "ids as floats": lambda: model(
+        """g (float[N, 6] x) => (float[N, 4] y) {
+            i = Cast<to = 7>(x) e = Gather(t, i) s = ReduceSum<keepdims = 0>(e, one) y = Tanh(s) }""",
+        t=normal(40, 4) * 1000,
+        one=np.array([1]),
+    ),
+    "best of many equal boxes": lambda: model(
+        """g (float[N, 64] x) => (float[N, 3] y) {
+            m = MatMul(x, w) b, i = TopK<axis = 1>(m, k) y = Cast<to = 1>(i) }""",
+        w=np.repeat(normal(64, 1), 300, axis=1) + normal(64, 300, seed=1) * np.float32(1e-7),
+        k=np.array([3]),
+    ),
     "calibrated int8": lambda: model(
         """g (float[N, 4] x) => (float[N, 3] y) {
             q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = MatMul(d, w) }""",

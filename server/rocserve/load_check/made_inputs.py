@@ -184,11 +184,11 @@ def changed_floats(row: Feed, change: Callable[[Array], Any]) -> dict[str, Array
 
 def nudged(row: Feed) -> dict[str, Array]:
     """Return the row with its floats moved by a few units of their last place, up and down: a network that normalises
-    would not see them move together."""
+    would not see them move together. Whole numbers move away from 0, so that as integers they stay what they are."""
 
     def move(values: Array) -> Array:
-        step = 4 * np.finfo(values.dtype).eps
-        return np.asarray(values * (1 + np.resize(_DIRECTIONS, values.shape) * step).astype(values.dtype))
+        directions = np.where(values == np.round(values), 1, np.resize(_DIRECTIONS, values.shape))
+        return np.asarray(values * (1 + directions * 4 * np.finfo(values.dtype).eps).astype(values.dtype))
 
     return changed_floats(row, move)
 
