@@ -261,8 +261,10 @@ def test_migraphx_by_way_of_onnx(migraphx_root: Path, torch_files: TorchFiles, t
         check(server, torch_files, "exported")
         check(server, torch_files, "named", ("INPUT__0", "scores", "best"))
         with Client(server.address) as client:
-            note = client.model_metadata("exported").properties["note"]
-            assert note == "written as ONNX from a program of torch.export"
+            properties = client.model_metadata("exported").properties
+        assert properties["note"] == "written as ONNX from a program of torch.export"
+        assert "rows are independent" in properties["load_check"]
+        assert "inputs on MIGraphX and PyTorch, largest error" in properties["load_check"]
 
 
 def test_torchscript_is_not_inductor_s(server: RocserveProcess, torch_files: TorchFiles) -> None:

@@ -17,7 +17,7 @@ from rocserve.core.load_check import RECORDED_FILE, REFERENCE, ROWS, LoadCheckFa
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.plain import to_json
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
-from rocserve.load_check.reference import ReferenceVerdict
+from rocserve.load_check.reference import ReferenceVerdict, load_cases
 from rocserve.settings import EngineSettings
 
 # Importing PyTorch takes seconds.
@@ -351,3 +351,40 @@ def test_a_compiled_program_that_is_wrong_is_refused_unless_a_warning_will_do(
             expected = LoadCheckReport((wrong.reason,), text, (REFERENCE,), 1.5)
         assert check.report == expected
         assert (check.seconds > 0) == (mode == "warn")
+
+
+def test_migraphx_is_held_against_the_program_not_its_export(program_file: Path, tmp_path: Path) -> None:
+    import torch
+
+    from rocserve.backends.pytorch.onnx_export import EagerReferenceJob
+
+    cases_file = tmp_path / "cases.npz"
+    shapes = {"INPUT__0": (4,)}
+    job = EagerReferenceJob("m", str(program_file), ("INPUT__0",), ("OUTPUT__0",), shapes, True, str(cases_file), 3, 30)
+    result = job.perform(lambda phase: None)
+    assert result.rows is not None and result.rows.reason == "rows are independent"
+    cases = load_cases(cases_file)
+    assert (len(cases), result.reason) == (result.cases, "") and cases[0].name == "plain"
+    layer = torch.export.load(program_file).module()
+    for case in cases:
+        assert case.feed["INPUT__0"].shape == (3, 4)
+        right = layer(torch.from_numpy(case.feed["INPUT__0"])).detach().numpy()
+        np.testing.assert_allclose(case.outputs["OUTPUT__0"], right, rtol=1e-6)
+
+
+def test_a_program_of_fixed_rows_is_tried_with_batches_of_that_size(tmp_path: Path) -> None:
+    import torch
+
+    from rocserve.backends.pytorch.onnx_export import EagerReferenceJob
+
+    for name, function, text in (
+        ("alone", lambda x: x * 2, "rows are independent"),
+        ("joined", lambda x: x.cumsum(0), "rows depend on each other"),
+    ):
+        module = torch.nn.Module()
+        module.forward = function  # type: ignore[method-assign]
+        path = tmp_path / f"{name}.pt2"
+        torch.export.save(torch.export.export(module, (torch.rand(4, 3),)), path)
+        job = EagerReferenceJob("m", str(path), (), (), {"x": (3,)}, True, str(tmp_path / "cases.npz"), 4, 30)
+        result = job.perform(lambda phase: None)
+        assert result.rows is not None and result.rows.reason.startswith(text)

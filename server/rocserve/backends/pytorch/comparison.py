@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rocserve.backends.pytorch.binding import BoundProgram, bind
+from rocserve.backends.pytorch.binding import BoundProgram, bind, given_names
 from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows, run_of
 from rocserve.backends.pytorch.datatypes import to_torch
 from rocserve.backends.pytorch.exported_file import read_exported
@@ -22,7 +22,7 @@ from rocserve.jobs.messages import Report
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.reference import Case, ReferenceVerdict, compare, reference_cases
 from rocserve.load_check.rows import RowsVerdict, check_rows
-from rocserve.load_check.tensors import CheckedInput, Run
+from rocserve.load_check.tensors import ROWS, Run
 
 COMPARING = "comparing it with PyTorch"
 """The phase of a job in which the compiled program runs on made-up inputs."""
@@ -30,7 +30,7 @@ COMPARISON_FILE = "comparison.json"
 """The file with a Comparison, beside the compiled programs."""
 CASE_ROWS = 3
 """Rows of a case for a compiled program that takes any number."""
-_NO_INPUTS = "PyTorch takes no made-up input; give check.npz"
+NO_INPUTS = "PyTorch takes no made-up input; give check.npz"
 _CPU = torch.device("cpu")
 
 
@@ -50,33 +50,47 @@ class Comparison:
 class EagerReference:
     """A program of torch.export, run operator by operator on the CPU, as it is in the file."""
 
-    def __init__(self, model_file: Path, seconds: float, config: ModelConfig | None = None) -> None:
-        """`config`: gives names and sizes; None = the file's. Raises ServeError as `open_exported` and `bind`."""
+    def __init__(
+        self, model_file: Path, seconds: float, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
+    ) -> None:
+        """`inputs`, `outputs`: the configuration's names, as `given_names` takes them. Raises ServeError as
+        `open_exported`."""
         self._program = open_exported(read_exported(model_file))
-        self.bound = bind(self._program, config or ModelConfig(""), _no_trial)
+        self.bound = _named(bind(self._program, ModelConfig(""), _no_trial), self._program, inputs, outputs)
         self.inputs = checked_inputs(self.bound, self._program.signature.inputs, zeros_only=False)
         self.budget = Budget(seconds)
         self._seed = int(file_digest(model_file)[:8], 16)
         self._run = program_run(self.bound, self._program, _CPU)
-        self._most_rows = self._program.signature.most_rows
         self._outputs = tuple(self.bound.outputs)
 
     @property
     def batches(self) -> bool:
         return self.bound.signature.supports_batching
 
+    def with_sizes(self, shapes: Mapping[str, Sequence[int]], has_rows: bool) -> None:
+        """Use these sizes of the inputs, by name. `has_rows`: a first dimension of rows is in front of them."""
+        lead = (ROWS,) if has_rows else ()
+        self.inputs = tuple(
+            replace(given, shape=(*lead, *shapes[given.name])) if given.name in shapes else given
+            for given in self.inputs
+        )
+
     def rows(self) -> RowsVerdict:
         """Find whether the program's rows depend on each other."""
+        first = self.bound.inputs[0].shape[:1]
+        only = fixed_rows(self._program.signature.most_rows) if self.batches else next(iter(first), None)
         return check_rows(
-            self._run, self.inputs, self._outputs, self._program.facts, self.budget, self._seed, (), False,
-            fixed_rows(self._most_rows),
-        )  # fmt: skip
+            self._run, self.inputs, self._outputs, self._program.facts, self.budget, self._seed, (), False, only
+        )
 
-    def cases(self, rows: int = CASE_ROWS, inputs: Sequence[CheckedInput] | None = None) -> Sequence[Case]:
-        """Return cases of so many rows, if the program batches."""
-        rows = min(rows, self._most_rows or rows) if self.batches else 0
+    def rows_of_case(self, most: int) -> int:
+        """Return how many rows a case may have, at most `most`; 0 = the program does not batch."""
+        return min(most, self._program.signature.most_rows or most) if self.batches else 0
+
+    def cases(self, rows: int) -> Sequence[Case]:
+        """Return cases of so many rows; 0 = inputs have none."""
         return reference_cases(
-            self._run, inputs or self.inputs, self._outputs, self._program.facts, self.budget, self._seed, rows
+            self._run, self.inputs, self._outputs, self._program.facts, self.budget, self._seed, rows
         )
 
     def precision(self, asked: str) -> str:
@@ -105,12 +119,12 @@ def compared(
     reason = ""
     for case_rows, opened in candidates:
         report("running it on PyTorch")
-        cases = reference.cases(case_rows)
+        cases = reference.cases(reference.rows_of_case(case_rows))
         report(COMPARING)
         run = program_run(reference.bound, opened(), device)
         verdict = compare(cases, run, reference.precision(precision), reference.budget)
         if verdict.right and not verdict.cases:
-            reason = "the time ended" if cases or reference.budget.left <= 0 else _NO_INPUTS
+            reason = "the time ended" if cases or reference.budget.left <= 0 else NO_INPUTS
             continue
         verdicts.append(verdict)
         if not verdict.right:
@@ -128,6 +142,18 @@ def program_run(bound: BoundProgram, program: Program, device: Any) -> Run:
             return program.call([value.to(device) if isinstance(value, torch.Tensor) else value for value in values])
 
     return run_of(bound, call)
+
+
+def _named(bound: BoundProgram, program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> BoundProgram:
+    own_inputs = given_names(program.signature.inputs, inputs)
+    own_outputs = given_names(program.signature.outputs or (), outputs)
+    specs = tuple(replace(spec, name=name) for spec, name in zip(bound.signature.outputs, own_outputs, strict=True))
+    return replace(
+        bound,
+        signature=replace(bound.signature, outputs=specs),
+        inputs=tuple(replace(spec, name=name) for spec, name in zip(bound.inputs, own_inputs, strict=True)),
+        outputs={name: index for index, name in enumerate(own_outputs)},
+    )
 
 
 def _no_trial(inputs: Sequence[Any]) -> Any:

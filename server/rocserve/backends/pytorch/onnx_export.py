@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.installed import is_installed
 from rocserve.backends.migraphx.serving.context import open_compile_context
 from rocserve.backends.migraphx.serving.model import load_compiled
+from rocserve.backends.migraphx.serving.model_check import ReferenceEngine
+from rocserve.backends.onnx.reference_job import OnnxReferenceResult
 from rocserve.backends.pytorch.job_files import Written, written_folder
 from rocserve.backends.pytorch.model_file import require_exported
 from rocserve.core.errors import unavailable
 from rocserve.jobs.messages import Report
+from rocserve.jobs.runner import JobEngine, JobRunner
+from rocserve.load_check.reference import save_cases
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,8 +48,48 @@ def load(model: ModelSource) -> LoadedModel:
         model, "onnx", parts, lambda folder: OnnxJob(model.name, str(model.model_file), str(folder), inputs, outputs)
     )
     note = "written as ONNX from a program of torch.export"
+    job = partial(EagerReferenceJob, model.name, str(model.model_file), inputs, outputs)
+    reference = ReferenceEngine("PyTorch", JobRunner(JobEngine("PyTorch"), model.report_check, _LOG), job)
     # A quantised program is written in int8, even if it was in uint8.
-    return load_compiled(context, folder / _FILE, note, quantised_in="int8")
+    return load_compiled(context, folder / _FILE, note, quantised_in="int8", reference=reference)
+
+
+@dataclass(frozen=True, slots=True)
+class EagerReferenceJob:
+    """Does with PyTorch and the program itself what OnnxReferenceJob does with an ONNX file, because the export may
+    change the program, too."""
+
+    model_name: str
+    model_file: str
+    inputs: tuple[str, ...]
+    """The names in the configuration."""
+    outputs: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    """As OnnxReferenceJob's fields."""
+    checks_rows: bool
+    cases_file: str
+    case_rows: int
+    seconds: float
+
+    @property
+    def title(self) -> str:
+        return f"running model '{self.model_name}' on PyTorch"
+
+    def perform(self, report: Report) -> OnnxReferenceResult:
+        report("importing PyTorch")
+        from rocserve.backends.pytorch.comparison import NO_INPUTS, EagerReference
+
+        report("reading the program")
+        reference = EagerReference(Path(self.model_file), self.seconds, self.inputs, self.outputs)
+        reference.with_sizes(self.shapes, has_rows=self.case_rows > 0)
+        rows = None
+        if self.checks_rows:
+            report("running batches of different rows")
+            rows = reference.rows()
+        report("computing cases")
+        cases = reference.cases(self.case_rows)
+        save_cases(Path(self.cases_file), cases)
+        return OnnxReferenceResult(rows, len(cases), "" if cases else NO_INPUTS)
 
 
 @dataclass(frozen=True, slots=True)
