@@ -246,9 +246,9 @@ def test_a_plugin_is_registered_with_the_libraries_that_it_needs(
     source: Callable[..., ModelSource], tmp_path: Path
 ) -> None:
     packages, root = stub_of_amds_plugin(tmp_path)
-    said = loaded(source(), packages, ROCSERVE_MIGRAPHX_ROOT=str(root))
-    assert said.startswith("UNAVAILABLE model 'm': onnxruntime-ep-migraphx is installed, but its MIGraphXExecutionProv")
-    assert "finds no device here that it can use (ONNX Runtime sees: CPU of " in said
+    text = loaded(source(), packages, ROCSERVE_MIGRAPHX_ROOT=str(root))
+    assert text.startswith("UNAVAILABLE model 'm': onnxruntime-ep-migraphx is installed, but its MIGraphXExecutionProv")
+    assert "finds no device here that it can use (ONNX Runtime sees: CPU of " in text
     missing = loaded(source(), packages, ROCSERVE_MIGRAPHX_ROOT=str(tmp_path))
     assert "ONNX Runtime cannot register it: " in missing
     assert MISSING in missing
@@ -260,17 +260,17 @@ def test_a_plugin_is_registered_with_the_libraries_that_it_needs(
 def test_openvinos_plugin(source: Callable[..., ModelSource]) -> None:
     packages = provider_packages("openvino")
     named = ExecutionAccelerator("openvino", {"num_streams": "1", "precision": "FP32"})
-    said = loaded(source(named, False), packages, on_gpu=False)
-    if said.startswith("UNAVAILABLE"):
+    text = loaded(source(named, False), packages, on_gpu=False)
+    if text.startswith("UNAVAILABLE"):
         # It uses Intel's processors only.
         assert (
             "onnxruntime-ep-openvino 1.8.1 is installed, but its OpenVINOExecutionProvider finds no device 'CPU'"
-            in said
+            in text
         )
         provider = "CPUExecutionProvider"
     else:
         provider = "OpenVINOExecutionProvider, CPUExecutionProvider"
-        assert said.strip() == f"{provider} {DOUBLED}"
+        assert text.strip() == f"{provider} {DOUBLED}"
     assert loaded(source(on_gpu=False), packages, on_gpu=False).strip() == f"{provider} {DOUBLED}"
 
 
@@ -283,11 +283,11 @@ def test_a_plugin_gets_its_device_and_its_own_options(source: Callable[..., Mode
         "onnxruntime.register_execution_provider_library('of_this_test.virtual', plugin.get_library_path())"
     )
     npu = ExecutionAccelerator("openvino", {"device_type": "NPU", "precision": "FP16", "enable_qdq_optimizer": "1"})
-    said = loaded(source(npu, False), packages, on_gpu=False, before=register)
-    if "finds no device" in said:
+    text = loaded(source(npu, False), packages, on_gpu=False, before=register)
+    if "finds no device" in text:
         pytest.skip("this OpenVINO offers no virtual devices")
-    assert said.startswith("UNAVAILABLE ONNX Runtime cannot run model.onnx on OpenVINOExecutionProvider: ")
-    assert "compiler" in said and "JSON" not in said
+    assert text.startswith("UNAVAILABLE ONNX Runtime cannot run model.onnx on OpenVINOExecutionProvider: ")
+    assert "compiler" in text and "JSON" not in text
     accepted = loaded(source(npu, False, engine="auto"), packages, on_gpu=False, before=register)
     assert accepted.strip() == f"CPUExecutionProvider {DOUBLED}"
 
@@ -295,8 +295,8 @@ def test_a_plugin_gets_its_device_and_its_own_options(source: Callable[..., Mode
 @pytest.mark.long
 def test_onnx_runtime_with_migraphx_built_in_says_that_it_lacks_migraphx(source: Callable[..., ModelSource]) -> None:
     packages = provider_packages("migraphx")
-    said = loaded(source(ExecutionAccelerator("migraphx", {"migraphx_hip_graph_enable": "1"})), packages)
-    if not said.startswith("UNAVAILABLE"):
+    text = loaded(source(ExecutionAccelerator("migraphx", {"migraphx_hip_graph_enable": "1"})), packages)
+    if not text.startswith("UNAVAILABLE"):
         pytest.skip("MIGraphX and a GPU are here")
-    assert said.startswith("UNAVAILABLE ONNX Runtime cannot run model.onnx on MIGraphXExecutionProvider: ")
-    assert MISSING in said
+    assert text.startswith("UNAVAILABLE ONNX Runtime cannot run model.onnx on MIGraphXExecutionProvider: ")
+    assert MISSING in text
