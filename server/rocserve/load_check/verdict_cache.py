@@ -84,9 +84,26 @@ class VerdictCache:
                 new.replace(self._folder / key)
             finally:
                 new.unlink(missing_ok=True)
-            kept = [path for path in self._folder.iterdir() if not path.name.startswith(".")]
-            for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-_MOST_VERDICTS]:
+            for path in sorted(self._kept(), key=lambda path: path.stat().st_mtime)[:-_MOST_VERDICTS]:
                 path.unlink(missing_ok=True)
+
+    @property
+    def count(self) -> int:
+        """How many verdicts are kept, with the digests of large files."""
+        return len(self._kept())
+
+    def forget_all(self) -> int:
+        """Remove all verdicts; return how many. Raises OSError if the folder cannot be written."""
+        kept = self._kept()
+        for path in kept:
+            path.unlink(missing_ok=True)
+        return len(kept)
+
+    def _kept(self) -> Sequence[Path]:
+        try:
+            return [path for path in self._folder.iterdir() if not path.name.startswith(".")]
+        except OSError:
+            return []
 
     def find_or_check(
         self,

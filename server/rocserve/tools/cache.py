@@ -14,6 +14,7 @@ from rocserve.backends.migraphx.program_cache import CacheEntry, LoadTrial, Prog
 from rocserve.cache.folders import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import readable_size as size
+from rocserve.load_check.verdict_cache import VerdictCache
 from rocserve.settings import EngineSettings
 from rocserve.settings.flag import ABSOLUTE_FOLDER, SWITCH, Kind, byte_size, flag, positional, text
 from rocserve.tools.printing import console_on, counted, say, show, table
@@ -44,7 +45,7 @@ class PruneOptions:
     all: bool = flag(
         False,
         SWITCH,
-        "remove all programs, and forget which files crashed, so that they are loaded again",
+        "remove all programs, and forget which files crashed and what load checks found, so that they are tried again",
         exclusive=True,
     )
     models: tuple[str, ...] = positional(
@@ -70,6 +71,8 @@ def list_programs(options: ListOptions) -> None:
                 f" (MIGraphX {trial.migraphx_version}): {crash}",
             )
     say(console, _summary(cache, entries))
+    if verdicts := VerdictCache(cache_directory(settings)).count:
+        say(console, f"{counted(verdicts, 'verdict')} of load checks")
 
 
 def prune_programs(options: PruneOptions) -> None:
@@ -105,12 +108,15 @@ def prune_programs(options: PruneOptions) -> None:
                 continue
             if trial.crash:
                 forgotten.append(trial)
+    verdicts = VerdictCache(cache_directory(settings)).forget_all() if options.all else 0
     for entry in removed:
         say(console, f"removed {_named(entry)}, {size(entry.size_bytes)}")
     for entry in () if failure else in_use:
         say(console, f"kept {_named(entry)}: a process is using it")
     for trial in forgotten:
         say(console, f"forgot that {trial.file} of model {trial.model} crashed: it is tried again")
+    if verdicts:
+        say(console, f"forgot {counted(verdicts, 'verdict')} of load checks: models are checked again")
     known = {*map(_model, before), *(trial.model for trial in forgotten)}
     for name in models:
         if name not in known:

@@ -17,6 +17,7 @@ from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, LoadTrial, ProgramCache
 from rocserve.cli import main
 from rocserve.core.printable import readable_size
+from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 from rocserve.tools.cache import ListOptions, list_programs
 
 HOUR = 3600
@@ -168,6 +169,17 @@ def test_prune_all(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -> N
     assert "3 programs removed" in output and "1 program being compiled" in output
     assert [entry.key for entry in cache.entries()] == [held.key]
     assert cache.load_trials.entries() == []
+
+
+def test_verdicts_of_load_checks(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -> None:
+    verdicts = VerdictCache(cache.directory)
+    for model in ("a", "b"):
+        verdicts.remember(verdict_key("rows", model), {"reason": "rows are independent"})
+    assert run(cache, "list") == 0
+    assert capsys.readouterr().out.endswith("\n2 verdicts of load checks\n")
+    assert run(cache, "prune") == 0 and verdicts.count == 2
+    assert run(cache, "prune", "--all") == 0 and verdicts.count == 0
+    assert "forgot 2 verdicts of load checks: models are checked again\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [("--all",), ("resnet", "digits")])
