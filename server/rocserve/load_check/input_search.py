@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,8 @@ _POWER_TO_NOISE = 10
 _ENOUGH_POWER = 5e-2
 """Relative change of the outputs that is enough beside any noise: a network whose answer turns over with the last place
 of its inputs, such as the best 300 of many equal boxes, also shows each dependence."""
+_MOST_VALUES = 1 << 24
+"""Of one row of an input; they take 128 MB while they are made."""
 _SLOW_SECONDS = 0.1
 _GROWN = 64
 """Times that outputs may grow while the end of integers rises: one that sets a size should stay small."""
@@ -88,8 +91,11 @@ def find_inputs(trials: Trials, run: Callable[[Feed], Feed | None], maker: Input
 
 def _recipes(trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMaker) -> Iterator[tuple[Recipe, Feed]]:
     """Yield recipes, most likely ones first, with what row "a" gives."""
-    candidates = _candidates(maker)
+    candidates, too_large = _candidates(maker), ""
     for recipe in (Recipe(from_samples=True), *candidates) if maker.sample_rows else candidates:
+        if reason := _too_large(recipe, maker):
+            too_large = too_large or reason
+            continue
         for start in (replace(recipe, ends=maker.ends), recipe) if maker.ends else (recipe,):
             if (first := run(maker.row(start, "a"))) is None:
                 continue
@@ -98,6 +104,17 @@ def _recipes(trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMak
                 if outputs is not None:
                     yield wider, outputs
             break
+    if too_large and not trials.runs:
+        raise NoInputs(too_large)
+
+
+def _too_large(recipe: Recipe, maker: InputMaker) -> str:
+    """Return which input would have a row of too many values; "" = none."""
+    for given in maker.inputs:
+        shape = given.shape_with(recipe.sizes) if not recipe.from_samples else ()
+        if math.prod(shape) > _MOST_VALUES:
+            return f"a row of input '{given.name}' has the shape {list(shape)}"
+    return ""
 
 
 def _candidates(maker: InputMaker) -> Iterator[Recipe]:

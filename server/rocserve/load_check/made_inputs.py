@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,6 @@ _WHOLE_END = 5
 _LEVEL_STEP, _LEAST_STEP = 0.1, 0.1
 """How far values lie from the numbers that trees compare them with: relative, and from 0."""
 _DIRECTIONS = (1, -1, -1, 1, 1, -1, 1)
-_MOST_VALUES = 1 << 26
-"""Values of the largest input of one row that is made: half a gigabyte while it is made."""
 _TRUE = 0.7
 """Share of BOOL elements that are true."""
 
@@ -129,8 +126,6 @@ class InputMaker:
 
     def _made(self, given: CheckedInput, recipe: Recipe, rng: np.random.Generator) -> Array:
         shape, kind = given.shape_with(recipe.sizes), given.kind
-        if math.prod(shape) > _MOST_VALUES:
-            raise MemoryError(f"a row of input '{given.name}' has the shape {list(shape)}")
         values: Any
         if given.is_mask:
             values = np.full(shape, recipe.mask)

@@ -29,7 +29,7 @@ _NOISE_FACTOR = 100
 """An engine may be off by so many times the reference's own noise: an ill-conditioned network amplifies rounding."""
 _DESCRIPTION = "description"
 _QUANTISED_REMARK = 0.15
-"""Error of a quantised model that a user should know of. What calibration costs, nobody but he can judge."""
+"""Error of a quantised model that a user should know of. Only the user can judge what calibration may cost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,23 @@ def test_says_why_nothing_runs() -> None:
         found(lambda feed: {"y": feed["x"] * np.nan}, CheckedInput("x", DataType.FP32, (ROWS, 3)))
 
 
+def test_sizes_that_would_fill_the_memory_are_not_tried() -> None:
+    largest = 0
+
+    def run(feed: Feed) -> Feed:
+        nonlocal largest
+        largest = max(largest, feed["x"].size)
+        if feed["x"].shape[1:] != (16, 576):
+            raise RuntimeError("wrong size")
+        return {"y": feed["x"]}
+
+    result = found(run, CheckedInput("x", DataType.FP32, (ROWS, "", "")))
+    assert list(result.recipe.sizes.values()) == [16, 576]
+    assert largest <= 1 << 24
+    with pytest.raises(NoInputs, match=r"a row of input 'x' has the shape \[1, 99999, 99999\]"):
+        found(run, CheckedInput("x", DataType.FP32, (ROWS, 99999, 99999)))
+
+
 def test_ends_when_the_time_does() -> None:
     trials = Trials(lambda feed: {"y": feed["x"]}, Budget(0))
     maker = InputMaker([CheckedInput("x", DataType.FP32, (ROWS, 3))], NO_FACTS, 0)
