@@ -58,8 +58,8 @@ class InputMaker:
         """Rows of the samples, as far as they can share a batch with the first one."""
 
     def row(self, recipe: Recipe, name: str, has_largest: bool = False) -> dict[str, Array]:
-        """Make the inputs of one row. An input without rows is the same for all names. `has_largest`: each integer
-        input contains its largest value."""
+        """Make the inputs of one row. An input without rows is the same for all names. `has_largest`: integers
+        are all their largest value, because a model may look up those of one place only."""
         row = {}
         for given in self.inputs:
             rng = self._random(name if given.has_rows else "", given.name)
@@ -67,7 +67,7 @@ class InputMaker:
             if values is None:
                 values = self._made(given, recipe, rng)
                 if has_largest and given.kind in "iu" and values.size and given.name in recipe.ends:
-                    values.flat[0] = recipe.ends[given.name] - 1
+                    values.fill(recipe.ends[given.name] - 1)
             row[given.name] = values
         return row
 

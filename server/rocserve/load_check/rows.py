@@ -152,10 +152,13 @@ class _RowsCheck:
         says_little = all(values.dtype.kind != "f" for one in alone for values in one.values())
         most = self._most_rows()
         for number, group in enumerate(groups(self._maker, found.recipe, self._facts, two, says_little, most)):
-            first = self._batches.run(group.batch(group.usual))
+            batch = group.batch(group.usual)
+            first = self._batches.run(batch)
             if first is None:
                 if number == 0:
-                    raise _dependent(f"the engine takes 1 row, but not {len(group.rows) + 1} rows")
+                    if any(self._batches.single(row) is None for row in batch):
+                        raise _undecided("the engine refuses made-up rows")
+                    raise _dependent(f"the engine takes 1 row, but not {len(batch)} rows")
                 continue
             if group.rows[0] is two[0]:
                 self._compare_alone(alone, _without(first, group.at), found)

@@ -90,6 +90,13 @@ def test_raises_an_unknown_end_while_the_model_takes_it(end: int, expected: int)
     assert result.recipe.ends == {"ids": expected}
 
 
+def test_an_end_counts_wherever_the_model_looks() -> None:
+    def run(feed: Feed) -> Feed:
+        return {"y": np.arange(160.0)[feed["ids"][:, -1:]]}
+
+    assert found(run, CheckedInput("ids", DataType.INT64, (ROWS, 7))).recipe.ends == {"ids": 60}
+
+
 def test_an_integer_that_sets_a_size_stays_small() -> None:
     def run(feed: Feed) -> Feed:
         return {"y": np.arange(1, 2 + int(feed["n"].max()) * 10) * 1.0}
