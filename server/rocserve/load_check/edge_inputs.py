@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rocserve.load_check.made_inputs import changed_floats
-from rocserve.load_check.tensors import CheckedInput, Feed
+from rocserve.load_check.tensors import Array, CheckedInput, Feed
 
 PLAIN = "plain"
 NAN = "nan"
@@ -16,6 +16,8 @@ LARGE = "large"
 """This case may overflow a type of few bits in a right engine, too."""
 _LARGE = 150
 """Factor: exp(x) overflows from 88.8 in float32, log(softmax(x)) underflows 104 below the largest value."""
+_LARGE_HALF = 30
+"""The same for float16, in which a network overflows within at larger ones."""
 _EXTREME = 300
 """The first two values of large inputs are this and its negative, so that the few of a small input are large, too."""
 _FEW = 5
@@ -34,7 +36,7 @@ def edge_inputs(inputs: Sequence[CheckedInput], plain: Feed) -> Iterator[tuple[s
         TIES: changed_floats(plain, lambda values: np.round(values) + 0.5),
         "minus one": _negative_indices(inputs, plain),
         "small integers": _small_integers(inputs, plain),
-        NAN: changed_floats(plain, _with_nan),
+        NAN: _with_nan(plain),
     }
     for name, feed in made.items():
         if any(feed[tensor] is not values and not _equal(feed[tensor], values) for tensor, values in plain.items()):
@@ -53,14 +55,21 @@ def _small_integers(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
 
 
 def _large(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object:
-    result = np.asarray(values * _LARGE)
+    result = np.asarray(values * (_LARGE_HALF if values.dtype == np.float16 else _LARGE))
     result.flat[:2] = (_EXTREME, -_EXTREME)[: result.size]
     return result
 
 
-def _with_nan(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object:
-    places = np.arange(values.size).reshape(values.shape) % _NAN_STEP == 1
-    return np.where(places, np.nan, values)
+def _with_nan(plain: Feed) -> Feed:
+    """Return the inputs with NaN in some floats, of each input in other places: some engines lose that of one side."""
+    floats = [name for name, values in plain.items() if values.dtype.kind == "f"]
+
+    def nan_in(name: str, values: Array) -> Array:
+        first = (1 + floats.index(name)) % _NAN_STEP
+        places = np.arange(values.size).reshape(values.shape) % _NAN_STEP == first
+        return np.where(places, np.nan, values).astype(values.dtype)
+
+    return {name: nan_in(name, values) if name in floats else values for name, values in plain.items()}
 
 
 def _equal(one: np.ndarray[tuple[int, ...], np.dtype[np.generic]], other: object) -> bool:

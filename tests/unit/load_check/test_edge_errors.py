@@ -113,3 +113,27 @@ def test_an_engine_that_takes_bytes_for_signed_numbers_is_found_by_small_ones() 
     cases = [Case(name, feed, shifted(feed), {"y": 0.0}) for name, feed in edge_inputs(inputs, plain)]
     assert compare(cases[:1], from_128_on, "fp32").right
     assert compare(cases, from_128_on, "fp32").case == "small integers"
+
+
+def test_nan_is_lost_on_one_side_of_two_inputs_alone() -> None:
+    x, z = np.zeros((1, 6), np.float32), np.ones((1, 6), np.float32)
+    feed = dict(edge_inputs([CheckedInput(name, DataType.FP32, (1, 6)) for name in "xz"], {"x": x, "z": z}))[NAN]
+    assert np.isnan(feed["x"]).tolist() != np.isnan(feed["z"]).tolist()
+    case = Case(NAN, feed, {"y": np.maximum(feed["x"], feed["z"])}, {"y": 0.0})
+    of_one_side = compare([case], lambda feed: {"y": np.where(feed["z"] > feed["x"], feed["z"], feed["x"])}, "fp32")
+    assert not of_one_side.right
+
+
+def test_a_half_precision_norm_that_overflows_is_wrong_in_its_own_file_alone() -> None:
+    plain = {"x": np.array([[1, -2, 0.5]], np.float16)}
+    large = dict(edge_inputs([CheckedInput("x", DataType.FP16, (1, 3))], plain))["large"]
+    right = np.linalg.norm(large["x"].astype(np.float32), axis=1).astype(np.float16)
+    assert np.isfinite(right).all()
+
+    def overflowing(precision: str, file: str) -> bool:
+        case = Case("large", large, {"y": right}, {"y": 0.0}, file)
+        with np.errstate(over="ignore"):
+            return compare([case], lambda feed: {"y": np.sqrt(np.square(feed["x"]).sum(axis=1))}, precision).right
+
+    assert not overflowing("fp32", "fp16")
+    assert overflowing("fp16", "fp32")
