@@ -306,7 +306,7 @@ def test_who_has_connected_when_the_port_is_closed_is_served(serve: Any) -> None
                 except OSError:  # Refused, or no longer answered.
                     refused.set()
                     return
-                client.settimeout(20)
+                client.settimeout(PATIENCE_SECONDS)
                 try:
                     client.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
                     if not client.recv(9):
@@ -318,7 +318,7 @@ def test_who_has_connected_when_the_port_is_closed_is_served(serve: Any) -> None
     for thread in threads:
         thread.start()
     time.sleep(0.3)
-    served.transport.stop(30)
+    served.transport.stop(PATIENCE_SECONDS)
     for thread in threads:
         thread.join()
     assert resets == []
