@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import onnx
 import pytest
 from support.gpu_tree import GpuTree
 from support.provider_plugins import stub_of_amds_plugin
-from support.tools import Command
+from support.tools import Command, Ran
 
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.configuration.options import Target
@@ -77,7 +79,10 @@ def test_where_migraphx_is_not_installed_nothing_is_broken(command: Command, mon
     try:
         find_installation(EngineSettings())
     except ServeError:
-        ran = command("doctor", "--cache-directory", command.cache)
+        # In a process of its own: this one has read the variables when it imported the verb.
+        words = [sys.executable, "-m", "rocserve.cli", "doctor", "--cache-directory", str(command.cache)]
+        process = subprocess.run(words, check=False, capture_output=True, text=True)
+        ran = Ran(process.returncode, process.stdout, process.stderr)
         assert ran.status == 0
         assert ran.row("MIGraphX  ")[0] == "absent"
         assert f"advice: MIGraphX (for AMD GPUs): {INSTALL_LINES}" in ran.out
