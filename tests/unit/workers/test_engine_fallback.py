@@ -69,6 +69,9 @@ class Loads:
             for name, value in {"behaviour": behaviour, **parameters}.items()
         )
         (self.folder / "config.pbtxt").write_text(f'platform: "onnx_onnxv1" max_batch_size: 4 {entries} {more}')
+        return await self.loaded()
+
+    async def loaded(self) -> LoadedModelVersion:
         (definition,) = FolderReading(self.folder, REGISTRY).definitions()
         order = LoadOrder(definition, 1, self.folder / "1", on_progress=self._note)
         loaded = await self._loader.load(order)
@@ -243,3 +246,23 @@ async def test_a_strict_check_refuses_to_join_dependent_rows(loads: Loads) -> No
 async def test_a_mode_that_does_not_exist(loads: Loads) -> None:
     with pytest.raises(ServeError, match='must be one of on, warn, strict, off, not "often"'):
         await loads.load("checked", load_check="often")
+
+
+DIALECT = """
+name: "m"
+platform: "onnx_onnxv1"
+inputs [ { name: "IN" datatype: "FP32" shape: [2] } ]
+outputs [ { name: "OUT" datatype: "FP32" shape: [2] } ]
+parameters { key: "behaviour" value { string_param: "couples_rows" } }
+"""
+
+
+async def test_what_only_a_dialect_wants_to_join_is_not_joined_and_no_reason_to_warn(loads: Loads) -> None:
+    (loads.folder / "1").mkdir(parents=True)
+    (loads.folder / "1" / "model.onnx").touch()
+    (loads.folder / "config.pbtxt").write_text(DIALECT)
+    loaded = await loads.loaded()
+    assert loaded.config.max_batch_size == 0
+    assert loaded.status_reason == ""
+    assert loaded.properties["load_check"] == COUPLES
+    assert not loads.failed_checks
