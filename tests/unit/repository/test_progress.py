@@ -11,7 +11,7 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, internal
 from rocserve.repository.loads import OVERDUE_PER_SLOT, LoadSlots
-from rocserve.settings import ControlMode
+from rocserve.settings import ControlMode, ResidencySettings
 
 from .conftest import FakeLoader, Folders, Served, Start
 
@@ -46,6 +46,23 @@ async def test_a_version_that_is_being_checked_says_so(
     assert served.rows("m") == {"1": ("LOADING", "")}
     held.set()
     await served.until(lambda: served.state("m") == "READY")
+    await starting
+
+
+async def test_a_pinned_version_of_bounded_memory_says_so_too(
+    make: Callable[..., Served], folders: Folders, loader: FakeLoader
+) -> None:
+    held = loader.hold("m")
+    folders.model("m", 1)
+    served = make(residency=ResidencySettings(max_loaded_models=1), load_models=["m"])
+    served.plane.start()
+    starting = asyncio.create_task(served.repository.start())
+    await served.until(lambda: "m" in loader.progress)
+    loader.progress["m"]("compiling")
+    assert served.rows("m") == {"1": ("LOADING", "compiling")}
+    loader.progress["m"]("running 3 inputs", True)
+    assert served.rows("m") == {"1": ("CHECKING", "running 3 inputs")}
+    held.set()
     await starting
 
 
