@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 _MOST_VALUES = 1 << 16
 """Values of the largest constant that is read: thresholds, offsets, the numbers that a vocabulary is compared with."""
 _PASSING = frozenset(
-    ("Cast", "DequantizeLinear", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile")
-) | {"Transpose", "Unsqueeze"}
-"""Operators whose output has the values of their first input, perhaps in another shape or type."""
+    ("Cast", "DequantizeLinear", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape")
+) | {"Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+"""Operators whose output has values of their first input, perhaps in another shape or type."""
 _SHAPED = frozenset(("Cast", "Constant", "DequantizeLinear", "Identity", "Transpose"))
 _MOST_STEPS = 64
 """Nodes between a tensor and what is looked for; a file with a cycle is not followed forever."""

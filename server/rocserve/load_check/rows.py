@@ -144,6 +144,8 @@ class _RowsCheck:
         self._facts = facts
         self._is_noisy = is_noisy
         self._fixed_rows = fixed_rows
+        self._compared = 0
+        """Batches that were compared with one of another neighbour."""
 
     def run(self) -> None:
         """Return if rows are independent. Raises _Decided, RowsLost, NoInputs or OutOfTime otherwise."""
@@ -157,7 +159,7 @@ class _RowsCheck:
             if first is None:
                 if number == 0:
                     if any(self._batches.single(row) is None for row in batch):
-                        raise _undecided("the engine refuses made-up rows")
+                        raise _undecided(f"the engine refuses made-up rows ({self._trials.refusal})")
                     raise _dependent(f"the engine takes 1 row, but not {len(batch)} rows")
                 continue
             if group.rows[0] is two[0]:
@@ -167,6 +169,8 @@ class _RowsCheck:
             many = self._batches.run([*two, *(self._maker.row(found.recipe, str(n)) for n in range(size - 2))])
             if many is not None:
                 self._compare_alone(alone, {name: values[:2] for name, values in many.items()}, found)
+        if not self._compared:
+            raise _undecided(f"no batch of other rows runs ({self._trials.refusal})")
         if found.quality < 1 or not are_telling:
             raise _undecided("the outputs hardly change with the inputs")
 
@@ -235,6 +239,7 @@ class _RowsCheck:
             if then is None:
                 # Large values may be refused even where they couple nothing.
                 continue
+            self._compared += 1
             name, largest = _largest(_without(first, group.at), _without(then, group.at))
             if largest <= _BESIDE:
                 continue

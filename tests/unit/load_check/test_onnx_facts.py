@@ -13,6 +13,7 @@ from rocserve.load_check.facts import NO_FACTS
 from rocserve.load_check.onnx_facts import onnx_facts
 
 _TABLE = {"t": normal(40, 4)}
+_LAST = {"p": np.array(-1)}
 _ONE = {"one": np.array([1])}
 
 
@@ -30,6 +31,11 @@ _ONE = {"one": np.array([1])}
             "g (int64[N] x) => (float[N, 4] y) { u = Gather(small, x) z = Gather(t, x) y = Add(u, z) }",
             _TABLE | {"small": normal(7, 4)},
             {"x": 7},
+        ),
+        (
+            "g (int64[N, T] x) => (float[N, 4] y) { i = Gather<axis = 1>(x, p) y = Gather(t, i) }",
+            _TABLE | _LAST,
+            {"x": 40},
         ),
         (
             "g (int64[N] x) => (float[N, 9] y) { y = OneHot(x, d, v) }",

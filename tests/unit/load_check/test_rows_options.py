@@ -146,6 +146,46 @@ def test_an_engine_that_takes_no_input_is_undecided() -> None:
     )
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_ids_that_are_looked_up_at_one_place_stay_within_their_table(seed: int) -> None:
+    table = normal(160, 4)
+
+    def run(feed: Feed) -> Feed:
+        return {"y": table[feed["ids"][:, -1]]}
+
+    ids = CheckedInput("ids", DataType.INT64, (ROWS, "length"))
+    verdict = check_rows(run, [ids], ["y"], NO_FACTS, Budget(60), seed)
+    assert verdict.state is Independence.INDEPENDENT, verdict.reason
+
+
+def test_a_batch_is_refused_for_its_rows_or_for_their_number() -> None:
+    def only_one(feed: Feed) -> Feed:
+        if len(feed["x"]) > 1:
+            raise RuntimeError("one row, please")
+        return {"y": feed["x"]}
+
+    verdict = checked(only_one)
+    assert verdict.reason == "rows depend on each other: the engine takes 1 row, but not 3 rows"
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"), [(3, "the engine refuses made-up rows"), (4, "no batch of other rows runs")]
+)
+def test_rows_that_are_refused_decide_nothing(known: int, reason: str) -> None:
+    first: list[Array] = []
+
+    def run(feed: Feed) -> Feed:
+        if len(first) < known:
+            first.extend(feed["x"])
+        if not all(any(np.array_equal(row, one) for one in first) for row in feed["x"]):
+            raise RuntimeError("another row")
+        return {"y": feed["x"]}
+
+    verdict = checked(run)
+    assert verdict.state is Independence.UNDECIDED
+    assert verdict.reason == f"not checked: {reason} (another row); give warm-up samples or check.npz"
+
+
 def test_samples_tell_what_made_up_inputs_do_not_meet() -> None:
     # Only lengths that are a multiple of 37, and codes above 1000, run.
     def run(feed: Feed) -> Feed:
