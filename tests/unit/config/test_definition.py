@@ -11,6 +11,7 @@ from rocserve.config.definition import (
     complete_definition,
     find_model_file,
 )
+from rocserve.config.model_folder import FlatModel
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ExecutionAccelerator
@@ -372,3 +373,11 @@ def test_recorded_answers_lie_in_the_repository(models: Models, tmp_path: Path) 
         ServeError, match=r"recorded answers 'check\.npz' is a link that leads out of the model repository"
     ):
         definition.recorded_answers(definition.folder / "1")
+
+
+def test_recorded_answers_beside_a_lone_file_are_those_of_its_model(models: Models) -> None:
+    folder = models.folder("nets", {"net.onnx": "", "other.onnx": "", "check.npz": ""})
+    flat = FlatModel("net.onnx", is_alone=True)
+    definition = models.read(folder, name="net", flat=flat)
+    assert definition.recorded_answers(folder) == folder / "check.npz"
+    assert [path.name for path in flat.files(folder)] == ["check.npz", "net.onnx"], "what a worker may read"
