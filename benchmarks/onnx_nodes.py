@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import mmap
 import os
-import struct
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -59,6 +58,14 @@ _LONGEST = 300
 
 
 @dataclass(frozen=True)
+class NodeTest:
+    name: str
+    model: bytes
+    inputs: Sequence[Any]
+    """Of the first data set."""
+
+
+@dataclass(frozen=True)
 class NodeCase:
     name: str
     model: bytes
@@ -67,7 +74,7 @@ class NodeCase:
     """ONNX Runtime's answer; empty = it has none."""
 
 
-def node_tests(only: str = "", is_sample: bool = False) -> Sequence[Any]:
+def node_tests(only: str = "", is_sample: bool = False) -> Sequence[NodeTest]:
     """Return ONNX's node tests whose names contain `only`. `is_sample`: of each operator the first one."""
     from onnx.backend.test.case.node import collect_testcases
 
@@ -76,26 +83,29 @@ def node_tests(only: str = "", is_sample: bool = False) -> Sequence[Any]:
         found = [test for test in collect_testcases(None) if test.model is not None and only in test.name]
     if is_sample:
         found = list({test.model.graph.node[0].op_type: test for test in reversed(found)}.values())
-    return found
+    return [
+        NodeTest(test.name, test.model.SerializeToString(), [np.asarray(value) for value in test.data_sets[0][0]])
+        for test in found
+        if all(isinstance(value, np.ndarray | np.generic) for value in test.data_sets[0][0])
+    ]
 
 
-def node_case(test: Any) -> NodeCase:
-    """Return a node test with its first data set and ONNX Runtime's answer."""
+def node_case(test: NodeTest) -> NodeCase:
+    """Return a node test with ONNX Runtime's answer."""
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(4)
-    model, inputs, expected = test.model.SerializeToString(), {}, {}
+    inputs, expected = {}, {}
     try:
-        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        names = [tensor.name for tensor in session.get_inputs()]
-        inputs = {name: np.asarray(value) for name, value in zip(names, test.data_sets[0][0], strict=True)}
+        session = onnxruntime.InferenceSession(test.model, providers=["CPUExecutionProvider"])
+        inputs = dict(zip([tensor.name for tensor in session.get_inputs()], test.inputs, strict=True))
         outputs = session.run(None, inputs)
         if all(isinstance(output, np.ndarray | np.generic) and output.dtype.kind in "fiub" for output in outputs):
             expected = dict(zip([tensor.name for tensor in session.get_outputs()], outputs, strict=True))
     except Exception:
         # The binding's exceptions have no base class of their own.
         expected = {}
-    return NodeCase(test.name, model, inputs, expected)
+    return NodeCase(test.name, test.model, inputs, expected)
 
 
 class _HereRunner:
@@ -117,6 +127,9 @@ class _HereRunner:
 
     def call_off(self) -> None:
         """Cancels nothing, because jobs run in the caller's thread."""
+
+    def check_called_off(self, title: str) -> None:
+        """Nobody calls jobs off."""
 
 
 class NodeModels:
@@ -183,51 +196,49 @@ def difference(model: LoadedModel, case: NodeCase) -> str:
     return ""
 
 
-_STATE = struct.Struct("qq")
-"""In memory that both processes share: the number of the running test, and whether its model is ready."""
-
-
-def _run(tests: Sequence[Any], engine: str, start: int, state: mmap.mmap) -> None:
-    """Print a line of JSON for each test from number `start` on."""
+def _run(file: Path, engine: str, start: int) -> None:
+    """Print a line of JSON when a test begins, when its model is ready, and when it ends."""
+    tests: Sequence[NodeTest] = pickle.loads(file.read_bytes())  # Written by the parent process.
     with tempfile.TemporaryDirectory(prefix="onnx-nodes-") as folder:
-        models = NodeModels(Path(folder), engine, lambda: state.__setitem__(slice(8, 16), struct.pack("q", 1)))
-        for number in range(start, len(tests)):
-            state[:] = _STATE.pack(number, 0)
-            outcome, why = models.outcome(node_case(tests[number]))
-            print(json.dumps((tests[number].name, outcome, why)), flush=True)
-
-
-def _run_all(only: str, engine: str, is_sample: bool) -> None:
-    """Run the tests in forked processes: one that a test ends is replaced for the next test."""
-    tests, start = node_tests(only, is_sample), 0
-    with mmap.mmap(-1, _STATE.size) as state:
-        while start < len(tests):
-            process = os.fork()
-            if process == 0:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-                _run(tests, engine, start, state)
-                os._exit(0)
-            if os.waitpid(process, 0)[1] == 0:
-                return
-            number, is_ready = _STATE.unpack(state[:])
-            what = (MISSED, "the request ended its process") if is_ready else (REFUSED, "it ended MIGraphX's process")
-            print(json.dumps((tests[number].name, *what)), flush=True)
-            start = number + 1
+        models = NodeModels(Path(folder), engine, lambda: print('["ready"]', flush=True))
+        for test in tests[start:]:
+            print('["begin"]', flush=True)
+            print(json.dumps(["end", *models.outcome(node_case(test))]), flush=True)
 
 
 def outcomes(only: str = "", engine: str = "", is_sample: bool = False) -> Iterator[tuple[str, str, str]]:
-    """Yield each test's name, one of OUTCOMES, and why."""
+    """Yield each test's name, one of OUTCOMES, and why. A process that a test ends is replaced for the next test."""
     root = engine_settings().migraphx_root or os.environ.get(ROOT_VARIABLE) or str(_CHECKOUT_ROOT)
     command = [*python_command(find_installation(EngineSettings(migraphx_root=root))), "-m", "benchmarks.onnx_nodes"]
-    command += ["--run", f"--only={only}", f"--engine={engine}", *(["--sample"] if is_sample else [])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("["):
-                name, outcome, why = json.loads(line)
-                yield name, outcome, why
-    if process.returncode:
-        raise SystemExit(f"the process of the tests ended with status {process.returncode}")
+    tests, done = node_tests(only, is_sample), 0
+    with tempfile.NamedTemporaryFile(prefix="onnx-nodes-", suffix=".pickle") as file:
+        file.write(pickle.dumps(tests))
+        file.flush()
+        while done < len(tests):
+            state = ""
+            with subprocess.Popen(
+                [*command, f"--engine={engine}", f"--run={file.name}", f"--start={done}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                cwd=_ROOT,
+            ) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if not line.startswith('["'):
+                        continue
+                    state, *result = json.loads(line)
+                    if state == "end":
+                        done += 1
+                        yield tests[done - 1].name, result[0], result[1]
+            if done < len(tests) and not state:
+                raise SystemExit(
+                    f"the process of the tests ended with status {process.returncode} before its first test"
+                )
+            if state in ("begin", "ready"):
+                done += 1
+                what = "MIGraphX's process ended"
+                yield tests[done - 1].name, REFUSED if state == "begin" else MISSED, what
 
 
 def main() -> None:
@@ -236,10 +247,11 @@ def main() -> None:
     parser.add_argument("--engine", default="", help='the parameter engine: "" (auto) or migraphx')
     parser.add_argument("--sample", action="store_true", help="of each operator the first test")
     parser.add_argument("--verbose", action="store_true", help="show every test that is not right")
-    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.run:
-        return _run_all(given.only, given.engine, given.sample)
+    if given.run is not None:
+        return _run(given.run, given.engine, given.start)
     counts: Counter[str] = Counter()
     for name, outcome, why in outcomes(given.only, given.engine, given.sample):
         counts[outcome] += 1
