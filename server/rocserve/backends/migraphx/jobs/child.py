@@ -28,9 +28,12 @@ Unknown operator
     this MIGraphX does not know the operator: export the model without it or with another opset, use a newer MIGraphX,
     or OTHER_ENGINE
 # TensorFlow's operators are found out about only when the program is tried.
-Not computable: unknown:
+Operator not found: unknown:
     this MIGraphX does not know the TensorFlow operator: write the graph without it, use a newer MIGraphX, or convert
     the graph to ONNX
+cannot load what it has saved
+    MIGraphX lacks a part of the program when it loads it: use another version of MIGraphX, or, for an ONNX model,
+    OTHER_ENGINE
 Prototensor data type \S+ not supported
     MIGraphX has no tensors of this datatype (8 is STRING): take them out of the graph, or OTHER_ENGINE
 Failed reading onnx file

@@ -126,7 +126,10 @@ class ProbeJob:
 def load_saved(binding: Binding, program: Program, path: Path) -> Program:
     """Return a program that was saved as it is when it is loaded. Raises MigraphxError if it cannot be loaded,
     ServeError (INTERNAL) if it has other inputs or outputs then."""
-    loaded = binding.load(path)
+    try:
+        loaded = binding.load(path)
+    except MigraphxError as error:
+        raise MigraphxError(f"it cannot load what it has saved: {error}") from error
     if dict(loaded.parameters) != dict(program.parameters) or list(loaded.outputs) != list(program.outputs):
         raise internal(
             f"the program that was saved has other inputs or outputs when it is loaded: {_described(loaded)} instead"
