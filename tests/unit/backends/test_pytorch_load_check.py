@@ -18,6 +18,7 @@ from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.plain import to_json
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve.load_check.reference import ReferenceVerdict, load_cases
+from rocserve.load_check.rows import Independence, RowsVerdict
 from rocserve.settings import EngineSettings
 
 # Importing PyTorch takes seconds.
@@ -351,6 +352,24 @@ def test_a_compiled_program_that_is_wrong_is_refused_unless_a_warning_will_do(
             expected = LoadCheckReport((wrong.reason,), text, (REFERENCE,), 1.5)
         assert check.report == expected
         assert (check.seconds > 0) == (mode == "warn")
+
+
+def test_a_verdict_that_the_time_ended_is_not_kept_with_the_compiled_program(
+    program_file: Path, model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch
+
+    from rocserve.backends.pytorch import model_check
+    from rocserve.backends.pytorch.comparison import COMPARISON_FILE, Comparison
+
+    ended = RowsVerdict(Independence.UNDECIDED, "not checked: the time ended", is_lasting=False)
+    (tmp_path / COMPARISON_FILE).write_bytes(to_json(Comparison(ended, (), "the time ended", 1.5)))
+    monkeypatch.setattr(model_check, "written_folder", lambda *_: tmp_path)
+    source = model_source("model.pt2", program_file.read_bytes())
+    source = replace(source, settings=EngineSettings(cache_directory=str(tmp_path / "cache")))
+    check = model_check.ModelCheck(source, torch.device("cpu"), "fp32")
+    check.compiled_folder("inductor", "Inductor", (), lambda folder: None)  # type: ignore[arg-type,return-value]
+    assert check.report.parts == ("rows are independent", "not compared: the time ended")
 
 
 def test_migraphx_is_held_against_the_program_not_its_export(program_file: Path, tmp_path: Path) -> None:

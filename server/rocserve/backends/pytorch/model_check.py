@@ -18,7 +18,7 @@ from rocserve.backends.check_samples import sample_feeds, samples_digest
 from rocserve.backends.parameters import load_check_mode
 from rocserve.backends.pytorch.binding import BoundProgram
 from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows, run_of, unchanged
-from rocserve.backends.pytorch.comparison import COMPARING, COMPARISON_FILE, Comparison
+from rocserve.backends.pytorch.comparison import COMPARING, COMPARISON_FILE, Comparison, EagerReference
 from rocserve.backends.pytorch.job_files import machine_parts, written_folder
 from rocserve.backends.pytorch.program import Program
 from rocserve.cache.folders import cache_directory
@@ -150,6 +150,8 @@ class ModelCheck:
                 " as it is (parameter 'engine' \"eager\"), or set parameter 'load_check' to \"warn\" to serve it all"
                 " the same",
             )
+        if found.rows is not None and self._joins:
+            self._report_lasting_rows(found.rows)
         cases = sum(verdict.cases for verdict in found.verdicts)
         largest = max((verdict.largest_error for verdict in found.verdicts), default=0.0)
         parts = [f"{cases} inputs on {engine} and PyTorch, largest error {largest:.0e}"] if cases else []
@@ -165,8 +167,14 @@ class ModelCheck:
                 found.seconds if is_new else 0.0,
             )
         )
-        if found.rows is not None and self._joins:
-            self._report_rows(found.rows)
+
+    def _report_lasting_rows(self, found: RowsVerdict) -> None:
+        """Report a verdict that is kept with compiled programs. If only the time ended it, check again."""
+        if found.is_lasting:
+            self._report_rows(found)
+            return
+        key = verdict_key("rows", self._digest, "program", torch.__version__)
+        self._judge_rows(key, lambda: EagerReference(self._source.model_file, self.seconds).rows())
 
     def note(self, text: str) -> None:
         """Add a clause to the report, if there is one."""
@@ -176,7 +184,12 @@ class ModelCheck:
     def _judge_rows(self, key: str, check: Callable[[], RowsVerdict]) -> None:
         def checked() -> RowsVerdict:
             with self._checking("running batches of different rows"):
-                return check()
+                try:
+                    return check()
+                except Exception as error:
+                    # A fault of the check must not keep a model from being served, one request after the other.
+                    _LOG.warning("model '%s': the load check failed", self._source.name, exc_info=True)
+                    return RowsVerdict(Independence.UNDECIDED, f"not checked: {error}", is_lasting=False)
 
         known = self._verdicts.find_or_check(
             key, RowsVerdict, checked, lambda verdict: verdict.is_lasting, self.seconds + _START_SECONDS
