@@ -73,16 +73,20 @@ def test_a_root_without_migraphx_that_is_named_is_a_fault(command: Command, tmp_
     assert not [line for line in ran.out.splitlines() if line != line.rstrip()]
 
 
+def doctor_of_its_own(*words: str | Path) -> Ran:
+    """Run the doctor in another process: this one has read $ROCSERVE_MIGRAPHX_ROOT when it imported the verb."""
+    command = [sys.executable, "-m", "rocserve.cli", "doctor", *map(str, words)]
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    return Ran(process.returncode, process.stdout, process.stderr)
+
+
 def test_where_migraphx_is_not_installed_nothing_is_broken(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ROCSERVE_MIGRAPHX_ROOT", "ROCM_PATH", "LD_LIBRARY_PATH"):
         monkeypatch.delenv(name, raising=False)
     try:
         find_installation(EngineSettings())
     except ServeError:
-        # In a process of its own: this one has read the variables when it imported the verb.
-        words = [sys.executable, "-m", "rocserve.cli", "doctor", "--cache-directory", str(command.cache)]
-        process = subprocess.run(words, check=False, capture_output=True, text=True)
-        ran = Ran(process.returncode, process.stdout, process.stderr)
+        ran = doctor_of_its_own("--cache-directory", command.cache)
         assert ran.status == 0
         assert ran.row("MIGraphX  ")[0] == "absent"
         assert f"advice: MIGraphX (for AMD GPUs): {INSTALL_LINES}" in ran.out
@@ -105,7 +109,7 @@ def test_plugins_of_onnx_runtime_and_packages_that_are_empty(
     monkeypatch.syspath_prepend(packages)
     monkeypatch.setenv("PYTHONPATH", str(packages))
     monkeypatch.setenv("ROCSERVE_MIGRAPHX_ROOT", str(root))
-    ran = command("doctor", "--json", "--cache-directory", command.cache)
+    ran = doctor_of_its_own("--json", "--cache-directory", command.cache)
     findings = {finding["name"]: finding for finding in json.loads(ran.out)["findings"]}
     plugin = findings["MIGraphXExecutionProvider"]
     assert plugin["state"] == "absent"
