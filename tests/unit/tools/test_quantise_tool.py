@@ -20,7 +20,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.tools.quantise.verb import QuantiseOptions, read_inputs
 
-pytestmark = pytest.mark.long
+# PyTorch takes up to half a minute of a processor's time for one of them.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 Array = np.ndarray[Any, Any]
 
