@@ -148,7 +148,9 @@ def test_a_start_tells_what_is_served_and_where_and_the_rest_if_asked(serve, rep
     page = f"http://127.0.0.1:{server.http_port}/"
     lines = [(line[0], line.partition("] ")[2]) for line in server.log_text.splitlines()]
     assert {level for level, _ in lines} == {"I"}
-    assert [text.partition(" at ")[0] for _, text in lines] == [
+    checks = [text for _, text in lines if text.startswith("plain 1: ")]
+    assert [text.partition("; ")[0] for text in checks] == ["plain 1: rows are independent"]
+    assert [text.partition(" at ")[0] for _, text in lines if text not in checks] == [
         "Started Metrics Service",
         "Started HTTPService",
         "Started GRPCInferenceService",
