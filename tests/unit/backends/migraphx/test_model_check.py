@@ -4,6 +4,7 @@ served with a warning, and which batches are formed."""
 from __future__ import annotations
 
 import logging
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support import migraphx_models
 from support.graphdef import GraphDef, classifier
-from support.migraphx_engine import Engine, answers
+from support.migraphx_engine import Engine, answers, wait_for_all_sizes
 from support.migraphx_serving import compiled
 
 from rocserve.backends.base import Batch
@@ -83,6 +84,15 @@ class TestReference:
         assert (first.warning, first.failures) == ("", ())
         assert first.seconds > 0
         assert engine.load(DOUBLED).load_check == replace(first, seconds=0.0)
+
+    def test_the_cases_are_removed_with_the_last_program(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(engine.folder))
+        model = engine.load(DOUBLED)
+        assert [*engine.folder.glob("rocserve-check-*/*.npz")]
+        model.warm_up([])
+        wait_for_all_sizes()
+        assert model.properties["batch_sizes"] == "1, 2, 4"
+        assert not [*engine.folder.glob("rocserve-check-*")]
 
     def test_a_program_that_was_compiled_without_a_check_is_checked_when_it_is_loaded(self, engine: Engine) -> None:
         engine.load(SOFTPLUS, load_check="off")

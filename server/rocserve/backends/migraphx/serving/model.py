@@ -184,13 +184,20 @@ def _checked(
         later = {f"{first.batch_size or 'all'} (tuned)": first, **later}
 
     def prepare(size: str, report: Callable[[str], None]) -> None:
-        program = compiled.program(later[size], report)
+        try:
+            program = compiled.program(later[size], report)
+        finally:
+            if size == last:
+                check.close()
         try:
             program.warm_up()
         except MigraphxError as error:
             context.log.debug("batch size %s could not be warmed up with zeros: %s", size, error)
         model.add(program)
 
+    *_, last = ("", *later)
+    if not later:
+        check.close()
     background = BackgroundSizes(tuple(later), prepare, check.call_off, context.model.report, context.log)
     model = MigraphxModel(context, compiled.signature(loaded.layout), runner, facts, check, background)
     context.model.report("")
