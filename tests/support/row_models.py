@@ -146,6 +146,17 @@ INDEPENDENT: Mapping[str, Make] = {
     "two inputs of one open size": lambda: model(
         "g (float[N, S] x, float[N, S] z) => (float[N, S] y) { y = Mul(x, z) }"
     ),
+    "another sign with a special id": lambda: model(
+        """g (int64[N, 6] x) => (float[N, 4] y) {
+            e = Gather(table, x) s = ReduceSum<keepdims = 0>(e, one) q = Equal(x, special) i = Cast<to = 7>(q)
+            m = ReduceMax<axes = [1]>(i) c = Cast<to = 9>(m) n = Neg(s) y = Where(c, n, s) }""",
+        table=normal(3000, 4),
+        one=np.array([1]),
+        special=np.array(2),
+    ),
+    "missing values": lambda: model(
+        "g (float[N, 4] x) => (float[N, 4] y) { c = IsNaN(x) y = Where(c, zero, x) }", zero=np.array(0, np.float32)
+    ),
 }
 
 DEPENDENT: Mapping[str, Make] = {
@@ -334,6 +345,51 @@ DEPENDENT: Mapping[str, Make] = {
     "unique values": lambda: model("g (int64[N] x) => (int64[M] y) { y = Unique(x) }"),
     "places that are not zero": lambda: model(
         "g (float[N, 4] x) => (int64[M, 2] y) { n = NonZero(x) y = Transpose<perm = [1, 0]>(n) }"
+    ),
+    "a row far behind": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            t = Transpose<perm = [1, 0]>(x) u = Unsqueeze(t, zero)
+            c = Conv<kernel_shape = [2], dilations = [16], pads = [16, 0]>(u, w)
+            s = Squeeze(c, zero) y = Transpose<perm = [1, 0]>(s) }""",
+        zero=np.array([0]),
+        w=normal(4, 4, 2),
+    ),
+    "an even number of rows": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            s = Shape(x) n = Gather(s, zero) m = Mod(n, two) f = Cast<to = 1>(m) y = Mul(x, f) }""",
+        zero=np.array(0),
+        two=np.array(2),
+    ),
+    "another sign with a special id in any row": lambda: model(
+        """g (int64[N, 6] x) => (float[N, 4] y) {
+            e = Gather(table, x) s = ReduceSum<keepdims = 0>(e, one) q = Equal(x, special) i = Cast<to = 7>(q)
+            m = ReduceMax<keepdims = 0>(i) c = Cast<to = 9>(m) n = Neg(s) y = Where(c, n, s) }""",
+        table=normal(3000, 4),
+        one=np.array([1]),
+        special=np.array(2),
+    ),
+    "bytes by the largest of all": lambda: model(
+        """g (uint8[N, 8, 8, 3] x) => (float[N, 8, 8, 3] y) {
+            f = Cast<to = 1>(x) m = ReduceMax<keepdims = 0>(f) y = Div(f, m) }"""
+    ),
+    "another sign with any flag": lambda: model(
+        """g (float[N, 4] x, bool[N] flag) => (float[N, 4] y) {
+            i = Cast<to = 7>(flag) m = ReduceMax<keepdims = 0>(i) c = Cast<to = 9>(m) n = Neg(x) y = Where(c, n, x) }"""
+    ),
+    "cut at five times the mean of all": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            a = Abs(x) m = ReduceMean<keepdims = 0>(a) l = Mul(m, five) y = Min(x, l) }""",
+        five=np.array(5, np.float32),
+    ),
+    "missing values from other rows": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            c = IsNaN(x) f = Where(c, zero, x) m = ReduceMean<axes = [0]>(f) y = Where(c, m, x) }""",
+        zero=np.array(0, np.float32),
+    ),
+    "values below a limit from other rows": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            c = Less(x, limit) m = ReduceMean<axes = [0]>(x) y = Where(c, m, x) }""",
+        limit=np.array(-5, np.float32),
     ),
 }
 

@@ -19,6 +19,8 @@ _WHOLE_END = 5
 _LEVEL_STEP, _LEAST_STEP = 0.1, 0.1
 """How far values lie from the numbers that trees compare them with: relative, and from 0."""
 _DIRECTIONS = (1, -1, -1, 1, 1, -1, 1)
+_QUIET, _QUIET_INTEGERS = 1e-3, 8
+"""Factor of a quiet row's floats, and what its integers are divided by."""
 _TRUE = 0.7
 """Share of BOOL elements that are true."""
 
@@ -83,9 +85,32 @@ class InputMaker:
                 changed[given.name] = np.ones_like(values)
         return {**row, **changed} if changed else None
 
-    def filled(self, row: Feed, value: float) -> dict[str, Array]:
-        """Return the row with this value in all floats."""
-        return changed_floats(row, lambda values: np.full_like(values, value))
+    def filled(self, recipe: Recipe, row: Feed, value: float) -> dict[str, Array]:
+        """Return the row with this value in all floats, and in the integers that may have it."""
+        filled = {
+            given.name: np.full_like(row[given.name], value)
+            for given in self._free_integers()
+            if given.least <= value < recipe.ends.get(given.name, 0)
+        }
+        return {**changed_floats(row, lambda values: np.full_like(values, value)), **filled}
+
+    def quiet(self, row: Feed) -> dict[str, Array]:
+        """Return the row with small numbers, and nothing true."""
+        result = changed_floats(row, lambda values: values * _QUIET)
+        result |= {given.name: row[given.name] // _QUIET_INTEGERS for given in self._free_integers()}
+        return result | {name: np.zeros_like(values) for name, values in row.items() if self._is_flag(name)}
+
+    def highest(self, recipe: Recipe, row: Feed) -> dict[str, Array]:
+        """Return the row with the largest integers, and everything true."""
+        flags = {name: np.ones_like(values) for name, values in row.items() if self._is_flag(name)}
+        return {**row, **(self.largest_ids(recipe, row) or {}), **flags}
+
+    def _free_integers(self) -> Sequence[CheckedInput]:
+        """Return the integer inputs whose values any row may have."""
+        return [one for one in self.inputs if one.kind in "iu" and one.has_rows and not (one.is_mask or one.is_length)]
+
+    def _is_flag(self, name: str) -> bool:
+        return any(one.name == name and one.kind == "b" and one.has_rows and not one.is_mask for one in self.inputs)
 
     def zeros(self, row: Feed) -> dict[str, Array]:
         """Return a row of zeros; masks and texts stay."""
@@ -175,6 +200,10 @@ def changed_floats(row: Feed, change: Callable[[Array], Any]) -> dict[str, Array
                 values = np.asarray(np.clip(change(values), limits.min, limits.max), values.dtype)
         result[name] = values
     return result
+
+
+def has_floats(row: Feed) -> bool:
+    return any(values.dtype.kind == "f" for values in row.values())
 
 
 def nudged(row: Feed) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Groups of batches that differ in one row only. What differs decides which dependence shows: of 39 models whose rows
+"""Groups of batches that differ in some rows only. What differs decides which dependence shows: of 39 models whose rows
 depend on each other, usual rows beside usual rows show 27."""
 
 from __future__ import annotations
@@ -10,28 +10,41 @@ from dataclasses import dataclass
 import numpy as np
 
 from rocserve.load_check.facts import GraphFacts
-from rocserve.load_check.made_inputs import InputMaker, Recipe, changed_floats
+from rocserve.load_check.made_inputs import InputMaker, Recipe, changed_floats, has_floats
 from rocserve.load_check.tensors import Array, Feed
 
 _LARGE, _LARGEST, _LARGE_HALF = 1e3, 1e5, 30.0
 """Factors of large values: some engines refuse the largest, and squares overflow soon in half precision."""
-_QUIET = 1e-3
+_FAR = 16
+"""Neighbours between two rows, for models that look farther than the next row: dilated convolutions along the rows. The
+batch has an even number of rows; those of one or three rows do not show what follows whether it is even."""
+_OUTLIER, _OUTLIER_STEP = 30.0, 64
+"""One value of so many is so many times larger; more of them would be no outliers."""
+_OUTLIERS = {"an outlier": _OUTLIER, "a negative outlier": -_OUTLIER, "NaN": math.nan}
+"""Values in a row that a model may replace by what all rows tell."""
 MANY_ROWS = 25
 """Rows of a batch of a model that answers with classes or texts only, which seldom show a difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A batch of `rows`, with another row at place `at`: first `usual`, then each of `others`."""
+    """A batch of `rows`, with another row from place `at` on: first `usual`, then each of `others`."""
 
     rows: Sequence[Feed]
     at: int
     usual: Feed
     others: Mapping[str, Feed]
     """Kind of the neighbour -> the row."""
+    copies: int = 1
+    """Of the neighbour, one after the other."""
 
     def batch(self, neighbour: Feed) -> list[Feed]:
-        return [*self.rows[: self.at], neighbour, *self.rows[self.at :]]
+        return [*self.rows[: self.at], *[neighbour] * self.copies, *self.rows[self.at :]]
+
+    def kept(self, outputs: Feed) -> dict[str, Array]:
+        """Return a batch's outputs without those of the neighbours."""
+        places = slice(self.at, self.at + self.copies)
+        return {name: np.delete(values, places, 0) for name, values in outputs.items()}
 
 
 def groups(
@@ -49,14 +62,20 @@ def groups(
         yield Group(kept, 0, c, {"another": d, **same})
     else:
         yield Group(kept, 0, c, {"another": d, **usual} if says_little else usual)
-    quiet_b, quiet_c = (changed_floats(row, lambda values: values * _QUIET) for row in (b, c))
+    quiet_b, quiet_c = maker.quiet(b), maker.quiet(c)
     if any(not np.array_equal(values, b[name]) for name, values in quiet_b.items()):
-        yield Group([quiet_b, maker.zeros(a)][: len(kept)], 1, quiet_c, {"large, beside quiet ones": _large(d, _LARGE)})
+        loud = maker.highest(recipe, _large(d, _LARGE))
+        yield Group([quiet_b, maker.zeros(a)][: len(kept)], 1, quiet_c, {"large, beside quiet ones": loud})
     elif most_rows == 2:
         yield Group(kept, 1, c, {"another": d})
     hidden_rows = [hidden for row in (*kept, c) if (hidden := maker.hidden(recipe, row)) is not None]
     if hidden_rows:
         yield Group(hidden_rows[:-1], 1, hidden_rows[-1], {"not hidden, beside half hidden ones": c})
+    for kind, factor in _OUTLIERS.items() if has_floats(a) and most_rows > 2 else ():
+        outlying = [_with_outliers(a, factor), *kept[1:]]
+        yield Group(outlying, 1, c, {f"large, beside {kind}": _large(d, _LARGEST)})
+    if most_rows >= _FAR + 2:
+        yield Group([a, b], 1, c, {f"{_FAR} others": d}, copies=_FAR)
     if says_little and most_rows >= MANY_ROWS:
         many = [maker.row(recipe, str(number)) for number in range(MANY_ROWS - 1)]
         yield Group(many, 1, c, {"large, among many": _large(d, _LARGE)})
@@ -73,13 +92,26 @@ def _neighbours(maker: InputMaker, recipe: Recipe, facts: GraphFacts, a: Feed, d
         result["half hidden"] = hidden
     for threshold in facts.thresholds:
         step = max(1.0, abs(threshold))
-        result[f"above {threshold:g}"] = maker.filled(d, threshold + step)
-        result[f"below {threshold:g}"] = maker.filled(d, threshold - step)
+        result[f"above {threshold:g}"] = maker.filled(recipe, d, threshold + step)
+        result[f"below {threshold:g}"] = maker.filled(recipe, d, threshold - step)
+        if threshold.is_integer() and not has_floats(d):
+            result[f"equal to {threshold:g}"] = maker.filled(recipe, d, threshold)
+    # What all rows share is no neighbour's.
+    shared = {given.name: d[given.name] for given in maker.inputs if not given.has_rows}
     return {
         kind: row
-        for kind, row in result.items()
-        if any(not np.array_equal(values, d[name]) for name, values in row.items())
+        for kind, one in result.items()
+        if (row := {**one, **shared}) and any(not np.array_equal(values, d[name]) for name, values in row.items())
     }
+
+
+def _with_outliers(row: Feed, factor: float) -> dict[str, Array]:
+    def change(values: Array) -> Array:
+        result = values.copy()
+        result.flat[::_OUTLIER_STEP] = factor * (1 + np.abs(values.flat[::_OUTLIER_STEP]))
+        return result
+
+    return changed_floats(row, change)
 
 
 def _large(row: Feed, factor: float) -> dict[str, Array]:

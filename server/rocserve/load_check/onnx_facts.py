@@ -29,7 +29,8 @@ _TABLES: Mapping[str, Sequence[tuple[int, int]]] = {
 """Operator of com.microsoft -> its inputs of indices, and those of the tables whose first dimension they index."""
 _COMPARISONS = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
 _CONDITIONS = frozenset(("And", "Cast", "Identity", "Not", "Or", "Reshape", "Squeeze", "Unsqueeze", "Xor"))
-_CONDITIONS |= {"ReduceMax", "ReduceMin", "ReduceSum"}
+_OVER_ALL = frozenset(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"))
+_CONDITIONS |= _OVER_ALL
 """Operators between a comparison and the operator that it steers."""
 _WHOLE = frozenset(("ArgMax", "NonZero", "Shape", "Size"))
 """Operators that, as those whose names begin with Reduce, make one number of a whole tensor."""
@@ -201,17 +202,22 @@ def _is_random(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
 
 
 def _thresholds(graph: OnnxGraph) -> Iterator[float]:
-    """Yield the constants with which a number of the whole tensor is compared, to steer If, Loop or Where."""
+    """Yield the constants that one number of a tensor is compared with, and those of comparisons that steer If or Loop,
+    or of which one number is made."""
+    starts = {"If": slice(0, 1), "Loop": slice(1, 2), **dict.fromkeys(_OVER_ALL, slice(0, 1))}
+    steering = {
+        source
+        for node in graph.nodes
+        for start in node.input[starts.get(node.op_type, slice(0))]
+        for source in graph.sources(start, _CONDITIONS, through_all=True)
+    }
     for node in graph.nodes:
-        conditions = {"If": node.input[:1], "Where": node.input[:1], "Loop": node.input[1:2]}.get(node.op_type, ())
-        for name in (source for start in conditions for source in graph.sources(start, _CONDITIONS, through_all=True)):
-            comparison = graph.makers.get(name)
-            if comparison is None or comparison.op_type not in _COMPARISONS:
-                continue
-            for place in (0, 1):
-                number, compared = graph.number(comparison.input[place]), comparison.input[1 - place]
-                if number is not None and (node.op_type != "Where" or _is_of_whole_tensor(compared, graph)):
-                    yield number
+        if node.op_type not in _COMPARISONS:
+            continue
+        for place in (0, 1):
+            number = graph.number(node.input[place])
+            if number is not None and (node.output[0] in steering or _is_of_whole_tensor(node.input[1 - place], graph)):
+                yield number
 
 
 def _is_of_whole_tensor(name: str, graph: OnnxGraph) -> bool:

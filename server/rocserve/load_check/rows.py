@@ -20,7 +20,7 @@ from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.input_search import Found, NoInputs, find_inputs
 from rocserve.load_check.made_inputs import InputMaker, bits_of
 from rocserve.load_check.neighbours import Group, groups
-from rocserve.load_check.tensors import Array, CheckedInput, Feed, Run
+from rocserve.load_check.tensors import CheckedInput, Feed, Run
 
 _ROWS = 3
 """Of a batch: two whose outputs are compared, and their neighbour."""
@@ -163,7 +163,7 @@ class _RowsCheck:
                     raise _dependent(f"the engine takes 1 row, but not {len(batch)} rows")
                 continue
             if group.rows[0] is two[0]:
-                self._compare_alone(alone, _without(first, group.at), found)
+                self._compare_alone(alone, group.kept(first), found)
             self._compare_beside(group, first)
         for size in self._telling_sizes():
             many = self._batches.run([*two, *(self._maker.row(found.recipe, str(n)) for n in range(size - 2))])
@@ -240,7 +240,7 @@ class _RowsCheck:
                 # Large values may be refused even where they couple nothing.
                 continue
             self._compared += 1
-            name, largest = _largest(_without(first, group.at), _without(then, group.at))
+            name, largest = _largest(group.kept(first), group.kept(then))
             if largest <= _BESIDE:
                 continue
             noise = self._noise(group, first)
@@ -257,11 +257,6 @@ class _RowsCheck:
         times = _REPETITIONS if self._is_noisy else 1
         again = [self._batches.run(group.batch(group.usual)) for _ in range(times)]
         return max(math.inf if outputs is None else _largest(first, outputs)[1] for outputs in again)
-
-
-def _without(outputs: Feed, at: int) -> dict[str, Array]:
-    """Return the outputs without those of the row at this place."""
-    return {name: np.delete(values, at, 0) for name, values in outputs.items()}
 
 
 def _says_something(outputs: Feed) -> bool:

@@ -16,6 +16,14 @@ from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
 from rocserve.load_check.tensors import ROWS, Array, CheckedInput, Feed, Run
 
 _LINEAR = INDEPENDENT["linear"]
+_NEED_MORE_RUNS = {
+    "another branch above eight rows",
+    "a row far behind",
+    "cut at five times the mean of all",
+    "missing values from other rows",
+    "values below a limit from other rows",
+}
+"""What pairs of rows do not show, or more of them than slow models are given."""
 X = CheckedInput("x", DataType.FP32, (ROWS, 4))
 
 
@@ -87,7 +95,7 @@ def test_equal_seeds_give_equal_inputs(seed: int) -> None:
 
     first, second = inputs(), inputs()
     assert len(first) == len(second) > 5
-    assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
+    assert all(np.array_equal(one, other, equal_nan=True) for one, other in zip(first, second, strict=True))
 
 
 def test_a_seed_may_be_as_long_as_a_digest() -> None:
@@ -262,9 +270,16 @@ def test_pairs_suffice_for_slow_models_with_independent_rows(name: str) -> None:
     assert slow.sizes == {1, 2}
 
 
-@pytest.mark.parametrize("name", sorted(DEPENDENT.keys() - {"another branch above eight rows"}))
+@pytest.mark.parametrize("name", sorted(DEPENDENT.keys() - _NEED_MORE_RUNS))
 def test_pairs_suffice_for_slow_models_with_dependent_rows(name: str) -> None:
     assert Slow(load(DEPENDENT[name]())).check(1).state is Independence.DEPENDENT
+
+
+def test_pairs_share_inputs_without_rows() -> None:
+    classes = model(
+        "g (float[N, 4] x, float[4] shift) => (int64[N] y) { s = Sub(x, shift) y = ArgMax<axis = 1, keepdims = 0>(s) }"
+    )
+    assert Slow(load(classes)).check(1).state is Independence.INDEPENDENT
 
 
 def test_inputs_without_rows_are_one_for_the_whole_batch() -> None:
