@@ -147,6 +147,15 @@ def test_nodes_names_the_operator_that_migraphx_computes_differently(
     assert len(list((command.cache / "programs").glob("[0-9a-f]*"))) <= 3
 
 
+def test_an_engine_that_is_wrong_can_be_timed(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
+    ran = command.on_migraphx(
+        migraphx_root, "bench", _file(tmp_path, _with_softplus()), "--engine", "migraphx", "--target", "ref",
+        "--batch-sizes", "3", "--seconds", "0", "--repeats", "1", "--against", "cpu",
+    )  # fmt: skip
+    assert ran.status == 0
+    assert [line.split()[0] for line in ran.out.splitlines() if " 3 " in line] == ["migraphx", "cpu"]
+
+
 def test_nodes_names_the_operator_that_migraphx_does_not_know(
     migraphx_root: Path, command: Command, tmp_path: Path
 ) -> None:

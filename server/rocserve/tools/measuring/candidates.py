@@ -19,6 +19,7 @@ from rocserve.backends.onnx.engine_choice import ONNXRUNTIME as ONNXRUNTIME_ENGI
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
+from rocserve.core.load_check import LoadCheckMode
 from rocserve.core.model_config import InstanceGroup, InstanceKind
 from rocserve.core.requests import Signature
 from rocserve.repository.engine_plan import EnginePlan, plan_engine, plan_workers
@@ -99,7 +100,9 @@ class Candidate:
 
     async def open(self, workers: ToolWorkers, first: Inputs, instances: int = 1) -> OpenCandidate:
         """Load and warm up the model. `first`: the first candidate's inputs. Raises ServeError."""
-        order, plan = self.planned(instances)
+        # What is measured may be wrong: the tools show how far it is from another engine or precision.
+        unchecked = replace(self, model=self.model.with_parameters(load_check=LoadCheckMode.OFF.value))
+        order, plan = unchecked.planned(instances)
         loaded = await workers.open(order, plan, self.title)
         if self.order is None:
             inputs = _inputs_of(self.model, loaded.signature)
