@@ -17,6 +17,7 @@ class Budget:
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.seconds = seconds
         self._end = clock() + seconds
 
     @property
@@ -33,6 +34,7 @@ class Trials:
         self.runs = 0
         self.seconds_per_row = 0.0
         """On average, without the first two runs, which allocate memory. 0 = not known yet."""
+        self._slowest_row = 0.0
         self._seconds = 0.0
         self._rows = 0
         self.last_seconds = 0.0
@@ -41,9 +43,9 @@ class Trials:
 
     def run(self, feed: Feed, rows: int = 1) -> Feed | None:
         """Run; None = the engine refuses this input. Raises OutOfTime if the run would probably last too long."""
-        left = self._budget.left
-        if left <= self.seconds_per_row * rows:
-            raise OutOfTime(f"a row takes {self.seconds_per_row:.2g} s, and {max(left, 0.0):.2g} s are left")
+        if self._budget.left <= self.seconds_per_row * rows:
+            slowness = f" where a row takes {self._slowest_row:.2g} s" if self.runs else ""
+            raise OutOfTime(f"{self._budget.seconds:g} s are too few{slowness}")
         started = self._budget.clock()
         self.runs += 1
         try:
@@ -53,6 +55,7 @@ class Trials:
             self.refusal = str(error)
             return None
         self.last_seconds = self._budget.clock() - started
+        self._slowest_row = max(self._slowest_row, self.last_seconds / rows)
         if self.runs > 2:
             self._seconds += self.last_seconds
             self._rows += rows

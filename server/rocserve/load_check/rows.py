@@ -115,7 +115,7 @@ def check_rows(
         reason = _DEPENDENT.format(lost)
         return RowsVerdict(Independence.DEPENDENT, reason, lost.output, math.inf, trials.runs)
     except OutOfTime as ended:
-        reason = f"not checked: the time ended, {ended}"
+        reason = f"not checked: {ended}; raise --load-check-seconds"
         return RowsVerdict(Independence.UNDECIDED, reason, runs=trials.runs, is_lasting=False)
     except MemoryError as error:
         return RowsVerdict(Independence.UNDECIDED, _NOT_CHECKED.format(error), runs=trials.runs)
@@ -220,7 +220,7 @@ class _RowsCheck:
             if largest > max(_ALONE, _ALONE_TO_NOISE * found.noise.get(name, 0.0)):
                 if values.dtype.kind != "f" and not self._differs_again(name, found):
                     continue
-                raise _dependent(f"output '{name}' of a row differs by {largest:.2g} in a batch", name, largest)
+                raise _dependent(f"output '{name}' of a row differs{_by(largest)} in a batch", name, largest)
 
     def _differs_again(self, name: str, found: Found) -> bool:
         """Return whether a class or an index differs for other rows, too: two classes may be equally likely by
@@ -249,7 +249,7 @@ class _RowsCheck:
                 raise _undecided(f"equal runs differ by {noise:.2g}{random}")
             if largest > _NOISE_FACTOR * noise:
                 raise _dependent(
-                    f"output '{name}' of a row changes by {largest:.2g} with its neighbours ({kind})", name, largest
+                    f"output '{name}' of a row changes{_by(largest)} with its neighbours ({kind})", name, largest
                 )
 
     def _noise(self, group: Group, first: Feed) -> float:
@@ -278,6 +278,11 @@ def _largest(one: Feed, other: Feed) -> tuple[str, float]:
             if (found := difference(values[place : place + 1], other[name][place : place + 1])) > largest[1]:
                 largest = name, found
     return largest
+
+
+def _by(size: float) -> str:
+    """Return how far values differ; texts, and NaN at other places, are not so and so far apart."""
+    return "" if math.isinf(size) else f" by {size:.2g}"
 
 
 def _dependent(reason: str, output: str = "", difference: float = 0.0) -> _Decided:

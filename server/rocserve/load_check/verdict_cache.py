@@ -114,10 +114,15 @@ class VerdictCache:
         wait_seconds: float,
     ) -> Known[Verdict]:
         """Return the verdict, and check if there is none. Of the workers of one version one checks, and the others wait
-        for it, at most `wait_seconds`. `is_lasting`: whether another check would find the same."""
-        end = time.monotonic() + wait_seconds
-        lock = None
-        while (known := self.find(key, kind)) is None:
+        for it, at most `wait_seconds`. `is_lasting`: whether another check would find the same; else the verdict holds
+        for those who wait now."""
+        end, passing, lock = time.monotonic() + wait_seconds, verdict_key("passing", key), None
+        old = self._written(passing)
+
+        def find() -> Verdict | None:
+            return self.find(key, kind) or (self.find(passing, kind) if self._written(passing) != old else None)
+
+        while (known := find()) is None:
             lock, can_wait = self._try_lock(key)
             if lock is not None or not can_wait or time.monotonic() > end:
                 break
@@ -125,17 +130,24 @@ class VerdictCache:
             time.sleep(_POLL_SECONDS)
         try:
             # Another process may have remembered it before this one had the lock.
-            known = known or self.find(key, kind)
+            known = known or find()
             if known is not None:
                 return Known(known, is_from_cache=True)
             verdict = check()
-            if is_lasting(verdict):
-                self.remember(key, verdict)
+            self.remember(key if is_lasting(verdict) else passing, verdict)
             return Known(verdict, is_from_cache=False)
         finally:
             if lock is not None:
                 with suppress(OSError):
                     lock.release()
+
+    def _written(self, key: str) -> tuple[int, int] | None:
+        """Return what tells whether a verdict has been written anew; None = there is none."""
+        try:
+            found = (self._folder / key).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def digest(self, path: Path, more: Sequence[Path] = ()) -> str:
         """Return `file_digest`, of files that have not changed since an earlier call without reading them: a file of a

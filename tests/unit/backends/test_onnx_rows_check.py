@@ -200,6 +200,6 @@ def test_a_time_that_ended_is_tried_again(load: Load, model_source: SourceMaker,
     source = model_source("model.onnx", model(SOFTMAX).SerializeToString())
     settings = EngineSettings(cache_directory=str(tmp_path / "cache"), load_check_seconds=0.0)
     hasty = backend.load(replace(source, settings=settings))
-    assert hasty.signature.dependent_rows.startswith("not checked: the time ended")
+    assert hasty.signature.dependent_rows.startswith("not checked: 0 s are too few")
     patient = backend.load(replace(source, settings=replace(settings, load_check_seconds=60.0)))
     assert patient.signature.dependent_rows == ""

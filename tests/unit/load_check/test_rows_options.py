@@ -67,6 +67,13 @@ def test_the_verdict_names_output_difference_and_neighbour() -> None:
     assert verdict.reason.startswith("rows depend on each other: output 'y' of a row ")
 
 
+def test_texts_that_differ_are_not_so_far_apart() -> None:
+    texts = model(
+        "g (string[N] x) => (string[N] y) { f = Gather(x, zero) y = StringConcat(x, f) }", opset=20, zero=np.array([0])
+    )
+    assert load(texts).check().reason == "rows depend on each other: output 'y' of a row differs in a batch"
+
+
 def test_lost_rows_are_named() -> None:
     verdict = load(DEPENDENT["time first in the output"]()).check()
     assert verdict.reason == "rows depend on each other: 1 row gives output 'y' of shape [7, 1, 4]"
@@ -240,7 +247,7 @@ def test_the_time_bounds_the_check() -> None:
 
     verdict = checked(slow, seconds=10.0, clock=clock)
     assert verdict.state is Independence.UNDECIDED
-    assert verdict.reason == "not checked: the time ended, a row takes 1 s, and 1 s are left"
+    assert verdict.reason == "not checked: 10 s are too few where a row takes 1 s; raise --load-check-seconds"
     assert now <= 10
 
 

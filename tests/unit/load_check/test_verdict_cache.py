@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from rocserve.cache.digests import file_digest
 from rocserve.load_check import verdict_cache
-from rocserve.load_check.verdict_cache import Known, VerdictCache, verdict_key
+from rocserve.load_check.verdict_cache import Known, Verdict, VerdictCache, verdict_key
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,27 @@ def test_one_of_several_workers_checks(tmp_path: Path) -> None:
         found = [workers.submit(found_or_checked, VerdictCache(tmp_path), True, checks) for _ in range(4)]
     assert len(checks) == 1
     assert [one.result().verdict for one in found] == [FOUND] * 4
+
+
+def test_those_who_wait_take_what_another_check_may_decide(tmp_path: Path) -> None:
+    waits = Event()
+
+    class Waiting(VerdictCache):
+        def find(self, key: str, kind: type[Verdict]) -> Verdict | None:
+            waits.set()
+            return super().find(key, kind)
+
+    with ThreadPoolExecutor(1) as other:
+        found: list[Future[Known[Found]]] = []
+
+        def check() -> Found:
+            found.append(other.submit(found_or_checked, Waiting(tmp_path)))
+            assert waits.wait(60)
+            return FOUND
+
+        VerdictCache(tmp_path).find_or_check(KEY, Found, check, lambda verdict: False, wait_seconds=60)
+        assert found[0].result() == Known(FOUND, is_from_cache=True)
+    assert not found_or_checked(VerdictCache(tmp_path), is_lasting=False).is_from_cache
 
 
 def test_a_worker_whose_check_fails_leaves_it_to_the_next(tmp_path: Path) -> None:
