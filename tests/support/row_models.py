@@ -368,6 +368,13 @@ DEPENDENT: Mapping[str, Make] = {
         one=np.array([1]),
         special=np.array(2),
     ),
+    "another sign with an id in any row that the file does not tell": lambda: model(
+        """g (int64[N, 6] x) => (float[N, 4] y) {
+            e = Gather(table, x) s = ReduceSum<keepdims = 0>(e, one) two = Add(one, one) q = Equal(x, two)
+            i = Cast<to = 7>(q) m = ReduceMax<keepdims = 0>(i) c = Cast<to = 9>(m) n = Neg(s) y = Where(c, n, s) }""",
+        table=normal(3000, 4),
+        one=np.array([1]),
+    ),
     "bytes by the largest of all": lambda: model(
         """g (uint8[N, 8, 8, 3] x) => (float[N, 8, 8, 3] y) {
             f = Cast<to = 1>(x) m = ReduceMax<keepdims = 0>(f) y = Div(f, m) }"""

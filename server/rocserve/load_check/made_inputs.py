@@ -126,6 +126,16 @@ class InputMaker:
         }
         return {**row, **ids} if ids else None
 
+    def first_ids(self, recipe: Recipe, row: Feed) -> dict[str, Array] | None:
+        """Return the row with 0, 1, 2, ... in integers that index a table: special ids are the first ones of most."""
+        ids = {}
+        for given in self._free_integers():
+            values, count = row[given.name], recipe.ends.get(given.name, 0) - given.least
+            if count > 1:
+                ids[given.name] = np.resize(np.arange(values.size) % count + given.least, values.shape)
+                ids[given.name] = ids[given.name].astype(values.dtype)
+        return {**row, **ids} if ids else None
+
     def near(self, row: Feed, other: Feed) -> dict[str, Array]:
         """Return a row that hardly differs: its floats by 3 %, the last of its integers and texts."""
         result = {name: np.array(values) for name, values in changed_floats(row, lambda x: x * 1.03).items()}

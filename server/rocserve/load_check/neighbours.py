@@ -88,6 +88,8 @@ def _neighbours(maker: InputMaker, recipe: Recipe, facts: GraphFacts, a: Feed, d
     result |= {"near": maker.near(a, d), "zeros": maker.zeros(a)}
     if (ids := maker.largest_ids(recipe, d)) is not None:
         result["largest ids"] = ids
+    if (ids := maker.first_ids(recipe, d)) is not None:
+        result["first ids"] = ids
     if (hidden := maker.hidden(recipe, d)) is not None:
         result["half hidden"] = hidden
     for threshold in facts.thresholds:
