@@ -69,6 +69,8 @@ def example(right: Array, other: Array) -> str:
 
 
 def _short(value: object) -> str:
+    if isinstance(value, np.bool_):
+        return str(value)
     return f"{value:.4g}" if isinstance(value, int | float | np.number) else repr(value)
 
 

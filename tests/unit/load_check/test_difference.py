@@ -57,5 +57,9 @@ def test_an_example_names_the_place_that_differs_most(right: object, other: obje
     assert example(np.array(right, _F4), np.array(other, _F4)) == text
 
 
+def test_an_example_of_conditions() -> None:
+    assert example(np.array([True, True]), np.array([True, False])) == "False instead of True at [1]"
+
+
 def test_an_example_of_texts() -> None:
     assert example(np.array(["a", "b"], object), np.array(["a", "c"], object)) == "'c' instead of 'b' at [1]"
