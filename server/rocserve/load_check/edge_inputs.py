@@ -12,6 +12,7 @@ from rocserve.load_check.tensors import Array, CheckedInput, Feed
 PLAIN = "plain"
 NAN = "nan"
 TIES = "ties"
+BEYOND_HALF = "beyond half"
 LARGE = "large"
 """This case may overflow a type of few bits in a right engine, too."""
 _LARGE = 150
@@ -23,11 +24,17 @@ _EXTREME = 300
 _FEW = 5
 """Small integers are below it: integers and zero points of bytes begin anew at 128 where an engine has no sign."""
 _FRACTIONS = (0.5, 0.25, 0.0, -0.25, -0.5)
-_NAN_STEP = 5
+_NAN_PLACES, _NAN_STEP = (0, 7), 10
+"""Some are the first of a reduced group, some are not. The places of two inputs differ."""
+_BEYOND_HALF = 70000
+"""Infinity in float16, which reaches to 65504."""
 
 
-def edge_inputs(inputs: Sequence[CheckedInput], plain: Feed) -> Iterator[tuple[str, Feed]]:
-    """Yield inputs by the kind of their values, the plain ones first."""
+def edge_inputs(
+    inputs: Sequence[CheckedInput], plain: Feed, has_half: bool = False, has_casts: bool = False
+) -> Iterator[tuple[str, Feed]]:
+    """Yield inputs by the kind of their values, the plain ones first. `has_half`: the file computes in float16.
+    `has_casts`: floats become integers that negative ones are no values of."""
     yield PLAIN, plain
     made = {
         LARGE: changed_floats(plain, _large),
@@ -36,8 +43,12 @@ def edge_inputs(inputs: Sequence[CheckedInput], plain: Feed) -> Iterator[tuple[s
         TIES: changed_floats(plain, lambda values: np.round(values) + 0.5),
         "minus one": _negative_indices(inputs, plain),
         "small integers": _small_integers(inputs, plain),
-        NAN: _with_nan(plain),
+        NAN: _with_some(np.nan, plain),
     }
+    if has_half:
+        made[BEYOND_HALF] = _with_some(_BEYOND_HALF, plain)
+    if has_casts:
+        made["positive"] = changed_floats(plain, np.abs)
     for name, feed in made.items():
         if any(feed[tensor] is not values and not _equal(feed[tensor], values) for tensor, values in plain.items()):
             yield name, feed
@@ -60,16 +71,26 @@ def _large(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object
     return result
 
 
-def _with_nan(plain: Feed) -> Feed:
-    """Return the inputs with NaN in some floats, of each input in other places: some engines lose that of one side."""
-    floats = [name for name, values in plain.items() if values.dtype.kind == "f"]
+def _with_some(special: float, plain: Feed) -> Feed:
+    """Return the inputs with a value in some floats, of each input in other places: some engines lose NaN of one side.
+    A type that does not reach to the value stays as it is, and so does a single number: all would follow it."""
+    floats = [
+        name
+        for name, values in plain.items()
+        if values.dtype.kind == "f" and values.size > 1 and not special > np.finfo(values.dtype).max
+    ]
 
-    def nan_in(name: str, values: Array) -> Array:
-        first = (1 + floats.index(name)) % _NAN_STEP
-        places = np.arange(values.size).reshape(values.shape) % _NAN_STEP == first
-        return np.where(places, np.nan, values).astype(values.dtype)
+    def changed(name: str, values: Array) -> Array:
+        places = np.add(_NAN_PLACES, floats.index(name)) % _NAN_STEP
+        chosen = np.isin(np.arange(values.size).reshape(values.shape) % _NAN_STEP, places)
+        return np.where(chosen, special, values).astype(values.dtype)
 
-    return {name: nan_in(name, values) if name in floats else values for name, values in plain.items()}
+    return {name: changed(name, values) if name in floats else values for name, values in plain.items()}
+
+
+def is_special(values: Array) -> Array:
+    """Return where the cases NAN and BEYOND_HALF have their values."""
+    return np.asarray(np.isnan(values) | (values == _BEYOND_HALF))
 
 
 def _equal(one: np.ndarray[tuple[int, ...], np.dtype[np.generic]], other: object) -> bool:

@@ -25,6 +25,8 @@ class GraphFacts:
     """Inner tensors from which labels and indices are chosen. The rows check sees more if they are outputs, too."""
     thresholds: tuple[float, ...] = ()
     """Constants that decide which way the whole model goes: If and Where compare a number of the batch with them."""
+    narrowed: Mapping[str, str] = field(default_factory=dict)
+    """Output of integers that not every float has a value in -> the tensor that a Cast makes them from."""
 
 
 NO_FACTS = GraphFacts()

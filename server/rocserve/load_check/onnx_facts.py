@@ -74,6 +74,7 @@ def _facts(graph: OnnxGraph) -> GraphFacts:
         precision=_precision(graph),
         exposed=tuple(itertools.islice(dict.fromkeys(_chosen_from(graph)), _MOST_EXPOSED)),
         thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(graph)), _MOST_THRESHOLDS)),
+        narrowed=dict(_narrowed(graph)),
     )
 
 
@@ -254,6 +255,23 @@ def _chosen_from(graph: OnnxGraph) -> Iterator[str]:
             else:
                 continue
             yield from (name for name in chosen if name in outer and name not in outputs)
+
+
+def _narrowed(graph: OnnxGraph) -> Iterator[tuple[str, str]]:
+    """Yield outputs that a Cast makes of few bits or without a sign, and the Cast's input. An integer of 32 or 64 bits
+    shows by its value that a float was beyond it."""
+    from onnx import TensorProto
+
+    unsigned = {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
+    narrow = {TensorProto.INT8, TensorProto.INT16, *unsigned}
+    outer = {*graph.inputs, *(name for node in graph.graph.node for name in node.output)}
+    for output in graph.graph.output:
+        for source in graph.sources(output.name):
+            node = graph.makers.get(source)
+            if node is not None and node.op_type == "Cast" and attribute_of(node, "to", 0) in narrow:
+                if node.input[0] in outer:
+                    yield output.name, node.input[0]
+                break
 
 
 def _is_label(name: str, graph: OnnxGraph) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rocserve.load_check.budget import Budget, OutOfTime, Trials
 from rocserve.load_check.difference import NOTHING, difference, differences, example, largest
-from rocserve.load_check.edge_inputs import LARGE, NAN, PLAIN, TIES, edge_inputs
+from rocserve.load_check.edge_inputs import BEYOND_HALF, LARGE, NAN, PLAIN, TIES, edge_inputs, is_special
 from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.input_search import NoInputs, find_inputs
 from rocserve.load_check.made_inputs import InputMaker, bits_of, nudged, row_name
@@ -27,8 +27,8 @@ _LEAST_SCALE = 0.01
 """Of the largest value with plain inputs. A saturated output of 1e-10 has no digits where an engine adds it to 1."""
 _NOISE_FACTOR = 100
 """An engine may be off by so many times the reference's own noise: an ill-conditioned network amplifies rounding."""
-_MOST_NAN = 0.7
-"""Share of NaN in an output beyond which it has spread, however many inputs have some."""
+_MOST_SPECIAL = 0.7
+"""Share of NaN or infinity in an output beyond which it has spread, however many inputs have some."""
 _DESCRIPTION = "description"
 _QUANTISED_REMARK = 0.15
 """Error of a quantised model that a user should know of. Only the user can judge what calibration may cost."""
@@ -81,14 +81,17 @@ def reference_cases(
 ) -> Sequence[Case]:
     """Make inputs that the reference takes, and run it on them. `rows`: the size of each batch; 0 = inputs have no
     rows, or one. Returns no cases if nothing made-up runs, fewer if the time ends. Outputs that differ between equal
-    runs are left out."""
+    runs are left out. `reference` may give inner tensors, too: see GraphFacts.narrowed."""
     encode = bits_of(inputs)
     trials = Trials(lambda feed: reference(encode(feed)), budget)
     maker = InputMaker(inputs, facts, seed, samples)
 
     def run(feed: Feed) -> Feed | None:
         answer = trials.run(feed, max(rows, 1))
-        return None if answer is None else {name: np.asarray(answer[name]) for name in outputs}
+        if answer is None:
+            return None
+        inner = {name: np.asarray(answer[name]) for name in facts.narrowed.values() if name in answer}
+        return inner | {name: np.asarray(answer[name]) for name in outputs}
 
     def batch(one: Sequence[Feed]) -> Feed:
         with_rows = {given.name for given in inputs if given.has_rows}
@@ -103,15 +106,18 @@ def reference_cases(
         found = find_inputs(trials, lambda row: run(batch([row] * max(rows, 1))), maker)
         plain = batch([maker.row(found.recipe, row_name(number)) for number in range(max(rows, 1))])
         again = run(plain)
-        for name, feed in edge_inputs(inputs, plain):
+        for name, feed in edge_inputs(inputs, plain, facts.precision == "fp16", bool(facts.narrowed)):
             answer, moved = run(feed), run(nudged(feed))
             if answer is None or moved is None:
                 continue
             if name == PLAIN and again is not None:
                 drawn = tuple(one for one, off in differences(answer, again).items() if off > _TOLERANCES["fp32"])
                 outputs = [one for one in outputs if one not in drawn]
-                answer = {one: answer[one] for one in outputs}
-            answer = {one: values for one, values in answer.items() if _is_defined(values)}
+            answer = {
+                one: answer[one]
+                for one in outputs
+                if _is_defined(answer[one], {**feed, **answer}.get(facts.narrowed.get(one, "")))
+            }
             noise = differences(answer, moved)
             if name == TIES and cases:
                 # A nudge decides a tie, but an engine gets it as it is. Classes may be equally likely after arithmetic.
@@ -145,8 +151,8 @@ def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budge
         compared += 1
         if case.name == PLAIN:
             scales = {output: _LEAST_SCALE * largest(values) for output, values in case.outputs.items()}
-        if case.name == NAN:
-            case, answer = _where_nan_stays(case, answer)
+        if case.name in (NAN, BEYOND_HALF):
+            case, answer = _where_it_stays(case, answer, cases[0])
         if case.drawn and (same := _same_again(case, answer, candidate)):
             reason = f"output '{same}' is the same in two runs, but the model draws random numbers for it"
             return ReferenceVerdict(False, compared, math.inf, same, case.name, reason)
@@ -167,27 +173,46 @@ def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budge
     return ReferenceVerdict(True, compared, worst.size, worst.output, worst.case, reason, remark)
 
 
-def _where_nan_stays(case: Case, answer: Feed) -> tuple[Case, Feed]:
-    """Return the elements that are NaN, of those entries of the outputs' first dimensions in which no larger share is
-    NaN than in the entries of all inputs together. Engines lose NaN in a Relu, and so in every convolutional network;
-    where NaN has spread, the reference's answer says nothing anyway. An output of one dimension is one entry."""
-    shares = [_share_of_nan(values).max(initial=0.0) for values in case.feed.values() if values.dtype.kind == "f"]
+def _where_it_stays(case: Case, answer: Feed, plain: Case) -> tuple[Case, Feed]:
+    """Return the elements that are NaN (in the case NAN; else infinite), of those entries of the outputs' first
+    dimensions in which no larger share is so than is special in the entries of all inputs together. Engines lose NaN in
+    a Relu, and so in every convolutional network; where NaN has spread, the reference's answer says nothing anyway. An
+    output of one dimension is one entry. Of other outputs, return the elements that are made of a special value."""
+    special = [is_special(values) for values in case.feed.values() if values.dtype.kind == "f" and values.size]
+    shares = [_entries(places).mean(axis=1).max() for places in special]
     right, given = {}, {}
     for name, values in case.outputs.items():
         found = np.asarray(answer.get(name, ()))
-        if values.dtype.kind == "f" and values.size and found.shape == values.shape:
-            entries = _share_of_nan(values) <= min(sum(shares), _MOST_NAN)
-            places = np.isnan(_entries(values)) & entries[:, np.newaxis]
-            right[name], given[name] = _entries(values)[places], _entries(found)[places]
+        if not values.size or found.shape != values.shape:
+            continue
+        if values.dtype.kind == "f":
+            lost = _entries(np.isnan(values) if case.name == NAN else np.isinf(values))
+            places = (lost & (lost.mean(axis=1) <= min(sum(shares), _MOST_SPECIAL))[:, np.newaxis]).reshape(
+                values.shape
+            )
+        else:
+            places = _made_of_one(values, plain.outputs.get(name), special)
+        right[name], given[name] = values[places], found[places]
     return replace(case, outputs=right), given
+
+
+def _made_of_one(values: Array, plain: Array | None, special: Sequence[Array]) -> Array:
+    """Return where an output of BOOL or integers has a special value at the same place of an input; nowhere if it
+    differs at other places, too, from the plain output, or if that is one value everywhere, and so shows nothing. What
+    integer of few bits NaN becomes is open: those are quantised."""
+    places = np.zeros(values.shape, bool)
+    for one in special:
+        if one.shape == values.shape:
+            places |= one
+    if plain is None or plain.shape != values.shape or values.dtype not in (np.bool_, np.int32, np.int64):
+        return np.zeros_like(places)
+    usual = plain[~places]
+    is_elementwise = np.array_equal(usual, values[~places]) and np.unique(usual).size > 1
+    return places & is_elementwise
 
 
 def _entries(values: Array) -> Array:
     return values.reshape(len(values) if values.ndim > 1 else 1, -1)
-
-
-def _share_of_nan(values: Array) -> Array:
-    return np.isnan(_entries(values)).mean(axis=1) if values.size else np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +253,16 @@ def _errors(case: Case, answer: Feed, tolerance: float, scales: Mapping[str, flo
         yield _Error(size, output, case.name, max(tolerance, noise), text)
 
 
-def _is_defined(values: Array) -> bool:
+def _is_defined(values: Array, narrowed: Array | None) -> bool:
     """Return whether ONNX defines what the output is: a float beyond an integer type becomes any integer, with x86's
-    instructions the least one of 32 or 64 bits."""
-    return values.dtype.itemsize < 4 or values.dtype.kind != "i" or bool((values > np.iinfo(values.dtype).min).all())
+    instructions the least one of 32 or 64 bits. `narrowed`: what the output was made from; None = unknown."""
+    if values.dtype.kind not in "iu":
+        return True
+    limits = np.iinfo(values.dtype)
+    if narrowed is not None and narrowed.dtype.kind == "f":
+        whole = np.trunc(narrowed)
+        return bool(((whole >= limits.min) & (whole <= limits.max)).all())
+    return values.dtype.itemsize < 4 or values.dtype.kind != "i" or bool((values > limits.min).all())
 
 
 def save_cases(path: Path, cases: Sequence[Case]) -> None:

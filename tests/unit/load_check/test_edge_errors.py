@@ -4,14 +4,17 @@ quantised file, random numbers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
+from support.load_check import load, model
 
 from rocserve.core.datatypes import DataType
 from rocserve.load_check.budget import Budget
-from rocserve.load_check.edge_inputs import NAN, PLAIN, edge_inputs
+from rocserve.load_check.edge_inputs import BEYOND_HALF, NAN, PLAIN, edge_inputs
 from rocserve.load_check.facts import NO_FACTS
+from rocserve.load_check.onnx_facts import expose, onnx_facts
 from rocserve.load_check.reference import Case, ReferenceVerdict, compare, reference_cases
 from rocserve.load_check.tensors import Array, CheckedInput
 
@@ -113,6 +116,87 @@ def test_an_engine_that_takes_bytes_for_signed_numbers_is_found_by_small_ones() 
     cases = [Case(name, feed, shifted(feed), {"y": 0.0}) for name, feed in edge_inputs(inputs, plain)]
     assert compare(cases[:1], from_128_on, "fp32").right
     assert compare(cases, from_128_on, "fp32").case == "small integers"
+
+
+def test_nan_stands_first_and_later_in_reduced_groups() -> None:
+    feed = dict(edge_inputs([CheckedInput("x", DataType.FP32, (5, 2))], {"x": np.ones((5, 2), np.float32)}))[NAN]
+    assert np.argwhere(np.isnan(feed["x"])).tolist() == [[0, 0], [3, 1]]
+    case = Case(NAN, feed, {"y": feed["x"].max(1)}, {"y": 0.0})
+
+    def last_is_kept(x: Array) -> Array:
+        return np.where(x[:, 0] > x[:, 1], x[:, 0], x[:, 1])
+
+    assert not compare([case], lambda feed: {"y": last_is_kept(feed["x"])}, "fp32").right
+    assert not compare([case], lambda feed: {"y": last_is_kept(feed["x"][:, ::-1])}, "fp32").right
+
+
+def bool_verdict(right: Callable[[Array], Array], engine: Callable[[Array], Array]) -> ReferenceVerdict:
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    feeds = dict(edge_inputs([CheckedInput("x", DataType.FP32, (3, 8))], {"x": x}))
+    cases = [Case(name, feeds[name], {"y": right(feeds[name]["x"])}, {"y": 0.0}) for name in (PLAIN, NAN)]
+    return compare(cases, lambda feed: {"y": engine(feed["x"])}, "fp32")
+
+
+@pytest.mark.parametrize("kind", [np.bool_, np.int64])
+def test_a_comparison_with_nan_counts_where_it_is_elementwise(kind: type[np.generic]) -> None:
+    wrong = bool_verdict(lambda x: (x <= 0).astype(kind), lambda x: (~(x > 0)).astype(kind))
+    assert (wrong.right, wrong.case, wrong.output) == (False, NAN, "y")
+    assert bool_verdict(lambda x: (x <= 0).astype(kind), lambda x: (x <= 0).astype(kind)).right
+
+
+def test_what_byte_nan_is_quantised_to_is_open() -> None:
+    def quantised(nan: float) -> Callable[[Array], Array]:
+        return lambda x: np.clip(np.nan_to_num(x, nan=nan) * 50 + 128, 0, 255).astype(np.uint8)
+
+    assert bool_verdict(quantised(-9), quantised(9)).right
+
+
+def test_a_mask_of_a_network_in_which_nan_spreads_says_nothing() -> None:
+    weights = np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)
+    assert bool_verdict(lambda x: relu(x @ weights) < 1, lambda x: relu_without_nan(x @ weights) < 1).right
+
+
+def test_a_number_beyond_float16_becomes_infinite_in_a_file_that_casts_to_it() -> None:
+    def half(x: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).astype(np.float32)
+
+    text = "g (float[N, 4] x) => (float[N, 4] y) { a = Cast<to = 10>(x) y = Cast<to = 1>(a) }"
+    loaded = load(model(text))
+    cases = reference_cases(loaded.run, loaded.inputs, loaded.outputs, loaded.facts, Budget(60), 0, 2)
+    assert compare(cases, lambda feed: {"y": half(feed["x"])}, "fp32").right
+    clipped = compare(cases, lambda feed: {"y": half(np.clip(feed["x"], -65504, 65504))}, "fp32")
+    assert (clipped.right, clipped.case) == (False, BEYOND_HALF)
+    w = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float16)
+    network = load(model(text.replace("y =", "b = MatMul(a, w) y =").replace("(a) }", "(b) }"), w=w))
+    cases = reference_cases(network.run, network.inputs, network.outputs, network.facts, Budget(60), 0, 2)
+    assert BEYOND_HALF in {case.name for case in cases}
+
+    def saturated(feed: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": network.run({"x": np.clip(feed["x"], -65504, 65504)})["y"]}
+
+    assert compare(cases, saturated, "fp32").right, "infinity has spread"
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2, np.uint8), (3, np.int8), (12, np.uint32), (13, np.uint64)])
+def test_a_float_that_no_integer_of_a_cast_stands_for_is_not_compared(code: int, kind: type[np.integer[Any]]) -> None:
+    text = f"g (float[N, 4] x) => ({np.dtype(kind).name}[N, 4] y) {{ a = Add(x, x) y = Cast<to = {code}>(a) }}"
+    proto = model(text)
+    facts = onnx_facts(proto)
+    assert facts.narrowed == {"y": "a"}
+    expose(proto, ["a"])
+    loaded = load(proto, facts)
+    cases = reference_cases(loaded.run, loaded.inputs, ["y"], facts, Budget(60), 0, 2)
+    limits = np.iinfo(kind)
+
+    def saturated(feed: Mapping[str, Array], factor: float = 2) -> dict[str, Array]:
+        found = np.trunc(feed["x"].astype(np.float64) * factor)
+        return {"y": np.clip(np.nan_to_num(found), limits.min, min(limits.max, 1 << 40)).astype(kind)}
+
+    assert compare(cases, saturated, "fp32").right
+    compared = {case.name for case in cases if case.outputs}
+    assert "positive" in compared and not {"large", NAN} & compared
+    assert not compare(cases, lambda feed: saturated(feed, 3), "fp32").right
 
 
 def test_nan_is_lost_on_one_side_of_two_inputs_alone() -> None:

@@ -85,6 +85,10 @@ class OnnxReferenceJob:
                     trial, shown = checked_run(self._open(message.SerializeToString()), has_rows)
                 rows = check_rows(trial, inputs, shown, facts, budget, seed, samples, fixed_rows=fixed)
         report("computing cases")
+        if inner := set(facts.narrowed.values()).difference(outputs, (one.name for one in inputs)):
+            message = file.message()
+            expose(message, sorted(inner))
+            run, _ = checked_run(self._open(message.SerializeToString()), has_rows)
         cases = reference_cases(run, inputs, outputs, facts, budget, seed, self.case_rows, samples)
         save_cases(Path(self.cases_file), cases)
         reason = "" if cases else "no made-up input runs on ONNX Runtime; give warm-up samples or check.npz"

@@ -62,6 +62,14 @@ def test_known_words_get_a_remedy(message: str, remedy: str) -> None:
     assert remedy in hinted.removeprefix(message)
 
 
+def test_a_model_is_not_told_to_be_a_damaged_program() -> None:
+    assert with_hint("unordered_map::at") == (
+        "unordered_map::at; the .mxr is damaged or no compiled program: copy it or compile it again"
+    )
+    assert with_hint("unordered_map::at", compiles=True) == "unordered_map::at"
+    assert "or parameter 'engine'" in with_hint("Unknown operator: Foo", compiles=True)
+
+
 def test_unknown_words_are_handed_on_as_they_are() -> None:
     assert with_hint("src/x.cpp:1: f: Something new") == "src/x.cpp:1: f: Something new"
 

@@ -53,6 +53,17 @@ DOUBLED = network(helper.make_node("Add", ["x", "x"], ["y"]))
 SUMMED = network(helper.make_node("CumSum", ["x", "zero"], ["y"]))
 
 
+def scalars() -> bytes:
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    given = (("y", TensorProto.UINT8, [2, 3]), ("s", TensorProto.FLOAT, []), ("z", TensorProto.UINT8, []))
+    outputs = [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in given]
+    graph = helper.make_graph([node], "graph", [x], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    model.ir_version = 8
+    return model.SerializeToString()
+
+
 class TestReference:
     def test_a_program_that_computes_something_else_is_refused_with_output_and_values(self, engine: Engine) -> None:
         with pytest.raises(LoadCheckFailed) as failed:
@@ -68,6 +79,26 @@ class TestReference:
             engine.load(SOFTPLUS)
         assert again.value.text == text
         assert not engine.reports, "neither is compiled nor compared again"
+
+    def test_the_other_engine_is_recommended_only_if_this_one_is_named(self, engine: Engine) -> None:
+        for parameters, is_named in (({}, False), ({"engine": "auto"}, False), ({"engine": "migraphx"}, True)):
+            with pytest.raises(LoadCheckFailed) as failed:
+                engine.load(SOFTPLUS, **parameters)
+            assert ("let ONNX Runtime run the model" in failed.value.text) is is_named
+            assert "set parameter 'load_check' to \"warn\" to serve it all the same" in failed.value.text
+
+    def test_a_scalar_has_no_dimensions_though_migraphx_gives_it_one(self, engine: Engine) -> None:
+        model = engine.load(scalars())
+        assert [(tensor.name, tensor.shape) for tensor in model.signature.outputs] == [
+            ("y", (2, 3)),
+            ("s", ()),
+            ("z", ()),
+        ]
+        found = answers(model, {"x": np.array([[0, 1, 2], [3, 4, 51]], np.float32)})
+        assert (found["s"].shape, found["z"].shape) == ((), ())
+        # A step is a 255th of the range from 0 to 51.
+        np.testing.assert_allclose(found["s"], 0.2, rtol=1e-6)
+        np.testing.assert_array_equal(found["y"], [[0, 5, 10], [15, 20, 255]])
 
     def test_warn_serves_it_and_off_does_not_look(self, engine: Engine) -> None:
         warned = engine.complete(SOFTPLUS, load_check="warn")

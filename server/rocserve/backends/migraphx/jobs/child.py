@@ -17,12 +17,12 @@ from rocserve.jobs.messages import Report
 from rocserve.jobs.runner import JobEngine
 
 
-def with_hint(message: str) -> str:
-    """Append a remedy to the message, if one is known."""
-    return add_hint(message, HINTS)
+def with_hint(message: str, compiles: bool = False) -> str:
+    """Append a remedy to the message, if one is known. `compiles`: MIGraphX read a model, not a compiled program."""
+    return add_hint(message, _MODEL_HINTS if compiles else HINTS)
 
 
-_BEFORE_MACHINE = r"""
+_OF_MODEL = r"""
 # The model
 Unknown operator
     this MIGraphX does not know the operator: export the model without it or with another opset, use a newer MIGraphX,
@@ -49,6 +49,8 @@ Failure opening file|Invalid size for
 [Dd]ynamic.*not (?:yet )?supported|not support.*dynamic|called on a dynamic shape
     MIGraphX cannot have a varying dimension here: leave out dynamic_batch and give every other symbolic dimension a
     size by input_shapes
+"""
+_OF_MXR = r"""
 # The .mxr
 Program version mismatch
     it was written by another version of MIGraphX: compile it again with the one that is installed, or serve the ONNX
@@ -56,6 +58,8 @@ Program version mismatch
 Not an object for field|insufficient bytes|bad_cast|Key not found|Incompatible values|Operator not found|map::at
 No key '
     the .mxr is damaged or no compiled program: copy it or compile it again
+"""
+_OF_GPU = r"""
 # The GPU and what it takes to reach it
 \bNo device\b|no ROCm-capable device|hipErrorNoDevice|Failed to get device properties|hipErrorInvalidDevice
     no AMD GPU can be used by this process: check `rocminfo`, that /dev/kfd and /dev/dri are there and readable (groups
@@ -103,10 +107,11 @@ _OTHER_ENGINE = "parameter 'engine' \"onnxruntime\" serves it with ONNX Runtime"
 
 HINTS = {
     pattern: remedy.replace("OTHER_ENGINE", _OTHER_ENGINE)
-    for hints in (read_hints(_BEFORE_MACHINE), MACHINE_HINTS, read_hints(_AFTER_MACHINE))
+    for hints in (*map(read_hints, (_OF_MODEL, _OF_MXR, _OF_GPU)), MACHINE_HINTS, read_hints(_AFTER_MACHINE))
     for pattern, remedy in hints.items()
 }
 """Patterns -> remedies. The first pattern that matches is used: specific patterns come before general ones."""
+_MODEL_HINTS = {pattern: remedy for pattern, remedy in HINTS.items() if pattern not in read_hints(_OF_MXR)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,8 @@ def perform(job: Any, context: str, report: Report) -> Any:
     try:
         return job.perform(binding, report)
     except MigraphxError as error:
-        failure = unavailable(f"MIGraphX says: {with_hint(str(error))}")
+        compiles = getattr(job, "recipe", None) is not None
+        failure = unavailable(f"MIGraphX says: {with_hint(str(error), compiles)}")
         raise failure.lasting() if isinstance(error, ModelRefused) else failure from None
 
 

@@ -241,6 +241,9 @@ class _Compiled:
                     " some wrongly (such as negative axes) and does not survive others; set parameter 'engine' to"
                     ' "migraphx" to use MIGraphX anyway'
                 )
+            if planned.shape == () and all(size == 1 for size in output.shape):
+                # See ProgramLayout.scalars.
+                continue
             # The shapes are compared as far as both are known.
             if planned.shape is not None and (
                 len(output.shape) != len(planned.shape)

@@ -23,7 +23,7 @@ from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.serving.context import CompileContext
 from rocserve.backends.migraphx.serving.programs import ProgramTensors
 from rocserve.backends.onnx.reference_job import OnnxReferenceJob, OnnxReferenceResult
-from rocserve.backends.parameters import load_check_mode
+from rocserve.backends.parameters import asked_engine, load_check_mode
 from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import NOT_CHECKED, REFERENCE, ROWS, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.plain import to_json
@@ -83,6 +83,7 @@ def checked_model(plan: ProgramPlan, pad_with_first_row: bool) -> CheckedModel:
             tuple(tensor.name for tensor in plan.outputs),
             nhwc=not is_onnx,
             pad_with_first_row=pad_with_first_row,
+            scalars=tuple(tensor.name for tensor in plan.outputs if tensor.dims == ()),
         ),
         precision=options.precision.value,
         batches=plan.batches,
@@ -310,11 +311,13 @@ class ModelCheck:
         """Report a verdict. Raises LoadCheckFailed if it is wrong, unless such programs serve with a warning."""
         context, reference = self._context, self._reference_name
         if not verdict.right and self._mode is not LoadCheckMode.WARN:
+            # An engine that nobody named gives way to the next one.
+            is_named = asked_engine(context.model.config) not in ("", "auto")
+            other = f"let {reference} run the model (parameter 'engine'), or " if is_named else ""
             raise LoadCheckFailed(
                 REFERENCE,
                 f"MIGraphX {context.binding.migraphx_version} does not compute what {reference} computes: {title}:"
-                f" {verdict.reason}; let {reference} run the model (parameter 'engine'), or set parameter 'load_check'"
-                ' to "warn" to serve it all the same',
+                f" {verdict.reason}; {other}set parameter 'load_check' to \"warn\" to serve it all the same",
             )
         if verdict.right:
             part = f"{verdict.cases} inputs on MIGraphX and {reference}, largest error {verdict.largest_error:.0e}"

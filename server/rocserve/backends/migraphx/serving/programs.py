@@ -6,8 +6,9 @@ programs. A layout describes a program's inputs and outputs in clients' terms: n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -27,6 +28,8 @@ class ProgramLayout:
     outputs: tuple[TensorSpec, ...]
     nhwc: bool = False
     """Whether tensors of four dimensions are NHWC for clients, and NCHW in the program."""
+    scalars: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Output that has no dimensions for clients -> the shape of its one element in the program."""
 
     @property
     def varies(self) -> bool:
@@ -34,6 +37,8 @@ class ProgramLayout:
         return any(-1 in tensor.shape for tensor in self.outputs)
 
     def program_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
+        if tensor.shape == ():
+            return self.scalars.get(tensor.name, ())
         return nchw(tensor.shape) if self.nhwc else tensor.shape
 
     def as_client(self, array: Array) -> Array:
@@ -67,12 +72,16 @@ class ProgramLayout:
 
 
 def program_layout(
-    program: Program, input_order: Sequence[str], output_names: Sequence[str], nhwc: bool = False
+    program: Program,
+    input_order: Sequence[str],
+    output_names: Sequence[str],
+    nhwc: bool = False,
+    scalars: Container[str] = (),
 ) -> ProgramLayout:
     """Return the layout of a program. `input_order`: the inputs in the model's order. Inputs that the program lacks are
     left out (no output depends on them); inputs that the order lacks come last, by name. `output_names`: one per output
-    of the program, in its order. `nhwc`: see ProgramLayout. Raises ServeError (INVALID_ARGUMENT) if a tensor cannot be
-    served, ServeError (INTERNAL) if the number of outputs and names differs."""
+    of the program, in its order. `nhwc`, `scalars`: see ProgramTensors. Raises ServeError (INVALID_ARGUMENT) if a
+    tensor cannot be served, ServeError (INTERNAL) if the number of outputs and names differs."""
     parameters = program.parameters
     order = [name for name in input_order if name in parameters]
     order += sorted(parameters.keys() - set(order))
@@ -80,13 +89,19 @@ def program_layout(
         raise internal(
             f"the program has {len(program.outputs)} outputs, expected {len(output_names)}: {', '.join(output_names)}"
         )
+    outputs = [
+        client_tensor(name, "output", tensor, nhwc, varies_with_values(parameters.values(), tensor))
+        for name, tensor in zip(output_names, program.outputs, strict=True)
+    ]
+    # MIGraphX gives some of them a dimension.
+    with_dimensions = {
+        one.name: one.shape for one in outputs if one.name in scalars and one.shape and math.prod(one.shape) == 1
+    }
     return ProgramLayout(
         tuple(client_tensor(name, "input", parameters[name], nhwc) for name in order),
-        tuple(
-            client_tensor(name, "output", tensor, nhwc, varies_with_values(parameters.values(), tensor))
-            for name, tensor in zip(output_names, program.outputs, strict=True)
-        ),
+        tuple(replace(one, shape=()) if one.name in with_dimensions else one for one in outputs),
         nhwc,
+        with_dimensions,
     )
 
 
@@ -103,10 +118,12 @@ class ProgramTensors:
     nhwc: bool = False
     """Whether the program is a TensorFlow graph's."""
     pad_with_first_row: bool = True
+    scalars: tuple[str, ...] = ()
+    """Outputs that have no dimensions, as the model's file tells."""
 
     def layout(self, program: Program) -> ProgramLayout:
         """Raises ServeError as `program_layout`."""
-        return program_layout(program, self.inputs, self.outputs, self.nhwc)
+        return program_layout(program, self.inputs, self.outputs, self.nhwc, self.scalars)
 
     def open(self, program: Program) -> LoadedProgram:
         """Raises ServeError as `program_layout`."""
@@ -285,7 +302,7 @@ def _most_rows(program: LoadedProgram) -> int:
 def _as_clients(layout: ProgramLayout, outputs: Sequence[Array | None]) -> dict[str, Array]:
     """Return the wanted outputs by name, in the clients' layout."""
     return {
-        tensor.name: layout.as_client(array)
+        tensor.name: array.reshape(()) if tensor.name in layout.scalars else layout.as_client(array)
         for tensor, array in zip(layout.outputs, outputs, strict=True)
         if array is not None
     }
