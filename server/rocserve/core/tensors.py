@@ -96,6 +96,11 @@ def flat_octets(data: Buffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
+def bfloat16_values(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the values of BF16, which numpy lacks, as float32: the bits, uint16, are the upper half of these."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
 def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes:
     """Encode elements in KServe's binary form; text becomes UTF-8."""
     parts: list[bytes | memoryview] = []

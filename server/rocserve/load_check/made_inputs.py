@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.tensors import bfloat16_values
 from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.tensors import Array, CheckedInput, Feed
 
@@ -21,6 +22,8 @@ _LEVEL_STEP, _LEAST_STEP = 0.1, 0.1
 _DIRECTIONS = (1, -1, -1, 1, 1, -1, 1)
 _QUIET, _QUIET_INTEGERS = 1e-3, 8
 """Factor of a quiet row's floats, and what its integers are divided by."""
+_SEED_DIGITS = 8
+"""Of the model's digest: 32 bits."""
 _TRUE = 0.7
 """Share of BOOL elements that are true."""
 
@@ -227,6 +230,11 @@ def nudged(row: Feed) -> dict[str, Array]:
     return changed_floats(row, move)
 
 
+def seed_of(digest: str) -> int:
+    """Return the seed of a model with this digest, in hexadecimal digits."""
+    return int(digest[:_SEED_DIGITS], 16)
+
+
 def bits_of(inputs: Sequence[CheckedInput]) -> Callable[[Feed], Feed]:
     """Return a function that turns the float32 values of BF16 inputs into the bits that an engine takes."""
     names = {given.name for given in inputs if given.datatype is DataType.BF16}
@@ -263,5 +271,5 @@ def _shapes(row: Feed) -> Sequence[tuple[int, ...]]:
 
 def _values(array: Array, given: CheckedInput) -> Array:
     if given.datatype is DataType.BF16 and array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32)
+        return bfloat16_values(array)
     return np.asarray(array)

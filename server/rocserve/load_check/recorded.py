@@ -18,7 +18,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.load_check import RECORDED_ANSWERS, RECORDED_FILE, LoadCheckFailed
 from rocserve.core.model_config import ModelConfig, OutputConfig, TensorConfig, control_inputs, state_inputs
 from rocserve.core.requests import MOST_ENTRIES, InferRequest, InputHead, RequestedOutput, RequestHead
-from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.core.tensors import Tensor, bfloat16_values, tensor_from_numpy
 from rocserve.core.validation import RequestValidator, admits, reshape_dims
 from rocserve.load_check.difference import difference
 from rocserve.load_check.tensors import Array
@@ -249,7 +249,7 @@ def _texts(array: Array) -> Array:
 
 def _floats(array: Array) -> Array:
     """Return BF16 values, given by their bits or as float32."""
-    return (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array
+    return bfloat16_values(array) if array.dtype == np.uint16 else array
 
 
 def _storable(name: str, array: Array) -> Array:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rocserve.core.load_check import ROWS as FAILED_ROWS
+from rocserve.core.load_check import LoadCheckReport
 from rocserve.load_check.batches import Batches, RowsLost
 from rocserve.load_check.budget import Budget, OutOfTime, Trials
 from rocserve.load_check.difference import difference
@@ -68,6 +70,21 @@ class RowsVerdict:
     runs: int = 0
     is_lasting: bool = True
     """Whether another check would find the same; not if the time ended it."""
+
+    @property
+    def doubt(self) -> str:
+        """Why the rows of requests may depend on each other; "" = they do not."""
+        return "" if self.state is Independence.INDEPENDENT else self.reason
+
+    def report(self, batching_is_written: bool, warns_of_undecided: bool) -> LoadCheckReport:
+        """Return what users read. A written batching is kept, with a warning if rows depend on each other, and with
+        `warns_of_undecided` also if nothing is known of them."""
+        depends = self.state is Independence.DEPENDENT
+        if not batching_is_written or not (depends or (self.doubt and warns_of_undecided)):
+            return LoadCheckReport((self.reason,))
+        return LoadCheckReport(
+            (self.reason,), f"batched as configured, but {self.reason}", (FAILED_ROWS,) if depends else ()
+        )
 
 
 class _Decided(Exception):

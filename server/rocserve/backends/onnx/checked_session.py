@@ -15,6 +15,7 @@ from rocserve.backends.onnx.strings import text_array
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.core.tensors import bfloat16_values
 from rocserve.load_check.tensors import ROWS, Array, CheckedInput, Feed, Run
 
 Sizes = Mapping[str, Sequence[int]]
@@ -86,7 +87,7 @@ def checked_run(session: Any, has_rows: bool) -> tuple[Run, Sequence[str]]:
 def served_output(spec: TensorSpec, values: Array, is_one_row: bool) -> Array:
     """Return an output as the load check compares it: BF16 by its values, and one row in the shape of a batch."""
     if spec.datatype is DataType.BF16 and values.dtype == np.uint16:
-        values = (values.astype(np.uint32) << 16).view(np.float32)
+        values = bfloat16_values(values)
     whole = with_dropped_sizes(spec.shape, values.shape) if is_one_row else None
     return values if whole is None else values.reshape(whole)
 

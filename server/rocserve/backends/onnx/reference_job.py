@@ -15,6 +15,7 @@ from rocserve.cache.digests import file_digest
 from rocserve.jobs.messages import Report
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.dimension_names import names_disagree
+from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import expose, onnx_facts
 from rocserve.load_check.reference import load_cases, reference_cases, save_cases
 from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
@@ -68,7 +69,7 @@ class OnnxReferenceJob:
         inputs = checked_inputs(session, self.shapes, has_rows)
         run, outputs = checked_run(session, has_rows)
         facts, budget = onnx_facts(file.path), Budget(self.seconds)
-        seed = int(file_digest(file.path)[:8], 16)
+        seed = seed_of(file_digest(file.path))
         samples = [case.feed for case in load_cases(Path(self.samples_file))] if self.samples_file else []
         rows = None
         if self.checks_rows:

@@ -16,18 +16,18 @@ from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.parameters import load_check_mode
 from rocserve.cache.folders import cache_directory
-from rocserve.core.load_check import NOT_CHECKED, ROWS, LoadCheckMode, LoadCheckReport
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckMode, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import RaggedBatching
 from rocserve.core.requests import Signature
 from rocserve.load_check.budget import Budget
+from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import onnx_facts
 from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
 from rocserve.load_check.tensors import Feed
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
 _LOG = logging.getLogger(__name__)
-_SEED_DIGITS = 8
 _WAIT_SECONDS = 5.0
 """The time beyond the check's own after which a worker no longer waits for another's verdict."""
 
@@ -68,7 +68,7 @@ class RowsCheck:
         def check() -> RowsVerdict:
             self.model.report_check("running batches of different rows")
             try:
-                return self._verdict(session, sizes, samples, int(digest[:_SEED_DIGITS], 16))
+                return self._verdict(session, sizes, samples, seed_of(digest))
             except Exception as error:
                 # A fault of the check must not keep a model from being served, one request after the other.
                 _LOG.warning("model '%s': the load check failed", self.model.name, exc_info=True)
@@ -101,15 +101,9 @@ def judged(
     model: ModelSource, signature: Signature, verdict: RowsVerdict, seconds: float
 ) -> tuple[Signature, LoadCheckReport]:
     """Return the signature and the report that follow from a verdict."""
-    report = LoadCheckReport((verdict.reason,), seconds=seconds)
-    if verdict.state is Independence.INDEPENDENT:
-        return signature, report
-    if model.config.max_batch_size > 0:
-        is_known = verdict.state is Independence.DEPENDENT
-        if is_known or load_check_mode(model.config, model.settings) is LoadCheckMode.STRICT:
-            report = replace(report, warning=f"batched as configured, but {verdict.reason}")
-        report = replace(report, failures=(ROWS,) if is_known else ())
-    return replace(signature, dependent_rows=verdict.reason), report
+    is_strict = load_check_mode(model.config, model.settings) is LoadCheckMode.STRICT
+    report = replace(verdict.report(model.config.max_batch_size > 0, is_strict), seconds=seconds)
+    return replace(signature, dependent_rows=verdict.doubt), report
 
 
 def session_parts(config: ModelConfig, sizes: Sizes, samples: Sequence[Feed]) -> Sequence[str]:

@@ -20,6 +20,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.tensors import Tensor
 from rocserve.jobs.messages import Report
 from rocserve.load_check.budget import Budget
+from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.reference import Case, ReferenceVerdict, compare, reference_cases
 from rocserve.load_check.rows import RowsVerdict, check_rows
 from rocserve.load_check.tensors import ROWS, Run
@@ -59,7 +60,7 @@ class EagerReference:
         self.bound = _named(bind(self._program, ModelConfig(""), _no_trial), self._program, inputs, outputs)
         self.inputs = checked_inputs(self.bound, self._program.signature.inputs, zeros_only=False)
         self.budget = Budget(seconds)
-        self._seed = int(file_digest(model_file)[:8], 16)
+        self._seed = seed_of(file_digest(model_file))
         self._run = program_run(self.bound, self._program, _CPU)
         self._outputs = tuple(self.bound.outputs)
 

@@ -22,11 +22,12 @@ from rocserve.backends.pytorch.comparison import COMPARING, COMPARISON_FILE, Com
 from rocserve.backends.pytorch.job_files import machine_parts, written_folder
 from rocserve.backends.pytorch.program import Program
 from rocserve.cache.folders import cache_directory
-from rocserve.core.load_check import NOT_CHECKED, REFERENCE, ROWS, LoadCheckFailed, LoadCheckMode, LoadCheckReport
+from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.plain import from_json
 from rocserve.jobs.messages import Job, JobError
 from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.load_check.budget import Budget
+from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
 from rocserve.load_check.tensors import CheckedInput, Feed
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
@@ -68,7 +69,7 @@ class ModelCheck:
     @property
     def dependent_rows(self) -> str:
         """Why the rows of requests may depend on each other; "" = they do not, or were not checked."""
-        return "" if self.rows is None or self.rows.state is Independence.INDEPENDENT else self.rows.reason
+        return "" if self.rows is None else self.rows.doubt
 
     def asks_for_rows(self, bound: BoundProgram) -> bool:
         """Return whether requests may be joined, so that it matters what their rows do to each other."""
@@ -198,11 +199,7 @@ class ModelCheck:
 
     def _report_rows(self, found: RowsVerdict) -> None:
         self.rows = found
-        self._add(LoadCheckReport((self.rows.reason,)))
-        is_strict = self._mode is LoadCheckMode.STRICT
-        if self._source.config.max_batch_size > 0 and (self.couples_rows or (self.dependent_rows and is_strict)):
-            failures = (ROWS,) if self.couples_rows else ()
-            self._add(LoadCheckReport(warning=f"batched as configured, but {found.reason}", failures=failures))
+        self._add(found.report(self._source.config.max_batch_size > 0, self._mode is LoadCheckMode.STRICT))
 
     def _run(self, job: Job, kind: type[Result]) -> Result:
         runner = JobRunner(JobEngine("PyTorch"), self._source.report_check, _LOG)
@@ -215,7 +212,7 @@ class ModelCheck:
 
     @property
     def _seed(self) -> int:
-        return int(self._digest[:8], 16)
+        return seed_of(self._digest)
 
     def _key(self, engine: str, inputs: Sequence[CheckedInput], samples: Sequence[Feed]) -> str:
         parts = (engine, *machine_parts(self._device), self._precision, repr(inputs), samples_digest(samples))

@@ -18,7 +18,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import Tensor, bfloat16_values
 from rocserve.core.trace import Moment, TraceGroup
 
 if TYPE_CHECKING:
@@ -236,7 +236,6 @@ def _data(tensor: Tensor) -> str:
     if tensor.datatype is DataType.BOOL:
         elements = elements.astype(np.uint8)
     if tensor.datatype is DataType.BF16:
-        # BF16 is the upper half of an FP32.
-        elements = (elements.astype(np.uint32) << 16).view(np.float32)
+        elements = bfloat16_values(elements)
     parts = (elements[start : start + _WRITTEN_AT_ONCE] for start in range(0, len(elements), _WRITTEN_AT_ONCE))
     return ",".join(",".join(map(str, part.tolist() if part.dtype.kind in "iu" else part)) for part in parts)

@@ -14,6 +14,7 @@ from rocserve.core.load_check import NOT_CHECKED, LoadCheckFailed, LoadCheckMode
 from rocserve.core.requests import Signature
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.facts import NO_FACTS
+from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import onnx_facts
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve.load_check.reference import Case, reference_cases
@@ -175,7 +176,7 @@ class Check:
             [spec.name for spec in signature.outputs],
             facts,
             Budget(source.settings.load_check_seconds),
-            int(file_digest(source.model_file)[:8], 16),
+            seed_of(file_digest(source.model_file)),
             rows,
             [
                 {name: tensor.numpy() for name, tensor in batch.inputs.items()}

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.core.datatypes import DataType
 from rocserve.core.load_check import LoadCheckMode
 from rocserve.core.model_config import with_sequence_tensors
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import Tensor, bfloat16_values
 from rocserve.load_check.recorded import compare_recorded, read_recorded, recorded_request
 from rocserve.load_check.tensors import Array, Feed
 from rocserve.tools.measuring.candidates import CPU, ONNXRUNTIME, engine_description, is_pytorch, prepare
@@ -43,17 +41,12 @@ class Side:
         answer = asyncio.run_coroutine_threadsafe(self.workers.answer(feed), self._loop)
         outputs = answer.result(_RUN_SECONDS)
         bf16 = {spec.name for spec in self.workers.signature.outputs if spec.datatype is DataType.BF16}
-        return {name: _widened(array) if name in bf16 else array for name, array in outputs.items()}
+        return {name: bfloat16_values(array) if name in bf16 else array for name, array in outputs.items()}
 
     @property
     def precision(self) -> str:
         """The precision in which the engine computes."""
         return self.workers.properties.get("precision", "") or "fp32"
-
-
-def _widened(bits: Array) -> Array:
-    """Return BF16's values, which numpy lacks, as FP32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 async def open_side(model: ToolModel, engine: str, workers: ToolWorkers, mode: LoadCheckMode) -> Side:

@@ -13,6 +13,7 @@ from rocserve.backends.migraphx.jobs.probe import original_size_recipe, parse_re
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.serving.programs import ProgramRunner, ProgramTensors
 from rocserve.core.datatypes import DataType
+from rocserve.core.tensors import bfloat16_values
 from rocserve.jobs.messages import Report
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.facts import NO_FACTS, GraphFacts
@@ -68,7 +69,7 @@ def program_run(program: Program, tensors: ProgramTensors, model_name: str) -> R
 
 def _values(array: Array, datatype: DataType) -> Array:
     """Return numbers: programs give the bits of BF16."""
-    return (array.astype(np.uint32) << 16).view(np.float32) if datatype is DataType.BF16 else array
+    return bfloat16_values(array) if datatype is DataType.BF16 else array
 
 
 def _filled(case: Case, rows: int) -> Case:

@@ -33,6 +33,7 @@ from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import printable
+from rocserve.core.tensors import bfloat16_values
 from rocserve.jobs.messages import Report
 from rocserve.load_check.reference import ReferenceVerdict
 
@@ -215,7 +216,7 @@ def distance(found: Array, expected: Array, datatype: str) -> float:
         return 0.0
     if datatype == "bf16":
         # Arrays hold the bits of bf16.
-        found, expected = ((values.astype(np.uint32) << 16).view(np.float32) for values in (found, expected))
+        found, expected = map(bfloat16_values, (found, expected))
     if not np.issubdtype(expected.dtype, np.floating):
         return float(np.mean(found != expected))
     # The square of a large FP64 overflows FP64, and infinity divided by infinity is NaN.

@@ -25,11 +25,12 @@ from rocserve.backends.migraphx.serving.programs import ProgramTensors
 from rocserve.backends.onnx.reference_job import OnnxReferenceJob, OnnxReferenceResult
 from rocserve.backends.parameters import asked_engine, load_check_mode
 from rocserve.cache.folders import cache_directory
-from rocserve.core.load_check import NOT_CHECKED, REFERENCE, ROWS, LoadCheckFailed, LoadCheckMode, LoadCheckReport
+from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.plain import to_json
 from rocserve.jobs.messages import Job, JobError
 from rocserve.jobs.runner import JobRunner
 from rocserve.load_check.facts import NO_FACTS
+from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import onnx_facts
 from rocserve.load_check.reference import ReferenceVerdict
 from rocserve.load_check.rows import Independence, RowsVerdict
@@ -145,7 +146,7 @@ class ModelCheck:
     @property
     def dependent_rows(self) -> str:
         """Why the rows of requests may depend on each other; "" = they do not, or were not checked."""
-        return "" if self.rows is None or self.rows.state is Independence.INDEPENDENT else self.rows.reason
+        return "" if self.rows is None else self.rows.doubt
 
     def check_faults(self, faults: Mapping[str, KnownFault]) -> None:
         """Raises LoadCheckFailed if this MIGraphX has one of the faults, unless such models serve with a warning."""
@@ -171,10 +172,7 @@ class ModelCheck:
                 self.rows = self.rows or self._rows_on_migraphx(model, recipe, program_file)
             if self.rows.is_lasting:
                 self._verdicts.remember(key, self.rows)
-        self._add(LoadCheckReport((self.rows.reason,)))
-        if self.dependent_rows and self._context.batching_is_written:
-            failures = (ROWS,) if self.couples_rows else ()
-            self._add(LoadCheckReport(warning=f"batched as configured, but {self.rows.reason}", failures=failures))
+        self._add(self.rows.report(self._context.batching_is_written, warns_of_undecided=True))
 
     def program(
         self, model: CheckedModel, recipe: ProgramRecipe, report: Callable[[str], None] | None = None
@@ -268,7 +266,7 @@ class ModelCheck:
             model.tensors,
             model.file_batch or (_CASE_ROWS if recipe else None),
             context.model.settings.load_check_seconds,
-            int(model.digest[:8], 16),
+            seed_of(model.digest),
             recipe,
             program_file,
             is_noisy=context.options.target is Target.GPU,
