@@ -248,21 +248,29 @@ def test_a_file_that_is_cut_again_and_again_while_it_is_copied(client, server):
         def cut() -> None:
             while not stopped.wait(0.001):
                 file.cut(values.nbytes // 2)
+                stopped.wait(0.001)
                 file.cut(2 * values.nbytes)
 
         cutting = threading.Thread(target=cut)
         cutting.start()
-        refusals = 0
-        for _ in range(40):
+        asked = refusals = 0
+
+        def is_refused_often() -> bool:
+            nonlocal asked, refusals
+            asked += 1
             try:
                 client.infer("large", [shared], outputs=[place])
             except InferenceServerException as error:
                 assert "shared memory region 'r' " in str(error)
                 refusals += 1
-        assert (client.infer("large", [sent]).as_numpy("OUTPUT0") == other).all()
-        stopped.set()
-        cutting.join()
-        assert refusals
+            return asked >= 40 and refusals >= 5
+
+        try:
+            wait_until(is_refused_often, "requests whose file was cut while it was read or written")
+            assert (client.infer("large", [sent]).as_numpy("OUTPUT0") == other).all()
+        finally:
+            stopped.set()
+            cutting.join()
         file.put(0, values.tobytes())
         client.infer("large", [shared], outputs=[place])
         assert file.get(values.nbytes, values.nbytes) == values.tobytes()
