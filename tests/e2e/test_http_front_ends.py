@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from support.front_ends import drop_patient
+from support.front_ends import clients_of
+from support.gated_models import drop_gated, gate_of, waiting
 from support.http_requests import ask
 from support.metrics import port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
@@ -20,7 +20,7 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 CLIENTS = 16
-"""With a connection each, so many that each front end has one, except once in 30,000 times."""
+MOST_REQUESTS = 8
 BODY = {"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 
 
@@ -29,13 +29,13 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
     folder = tmp_path_factory.mktemp("http-front-ends")
     repository = folder / "repository"
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    drop_patient(repository)
+    drop_gated(repository)
     flags = (
         "--front-ends=2",
         "--log-verbose=1",
         "--model-control-mode=explicit",
         "--load-model=*",
-        "--max-requests-per-client=8",
+        f"--max-requests-per-client={MOST_REQUESTS}",
         "--allow-metrics=true",
         "--metrics-address=127.0.0.1",
         "--metrics-port=0",
@@ -53,14 +53,17 @@ def infer(server: RocserveProcess, model: str = "m", **more: Any) -> tuple[int, 
 
 
 def test_all_serve(server: RocserveProcess) -> None:
-    clients = [
-        http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS) for _ in range(CLIENTS)
-    ]
-    for client in clients:
-        client.request("GET", "/v2/models/m")
-        assert client.getresponse().read().startswith(b'{"name":"m"')
-    for front_end in server.front_ends("http"):
-        assert any(each.status == psutil.CONN_ESTABLISHED for each in front_end.net_connections("tcp"))
+    clients: list[http.client.HTTPConnection] = []
+
+    def have_all() -> bool:
+        """Whether each front end has a connection; the kernel chooses by chance."""
+        for _ in range(CLIENTS):
+            clients.append(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS))
+            clients[-1].request("GET", "/v2/models/m")
+            assert clients[-1].getresponse().read().startswith(b'{"name":"m"')
+        return all(clients_of(front_end) for front_end in server.front_ends("http"))
+
+    wait_until(have_all, "a connection of each front end")
     for client in clients:
         client.close()
     assert "HTTP is served by 2 processes, as --front-ends says" in server.log_text
@@ -103,12 +106,18 @@ def test_what_is_restricted_is_so_by_protocol(server: RocserveProcess) -> None:
 
 
 def test_a_client_s_requests_are_counted_over_all(server: RocserveProcess) -> None:
+    refusals = 2 * CLIENTS - MOST_REQUESTS
     with ThreadPoolExecutor(2 * CLIENTS) as pool:
-        answers = list(pool.map(lambda _: infer(server, "patient"), range(2 * CLIENTS)))
+        asked = [pool.submit(infer, server, "gated") for _ in range(2 * CLIENTS)]
+        try:
+            wait_until(lambda: sum(each.done() for each in asked) == refusals, "the refusals")
+        finally:
+            gate_of(server).touch()
+        answers = [each.result() for each in asked]
     refused = [answer for status, answer in answers if status == 429]
-    assert 0 < len(refused) < 2 * CLIENTS
+    assert len(refused) == refusals
     assert all("as many as one client may have (--max-requests-per-client)" in answer["error"] for answer in refused)
-    assert infer(server, "patient")[0] == 200
+    assert infer(server, "gated")[0] == 200
 
 
 def test_the_log_and_traces_tell_of_requests(server: RocserveProcess, tmp_path: Path) -> None:
@@ -150,15 +159,18 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
 
 def test_the_end_loses_no_request(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
-    drop_patient(repository)
+    gate = drop_gated(repository)
+    flags = ("--front-ends=2", "--exit-timeout-secs=600")
     with (
-        RocserveProcess([repository], "--front-ends=2", log=tmp_path / "plain.log") as server,
+        RocserveProcess([repository], *flags, log=tmp_path / "plain.log") as server,
         ThreadPoolExecutor(CLIENTS) as pool,
     ):
         server.wait_until_ready()
-        answers = [pool.submit(infer, server, "patient") for _ in range(CLIENTS)]
-        executed = server.client().get_inference_statistics
-        wait_until(lambda: executed("patient").model_stats[0].execution_count >= 2, "the second execution")
-        assert server.terminate() == 0
+        answers = [pool.submit(infer, server, "gated") for _ in range(CLIENTS)]
+        wait_until(lambda: waiting(server) == CLIENTS - 1, "one request that runs, and those that wait")
+        server.begin_end()
+        gate.touch()
+        assert server.process is not None
+        assert server.process.wait(PATIENCE_SECONDS) == 0
         outcomes = [answer.result() for answer in answers]
     assert all(status == 200 for status, _ in outcomes), outcomes

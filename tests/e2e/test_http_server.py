@@ -5,9 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +47,7 @@ def test_grpc_alone(serve: Any, repository: Path) -> None:
 
 def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) -> None:
     shutil.copytree(PYTHON_MODELS / "patient", repository / "patient")
-    server: RocserveProcess = serve(repository, flags=("--exit-timeout-secs=30",))
+    server: RocserveProcess = serve(repository, flags=("--exit-timeout-secs=600",))
     server.wait_until_ready()
     body = {"inputs": [{"name": "WAIT", "shape": [1], "datatype": "BOOL", "data": [False]}]}
     # A client with a running request, and a client with an idle connection.
@@ -58,15 +56,17 @@ def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) 
     assert json.loads(idle.getresponse().read()) == {"ready": True}
     sending = socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE_SECONDS)
     data = json.dumps(body).encode()
-    sending.sendall(b"POST /v2/models/patient/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data))
-    time.sleep(0.2)
-    assert server.process is not None
-    server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "finishing the work in flight" in server.log_text, "the end's beginning")
+    sending.sendall(
+        b"POST /v2/models/patient/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+        % len(data)
+    )
+    assert sending.recv(100).startswith(b"HTTP/1.1 100 Continue"), "the server has the head"
+    server.begin_end()
     idle.request("POST", "/v2/models/patient/infer", data)
     answer = idle.getresponse()
     # Both were accepted earlier.
     assert (answer.status, answer.headers["Connection"]) == (200, "close")
     sending.sendall(data)
     assert sending.recv(65536).startswith(b"HTTP/1.1 200")
+    assert server.process is not None
     assert server.process.wait(PATIENCE_SECONDS) == 0

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support import http_requests
+from support.gated_models import drop_gated, waiting
 from support.infer_inputs import infer_input
-from support.models import add_constant, drop, slow_sum
-from support.waiting import wait_until
+from support.models import add_constant, drop
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 
@@ -25,29 +26,16 @@ def ask(client: triton.InferenceServerClient, model: str, version: str = "") -> 
 
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_sigterm_finishes_the_work_in_hand(serve, repository: Path, whole_group: bool):
-    drop(repository, "slow", slow_sum(4000))
-    server = serve(repository)
+    gate = drop_gated(repository)
+    server = serve(repository, flags=("--exit-timeout-secs=600",))
     server.wait_until_ready()
-    results: list = []
-    sent = threading.Event()
-
-    def infer() -> None:
-        client = server.client()
-        entry = infer_input("X", np.ones((4, 256), np.float32))
-        sent.set()
-        results.append(client.infer("slow", [entry]).as_numpy("Y").shape)
-
-    threads = [threading.Thread(target=infer) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    sent.wait()
-    pending = server.client()
-    wait_until(lambda: "slow" in [row.name for row in pending.get_inference_statistics().model_stats])
-    time.sleep(0.1)
-    assert server.terminate(whole_group=whole_group) == 0
-    for thread in threads:
-        thread.join()
-    assert results == [(4, 256)] * 4
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(ask, server.client(), "gated") for _ in range(4)]
+        wait_until(lambda: waiting(server) == 3, "one request that runs, and those that wait")
+        server.begin_end(whole_group)
+        gate.touch()
+        assert server.process.wait(PATIENCE_SECONDS) == 0
+        assert [each.result() for each in asked] == [[1, 2]] * 4
     assert "ended" in server.log_text
 
 
@@ -56,15 +44,20 @@ def test_an_open_stream_does_not_hold_the_end_up(serve, repository: Path):
     server = serve(repository, flags=("--exit-timeout-secs=600",))
     server.wait_until_ready()
     client = server.client()
-    client.start_stream(lambda result, error: None)
+    answers: queue.Queue = queue.Queue()
+    client.start_stream(lambda result, error: answers.put(error))
     client.async_stream_infer("m", [infer_input("X", np.ones((1, 2), np.float32))])
-    time.sleep(0.3)
+    assert answers.get(timeout=PATIENCE_SECONDS) is None
     assert server.terminate() == 0
 
 
 def rocserve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rocserve.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "rocserve.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
 
 

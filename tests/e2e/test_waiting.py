@@ -1,93 +1,103 @@
-"""Waiting requests: their timeout, their client, their turn."""
+"""Waiting requests whose clients leave."""
 
 from __future__ import annotations
 
-import threading
-import time
+import queue
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.gated_models import drop_gated, waiting
 from support.infer_inputs import infer_input
-from support.models import drop, slow_sum
 from support.server import RocserveProcess, Start
-from support.waiting import PATIENCE_SECONDS
+from support.waiting import PATIENCE_SECONDS, wait_until
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
-
-CONFIG = """
-max_batch_size: 64
-input { name: "X" data_type: TYPE_FP32 dims: [ 256 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 256 ] }
-"""
 
 
 @pytest.fixture(scope="module")
-def server(start: Start, tmp_path_factory) -> RocserveProcess:
-    folder = tmp_path_factory.mktemp("waiting")
-    repository: Path = folder / "repository"
-    drop(repository, "slow", slow_sum(4000), CONFIG)
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("waiting") / "repository"
+
+
+@pytest.fixture(scope="module")
+def gate(repository: Path) -> Path:
+    return drop_gated(repository)
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, repository: Path, gate: Path) -> RocserveProcess:
     return start(repository)
 
 
-def rows(count: int = 64) -> triton.InferInput:
-    return infer_input("X", np.ones((count, 256), np.float32))
+@pytest.fixture
+def client(server: RocserveProcess, gate: Path) -> Iterator[triton.InferenceServerClient]:
+    """A client; the model's requests wait."""
+    gate.unlink(missing_ok=True)
+    with server.client() as client:
+        yield client
+        gate.touch()
 
 
-def executed(server: RocserveProcess, model: str) -> int:
-    return server.client().get_inference_statistics(model).model_stats[0].execution_count
+class Asked:
+    """Requests that have been sent at the same time."""
+
+    def __init__(self, client: triton.InferenceServerClient, count: int) -> None:
+        self.errors: queue.Queue[InferenceServerException | None] = queue.Queue()
+        self.calls = [
+            client.async_infer("gated", rows(), lambda result, error: self.errors.put(error)) for _ in range(count)
+        ]
+
+    def outcomes(self) -> list[InferenceServerException | None]:
+        return [self.errors.get(timeout=PATIENCE_SECONDS) for _ in self.calls]
 
 
-class Busy:
-    """Keeps a model busy with one request after another until the block ends."""
-
-    def __init__(self, server: RocserveProcess, model: str) -> None:
-        self._client = server.client()
-        self._model = model
-        self._stopping = threading.Event()
-        self._running = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.answered = 0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._running.wait(PATIENCE_SECONDS)
-        time.sleep(0.02)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._running.set()
-            self._client.infer(self._model, [rows()])
-            self.answered += 1
+def rows() -> list[triton.InferInput]:
+    return [infer_input("X", np.ones((1, 2), np.float32))]
 
 
-def test_a_request_whose_client_no_longer_waits_never_runs(server):
-    client = server.client()
-    client.is_server_live()
-    before = executed(server, "slow")
-    with pytest.raises(InferenceServerException) as caught, Busy(server, "slow") as busy:
-        client.infer("slow", [rows()], client_timeout=0.01)
-    assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
-    time.sleep(0.5)
-    assert executed(server, "slow") - before == busy.answered
+def statistics(client: triton.InferenceServerClient) -> service_pb2.ModelStatistics:
+    return client.get_inference_statistics("gated").model_stats[0]
 
 
-def test_cancelled_requests_never_run(server):
-    client = server.client()
-    client.is_server_live()
-    before = executed(server, "slow")
-    cancelled = 20
-    with Busy(server, "slow") as busy:
-        waiting = [client.async_infer("slow", [rows()], lambda result, error: None) for _ in range(cancelled)]
-        time.sleep(0.05)
-        for call in waiting:
-            call.cancel()
-    time.sleep(0.5)
-    # One or two may have begun before they were cancelled.
-    assert executed(server, "slow") - before - busy.answered < cancelled / 2
+def executions_once_all_ran(client: triton.InferenceServerClient, gate: Path) -> int:
+    """Open the gate; return how often the model has run, when a last request has been answered."""
+    gate.touch()
+    client.infer("gated", rows())
+    return int(statistics(client).execution_count)
+
+
+def test_a_request_whose_client_no_longer_waits_never_runs(
+    server: RocserveProcess, client: triton.InferenceServerClient, gate: Path
+) -> None:
+    before = statistics(client)
+    asked = Asked(client, 2)
+    wait_until(lambda: waiting(server) == 1, "one that runs, and one that waits")
+
+    def is_late_there() -> bool:
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer("gated", rows(), client_timeout=0.01)
+        assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+        return statistics(client).inference_stats.fail.count > before.inference_stats.fail.count
+
+    # On a slow machine it is late before the server has it.
+    wait_until(is_late_there, "a request that the server has given up")
+    wait_until(lambda: waiting(server) == 1, "the end of all that are late")
+    assert executions_once_all_ran(client, gate) - before.execution_count == 3
+    assert asked.outcomes() == [None, None]
+
+
+def test_cancelled_requests_never_run(
+    server: RocserveProcess, client: triton.InferenceServerClient, gate: Path
+) -> None:
+    before = statistics(client)
+    asked = Asked(client, 21)
+    wait_until(lambda: waiting(server) == 20, "one that runs, and those that wait")
+    for call in asked.calls:
+        call.cancel()
+    assert None not in asked.outcomes()
+    wait_until(lambda: waiting(server) == 0, "the end of all that have been cancelled")
+    # The one that ran when it was cancelled, and the last one.
+    assert executions_once_all_ran(client, gate) - before.execution_count <= 2

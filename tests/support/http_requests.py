@@ -11,6 +11,7 @@ import numpy as np
 import tritonclient.http as http_client
 
 from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS
 
 
 def ask(
@@ -19,7 +20,7 @@ def ask(
     path: str,
     body: Any = b"",
     headers: Mapping[str, str] | None = None,
-    timeout: float = 20,
+    timeout: float = PATIENCE_SECONDS,
 ) -> tuple[int, Any]:
     """Status and body of an answer; a JSON body as plain values."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=timeout)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from tritonclient.grpc.service_pb2 import RepositoryIndexResponse
 
 from support.server import RocserveProcess
-
-ANSWER_SECONDS = 30.0
+from support.waiting import PATIENCE_SECONDS
 
 
 def rows_of(server: RocserveProcess) -> Sequence[RepositoryIndexResponse.ModelIndex]:
     with server.client() as client:
-        return client.get_model_repository_index(client_timeout=ANSWER_SECONDS).models
+        return client.get_model_repository_index(client_timeout=PATIENCE_SECONDS).models
 
 
 def models_of(server: RocserveProcess) -> dict[str, tuple[str, str]]:

@@ -272,6 +272,6 @@ def run_at_once(count: int, run: object) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     if errors:
         raise errors[0]

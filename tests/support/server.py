@@ -178,8 +178,15 @@ class RocserveProcess:
         children = (process for process in self.family() if not _is_worker(process))
         return next((process for process in children if "rocserve.workers.zygote" in command_of(process)), None)
 
-    def terminate(self, seconds: float = PATIENCE_SECONDS, whole_group: bool = False) -> int:
-        """Send SIGTERM to the supervisor; `whole_group`: also to its group and to workers. Returns the exit status."""
+    def terminate(self, seconds: float = PATIENCE_SECONDS) -> int:
+        """Send SIGTERM to the supervisor. Returns the exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+    def begin_end(self, whole_group: bool = False) -> None:
+        """Send SIGTERM to the supervisor, and wait until the server ends its work. `whole_group`: send it also to the
+        supervisor's group and to workers."""
         assert self.process is not None
         if whole_group:
             # Workers have separate process groups; systemd and other service managers signal every process.
@@ -188,7 +195,7 @@ class RocserveProcess:
             os.killpg(self.process.pid, signal.SIGTERM)
         else:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds)
+        wait_until(lambda: "finishing the work in flight" in self.log_text, "the end's beginning")
 
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:

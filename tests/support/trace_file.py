@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
-_TRIES = 100
+from support.waiting import wait_until
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """The array's entries. Reads again if a trace was just being written. Empty if there is no file yet."""
-    for _ in range(_TRIES):
+    """The array's entries. Reads again while a trace is being written. Empty if there is no file yet."""
+    read: list[dict[str, Any]] = []
+
+    def is_whole() -> bool:
         try:
-            return json.loads(path.read_text()) if path.exists() and path.stat().st_size else []
+            read[:] = json.loads(path.read_text()) if path.exists() and path.stat().st_size else []
         except json.JSONDecodeError:
-            time.sleep(0.02)
-    raise AssertionError(f"{path} is no JSON")
+            return False
+        return True
+
+    wait_until(is_whole, f"an array in JSON in {path}")
+    return read

@@ -17,7 +17,7 @@ class TritonPythonModel:
             wait = bool(pb_utils.get_input_tensor_by_name(request, "WAIT").as_numpy()[0])
             if wait:
                 print("waiting for a client to give up")
-            end = time.monotonic() + 20
+            end = time.monotonic() + 90
             while wait and time.monotonic() < end:
                 if request.is_cancelled():
                     self.cancelled += 1
