@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 import time
@@ -21,8 +22,12 @@ from rocserve.workers.control_groups import ControlGroup
 from rocserve.workers.instance import Instance
 from rocserve.workers.worker_output import WorkerOutput
 
-_STATUS_WAIT_SECONDS = 1.0
+_BROKEN_SECONDS = 1.0
 """A worker that has closed its socket should end within this time; otherwise it is killed."""
+_STATUS_WAIT_SECONDS = 10.0
+"""How long the zygote may take to report the end of a process: seconds on a busy machine, for ever if it is stuck."""
+_LAST_MESSAGES_SECONDS = 1.0
+"""Time in which the messages that a process has sent before its end are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,15 @@ class WorkerProcess:
     def takes_sessions(self) -> bool:
         return self._status_timer is None and not self.has_ended
 
+    @property
+    def runs(self) -> bool:
+        """Whether the process runs, as far as the kernel tells. Its end may not have been reported yet."""
+        if self.has_ended or self._pidfd is None:
+            return not self.has_ended
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
     def kill(self) -> None:
         if not self.takes_sessions:
             return
@@ -100,6 +114,13 @@ class WorkerProcess:
         if exceeds_limit or not self.end.exceeds_limit:
             self.end = ProcessEnd(reason=reason, exceeds_limit=exceeds_limit)
         self.kill()
+
+    def end_broken(self, reason: str) -> None:
+        """As `end_because`, unless the process has ended by itself, which is about to be reported."""
+        if self.runs:
+            self.end_because(reason)
+        else:
+            self.kill()
 
     def zygote_gone(self) -> None:
         """Watch the process directly: without the zygote, nothing else reports its end or ends its process group."""
@@ -278,9 +299,7 @@ class WorkerSession:
         try:
             answer = await self._reply
         except EOFError:
-            # The control socket closes a moment before the process' status is known.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.ended.wait(), _STATUS_WAIT_SECONDS)
+            await self._await_status()
             raise internal(f"worker ended while {doing} ({self.process.end.text}){self.process.last_words}") from None
         finally:
             self._reply = None
@@ -293,6 +312,15 @@ class WorkerSession:
         if not isinstance(answer, expected):
             raise internal(f"the worker answered with {type(answer).__name__}")
         return answer
+
+    async def _await_status(self) -> None:
+        """Wait for the status of the process after its control socket has closed, which is a moment before. A shared
+        process may go on."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.ended.wait(), _BROKEN_SECONDS)
+        if not self.process.shared_worker or not self.process.runs:
+            self.process.kill()
+            await self.ended.wait()
 
     def send(self, message: messages.Message) -> None:
         """Send a message without waiting for the worker."""
@@ -361,7 +389,7 @@ class WorkerSession:
         """Kill the process after a second, because an instance or the control socket is broken, unless the process is
         reported as ended before."""
         if not self.ended.is_set() and not self._is_unloading and self._kill_timer is None:
-            self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.process.end_because, reason)
+            self._kill_timer = self._loop.call_later(_BROKEN_SECONDS, self.process.end_broken, reason)
 
     def end(self) -> None:
         """Finish after the process has ended, or when no server needs the session."""
@@ -372,4 +400,4 @@ class WorkerSession:
             self._kill_timer.cancel()
         self.process.sessions.remove(self)
         # Messages that the process has sent before its end can still be read.
-        self._loop.call_later(_STATUS_WAIT_SECONDS * self.process.has_ended, self._writer.transport.abort)
+        self._loop.call_later(_LAST_MESSAGES_SECONDS * self.process.has_ended, self._writer.transport.abort)

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,13 +17,14 @@ from pathlib import Path
 import psutil
 import pytest
 from support.migraphx import python_words
-from support.waiting import until, wait_until
+from support.waiting import PATIENCE_SECONDS, until, wait_until
 from support.workers import LOG, OwnChildren, Workshop, config_of, open_descriptors, pids, run_add_sub, running
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.plane.loop import PlaneLoop
+from rocserve.workers import process
 from rocserve.workers.control_groups import ControlGroups
 from rocserve.workers.launcher import WorkerLauncher, ZygoteProcess
 from rocserve.workers.messages import (
@@ -155,11 +155,11 @@ async def preload(plane: PlaneLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Starts a zygote that imports these modules, with these sources of modules on its path."""
     started: list[tuple[Workshop, WorkerLauncher]] = []
 
-    def start(*modules: str, answer_seconds: float = 60.0, **sources: str) -> Workshop:
+    def start(*modules: str, **sources: str) -> Workshop:
         for name, source in sources.items():
             (tmp_path / f"{name}.py").write_text(source)
         monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}:{tmp_path}")
-        launcher = WorkerLauncher(modules, LOG, answer_seconds=answer_seconds)
+        launcher = WorkerLauncher(modules, LOG, answer_seconds=PATIENCE_SECONDS)
         launcher.start()
         started.append((Workshop(plane, launcher, tmp_path), launcher))
         return started[-1][0]
@@ -223,14 +223,35 @@ async def test_without_the_zygote_all_processes_of_a_worker_end_with_it(
     await until(lambda: not running(child.pid))
 
 
-async def test_a_zygote_that_is_stuck_holds_no_unload_up(workshop: Workshop, own_children: OwnChildren) -> None:
+async def test_a_zygote_that_is_stuck_holds_no_unload_up(
+    workshop: Workshop, own_children: OwnChildren, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_STATUS_WAIT_SECONDS", 0.5)
     group = await workshop.serving()
     zygote, worker = own_children()
     zygote.suspend()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await group.stop(0.5)
     zygote.resume()
     await until(lambda: not running(worker.pid))
+
+
+async def test_how_a_worker_has_ended_is_told_although_the_zygote_is_late(
+    workshop: Workshop, own_children: OwnChildren, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_BROKEN_SECONDS", "_STATUS_WAIT_SECONDS"):
+        monkeypatch.setattr(process, name, PATIENCE_SECONDS)
+    group = await workshop.serving()
+    (session,) = group._workers
+    zygote, worker = own_children()
+    zygote.suspend()
+    worker.kill()
+    await until(lambda: not session.process.runs)
+    # As when its closed socket has been noticed for a second.
+    session.process.end_broken("it closed its control socket")
+    zygote.resume()
+    await until(lambda: workshop.events.recoveries == 1)
+    assert workshop.events.restarts == [("worker ended unexpectedly (killed by signal 9)", 0.0)]
 
 
 async def test_launches_under_way_survive_the_zygote(workshop: Workshop, own_children: OwnChildren) -> None:
@@ -248,15 +269,22 @@ async def test_launches_under_way_survive_the_zygote(workshop: Workshop, own_chi
 async def test_a_zygote_that_does_not_answer_is_killed(
     preload: Preload, own_children: OwnChildren, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workshop = preload("numpy", answer_seconds=5.0)
+    workshop = preload("numpy")
+    launcher = workshop.launcher
     group = await workshop.serving()
     (zygote,) = (child for child in own_children() if child.ppid() == os.getpid())
     zygote.suspend()
     several = [asyncio.create_task(workshop.serving()) for _ in range(3)]
-    asked = time.monotonic()
-    await asyncio.sleep(0.2)
-    assert time.monotonic() - asked < 5.0, "the loop was held up"
-    assert (await run_add_sub(group.instances[0])).error is None
+    assert (await run_add_sub(group.instances[0])).error is None, "the loop is not held up"
+    assert not any(task.done() for task in several)
+
+    def be_patient(_: ZygoteProcess) -> None:
+        launcher.answer_seconds = PATIENCE_SECONDS
+
+    # The next zygote has all the time that it needs.
+    launcher.on_zygote = be_patient
+    launcher.answer_seconds = 5.0
+    several.append(asyncio.create_task(workshop.serving()))
     for started in await asyncio.gather(*several):
         assert (await run_add_sub(started.instances[0])).error is None
     assert (await run_add_sub(group.instances[0])).error is None
@@ -275,9 +303,9 @@ async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop, own_childre
     with pytest.raises(asyncio.CancelledError):
         await task
     zygote.resume()
+    # The zygote answers in order: once this worker has been launched, the cancelled one has been killed.
+    await (await workshop.serving()).stop(PATIENCE_SECONDS)
     await until(lambda: len(own_children()) == 2)
-    await asyncio.sleep(0.2)
-    assert len(own_children()) == 2
     await until(lambda: open_descriptors() <= before)
 
 
@@ -352,7 +380,7 @@ async def test_lines_of_a_worker_go_to_the_log(workshop: Workshop, caplog: pytes
     caplog.set_level(logging.INFO)
     group = await workshop.serving("print")
     assert (await run_add_sub(group.instances[0])).error is None
-    await group.stop(5.0)
+    await group.stop(PATIENCE_SECONDS)
     lines = [record.getMessage() for record in caplog.records]
     for line in ("from print", "to stderr", "from C", "from puts", "after the long line", "closed"):
         assert f"m:1: {line}" in lines
@@ -362,8 +390,12 @@ async def test_lines_of_a_worker_go_to_the_log(workshop: Workshop, caplog: pytes
 
 
 @pytest.fixture
-def sleepers() -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
-    return subprocess.Popen(["sleep", "60"]), subprocess.Popen(["sleep", "60"])
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    yield started
+    for each in started:
+        each.kill()
+        each.wait()
 
 
 async def test_replies_to_the_server_before_are_passed_over(sleepers) -> None:
@@ -380,9 +412,9 @@ async def test_replies_to_the_server_before_are_passed_over(sleepers) -> None:
     zygotes.send(encode_message(SpawnFailed("no memory")))
     with pytest.raises(ServeError, match="no memory"):
         await asking
-    assert worker.wait(30) == -signal.SIGKILL
+    assert worker.wait(PATIENCE_SECONDS) == -signal.SIGKILL
     await launcher.close()
-    assert zygote.wait(30) == -signal.SIGKILL
+    assert zygote.wait(PATIENCE_SECONDS) == -signal.SIGKILL
 
 
 async def test_the_zygotes_end_costs_no_worker_that_was_taken_over_its_cgroup(sleepers, tmp_path: Path) -> None:
@@ -414,8 +446,6 @@ async def test_the_zygotes_end_costs_no_worker_that_was_taken_over_its_cgroup(sl
     await launcher.close()
     for descriptor in (output, own_output, pidfd):
         os.close(descriptor)
-    zygote.kill()
-    zygote.wait(30)
 
 
 class Servers:
