@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
+
+from support.waiting import wait_until
 
 
 def has_ended(pid: int) -> bool:
@@ -38,6 +42,20 @@ def children_of(process: psutil.Process) -> set[psutil.Process]:
         return set(process.children())
     except psutil.NoSuchProcess:
         return set()
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until each of its threads has stopped: a signal takes effect when they run next."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: _states_of_threads(pid) == {"T"}, f"the stop of process {pid}")
+
+
+def _states_of_threads(pid: int) -> set[str]:
+    states = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # The thread has ended since.
+            states.add(file.read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:

@@ -178,5 +178,5 @@ class RequestModels:
 
     async def close(self) -> None:
         for name in list(self._loaded):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await self.unload(name)

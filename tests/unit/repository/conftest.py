@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.load_check import NOT_CHECKED
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
+from rocserve.repository.debounce import Debounce
 from rocserve.repository.loads import LoadOrder, LoadProgress
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -216,6 +220,14 @@ class Served:
                     await asyncio.sleep(0.01)
         except TimeoutError:
             pytest.fail(f"{what or 'it'} did not come; index: {self.index()}; loads: {self.loader.loads}")
+
+    @contextmanager
+    def unsettled(self) -> Iterator[Debounce[ModelKey]]:
+        """A context in which no change settles, however long it takes."""
+        debounce = self.repository._context.debounce
+        debounce._settle_seconds = math.inf
+        yield debounce
+        debounce._settle_seconds = SETTLE_SECONDS
 
     async def settle(self) -> None:
         """Wait until every change has been scanned and followed."""

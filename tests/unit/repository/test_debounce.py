@@ -104,10 +104,12 @@ async def test_it_tells_the_folders_that_have_changed(tmp_path: Path):
     assert watch.take_changed() is None, "what was before the watch stood"
     (tmp_path / "a" / "file").write_text("x")
     assert await watch.wait(PATIENCE_SECONDS)
-    assert watch.take_changed() == {tmp_path / "a"}
-    while await watch.wait(0.2):
-        watch.take_changed()
+    changed = watch.take_changed()
+    assert changed == {tmp_path / "a"}
     (tmp_path / ".hidden" / "file").write_text("x")
-    assert await watch.wait(PATIENCE_SECONDS)
-    assert watch.take_changed() is None, "folders may lead through it"
+    # Further notifications of the first file may come before.
+    while changed is not None:
+        assert changed <= {tmp_path / "a"}
+        assert await watch.wait(PATIENCE_SECONDS), "any folder may have changed: folders may lead through a hidden one"
+        changed = watch.take_changed()
     await watch.close()

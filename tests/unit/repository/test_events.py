@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import unavailable
 from rocserve.core.serving import IndexEntry
@@ -37,16 +38,16 @@ async def test_the_next_event_is_waited_for() -> None:
     events = RepositoryEvents()
     assert list(await events.after(0, 0.01)) == []
     # The id of another server, whose clients now come to this one.
-    waiting = asyncio.create_task(events.after(70, 10.0))
+    waiting = asyncio.create_task(events.after(70, PATIENCE_SECONDS))
     await asyncio.sleep(0)
     assert not waiting.done()
     events.record("m", [row("READY")])
     assert [event.number for event in await waiting] == [1]
-    waiting = asyncio.create_task(events.after(1, 10.0))
+    waiting = asyncio.create_task(events.after(1, PATIENCE_SECONDS))
     await asyncio.sleep(0)
     events.end()
     assert list(await waiting) == []
-    assert list(await events.after(1, 10.0)) == []
+    assert list(await events.after(1, PATIENCE_SECONDS)) == []
 
 
 async def test_the_last_events_are_kept() -> None:

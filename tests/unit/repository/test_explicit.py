@@ -455,7 +455,7 @@ async def test_a_load_scans_its_own_folder_alone(
 
     monkeypatch.setattr(scanner_file, "scan_model", scan)
     monkeypatch.setattr(scanner_file, "_YOUNG_SECONDS", 0)
-    served: Served = await explicit("m", "n", poll_seconds=60)
+    served: Served = await explicit("m", "n", poll_seconds=3600)
     await served.until(lambda: scanned.count("n") == 3, "the scans of the start, of the load's end and of the index")
     scanned.clear()
     await served.repository.load("m", {})

@@ -50,21 +50,27 @@ async def test_not_ready_before_the_first_loads_have_ended(
     assert "version 7" in served.data("m", "7")
 
 
-@pytest.mark.long
 async def test_a_version_copied_byte_by_byte_is_loaded_once_and_whole(
-    start: Start, folders: Folders, loader: FakeLoader
+    m: Path, served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    folders.model("m", 1)
-    # Longer than a pause between two bytes on a busy machine, and less than the whole copy.
-    served: Served = await start(settle_seconds=1.5)
+    """Each byte that a scan sees begins the settle time anew."""
+    scanner, seen = served.repository._context.scanner, set[float]()
     folder = folders.root / "m" / "2"
     folder.mkdir()
-    with (folder / "model.onnx").open("wb", buffering=0) as file:
-        for byte in b"a version that takes a while":
+
+    def is_seen(nbytes: int) -> bool:
+        version = scanner.latest.models["m"].versions.get(2)  # type: ignore[call-overload]
+        return version is not None and version.total_bytes == nbytes and "m" in debounce.unsettled
+
+    with served.unsettled() as debounce, (folder / "model.onnx").open("wb", buffering=0) as file:
+        for count, byte in enumerate(b"a version that takes a while", 1):
             file.write(bytes([byte]))
-            await asyncio.sleep(0.1)
+            await served.until(lambda count=count: is_seen(count))
+            (_, since) = debounce._candidates["m"]  # type: ignore[index]
+            seen.add(since)
             assert served.data("m") == "good"
-            assert loader.loads == [("m", 1)]
+        assert len(seen) == count
+    assert loader.loads == [("m", 1)]
     await served.until(lambda: served.data("m") == "a version that takes a while")
     assert loader.loads == [("m", 1), ("m", 2)]
 

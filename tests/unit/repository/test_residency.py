@@ -4,6 +4,7 @@ and the repository are real."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import threading
@@ -18,6 +19,7 @@ from support.gpu_tree import GpuTree
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.host import Host
+from rocserve.core.backoff import Backoff
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.sequences import SequenceTag, sequence_id
@@ -25,6 +27,7 @@ from rocserve.repository import hot_reload
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES
 from rocserve.repository.loads import LoadOrder
 from rocserve.repository.residency import resident_models
+from rocserve.repository.retries import RetryPolicy
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.settings import ControlMode, ResidencySettings
 
@@ -299,6 +302,7 @@ async def test_a_failed_load_is_told_to_all_and_not_repeated_by_each_request(
 ) -> None:
     models(folders, "a")
     host: Rig = await rig()
+    host.served.residents._retry = RetryPolicy(Backoff(3600.0, 3600.0))
     loader.failing["a"] = unavailable("out of order")
     answers = [host.ask("a") for _ in range(3)]
     await host.answered(*answers)
@@ -312,7 +316,8 @@ async def test_a_failed_load_is_told_to_all_and_not_repeated_by_each_request(
     assert host.served.state("a") == "UNAVAILABLE"
     assert host.served.repository.is_ready(), "one of thousands"
     del loader.failing["a"]
-    await asyncio.sleep(1.1)
+    version = host.served.table.table.find("a", "")
+    version.failure = dataclasses.replace(version.failure, retry_at=0.0)  # type: ignore[attr-defined]
     await host.loaded("a")
     assert host.served.rows("a") == {"1": ("READY", "")}
 
@@ -326,7 +331,7 @@ async def test_the_log_has_a_failure_once(
     # A pinned model is loaded at the start, the other one by a request.
     models(folders, "pinned", "other")
     loader.failing = {"pinned": unavailable("out of order"), "other": unavailable("broken")}
-    host: Rig = await rig(load_models=("pinned",))
+    host: Rig = await rig(load_models=("pinned",), retry_seconds=3600.0, longest_retry_seconds=3600.0)
     await host.served.until(lambda: host.served.state("pinned") == "UNAVAILABLE")
     assert len(failures()) == 1 and failures()[0].startswith("failed to load 'pinned' version 1: out of order (failed")
     caplog.clear()

@@ -35,6 +35,10 @@ from rocserve.workers.instance import WorkerGone
 HEAD = RequestHead("m", "", (InputHead("IN", "FP32", (1, 1)),))
 
 
+pytestmark = pytest.mark.usefixtures("clock")
+"""How fast the tests run decides nothing: no time passes."""
+
+
 @dataclass(eq=False)
 class Script:
     """A request to a model, and the calls that the model makes for it: groups, one after the other."""

@@ -160,11 +160,12 @@ async def test_large_tensors_both_ways(workshop: Workshop) -> None:
 
 
 async def test_two_batches_are_under_way_at_once(workshop: Workshop) -> None:
-    group = await workshop.serving("slow")
+    group = await workshop.serving("gated")
     (instance,) = group.instances
     assert not instance.pending_answers().batch
     first, second = run_add_sub(instance, 1, 100), run_add_sub(instance, 3, 200)
     assert len(instance._sent) == 2
+    (workshop.folder / "open").touch()
     assert (await first).outputs[0]["SUM"][0, 0] == 103
     assert (await second).outputs[0]["SUM"].shape == (3, 16)
     assert not instance.pending_answers().batch

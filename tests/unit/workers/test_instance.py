@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -230,9 +231,11 @@ async def test_memory_of_a_large_batch_is_given_back_when_idle(
     threading.Event().wait(0.3)
     assert used()[1] >= size and bytes(tensor.data[-1:]) == b"y"  # Still being read.
     peer.release()
-    # The worker looks again once it has had something to do.
-    peer.send()
-    await until(lambda: used()[1] <= 4 << 20)
+    # The worker looks again for a while once it has had something to do; the while may pass without it.
+    while used()[1] > 4 << 20:
+        peer.send()
+        with suppress(AssertionError):
+            await until(lambda: used()[1] <= 4 << 20, seconds=1.0)
     assert not caplog.records
     peer.end_of_worker.stop()
     waiting.join(PATIENCE_SECONDS)
@@ -268,6 +271,11 @@ def times(first: int, second: int, third: int) -> Lie:
     return lie
 
 
+def before_it_was_sent(peer: Peer, batch: ReceivedBatch) -> bytes:
+    now = time.monotonic_ns()
+    return peer.results_of(batch, NO_RESULT, 1, now - 1, now)
+
+
 NO_RESULT = ENTRY.pack(BATCH_FAILURE, 0, 3, 0, 1, 0, 0)
 
 
@@ -291,7 +299,7 @@ MEANINGLESS: dict[str, tuple[Lie, str]] = {
         for kind in (BATCH, REQUEST, RESULT, RESPONSE, CALL, 99)
     },
     "another batch": (another_batch, "an answer to batch 2, which it does not have"),
-    "times before it was sent": (times(-(10**9), -1, 0), "times that are not in their order"),
+    "times before it was sent": (before_it_was_sent, "times that are not in their order"),
     "times that fall": (times(-1, -2, 0), "times that are not in their order"),
     "times to come": (times(-1, 0, 10**12), "times that are not in their order"),
     "no results": (lambda peer, batch: peer.results_of(batch, b"", entries=0), "results in 0 entries of 1024 bytes"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.processes import stop
 from support.request_models import DECOUPLED, RequestModels
 from support.waiting import until
 from support.workers import open_descriptors
@@ -22,7 +23,8 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.scheduling import batch_policy
 from rocserve.workers import bootstrap
 
-BATCHES = "dynamic_batching { max_queue_delay_microseconds: 100000 preferred_batch_size: [ 3 ] }"
+BATCHES = "dynamic_batching { max_queue_delay_microseconds: 3600000000 preferred_batch_size: [ 3 ] }"
+"""Three requests are always one batch."""
 
 
 async def test_a_request_comes_with_all_that_its_client_says(models: RequestModels) -> None:
@@ -114,8 +116,9 @@ async def test_an_exception_fails_what_is_not_answered_and_the_model_goes_on(
         for answers in asked[1:]:
             (error,) = answers.errors
             assert (error.code, error.text) == (StatusCode.INTERNAL, "the model's own words")
+    # What a worker writes comes by another way than its answers.
+    await until(lambda: "in _raises" in caplog.text)
     traced = [record for record in caplog.records if "in _raises" in record.getMessage()]
-    assert traced
     assert {record.levelno for record in traced} == {logging.ERROR}
 
 
@@ -149,8 +152,10 @@ async def test_a_decoupled_model_answers_any_number_of_times(models: RequestMode
     await answers.done()
     assert answers.expects_many
     assert answers.out == [[float(number)] for number in range(count)]
+    # The last response may come before the batch, which counts as the execution.
+    await until(lambda: version.statistics.snapshot().execution_count == 1)
     counters = version.statistics.snapshot()
-    assert (counters.execution_count, counters.inference_count, counters.success.count) == (1, 1, 1)
+    assert (counters.inference_count, counters.success.count) == (1, 1)
     assert counters.success.ns >= 50_000_000
 
 
@@ -165,7 +170,7 @@ async def test_a_request_that_a_dead_worker_had_not_taken_runs_in_the_next(model
     version = await models.load("m", more=more)
     assert (await models.ask("m", [[1]]).done()).out == [[1.0]]
     (pid,) = version.worker_pids
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     asked = [models.ask("m", [[value]]) for value in range(5)]
     await asyncio.sleep(0.05)
     os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from support.waiting import until
+from support.waiting import PATIENCE_SECONDS, until
 from support.workers import OwnChildren, Workshop, add_sub_inputs, config_of, pids, run_add_sub, running, submit
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -48,12 +48,12 @@ async def test_a_model_that_is_unloaded_leaves_the_others_alone(workshop: Worksh
     (pid,) = pids(first)
     files = psutil.Process(pid).num_fds()
     third = await serving(workshop, "third")
-    await third.stop(10.0)
+    await third.stop(PATIENCE_SECONDS)
     await until(lambda: psutil.Process(pid).num_fds() <= files)
-    await first.stop(10.0)
+    await first.stop(PATIENCE_SECONDS)
     await sums(second, 5)
     assert pids(second) == [pid] and not workshop.events.restarts
-    await second.stop(10.0)
+    await second.stop(PATIENCE_SECONDS)
     assert not running(pid)
     again = await serving(workshop, "first")
     assert pids(again) != [pid]
@@ -75,7 +75,7 @@ async def test_one_that_comes_as_the_last_other_goes_is_served(
     monkeypatch.setattr(asyncio, "open_unix_connection", late)
     pid, loading = pids(first), asyncio.create_task(serving(workshop, "second"))
     await begun.wait()
-    await first.stop(10.0)
+    await first.stop(PATIENCE_SECONDS)
     ended.set()
     second = await loading
     await sums(second, 5)
@@ -178,9 +178,9 @@ async def test_models_that_come_and_go_leave_no_descriptor_or_thread(
     stays = await serving(workshop, "stays")
     process = psutil.Process(pids(stays)[0])
     for _ in range(10):
-        await (await serving(workshop, "goes")).stop(10.0)
+        await (await serving(workshop, "goes")).stop(PATIENCE_SECONDS)
     await until(lambda: process.num_threads() <= 3)
     files = process.num_fds()
     for _ in range(30):
-        await (await serving(workshop, "goes")).stop(10.0)
+        await (await serving(workshop, "goes")).stop(PATIENCE_SECONDS)
     await until(lambda: process.num_threads() <= 3 and process.num_fds() <= files)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.waiting import until
 from support.web_stores import WebServer, tar_of
 
 from rocserve.core.remote_places import parse_remote
@@ -56,9 +57,11 @@ async def test_a_fault_that_nobody_foresees_is_not_met_again_and_again(
         raise ValueError("unforeseen")
 
     monkeypatch.setattr(RemoteRepository, "scan", scan)
-    remotes = RemoteRepositories(RepositorySettings(poll_seconds=60.0), LOG)
+    remotes = RemoteRepositories(RepositorySettings(poll_seconds=3600.0), LOG)
+    following = asyncio.create_task(remotes._follow(opened(web, tmp_path)))
+    await until(lambda: tries)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(remotes._follow(opened(web, tmp_path)), 0.2)
+        await asyncio.wait_for(following, 0.2)
     assert tries == [True]
 
 

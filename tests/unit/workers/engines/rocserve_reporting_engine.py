@@ -19,7 +19,6 @@ from rocserve.core.errors import unavailable
 from rocserve.core.load_check import REFERENCE, ROWS, LoadCheckFailed, LoadCheckReport
 from rocserve.core.requests import Signature, TensorSpec
 
-PATIENCE_SECONDS = 20.0
 _COUPLES = "rows depend on each other: output 'OUT' of a row changes by 0.3 with its neighbours"
 
 
@@ -109,8 +108,6 @@ class Model:
         self._source.report("")
 
     def _wait_for(self, name: str) -> None:
-        file = Path(self._source.model_folder, name)
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not file.exists():
-            assert time.monotonic() < end, f"{file} did not come"
+        """Wait for a file of the test, which ends the worker in any case."""
+        while not Path(self._source.model_folder, name).exists():
             time.sleep(0.01)

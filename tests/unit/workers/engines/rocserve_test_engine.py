@@ -66,11 +66,8 @@ class Model:
     def warm_up(self, samples: list[Batch]) -> None:
         if self._behaviour == "warm_up_fails":
             raise ValueError("too cold")
-        if self._behaviour == "crash_at_restart":
-            marker = self._source.model_folder / "crashed"
-            if marker.exists():
-                marker.write_text(str(int(marker.read_text() or "0") + 1))
-                os._exit(9)
+        if self._behaviour == "crash_at_restart" and (self._source.model_folder / "crashed").exists():
+            os._exit(9)
         self._warm_ups = [(batch.request_sizes, {n: t.numpy() for n, t in batch.inputs.items()}) for batch in samples]
 
     def execute(self, batch: Batch) -> BatchResult:
@@ -98,7 +95,7 @@ class Model:
         return BatchResult({**outputs, "DIFFERENCE": difference})
 
     def _crash_at_restart(self, batch: Batch) -> BatchResult:
-        (self._source.model_folder / "crashed").write_text("0")
+        (self._source.model_folder / "crashed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
@@ -108,12 +105,14 @@ class Model:
     def _identity_tensor(self, batch: Batch) -> BatchResult:
         return BatchResult({f"OUT_{name}": Tensor("", t.datatype, t.shape, t.data) for name, t in batch.inputs.items()})
 
-    def _slow(self, batch: Batch) -> BatchResult:
-        time.sleep(0.2)
+    def _gated(self, batch: Batch) -> BatchResult:
+        """Wait until the test opens the gate."""
+        while not (self._source.model_folder / "open").exists():
+            time.sleep(0.01)
         return self._add_sub(batch)
 
     def _four_at_once(self, batch: Batch) -> BatchResult:
-        self._four.wait(30)
+        self._four.wait()
         return self._add_sub(batch)
 
     def _stuck(self, batch: Batch) -> BatchResult:
