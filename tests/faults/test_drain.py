@@ -34,7 +34,7 @@ def test_a_draining_server_is_not_ready_and_serves(
 ):
     drop(repository, "m", add_constant(1.0))
     server = serve(repository, "--drain-seconds=600", f"--front-ends={front_ends}")
-    client, before = server.client(), http.client.HTTPConnection(server.http_address, timeout=PATIENCE_SECONDS)
+    client, before = server.client(), connect(server)
     with grpc.insecure_channel(server.address) as channel:
         told = [watch(channel, service) for service in ("", "m")]
         assert [next(each).status for each in told] == [SERVING, SERVING]
@@ -45,17 +45,22 @@ def test_a_draining_server_is_not_ready_and_serves(
             assert [next(each).status for each in told] == [NOT_SERVING, NOT_SERVING]
             load.wait_until_answered_by(1.0, times=20)
         assert load.failures == load.wrong == []
-        assert not client.is_server_ready()
+        # Each front end learns it by itself.
+        wait_until(lambda: not client.is_server_ready(), "the end's beginning for this client")
         assert not client.is_model_ready("m")
         assert client.is_server_live()
         # New clients are served as well; over HTTP one request a connection.
         wait_until(lambda: ready(before) == (400, "close"), "an answer that ends its connection")
-        assert ready(http.client.HTTPConnection(server.http_address, timeout=PATIENCE_SECONDS)) == (400, "close")
+        wait_until(lambda: ready(connect(server)) == (400, "close"), "the same for a new client")
         # A second signal ends the server immediately.
-        assert server.terminate(20) == 1
+        assert server.terminate() == 1
         for each in told:
             with pytest.raises(grpc.RpcError):
                 next(each)
+
+
+def connect(server: RocserveProcess) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(server.http_address, timeout=PATIENCE_SECONDS)
 
 
 def ready(connection: http.client.HTTPConnection) -> tuple[int, str | None]:
@@ -67,7 +72,7 @@ def ready(connection: http.client.HTTPConnection) -> tuple[int, str | None]:
 
 def test_sequences_are_finished_on_streams_and_without(serve: Callable[..., RocserveProcess], repository: Path):
     drop_accumulator(repository, "sums", "direct { } max_sequence_idle_microseconds: 60000000")
-    server = serve(repository)
+    server = serve(repository, "--exit-timeout-secs=600")
     streaming, client = server.client(), server.client()
     sums: queue.SimpleQueue[int] = queue.SimpleQueue()
     streaming.start_stream(lambda result, error: sums.put(-1 if error else int(result.as_numpy("SUM")[0, 0])))
@@ -90,13 +95,19 @@ def test_sequences_are_finished_on_streams_and_without(serve: Callable[..., Rocs
 def test_connections_end_for_their_age_without_a_loss(serve: Callable[..., RocserveProcess], repository: Path):
     drop(repository, "m", add_constant(1.0))
     server = serve(repository, "--max-connection-age-secs=0.2")
-    connection = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_SECONDS)
     with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
         peers = connections(server)
         wait_until(lambda: not peers & connections(server), "new connections")
-        assert next(number for number in count(1) if ready(connection) == (200, "close")) > 1
+        # On a busy machine a connection may be old before its first answer.
+        wait_until(lambda: answers_of_one_connection(server) > 1, "a connection with several answers that ends")
         load.wait_until_answered_by(1.0)
     assert load.failures == load.wrong == []
+
+
+def answers_of_one_connection(server: RocserveProcess) -> int:
+    """The answers until one says that it is the last."""
+    connection = connect(server)
+    return next(number for number in count(1) if ready(connection) == (200, "close"))
 
 
 def connections(server: RocserveProcess) -> set[int]:

@@ -19,6 +19,7 @@ import pytest
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, drop
+from support.processes import wait_until_ended
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
 from support.workers import running
@@ -95,13 +96,13 @@ def test_the_end_comes_through_storms_of_renames(repository: Path, tmp_path: Pat
             renaming.start()
             time.sleep((1 + storm) / STORMS)
             try:
-                status = server.terminate(20)
+                status = server.terminate()
             finally:
                 stop.set()
                 renaming.join()
             assert status == 0, f"storm {storm}:\n{server.log_text}"
             wait_until(lambda log=server: "ended" in log.log_text, "the last line of the log")
-            assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []
+            wait_until_ended(family)
 
 
 def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., RocserveProcess], repository: Path):
@@ -116,7 +117,7 @@ def test_a_second_signal_ends_at_once_and_leaves_nothing(serve: Callable[..., Ro
     server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "finishing the work in flight" in server.log_text, "the first signal's line")
     assert server.terminate() == 1
-    assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []
+    wait_until_ended(family)
     asking.join(PATIENCE_SECONDS)
     assert len(errors) == 1
     assert "Traceback" not in server.log_text
@@ -140,7 +141,10 @@ def test_what_a_model_started_ends_with_its_worker_though_the_zygote_is_gone(ser
 def test_sighup_reloads_and_disturbs_nobody(serve, repository: Path):
     drop(repository, "m", add_constant(1.0))
     server = serve(repository)
-    family = [server.process.pid, *(process.pid for process in server.family())]
+    zygote = server.zygote()
+    assert zygote is not None
+    lasting = (server.server_process(), zygote, *server.workers())
+    family = [server.process.pid, *(process.pid for process in lasting)]
     with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
         load.wait_until_answered_by(1.0)
         # Like the end of a terminal, the signal goes to all processes.
@@ -177,7 +181,7 @@ def test_the_end_comes_though_the_folder_of_the_log_has_gone(repository: Path, t
         wait_until(lambda: log.exists() and "1 model served" in log.read_text(), "the start")
         shutil.rmtree(folder)
         process.terminate()
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "SIGTERM: finishing the work in flight" in errors
 
@@ -188,7 +192,7 @@ def test_sigchld_that_is_ignored_at_the_start_hides_no_end(repository: Path):
     )
     words = [sys.executable, "-m", "rocserve.cli", "serve", str(repository / "nothing.onnx")]
     command = [sys.executable, "-c", ignoring, *words]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert ran.returncode == 2
     assert "there is no file or folder" in ran.stderr
 
@@ -201,5 +205,5 @@ def test_a_server_without_standard_streams_serves(repository: Path, tmp_path: Pa
     with subprocess.Popen(command) as process:
         wait_until(lambda: log.exists() and "1 model served" in log.read_text(), "the start")
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert "the server cannot go on" not in log.read_text()

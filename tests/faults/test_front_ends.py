@@ -23,12 +23,13 @@ from support.front_ends import (
     asking_clients,
     check_others_go_on,
     clients_of,
-    drop_patient,
     listens,
     wait_for_more,
 )
+from support.gated_models import drop_gated, gate_of, waiting
 from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
+from support.processes import wait_until_ended
 from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
@@ -39,7 +40,7 @@ FLAGS = (*BOTH, "--allow-http=false")
 
 def fill(repository: Path) -> None:
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    drop_patient(repository)
+    drop_gated(repository)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def lasting_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Ro
     """A server that survives whatever happens to its front ends."""
     repository = tmp_path_factory.mktemp("front-ends")
     fill(repository)
-    return start(repository, *FLAGS)
+    return start(repository, *BOTH)
 
 
 def both_listen(server: RocserveProcess) -> bool:
@@ -139,18 +140,22 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
 def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess) -> None:
     count = 20
     client, other = own_client(server), own_client(server)
-    executed = server.repositories[0].parent / "executed"
     told: list[object] = []
     for _ in range(count):
-        client.async_infer("patient", [values()], lambda result, error: told.append(error))
-    wait_until(executed.exists, "the first execution")
+        client.async_infer("gated", [values()], lambda result, error: told.append(error))
+    wait_until(lambda: waiting(server) == count - 1, "one request that runs, and those that wait")
     for front_end in server.front_ends():
         if clients_of(front_end):
             front_end.kill()
     wait_until(lambda: len(told) == count, "the end of the calls")
-    assert all(error is not None for error in told[-count // 2 :])
+    assert all(error is not None for error in told)
+    gate_of(server).touch()
     wait_until(lambda: answers(other), "an answer by way of another front end")
-    assert len(executed.read_text()) < count / 2
+    assert executed(other) < count / 2
+
+
+def executed(client: triton.InferenceServerClient) -> int:
+    return int(client.get_inference_statistics("gated").model_stats[0].execution_count)
 
 
 def is_ready(server: RocserveProcess) -> bool:
@@ -161,7 +166,8 @@ def is_ready(server: RocserveProcess) -> bool:
 
 def answers(client: triton.InferenceServerClient) -> bool:
     try:
-        return client.infer("patient", [values()], client_timeout=5).as_numpy("Y").tolist() == [[1.0, 2.0]]
+        answer = client.infer("gated", [values()], client_timeout=PATIENCE_SECONDS)
+        return bool(answer.as_numpy("Y").tolist() == [[1.0, 2.0]])
     except InferenceServerException:
         return False
 
@@ -182,7 +188,7 @@ def test_the_server_ends_without_those_that_stand_still(ending_server: RocserveP
     assert ending_server.terminate() == 0
     for protocol in ("gRPC", "HTTP"):
         assert f"of {protocol} has not ended in time; it is killed" in ending_server.log_text
-    wait_until(lambda: not any(each.is_running() for pair in front_ends for each in pair), "the end of all")
+    wait_until_ended(each for pair in front_ends for each in pair)
 
 
 def begun(server: RocserveProcess) -> list[psutil.Process]:
@@ -205,7 +211,7 @@ def test_one_that_dies_again_and_again_has_to_wait(server: RocserveProcess) -> N
 
     wait_until(has_to_wait, "a pause before the next one")
     wait_until(lambda: both_listen(server), "the next front ends")
-    assert own_client(server).is_server_ready()
+    wait_until(lambda: is_ready(server), "an answer")
 
 
 def test_one_that_dies_before_all_others_listen_is_started_again(server: RocserveProcess) -> None:
@@ -214,14 +220,20 @@ def test_one_that_dies_before_all_others_listen_is_started_again(server: Rocserv
     killed.kill()
     killed.wait(PATIENCE_SECONDS)
 
-    wait_until(lambda: len(begun(server)) == 2, "the next server's front ends")
-    late, early = begun(server)
+    found: list[psutil.Process] = []
+
+    def are_begun() -> bool:
+        found[:] = begun(server)
+        return len(found) == 2
+
+    wait_until(are_begun, "the next server's front ends")
+    late, early = found
     late.suspend()
     # The front end has answered this, so the server knows that it listens.
     wait_until(lambda: is_ready(server), "one that serves")
     early.kill()
-    end = "front end 1 of gRPC has ended (killed by SIGKILL)"
-    wait_until(lambda: end in server.log_text[before:], "its end in the log")
+    end = re.compile(r"front end [01] of gRPC has ended \(killed by SIGKILL\)")
+    wait_until(lambda: end.search(server.log_text[before:]), "its end in the log")
     late.resume()
     wait_until(lambda: both_listen(server), "both")
 
@@ -260,7 +272,7 @@ def test_a_killed_server_leaves_nothing_behind(
     assert len(server.front_ends("grpc")) == len(server.front_ends("http")) == 2
     with clients(server):
         server.kill()
-    wait_until(lambda: not any(process.is_running() for process in family), "the end of all its processes")
+    wait_until_ended(family)
     with RocserveProcess([repository], *FLAGS, f"--grpc-port={server.port}", log=tmp_path / "next.log") as successor:
         successor.wait_until_ready()
         assert successor.port == server.port
@@ -292,7 +304,7 @@ def serve_on(repository: Path, port: int) -> subprocess.CompletedProcess[str]:
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
         env={**os.environ, "TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0"},
     )

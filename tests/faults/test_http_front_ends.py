@@ -17,10 +17,10 @@ from support.front_ends import (
     asking_clients,
     check_others_go_on,
     clients_of,
-    drop_patient,
     listens,
     wait_for_more,
 )
+from support.gated_models import drop_gated, gate_of, waiting
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -29,7 +29,7 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 @pytest.fixture
 def server(serve, repository: Path) -> RocserveProcess:
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    drop_patient(repository)
+    drop_gated(repository)
     return serve(repository, "--front-ends=2", "--exit-timeout-secs=2")
 
 
@@ -110,27 +110,28 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
     assert len(server.workers()) == 2, "workers have died with it"
 
 
-def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess, repository: Path) -> None:
+def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess) -> None:
     count = 20
 
     def ask(_: int) -> bool:
         client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
         try:
-            return infer(client, "patient", 1.0) == 1.0
+            return infer(client, "gated", 1.0) == 1.0
         except (OSError, http.client.HTTPException):
             return False
         finally:
             client.close()
 
-    executed = repository.parent / "executed"
     with ThreadPoolExecutor(count) as pool:
         answers = [pool.submit(ask, number) for number in range(count)]
-        wait_until(executed.exists, "the first execution")
+        wait_until(lambda: waiting(server) == count - 1, "one request that runs, and those that wait")
         for front_end in server.front_ends("http"):
             front_end.kill()
-        assert sum(answer.result() for answer in answers) < count / 2
+        assert not any(answer.result() for answer in answers)
+    gate_of(server).touch()
     wait_until(lambda: ask(0), "an answer of the next front end")
-    assert len(executed.read_text()) < count / 2
+    (row,) = server.client().get_inference_statistics("gated").model_stats
+    assert row.execution_count < count / 2
 
 
 def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,18 @@ def has_ended(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def wait_until_ended(processes: Iterable[psutil.Process]) -> None:
+    """Wait until all have ended. An orphan is a zombie until the machine's first process, which may be slow, reaps
+    it."""
+    left = list(processes)
+
+    def have_ended() -> bool:
+        left[:] = [process for process in left if process.is_running() and not has_ended(process.pid)]
+        return not left
+
+    wait_until(have_ended, f"the end of {left}")
 
 
 def name_of(process: psutil.Process) -> str:
