@@ -20,6 +20,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.settings import EngineSettings
+from support.waiting import PATIENCE_SECONDS
 
 Array = np.ndarray[Any, Any]
 
@@ -46,7 +47,12 @@ class Engine:
 
     @property
     def settings(self) -> EngineSettings:
-        return EngineSettings(cache_directory=str(self.cache), migraphx_root=os.environ[ROOT_VARIABLE])
+        return EngineSettings(
+            cache_directory=str(self.cache),
+            migraphx_root=os.environ[ROOT_VARIABLE],
+            # For a verdict on a busy machine, too.
+            load_check_seconds=PATIENCE_SECONDS,
+        )
 
     def write(self, filename: str, content: bytes) -> Path:
         self.version_folder.mkdir(parents=True, exist_ok=True)

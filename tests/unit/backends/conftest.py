@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from support.amd_rocal import stand_in
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.rocal.backend import load
 from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
+from rocserve.settings import EngineSettings
 
 SourceMaker = Callable[..., ModelSource]
 
@@ -27,7 +29,8 @@ def rocal() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def model_source(tmp_path: Path) -> SourceMaker:
-    """Write a version folder with one file, and describe it as a model source."""
+    """Write a version folder with one file, and describe it as a model source. On a busy machine, too, its load check
+    has the time for a verdict."""
 
     def make(
         filename: str,
@@ -53,7 +56,10 @@ def model_source(tmp_path: Path) -> SourceMaker:
             parameters=dict(parameters or {}),
             instance_groups=tuple(instance_groups),
         )
-        return ModelSource("model", 1, folder.parent, folder, model_file, config, kind, None, instance_count)
+        settings = EngineSettings(load_check_seconds=PATIENCE_SECONDS)
+        return ModelSource(
+            "model", 1, folder.parent, folder, model_file, config, kind, None, instance_count, settings=settings
+        )
 
     return make
 

@@ -22,7 +22,6 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ExecutionAccelerator, InputConfig, InstanceKind, OutputConfig
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-from rocserve.settings import EngineSettings
 
 SourceMaker = Callable[..., ModelSource]
 
@@ -43,7 +42,7 @@ class Setting:
         accelerators = (ExecutionAccelerator(self.accelerator, self.parameters),) if self.accelerator else ()
         parameters = {**source.config.parameters, **({} if self.accelerator else {"engine": "cpu"})}
         config = replace(source.config, parameters=parameters)
-        settings = EngineSettings(cache_directory=str(cache))
+        settings = replace(source.settings, cache_directory=str(cache))
         if self.on_gpu:
             config = replace(config, gpu_accelerators=accelerators)
             return replace(source, config=config, settings=settings, instance_kind=InstanceKind.GPU, device=0)

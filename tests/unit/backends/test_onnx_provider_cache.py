@@ -23,7 +23,6 @@ from rocserve.backends.onnx.opener import SessionOpener, error_lines, without_so
 from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, with_caches
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.settings import EngineSettings
 
 SourceMaker = Callable[..., ModelSource]
 
@@ -38,9 +37,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def source(model_source: SourceMaker, tmp_path: Path) -> ModelSource:
-    return replace(
-        model_source("model.onnx", add_sub()), settings=EngineSettings(cache_directory=str(tmp_path / "cache"))
-    )
+    source = model_source("model.onnx", add_sub())
+    return replace(source, settings=replace(source.settings, cache_directory=str(tmp_path / "cache")))
 
 
 def plan_of(*providers: Provider) -> ProviderPlan:

@@ -21,7 +21,6 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.load_check import REFERENCE, ROWS, LoadCheckFailed
 from rocserve.core.model_config import WarmupInput, WarmupSample
-from rocserve.settings import EngineSettings
 
 SourceMaker = Callable[..., ModelSource]
 Array = np.ndarray[Any, Any]
@@ -67,7 +66,7 @@ def load(model_source: SourceMaker, tmp_path: Path) -> Load:
     def load(content: bytes, mode: str = "on", **options: Any) -> LoadedModel:
         source = model_source("model.onnx", content)
         config = replace(source.config, parameters={"load_check": mode}, **options)
-        settings = EngineSettings(cache_directory=str(tmp_path / "cache"))
+        settings = replace(source.settings, cache_directory=str(tmp_path / "cache"))
         return backend.load(replace(source, config=config, settings=settings))
 
     return load

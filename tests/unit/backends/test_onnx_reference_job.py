@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.onnx.reference_job import OnnxReferenceJob, OnnxReferenceResult
 from rocserve.load_check.reference import load_cases
@@ -36,7 +37,8 @@ def perform(
 ) -> OnnxReferenceResult:
     path = folder / "model.onnx"
     path.write_bytes(content)
-    job = OnnxReferenceJob("m", str(path), {"x": tuple(shape)}, checks_rows, str(folder / "cases.npz"), rows, 10.0)
+    cases_file = str(folder / "cases.npz")
+    job = OnnxReferenceJob("m", str(path), {"x": tuple(shape)}, checks_rows, cases_file, rows, PATIENCE_SECONDS)
     return job.perform(lambda phase: None)
 
 

@@ -23,7 +23,6 @@ from rocserve.core.model_config import (
     WarmupInput,
     WarmupSample,
 )
-from rocserve.settings import EngineSettings
 
 SourceMaker = Callable[..., ModelSource]
 Load = Callable[..., LoadedModel]
@@ -43,7 +42,7 @@ def load(model_source: SourceMaker, tmp_path: Path) -> Load:
     def load(text: str, mode: str = "on", weights: dict[str, Any] | None = None, **options: Any) -> LoadedModel:
         source = model_source("model.onnx", model(text, **(weights or {})).SerializeToString())
         config = replace(source.config, parameters={"engine": "cpu", "load_check": mode}, **options)
-        settings = EngineSettings(cache_directory=str(tmp_path / "cache"))
+        settings = replace(source.settings, cache_directory=str(tmp_path / "cache"))
         return backend.load(replace(source, config=config, settings=settings))
 
     return load
@@ -190,7 +189,7 @@ def test_a_verdict_is_known_at_the_next_load(load: Load) -> None:
 def test_an_index_says_that_the_model_is_being_checked(load: Load, model_source: SourceMaker, tmp_path: Path) -> None:
     reports: list[str] = []
     source = model_source("model.onnx", model(SOFTMAX).SerializeToString())
-    settings = EngineSettings(cache_directory=str(tmp_path / "cache"))
+    settings = replace(source.settings, cache_directory=str(tmp_path / "cache"))
     for _ in range(2):
         backend.load(replace(source, settings=settings, report_check=reports.append))
     assert reports == ["running batches of different rows", ""]
@@ -198,8 +197,8 @@ def test_an_index_says_that_the_model_is_being_checked(load: Load, model_source:
 
 def test_a_time_that_ended_is_tried_again(load: Load, model_source: SourceMaker, tmp_path: Path) -> None:
     source = model_source("model.onnx", model(SOFTMAX).SerializeToString())
-    settings = EngineSettings(cache_directory=str(tmp_path / "cache"), load_check_seconds=0.0)
-    hasty = backend.load(replace(source, settings=settings))
+    settings = replace(source.settings, cache_directory=str(tmp_path / "cache"))
+    hasty = backend.load(replace(source, settings=replace(settings, load_check_seconds=0.0)))
     assert hasty.signature.dependent_rows.startswith("not checked: 0 s are too few")
-    patient = backend.load(replace(source, settings=replace(settings, load_check_seconds=60.0)))
+    patient = backend.load(replace(source, settings=settings))
     assert patient.signature.dependent_rows == ""

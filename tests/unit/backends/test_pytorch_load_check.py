@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.base import ModelSource
 from rocserve.core.datatypes import DataType
@@ -19,7 +20,6 @@ from rocserve.core.plain import to_json
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve.load_check.reference import ReferenceVerdict, load_cases
 from rocserve.load_check.rows import Independence, RowsVerdict
-from rocserve.settings import EngineSettings
 
 # Importing PyTorch takes seconds.
 pytestmark = [
@@ -30,6 +30,13 @@ pytestmark = [
 SourceMaker = Callable[..., ModelSource]
 Loader = Callable[..., Any]
 FP32 = DataType.FP32
+
+
+@pytest.fixture(autouse=True)
+def the_same_weights_each_time() -> None:
+    import torch
+
+    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def load(model_source: SourceMaker, tmp_path: Path) -> Loader:
             shapes = tuple({0: rows} for _ in example)
             torch.export.save(torch.export.export(module, example, dynamic_shapes=shapes), path)
         source = model_source(file, path.read_bytes(), **options)
-        return eager.load(replace(source, settings=EngineSettings(cache_directory=str(tmp_path / "cache"))))
+        return eager.load(replace(source, settings=replace(source.settings, cache_directory=str(tmp_path / "cache"))))
 
     return make
 
@@ -301,7 +308,12 @@ def test_a_compiled_program_is_held_against_pytorch(
 
     phases: list[str] = []
     found = compared(
-        EagerReference(program_file, 30), [(CASE_ROWS, candidate)], torch.device("cpu"), precision, phases.append, True
+        EagerReference(program_file, PATIENCE_SECONDS),
+        [(CASE_ROWS, candidate)],
+        torch.device("cpu"),
+        precision,
+        phases.append,
+        True,
     )
     assert found.rows is not None and found.rows.reason == "rows are independent"
     (verdict,) = found.verdicts
@@ -366,7 +378,7 @@ def test_a_verdict_that_the_time_ended_is_not_kept_with_the_compiled_program(
     (tmp_path / COMPARISON_FILE).write_bytes(to_json(Comparison(ended, (), "the time ended", 1.5)))
     monkeypatch.setattr(model_check, "written_folder", lambda *_: tmp_path)
     source = model_source("model.pt2", program_file.read_bytes())
-    source = replace(source, settings=EngineSettings(cache_directory=str(tmp_path / "cache")))
+    source = replace(source, settings=replace(source.settings, cache_directory=str(tmp_path / "cache")))
     check = model_check.ModelCheck(source, torch.device("cpu"), "fp32")
     check.compiled_folder("inductor", "Inductor", (), lambda folder: None)  # type: ignore[arg-type,return-value]
     assert check.report.parts == ("rows are independent", "not compared: the time ended")
@@ -379,7 +391,9 @@ def test_migraphx_is_held_against_the_program_not_its_export(program_file: Path,
 
     cases_file = tmp_path / "cases.npz"
     shapes = {"INPUT__0": (4,)}
-    job = EagerReferenceJob("m", str(program_file), ("INPUT__0",), ("OUTPUT__0",), shapes, True, str(cases_file), 3, 30)
+    job = EagerReferenceJob(
+        "m", str(program_file), ("INPUT__0",), ("OUTPUT__0",), shapes, True, str(cases_file), 3, PATIENCE_SECONDS
+    )
     result = job.perform(lambda phase: None)
     assert result.rows is not None and result.rows.reason == "rows are independent"
     cases = load_cases(cases_file)
@@ -404,6 +418,7 @@ def test_a_program_of_fixed_rows_is_tried_with_batches_of_that_size(tmp_path: Pa
         module.forward = function  # type: ignore[method-assign]
         path = tmp_path / f"{name}.pt2"
         torch.export.save(torch.export.export(module, (torch.rand(4, 3),)), path)
-        job = EagerReferenceJob("m", str(path), (), (), {"x": (3,)}, True, str(tmp_path / "cases.npz"), 4, 30)
+        cases_file = str(tmp_path / "cases.npz")
+        job = EagerReferenceJob("m", str(path), (), (), {"x": (3,)}, True, cases_file, 4, PATIENCE_SECONDS)
         result = job.perform(lambda phase: None)
         assert result.rows is not None and result.rows.reason.startswith(text)

@@ -162,10 +162,8 @@ def test_a_child_process_lowers_it_once(
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(installed), str(Path(__file__).parents[2]))))
     monkeypatch.syspath_prepend(installed)
-    source = replace(
-        model_source("model.pt2", torch_files.data("classifier")),
-        settings=EngineSettings(cache_directory=str(tmp_path / "cache")),
-    )
+    source = model_source("model.pt2", torch_files.data("classifier"))
+    source = replace(source, settings=replace(source.settings, cache_directory=str(tmp_path / "cache")))
     cpu, shapes = torch.device("cpu"), (((1, 4),), ((3, 4),))
 
     def check() -> ModelCheck:
