@@ -22,6 +22,7 @@ from rocserve.backends.migraphx.program_cache import (
     ProgramCache,
 )
 from rocserve.cache.folders import FolderCache
+from support.waiting import PATIENCE_SECONDS
 
 GENEROUS = 1 << 30
 
@@ -143,6 +144,6 @@ def start(script: str, *arguments: object, before: tuple[str, ...] = ()) -> subp
 
 def printed_lines(process: subprocess.Popen[str]) -> list[str]:
     """Wait until the process has succeeded, and return the lines that it printed."""
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, output
     return output.splitlines()

@@ -24,6 +24,8 @@ from typing import IO, Any
 
 import pytest
 
+from support.waiting import PATIENCE_SECONDS
+
 CHECKOUT = Path(__file__).parents[2]
 MARK = "in_migraphx_process"
 NO_ROOT = "no MIGraphX here: run make migraphx-root"
@@ -54,7 +56,7 @@ def run_with_migraphx(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
     error_descriptor: int = subprocess.PIPE,
-    timeout: float = 60,
+    timeout: float = PATIENCE_SECONDS,
 ) -> subprocess.CompletedProcess[str]:
     """Run the script (Python text, with the arguments as sys.argv[1:]) in a process that can load MIGraphX."""
     return subprocess.run(

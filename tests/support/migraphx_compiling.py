@@ -20,6 +20,7 @@ from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.cache.digests import file_digest
+from rocserve.jobs.compile_semaphore import CompileSemaphore
 from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings
@@ -45,7 +46,14 @@ class Bench:
         because a start may be too quick to be reported."""
         installation = find_installation(EngineSettings(migraphx_root=str(root)))
         self.runner = JobRunner(migraphx_jobs(installation), self._take, LOG)
-        self.compiler = ProgramCompiler(self.runner, self.cache, model_name="x", model_folder=self.folder)
+        # Other tests may compile meanwhile, for which a compile would wait and say so.
+        self.compiler = ProgramCompiler(
+            self.runner,
+            self.cache,
+            model_name="x",
+            model_folder=self.folder,
+            semaphore=CompileSemaphore(folder / "semaphore"),
+        )
 
     def recipe(self, model: bytes, batch: int, shapes: Mapping[str, tuple[int, ...]], **changes: Any) -> ProgramRecipe:
         """`shapes`: input -> shape without the batch."""

@@ -78,8 +78,12 @@ def _exit(argument: str, binding: Binding, report: Report) -> str:
 
 
 def _kill_itself(argument: str, binding: Binding, report: Report) -> str:
-    # The parent reads the child's memory every 0.25 s and reports it.
-    time.sleep(1.5)
+    """Die when the parent has taken both reports and has made a file for each: it reads the child's memory after it has
+    taken the first. `argument`: the files' folder."""
+    for phase in ("one", "another"):
+        report(phase)
+        while not Path(argument, phase).exists():
+            time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(FOREVER_SECONDS)
     return ""

@@ -19,12 +19,12 @@ from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.jobs.compile_semaphore import CompileSemaphore
 
 HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from rocserve.jobs.compile_semaphore import CompileSemaphore
 with CompileSemaphore(Path(sys.argv[1]), 1).acquired(False, lambda: None):
     print("taken", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -99,7 +99,7 @@ def test_one_that_waits_goes_on_when_a_slot_is_given_back(tmp_path: Path) -> Non
 def test_the_end_of_a_process_gives_its_slot_back(tmp_path: Path) -> None:
     semaphore = CompileSemaphore(tmp_path / "semaphore", 1)
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "semaphore")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "taken\n"
         with pytest.raises(CalledOff), semaphore.acquired(False, call_off):
             pass
@@ -139,14 +139,14 @@ def test_a_compiler_waits_for_its_slot_and_says_so(tmp_path: Path, migraphx_root
         waits.set()
 
     compiling = threading.Thread(
-        target=compiler.program, args=(recipe,), kwargs={"timeout_seconds": 60, "report": report}
+        target=compiler.program, args=(recipe,), kwargs={"timeout_seconds": PATIENCE_SECONDS, "report": report}
     )
     with semaphore.acquired(False, nobody_waits):
         compiling.start()
         assert waits.wait(PATIENCE_SECONDS)
         text = "batch size 2 of model 'x': waiting until other programs have been compiled on this machine"
         assert messages == [text] and bench.cache.find(recipe.key) is None
-    compiling.join(60)
+    compiling.join(PATIENCE_SECONDS)
     assert bench.cache.find(recipe.key) is not None
 
 
@@ -156,11 +156,11 @@ def test_who_waits_for_a_slot_keeps_nobody_from_compiling_the_same_program(tmp_p
     beside = threading.Thread(
         target=compiler.program,
         args=(recipe,),
-        kwargs={"timeout_seconds": 60, "low_priority": True, "report": lambda _: waits.set()},
+        kwargs={"timeout_seconds": PATIENCE_SECONDS, "low_priority": True, "report": lambda _: waits.set()},
     )
     with semaphore.acquired(True, nobody_waits), semaphore.acquired(True, nobody_waits):
         beside.start()
         assert waits.wait(PATIENCE_SECONDS)
-        compiler.program(recipe, timeout_seconds=60).release()
+        compiler.program(recipe, timeout_seconds=PATIENCE_SECONDS).release()
         beside.join(PATIENCE_SECONDS)
         assert not beside.is_alive()

@@ -13,6 +13,7 @@ from support import migraphx_models as networks
 from support.cached_programs import being_built
 from support.graphdef import classifier
 from support.migraphx_compiling import MLP, Bench
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
@@ -93,9 +94,9 @@ def test_a_compile_can_be_called_off(bench: Bench) -> None:
 
     thread = threading.Thread(target=lambda: errors.append(bench.error(recipe, report=report, timeout_seconds=0)))
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE_SECONDS)
     bench.runner.call_off()
-    thread.join(60)
+    thread.join(PATIENCE_SECONDS)
     assert [error.text for error in errors] == ["compiling batch size 1 of model 'x' was called off"]
 
 
@@ -127,7 +128,7 @@ def test_a_child_that_compiles_for_a_gpu_keeps_what_miopen_finds_in_the_cache(
     compiler = ProgramCompiler(runner, bench.cache, model_name="x", model_folder=bench.folder)
     options = CompileOptions(Target.GPU, miopen_tuning=miopen_tuning)
     with pytest.raises(JobError, match=r"libmigraphx_gpu\.so"):
-        compiler.program(bench.recipe(networks.mlp(), 1, MLP, options=options), timeout_seconds=60)
+        compiler.program(bench.recipe(networks.mlp(), 1, MLP, options=options), timeout_seconds=PATIENCE_SECONDS)
     assert seen.read_text() == f"5,{bench.cache.tuning_folder},{search}\n"
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.migraphx.installation import (
     INSTALL_LINES,
@@ -149,7 +150,7 @@ def test_the_command_runs_python_with_migraphx(migraphx_root: Path) -> None:
     installation = find_installation(EngineSettings(migraphx_root=str(migraphx_root)))
     script = f"import ctypes, sys; ctypes.CDLL({installation.library!r}); print(sys.executable)"
     command = [*python_command(installation), "-c", script]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert (finished.stdout.strip(), finished.stderr) == (sys.executable, "")
 
 
@@ -161,7 +162,9 @@ NEEDED = ("bash", "dirname", "basename", "cksum", "cat", "flock", "rm", "mkdir",
 def make(root: Path, path: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": path or os.environ["PATH"], **variables}
     command = [shutil.which("bash") or "bash", SCRIPT, root]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
 
 
 @pytest.fixture

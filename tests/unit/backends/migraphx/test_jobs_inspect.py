@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from support.migraphx_compiling import MLP, Bench
 from support.migraphx_models import mlp, two_in_two_out
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.migraphx.binding.program_text import read_program_text
 from rocserve.backends.migraphx.jobs.probe import InspectJob, InspectResult, LibraryJob, LibraryResult
 from rocserve.jobs.messages import JobError
-
-_SECONDS = 60.0
 
 Inspect = Callable[[InspectJob], InspectResult]
 
@@ -25,11 +24,11 @@ def bench(migraphx_root: Path, tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def inspect(bench: Bench) -> Inspect:
-    return lambda job: bench.runner.run(job, InspectResult, timeout_seconds=_SECONDS)
+    return lambda job: bench.runner.run(job, InspectResult, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_what_is_installed(bench: Bench, migraphx_root: Path) -> None:
-    library = bench.runner.run(LibraryJob(), LibraryResult, timeout_seconds=_SECONDS)
+    library = bench.runner.run(LibraryJob(), LibraryResult, timeout_seconds=PATIENCE_SECONDS)
     assert library.version.startswith("2.")
     assert library.library.startswith(str(migraphx_root))
     assert library.binding == "c_api"

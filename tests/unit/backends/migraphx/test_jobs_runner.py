@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ import psutil
 import pytest
 from support.migraphx_jobs import StrangeJob, StrangeResult
 from support.processes import has_ended
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from support.workers import open_descriptors
 
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.core.errors import StatusCode
+from rocserve.jobs import runner as jobs_runner
 from rocserve.jobs.messages import JobError
-from rocserve.jobs.runner import JobRunner
+from rocserve.jobs.runner import JobRunner, JobWatch
 from rocserve.settings import EngineSettings
 
 pytestmark = pytest.mark.long
@@ -48,7 +50,7 @@ class Jobs:
 
     def run(self, action: str, argument: str = "", **options: Any) -> str:
         environment = {"PYTHONPATH": PYTHONPATH, **options.pop("environment", {})}
-        options = {"timeout_seconds": 60.0, **options}
+        options = {"timeout_seconds": PATIENCE_SECONDS, **options}
         return self.runner.run(StrangeJob(action, argument), StrangeResult, environment=environment, **options).text
 
     def error(self, action: str, argument: str = "", **options: Any) -> JobError:
@@ -65,7 +67,7 @@ class Jobs:
                 found.extend(match for text in self.reports if (match := re.search(pattern, text)))
                 return bool(found)
 
-            assert self.reported.wait_for(fits, 60), self.reports
+            assert self.reported.wait_for(fits, PATIENCE_SECONDS), self.reports
             return found[0]
 
     def _take(self, text: str) -> None:
@@ -96,7 +98,7 @@ def hanging(jobs: Jobs) -> Iterator[Callable[..., threading.Thread]]:
     yield start
     jobs.runner.call_off()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
 
 
@@ -160,14 +162,6 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "doing exit failed while beginning: the process ended with exit status 3: going",
             id="exit",
         ),
-        pytest.param(
-            "kill itself",
-            "",
-            StatusCode.UNAVAILABLE,
-            False,
-            "doing kill itself failed while beginning: it was killed by signal 9 (SIGKILL) from outside (it had ",
-            id="killed",
-        ),
     ],
 )
 def test_says_how_a_job_failed(
@@ -178,13 +172,27 @@ def test_says_how_a_job_failed(
     assert (error.code, error.is_crash) == (code, is_crash)
 
 
+def test_says_how_much_memory_a_killed_job_had(jobs: Jobs, tmp_path: Path) -> None:
+    def answer(report: str) -> None:
+        for phase in ("one", "another"):
+            if f": {phase}" in report:
+                (tmp_path / phase).touch()
+
+    error = jobs.error("kill itself", str(tmp_path), report=answer)
+    begin = "doing kill itself failed while another: it was killed by signal 9 (SIGKILL) from outside (it had "
+    assert error.text.startswith(begin)
+    assert (error.code, error.is_crash) == (StatusCode.UNAVAILABLE, False)
+
+
 def test_a_process_that_cannot_load_migraphx_says_nothing_about_the_job(migraphx_root: Path, tmp_path: Path) -> None:
     library = tmp_path / "libmigraphx_c.so.3"
     library.write_bytes(b"no library")
     found = find_installation(EngineSettings(migraphx_root=str(migraphx_root)))
     runner = JobRunner(migraphx_jobs(replace(found, library=str(library))), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
-        runner.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60, environment={"PYTHONPATH": PYTHONPATH})
+        runner.run(
+            StrangeJob("echo"), StrangeResult, timeout_seconds=PATIENCE_SECONDS, environment={"PYTHONPATH": PYTHONPATH}
+        )
     assert caught.value.text.startswith("doing echo failed while starting: MIGraphX cannot be loaded: ")
     assert str(library) in caught.value.text
 
@@ -194,14 +202,14 @@ def test_an_interpreter_that_cannot_be_started_says_nothing_about_the_job(migrap
     missing = str(tmp_path / "loader")
     runner = JobRunner(migraphx_jobs(replace(found, loader=(missing,))), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
-        runner.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60)
+        runner.run(StrangeJob("echo"), StrangeResult, timeout_seconds=PATIENCE_SECONDS)
     assert not caught.value.is_crash
     assert caught.value.text == (
         f"doing echo failed: no process could be started: [Errno 2] No such file or directory: '{missing}'"
     )
     broken = JobRunner(migraphx_jobs(replace(found, loader=("/bin/false",))), lambda text: None, LOG)
     with pytest.raises(JobError) as caught:
-        broken.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60)
+        broken.run(StrangeJob("echo"), StrangeResult, timeout_seconds=PATIENCE_SECONDS)
     assert not caught.value.is_crash
     assert (
         caught.value.text == "doing echo failed while starting: the process ended with exit status 1 without a message"
@@ -226,11 +234,23 @@ def test_a_flood_of_words_is_cut_in_the_log(jobs: Jobs, caplog: pytest.LogCaptur
     assert caplog.records[-1].message == "doing write: writes very much; the rest is left out"
 
 
+class Clock:
+    """Time that only the test moves."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 def test_a_child_that_hangs_is_killed_at_its_limit_also_where_it_is_stopped(
-    jobs: Jobs, hanging: Callable[..., Any]
+    hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = Clock()
+    monkeypatch.setattr(jobs_runner, "JobWatch", partial(JobWatch, clock=clock))
     child, started, errors = hanging(timeout_seconds=5.0, remedy="wait")
     child.suspend()
+    clock.seconds = 5.0
     wait_until(lambda: has_ended(child.pid) and has_ended(started.pid), "the end of both")
     wait_until(lambda: errors, "the error")
     (error,) = errors
@@ -279,7 +299,7 @@ def test_the_child_and_what_it_started_end_with_their_parent(migraphx_root: Path
         found = next(filter(None, (re.search(r"hanging as (\d+) with (\d+)", line) for line in output)))
         child, started = (psutil.Process(int(pid)) for pid in found.groups())
         os.kill(parent.pid, signal.SIGKILL)
-        parent.wait(30)
+        parent.wait(PATIENCE_SECONDS)
     wait_until(lambda: has_ended(child.pid) and has_ended(started.pid), "the end of both")
 
 

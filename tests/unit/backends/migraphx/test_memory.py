@@ -17,6 +17,7 @@ import pytest
 from support.cached_programs import a_recipe, about, cache_at, stored, wait
 from support.gpu_tree import GpuTree
 from support.host_hip import host_hip
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, GpuMemoryError
@@ -198,4 +199,4 @@ ctypes.CDLL(sys.argv[1])
 GpuBuffers(loaded_hip(), {"x": ((64,), np.dtype(np.uint8))})
 """
     command = [sys.executable, "-c", script, str(host_hip(tmp_path))]
-    subprocess.run(command, check=True, env=dict(os.environ), timeout=60)
+    subprocess.run(command, check=True, env=dict(os.environ), timeout=PATIENCE_SECONDS)

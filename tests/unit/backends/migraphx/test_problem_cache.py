@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.cached_programs import a_recipe, about, cache_at
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.migraphx import problem_cache
 from rocserve.backends.migraphx.compiler import ProgramCompiler
@@ -128,14 +129,14 @@ def test_what_compiles_measure_at_the_same_time_is_kept_of_all(tmp_path: Path) -
     def compile_one(number: int) -> None:
         copy = tmp_path / f"copy{number}.json"
         with cache.copied(copy):
-            together.wait(60)
+            together.wait(PATIENCE_SECONDS)
             copy.write_text(json.dumps([pair(number)]))
 
     threads = [threading.Thread(target=compile_one, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_SECONDS)
     found = json.loads((tmp_path / "kept.json").read_text())
     assert sorted(found, key=str) == [pair(number) for number in range(8)]
     assert not warnings
