@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from support.measuring import measured
 
 from benchmarks.cases import http_cases
 from benchmarks.contenders import ServedContender
@@ -69,7 +70,7 @@ def contender(tmp_path: Path) -> Iterator[ServedContender]:
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load (nghttp2-client) is not installed")
 def test_only_right_answers_are_measured(contender: ServedContender, tmp_path: Path) -> None:
-    assert contender.measure(CASE, seconds=0.5).rate > 10
+    assert measured(contender, CASE).rate > 0
     (tmp_path / "off").write_text("1")
     with pytest.raises(WrongAnswer, match="small answered wrongly"):
         contender.measure(CASE, seconds=0.5)
