@@ -15,7 +15,7 @@ from support.migraphx_models import any_length, mini_resnet, mlp, two_in_two_out
 from support.models import drop
 from support.pytorch import TorchFiles
 from support.tools import Command
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.tools.measuring.figures import Difference
 from rocserve.tools.printing import console_on, say_json
@@ -233,7 +233,7 @@ def test_no_process_is_left_behind(tmp_path: Path, number: int, status: int, wor
     children = [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert children
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, err) == (status, words)
     wait_until(lambda: not any(map(_is_running, children)), "the end of its children")
 

@@ -206,12 +206,12 @@ def test_ctrl_c_ends_it_in_a_line_and_the_next_time_goes_on(tmp_path: Path) -> N
         ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert ran.stdout.readline() == "resnet50: 10.3 of 102.6 MB\n"
         ran.send_signal(signal.SIGINT)
-        _, errors = ran.communicate(timeout=20)
+        _, errors = ran.communicate(timeout=PATIENCE_SECONDS)
         stopped.set()
         assert (ran.returncode, errors.count("\n")) == (130, 1), errors
         assert "run it again" in errors
         assert (folder / "model.onnx.part").stat().st_size == size // 10 + 1
-        assert subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 1
+        assert subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_SECONDS).returncode == 1
         assert asked == [None, f"bytes={size // 10 + 1}-"]
         server.shutdown()
         thread.join()
