@@ -1,18 +1,16 @@
 """Fixed batch sizes, and batches of any size that run at them; and the search for the number of rows that fit into
-memory. Its runs take real memory in a separate process: in the tests' process, memory of earlier tests may be freed
-between two runs."""
+memory, with an engine that tells what the process takes."""
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rocserve.backends import batch_sizes
 from rocserve.backends.batch_sizes import (
     Arrays,
     Piece,
@@ -25,7 +23,6 @@ from rocserve.backends.host import Host
 from rocserve.backends.onnx.runs import SizedRun
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.freed_memory import private_bytes
 from rocserve.core.requests import TensorSpec
 
 
@@ -141,13 +138,29 @@ def test_an_output_without_the_batch_is_refused() -> None:
 
 
 ROW = 64 << 20
-"""Bytes: far more than anything else that a new process takes meanwhile."""
+"""Bytes."""
+LOADED = 1 << 30
+"""Bytes that the process has before the first run."""
+
+
+class Keeping:
+    """An engine that keeps the memory of its runs."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    def run(self, rows: int) -> None:
+        self._rows = max(self._rows, rows)
+
+    def private_bytes(self) -> int:
+        return LOADED + self._rows * ROW
 
 
 @pytest.fixture
-def fresh_process() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        yield pool
+def engine(monkeypatch: pytest.MonkeyPatch) -> Keeping:
+    engine = Keeping()
+    monkeypatch.setattr(batch_sizes, "private_bytes", engine.private_bytes)
+    return engine
 
 
 def host(tmp_path: Path, free: int) -> Host:
@@ -155,31 +168,16 @@ def host(tmp_path: Path, free: int) -> Host:
     return Host(system=tmp_path, processes=tmp_path, variables={})
 
 
-def rows_of_an_engine_that_keeps_its_memory(batches: int, further_bytes: int, host: Host) -> int | None:
-    """`further_bytes`: bytes that the process may take in addition; 0 = any."""
-    kept: list[np.ndarray] = []
-
-    def run(rows: int) -> None:
-        missing = rows - len(kept)
-        kept.extend(np.ones(ROW, np.uint8) for _ in range(missing))
-
-    limit = private_bytes() + further_bytes if further_bytes else 0
-    return rows_that_fit(run, batches, limit, host)
-
-
 @pytest.mark.parametrize(("batches", "rows"), [(1, 12), (2, 6), (100, 1)])
-def test_free_memory_bounds_all_batches(
-    fresh_process: ProcessPoolExecutor, tmp_path: Path, batches: int, rows: int
-) -> None:
-    around = host(tmp_path, 10 * ROW + ROW // 2)
-    assert fresh_process.submit(rows_of_an_engine_that_keeps_its_memory, batches, 0, around).result() == rows
+def test_free_memory_bounds_all_batches(engine: Keeping, tmp_path: Path, batches: int, rows: int) -> None:
+    assert rows_that_fit(engine.run, batches, 0, host(tmp_path, 10 * ROW + ROW // 2)) == rows
 
 
-def test_what_the_process_may_have_bounds_too(fresh_process: ProcessPoolExecutor, tmp_path: Path) -> None:
-    around = host(tmp_path, 100 * ROW)
-    rows = fresh_process.submit(rows_of_an_engine_that_keeps_its_memory, 1, 6 * ROW + ROW // 2, around).result()
-    assert rows == 6
+def test_what_the_process_may_have_bounds_too(engine: Keeping, tmp_path: Path) -> None:
+    limit = LOADED + 6 * ROW + ROW // 2
+    assert rows_that_fit(engine.run, 1, limit, host(tmp_path, 100 * ROW)) == 6
 
 
+@pytest.mark.usefixtures("engine")
 def test_runs_that_take_nothing_are_not_bounded(tmp_path: Path) -> None:
     assert rows_that_fit(lambda rows: None, 1, 0, host(tmp_path, ROW)) is None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import pictures
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.base import Batch, LoadedModel
 from rocserve.backends.rocal.backend import RocalModel
@@ -128,7 +129,7 @@ def test_images_of_a_batch_are_worked_on_side_by_side(served: Served, monkeypatc
     images = [pictures.jpeg(40 + place, 30) for place in range(3)]
     expected = np.asarray(model.execute(batch(images, [3])).outputs["image"])
     # Nobody passes it before three have reached it.
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3, timeout=PATIENCE_SECONDS)
     run = CpuEngine.run_image
 
     def run_together(engine: CpuEngine, *arguments: Any) -> list[np.ndarray[Any, Any]]:

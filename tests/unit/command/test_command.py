@@ -58,7 +58,7 @@ def test_what_no_verb_takes_is_refused_with_its_usage(
 
 def test_what_a_server_does_not_take_is_refused_once() -> None:
     command = [sys.executable, "-m", "rocserve.cli", "serve", "--model-repositry=x"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert ran.returncode == 2
     assert ran.stderr.startswith("usage: rocserve serve")
     assert ran.stderr.count("did you mean --model-repository?") == 1
@@ -98,7 +98,9 @@ def test_wrong_words_are_told_in_a_line(
 
 
 def test_stopped_while_it_is_being_imported_it_ends_with_a_line() -> None:
-    ran = subprocess.run([sys.executable, "-c", ADD_A_STOP], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", ADD_A_STOP], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert (ran.returncode, ran.stderr) == (130, "rocserve: ended by you\n")
 
 
@@ -115,7 +117,7 @@ def test_output_that_cannot_be_written_is_a_line(verb: str, tmp_path: Path) -> N
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
     assert ran.returncode != 0

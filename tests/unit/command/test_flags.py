@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.flags import FlagError, add_serve_flags, settings_from
 from rocserve.flags.arguments import flags_of
@@ -89,7 +90,12 @@ def test_the_command_keeps_grpcs_messages_out_of_the_log_unless_told_otherwise(g
     if given:
         environment["GRPC_VERBOSITY"] = given
     result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
     )
     assert result.stdout.strip() == (given or "ERROR")
 

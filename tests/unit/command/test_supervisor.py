@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.waiting import PATIENCE_SECONDS
+
 SCRIPT = """
 import os
 import signal
@@ -48,7 +50,7 @@ def run(started: Path, most: int, *refused: int) -> tuple[int, str]:
     """The exit status and the output of a supervisor whose servers die until `most` have been started. `refused`: the
     numbers of the forks that fail."""
     command = [sys.executable, "-c", SCRIPT, *map(str, (started, most, *refused))]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     return ran.returncode, ran.stderr
 
 

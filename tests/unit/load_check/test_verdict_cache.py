@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cache.digests import file_digest
 from rocserve.load_check import verdict_cache
@@ -73,7 +74,7 @@ def found_or_checked(cache: VerdictCache, is_lasting: bool = True, checks: list[
             checks.append("")
         return FOUND
 
-    return cache.find_or_check(KEY, Found, check, lambda verdict: is_lasting, wait_seconds=60)
+    return cache.find_or_check(KEY, Found, check, lambda verdict: is_lasting, wait_seconds=PATIENCE_SECONDS)
 
 
 def test_a_verdict_is_checked_once(tmp_path: Path) -> None:
@@ -111,10 +112,10 @@ def test_those_who_wait_take_what_another_check_may_decide(tmp_path: Path) -> No
 
         def check() -> Found:
             found.append(other.submit(found_or_checked, Waiting(tmp_path)))
-            assert waits.wait(60)
+            assert waits.wait(PATIENCE_SECONDS)
             return FOUND
 
-        VerdictCache(tmp_path).find_or_check(KEY, Found, check, lambda verdict: False, wait_seconds=60)
+        VerdictCache(tmp_path).find_or_check(KEY, Found, check, lambda verdict: False, wait_seconds=PATIENCE_SECONDS)
         assert found[0].result() == Known(FOUND, is_from_cache=True)
     assert not found_or_checked(VerdictCache(tmp_path), is_lasting=False).is_from_cache
 
@@ -124,7 +125,7 @@ def test_a_worker_whose_check_fails_leaves_it_to_the_next(tmp_path: Path) -> Non
         raise OSError("disk")
 
     with pytest.raises(OSError, match="disk"):
-        VerdictCache(tmp_path).find_or_check(KEY, Found, fail, lambda verdict: True, wait_seconds=60)
+        VerdictCache(tmp_path).find_or_check(KEY, Found, fail, lambda verdict: True, wait_seconds=PATIENCE_SECONDS)
     assert found_or_checked(VerdictCache(tmp_path)) == Known(FOUND, is_from_cache=False)
 
 
