@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -13,6 +12,8 @@ from typing import Self
 import h2.config
 import h2.connection
 import h2.events
+
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 MOST_BYTES_AT_ONCE = 16384
 """The largest HTTP/2 frame unless a server allows more."""
@@ -66,7 +67,7 @@ class Http2Connection:
     """One connection; a context manager."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._connection.initiate_connection()
@@ -96,9 +97,11 @@ class Http2Connection:
         ]
         self._connection.send_headers(stream, headers)
         self.answers[stream] = Answer()
-        self._flush()
         if data or ends:
+            # Sent with the head, for the server's time for a message begins with that.
             self.send(stream, data, ends)
+        else:
+            self._flush()
         return stream
 
     def send(self, stream: int, data: bytes, ends: bool = False) -> None:
@@ -108,7 +111,7 @@ class Http2Connection:
         while view and not answer.is_over:
             room = min(self._connection.local_flow_control_window(stream), MOST_BYTES_AT_ONCE)
             if not room:
-                assert self.receive(20), "the server takes no more bytes"
+                assert self.receive(PATIENCE_SECONDS), "the server takes no more bytes"
                 continue
             self._connection.send_data(stream, view[:room].tobytes())
             view = view[room:]
@@ -116,6 +119,10 @@ class Http2Connection:
         if ends and not answer.is_over:
             self._connection.end_stream(stream)
             self._flush()
+
+    def room(self, stream: int) -> int:
+        """The bytes of a call that the server would take now."""
+        return self._connection.local_flow_control_window(stream)
 
     def receive(self, seconds: float = 0.0) -> bool:
         """Read what the server sends next. Returns whether anything came within the time."""
@@ -127,7 +134,7 @@ class Http2Connection:
         except ConnectionError:
             data = b""
         finally:
-            self._socket.settimeout(20)
+            self._socket.settimeout(PATIENCE_SECONDS)
         self.is_closed = self.is_closed or not data
         for event in self._connection.receive_data(data) if data else ():
             self._note(event)
@@ -135,12 +142,17 @@ class Http2Connection:
             self._flush()
         return bool(data)
 
-    def wait(self, *streams: int, seconds: float = 20.0) -> list[Answer]:
+    def wait(self, *streams: int) -> list[Answer]:
         """Wait for the complete answers of some calls."""
-        end = time.monotonic() + seconds
-        while any(self.answers[stream].status is None for stream in streams):
-            assert time.monotonic() < end and not self.is_closed, "the server does not answer"
+
+        def are_complete() -> bool:
+            if all(self.answers[stream].status is not None for stream in streams):
+                return True
+            assert not self.is_closed, "the server has closed the connection"
             self.receive(0.1)
+            return False
+
+        wait_until(are_complete, "the answers")
         return [self.answers[stream] for stream in streams]
 
     def _note(self, event: h2.events.Event) -> None:

@@ -36,8 +36,8 @@ class Served:
     port: int
     channels: list[grpc.Channel] = field(default_factory=list)
 
-    def channel(self) -> grpc.Channel:
-        channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", CHANNEL_OPTIONS)
+    def channel(self, *options: tuple[str, int]) -> grpc.Channel:
+        channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", (*CHANNEL_OPTIONS, *options))
         self.channels.append(channel)
         return channel
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -100,12 +100,13 @@ def typed(request_id: str, count: int, sequence: int = 0) -> pb.ModelInferReques
 def streamed(served: Any, *messages: pb.ModelInferRequest) -> Iterator[pb.ModelStreamInferResponse]:
     stream = served.stream(full_name("ModelStreamInfer"))
     texts = iter([message.SerializeToString() for message in messages])
-    return map(pb.ModelStreamInferResponse.FromString, stream(texts, timeout=60))
+    return map(pb.ModelStreamInferResponse.FromString, stream(texts, timeout=PATIENCE_SECONDS))
 
 
 def test_a_large_request_comes_whole_and_so_does_its_answer(served: Any) -> None:
     unary = served.unary(full_name("ModelInfer"))
-    answer = pb.ModelInferResponse.FromString(unary(typed("large", LARGE).SerializeToString(), timeout=60))
+    message = typed("large", LARGE).SerializeToString()
+    answer = pb.ModelInferResponse.FromString(unary(message, timeout=PATIENCE_SECONDS))
     assert answer.id == "large"
     assert np.array_equal(answer.outputs[0].contents.int_contents, [-1, *range(LARGE - 1)])
 
@@ -147,12 +148,12 @@ def test_contents_that_are_none_are_refused(served: Any, service: Service, is_st
     text = "the request is not a valid inference.ModelInferRequest: field 'inputs' at byte"
     if is_streamed:
         stream = served.stream(full_name("ModelStreamInfer"))
-        answers = [*stream(iter([bad, typed("good", 3, 5).SerializeToString()]), timeout=60)]
+        answers = [*stream(iter([bad, typed("good", 3, 5).SerializeToString()]), timeout=PATIENCE_SECONDS)]
         first, second = map(pb.ModelStreamInferResponse.FromString, answers)
         assert text in first.error_message and second.infer_response.id == "good"
     else:
         with pytest.raises(grpc.RpcError) as raised:
-            served.unary(full_name("ModelInfer"))(bad, timeout=60)
+            served.unary(full_name("ModelInfer"))(bad, timeout=PATIENCE_SECONDS)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert text in raised.value.details()
     wait_until(lambda: len(service.refused) == 1)
@@ -165,7 +166,8 @@ def test_a_large_request_that_is_more_than_the_memory_is_refused(serve: Any, ser
     message = pb.ModelInferRequest(model_name="m")
     message.inputs.add(name="I", datatype="INT64", shape=[LARGE]).contents.int64_contents.extend([1] * LARGE)
     with pytest.raises(grpc.RpcError) as raised:
-        served.unary(full_name("ModelInfer"))(message.SerializeToString(), timeout=60)
+        served.unary(full_name("ModelInfer"))(message.SerializeToString(), timeout=PATIENCE_SECONDS)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "this request takes" in raised.value.details()
-    assert memory.used_bytes == 0 and not service.ids
+    wait_until(lambda: memory.used_bytes == 0)
+    assert not service.ids

@@ -45,16 +45,16 @@ CROWD = """
 import asyncio, sys
 import grpc.aio
 
-async def main(port, count):
+async def main(port, count, patience):
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
     channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) for _ in range(count)]
     calls = [channel.unary_unary("/test.Service/Unary") for channel in channels]
     for _ in range(2):
-        answers = await asyncio.gather(*(call(b"%d" % n, timeout=60) for n, call in enumerate(calls)))
+        answers = await asyncio.gather(*(call(b"%d" % n, timeout=patience) for n, call in enumerate(calls)))
         assert answers == [b"%d" % n for n in range(count)]
     print("answered", len(channels))
 
-asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))
+asyncio.run(main(*map(int, sys.argv[1:])))
 """
 
 
@@ -75,8 +75,8 @@ def test_a_thousand_connections_at_once(serve: Any, many_descriptors: None) -> N
         call.reply(call.message)
 
     served = serve(one(handle))
-    command = [sys.executable, "-c", CROWD, str(served.port), "1000"]
-    client = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    command = [sys.executable, "-c", CROWD, str(served.port), "1000", str(round(PATIENCE_SECONDS))]
+    client = subprocess.run(command, check=False, capture_output=True, text=True)
     assert client.stdout == "answered 1000\n", client.stderr[-2000:]
     # Each connection served both of its calls, so all were open together.
     assert len(peers) == 1000
@@ -129,7 +129,7 @@ def test_a_client_that_vanishes_in_mid_message_leaves_nothing(serve: Any, how: s
         with socket.create_connection(("127.0.0.1", served.port)) as client:
             client.sendall(half_a_message(path))
             # The answer to our SETTINGS shows that the server has accepted the connection.
-            client.settimeout(10)
+            client.settimeout(PATIENCE_SECONDS)
             assert client.recv(1000)
             if path == STREAM:
                 wait_until(lambda: events[-1:] == ["open"])
@@ -389,8 +389,8 @@ def test_two_thousand_calls_leave_nothing(serve: Any) -> None:
     descriptors, objects = open_descriptors(), len(gc.get_objects())
     use()
     wait_until(nothing_left)
-    assert open_descriptors() <= descriptors
-    assert len(gc.get_objects()) < objects + 200
+    # The client's threads let their last calls go a little later.
+    wait_until(lambda: open_descriptors() <= descriptors and len(gc.get_objects()) < objects + 200)
 
 
 def test_a_stopped_transport_leaves_no_descriptor_and_no_thread(serve: Any) -> None:
