@@ -38,12 +38,15 @@ class Gate:
     """A handler whose answers wait until the gate is opened."""
 
     def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        """A request waits."""
         self.open = asyncio.Event()
         self.cancelled = asyncio.Event()
 
     def answer(self, request: Request) -> None:
         if request.head.path == "/wait":
             request.run(self._wait())
+            self.begun.set()
         else:
             request.respond(ANSWER)
 
@@ -104,9 +107,9 @@ async def test_the_end_waits_no_longer_than_it_may(listen: Listen, connect: Conn
     listener = HttpListener(gate.answer, LOG)
     port = await listen(listener)
     reader, _ = await connect(port, REQUEST % b"wait")
-    await asyncio.sleep(0.1)
+    await gate.begun.wait()
     await listener.stop(0.05)
-    assert gate.cancelled.is_set()
+    await gate.cancelled.wait()
     assert await reader.read() == b""
 
 
@@ -195,12 +198,14 @@ async def test_one_connection_too_many_closes_the_one_that_has_waited_longest_fo
     listen: Listen, connect: Connect
 ) -> None:
     gate = Gate()
-    port = await listen(HttpListener(gate.answer, LOG, ConnectionLimits(most=3)))
+    listener = HttpListener(gate.answer, LOG, ConnectionLimits(most=3))
+    port = await listen(listener)
     busy, _ = await connect(port, REQUEST % b"wait")
+    await gate.begun.wait()
     idle, _ = await connect(port, REQUEST % b"x")
     await idle.readuntil(b"answer")
     half, _ = await connect(port, b"GET /x HT")
-    await asyncio.sleep(0.1)
+    await until(lambda: len(listener.connections) == 3)
     for oldest in (idle, half):
         reader, _ = await connect(port, REQUEST % b"x")
         assert await is_closed(oldest)
@@ -211,23 +216,29 @@ async def test_one_connection_too_many_closes_the_one_that_has_waited_longest_fo
 
 
 async def test_where_all_have_requests_in_hand_the_oldest_half_body_is_closed(listen: Listen, connect: Connect) -> None:
+    begun: list[Request] = []
+
     async def answer(request: Request) -> Response:
+        begun.append(request)
         while not request.is_complete:
             await request.wait_for_more()
         return Response(200, b"answer to %b" % request.data, "text/plain")
 
+    async def until_half_there(count: int) -> None:
+        await until(lambda: len(begun) == count and begun[-1].data == b"hal")
+
     port = await listen(HttpListener(lambda request: request.run(answer(request)), LOG, ConnectionLimits(most=3)))
     halves = []
-    for _ in range(3):
+    for count in range(1, 4):
         halves.append(await connect(port, b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nhal"))
-        await asyncio.sleep(0.1)
+        await until_half_there(count)
     for oldest, _ in halves[:2]:
         reader, writer = await connect(port, b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nnew")
         await reader.readuntil(b"answer to new")
         assert await is_closed(oldest)
         # So that this connection, which waits for a request, is not closed for the next one.
         writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nhal")
-        await asyncio.sleep(0.1)
+        await until_half_there(len(begun) + 1)
     reader, writer = halves[2]
     writer.write(b"ves")
     await reader.readuntil(b"answer to halves")
@@ -237,7 +248,7 @@ async def test_where_all_have_requests_in_hand_the_new_connection_is_closed(list
     gate = Gate()
     port = await listen(HttpListener(gate.answer, LOG, ConnectionLimits(most=1)))
     busy, _ = await connect(port, REQUEST % b"wait")
-    await asyncio.sleep(0.1)
+    await gate.begun.wait()
     other, _ = await connect(port)
     assert await is_closed(other)
     gate.open.set()
@@ -285,7 +296,7 @@ async def test_a_handshake_counts_as_a_connection_and_goes_before_those_that_had
     tls: RenewedContext, listen: Listen, connect: Connect
 ) -> None:
     """Of 8 connections two are idle after a request; another begins its handshake, and then one more connects."""
-    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(most=8), tls))
+    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=600.0, most=8), tls))
     idle = [await ask_with_tls(port) for _ in range(2)]
     silent = [reader for reader, _ in [await connect(port) for _ in range(20)]]
     assert all(await asyncio.gather(*map(is_closed, silent[:14])))
@@ -305,30 +316,38 @@ async def test_the_end_closes_handshakes(tls: RenewedContext, listen: Listen, co
     assert await asyncio.gather(*(is_closed(reader) for reader, _ in silent)) == [True] * 3
 
 
+async def test_connections_without_a_request_stay_for_a_while(listen: Listen, connect: Connect) -> None:
+    """The time begins with the end of the last answer."""
+    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=100.0, idle_seconds=1000.0))
+    reader, writer = await connect(await listen(listener), REQUEST % b"x")
+    ends = []
+    for _ in range(2):
+        await reader.readuntil(b"answer")
+        (connection,) = listener.connections
+        ends.append(connection.since)
+        assert not connection.is_overdue(connection.since + 999)
+        assert connection.is_overdue(connection.since + 1001)
+        writer.write(REQUEST % b"x")
+    assert ends[0] < ends[1]
+
+
 @pytest.mark.long
-async def test_connections_without_a_request_stay_for_a_while_and_are_closed_then(
-    listen: Listen, connect: Connect
-) -> None:
-    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3, idle_seconds=2.5)))
-    reader, writer = await connect(port, REQUEST % b"x")
-    await reader.readuntil(b"answer")
-    await asyncio.sleep(1.5)
-    writer.write(REQUEST % b"x")
-    await reader.readuntil(b"answer")
-    assert not await is_closed(reader, 1.0)
+async def test_connections_without_a_request_are_closed_in_the_end(listen: Listen, connect: Connect) -> None:
+    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(idle_seconds=0.3)))
+    reader, _ = await connect(port, REQUEST % b"x")
     assert await is_closed(reader)
 
 
-async def test_the_time_for_a_head_begins_with_its_first_byte(
-    listen: Listen, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocserve.frontends.http.listener._WATCH_SECONDS", 0.05)
-    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=1.0)))
-    reader, writer = await connect(port, REQUEST % b"x")
+async def test_the_time_for_a_head_begins_with_its_first_byte(listen: Listen, connect: Connect) -> None:
+    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=100.0, idle_seconds=1000.0))
+    reader, writer = await connect(await listen(listener), REQUEST % b"x")
     await reader.readuntil(b"answer")
-    await asyncio.sleep(1.2)
+    (connection,) = listener.connections
+    idle_since = connection.since
     writer.write(b"GET /x HT")
-    await asyncio.sleep(0.2)
+    await until(lambda: connection.since > idle_since)
+    assert not connection.is_overdue(connection.since + 99)
+    assert connection.is_overdue(connection.since + 101)
     writer.write(b"TP/1.1\r\n\r\n")
     await reader.readuntil(b"answer")
 
@@ -350,13 +369,13 @@ async def test_an_answer_that_is_not_read_is_given_up(streams: bool, listen: Lis
             ended.append("given up")
             raise
 
-    port = await listen(
-        HttpListener(lambda request: request.run(answer(request)), LOG, ConnectionLimits(write_seconds=0.5))
-    )
+    limits = ConnectionLimits(write_seconds=0.5)
+    listener = HttpListener(lambda request: request.run(answer(request)), LOG, limits)
+    port = await listen(listener)
     # The small limit makes the client's data stay in the socket.
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
     writer.write(REQUEST % b"x" * 64)
-    await asyncio.sleep(2.5)
+    await until(lambda: ended and not listener.connections, "the end of the connection")
     assert await is_closed(reader)
     # Pipelined requests are not parsed while earlier answers are unread.
     assert 1 <= len(ended) < 20
@@ -377,6 +396,7 @@ async def test_connections_that_cannot_be_accepted_are_one_line(
     connect: Connect,
 ) -> None:
     monkeypatch.setattr("rocserve.frontends.http.listener._ACCEPT_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("rocserve.frontends.http.listener._SECONDS_BETWEEN_WARNINGS", 3600.0)
     listener = HttpListener(Gate().answer, LOG)
     port = await listen(listener)
     clients = [socket.socket() for _ in range(5)]
@@ -413,8 +433,9 @@ def fill_descriptors() -> list[int]:
 
 
 async def test_the_last_descriptors_are_kept_for_the_server(
-    caplog: pytest.LogCaptureFixture, listen: Listen, connect: Connect
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, listen: Listen, connect: Connect
 ) -> None:
+    monkeypatch.setattr("rocserve.frontends.http.listener._SECONDS_BETWEEN_WARNINGS", 3600.0)
     fillers = fill_descriptors()
     probe = fillers.pop()
     os.close(probe)

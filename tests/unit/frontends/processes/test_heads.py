@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.front_link import Client, Ends
-from support.waiting import PATIENCE_SECONDS
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InputHead, ParameterValue, RequestHead
@@ -57,9 +57,14 @@ def test_requests_of_ever_new_heads_push_out_no_head_that_is_still_used(
         check_echoed(ask(ends, head_of("echo", array, number=number, long=parameter), array), array)
         check_echoed(ask(ends, used, FEW), FEW)
     assert not ends.reasons
-    gc.collect()
-    left = [each for each in gc.get_objects() if isinstance(each, RequestHead) and "long" in each.parameters]
-    assert parameter != LONG or len(left) <= 1
+
+    def heads_left() -> int:
+        gc.collect()
+        return sum(isinstance(each, RequestHead) and "long" in each.parameters for each in gc.get_objects())
+
+    if parameter == LONG:
+        # The loops' threads may be just letting the last ones go.
+        wait_until(lambda: heads_left() <= 1)
 
 
 def test_requests_that_find_no_memory_push_out_no_head(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
