@@ -81,9 +81,9 @@ async def test_who_is_cancelled_takes_the_work_along(guest: GuestLoop) -> None:
             raise
 
     waiting = asyncio.ensure_future(guest.run(work()))
-    await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
     waiting.cancel()
-    assert await asyncio.to_thread(cancelled.wait, 10)
+    assert await asyncio.to_thread(cancelled.wait, PATIENCE_SECONDS)
 
 
 async def test_timers_come_in_their_order_whenever_they_were_set(guest: GuestLoop) -> None:
@@ -91,22 +91,21 @@ async def test_timers_come_in_their_order_whenever_they_were_set(guest: GuestLoo
         loop, came, ended = asyncio.get_running_loop(), [], asyncio.Event()
         start = loop.time()
 
-        def first() -> None:
-            came.append("first")
-            loop.call_at(start + 0.1, came.append, "between")
+        def third() -> None:
+            came.append("third")
+            # Set last, and due long before another.
+            loop.call_later(0.01, ended.set)
 
-        def last() -> None:
-            came.append("last")
-            ended.set()
-
-        # Long after the others: on a machine that stands still meanwhile it would be due before "between" is set.
-        loop.call_at(start + 1.0, last)
-        loop.call_at(start + 0.05, first)
+        far = loop.call_at(start + 3600, came.append, "far")
+        loop.call_at(start + 0.06, third)
+        loop.call_at(start + 0.02, came.append, "first")
+        loop.call_at(start + 0.04, came.append, "second")
         loop.call_at(start + 0.01, came.append, "never").cancel()
         await ended.wait()
+        far.cancel()
         return came
 
-    assert await guest.run(work()) == ["first", "between", "last"]
+    assert await guest.run(work()) == ["first", "second", "third"]
 
 
 def test_callbacks_of_the_plane_may_set_what_its_tasks_wait_for(plane: PlaneLoop, guest: GuestLoop) -> None:
@@ -203,4 +202,4 @@ async def test_nobody_waits_for_further_steps(plane: PlaneLoop, guest: GuestLoop
         working.cancel()
 
     await guest.run(work())
-    assert await asyncio.to_thread(ended.wait, 10)
+    assert await asyncio.to_thread(ended.wait, PATIENCE_SECONDS)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.workers import open_descriptors
 
+from rocserve.plane import anonymous_file
 from rocserve.plane.heap import Heap, HeapReader, SharedHeap, Slot, create_file
 from rocserve.plane.remains import GIVEN_BACK_AT_ONCE
 
@@ -43,16 +44,14 @@ def steps() -> Steps:
     return Steps()
 
 
-def resident(name: str) -> int:
-    """Bytes of the files with this name that this process has mapped and touched, counting each mapping."""
-    total, is_of_it = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split(maxsplit=1)[0]
-        if not first.endswith(":"):
-            is_of_it = f"memfd:{name} " in line
-        elif first == "Rss:" and is_of_it:
-            total += int(line.split()[1]) << 10
-    return total
+def mappings_of(name: str) -> int:
+    """This process's mappings of the files with this name."""
+    return Path("/proc/self/maps").read_text().count(f"/memfd:{name} ")
+
+
+def descriptors_of(name: str) -> int:
+    """This process's descriptors of the files with this name; others may be closed at any time."""
+    return sum(f"/memfd:{name} " in target for _, target in open_descriptors())
 
 
 class Watch:
@@ -87,15 +86,15 @@ def filled(heap: Heap, nbytes: int = LARGE) -> tuple[Slot, memoryview]:
 def test_memory_of_a_closed_heap_goes_a_piece_a_step(steps: Steps, watched: Callable[[Heap], Watch]) -> None:
     heap = Heap("closed", LIMIT, later=steps.later)
     memory = watched(heap)
-    before = open_descriptors()
+    before = descriptors_of("closed")
     filled(heap)
     heap.close()
     assert memory() == LARGE
     taken = steps.take(memory)
     assert sum(taken) == LARGE
     assert max(taken) <= GIVEN_BACK_AT_ONCE
-    assert resident("closed") == 0
-    assert len(open_descriptors()) == len(before) - 1
+    assert mappings_of("closed") == 0
+    assert descriptors_of("closed") == before - 1
 
 
 def test_small_tensors_in_large_numbers_go_in_pieces_too(steps: Steps, watched: Callable[[Heap], Watch]) -> None:
@@ -145,7 +144,7 @@ def test_what_a_dead_owner_has_left_goes_a_piece_a_step(steps: Steps, watched: C
     del written
     owner.close()
     slot = Slot(lambda place: None, offset, reader, reader.remains)
-    before = open_descriptors()
+    before = descriptors_of("dead")
     reader.close(is_last=True)
     del view
     assert steps.take(memory) == []
@@ -153,19 +152,30 @@ def test_what_a_dead_owner_has_left_goes_a_piece_a_step(steps: Steps, watched: C
     taken = steps.take(memory)
     assert sum(taken) == LARGE
     assert max(taken) <= GIVEN_BACK_AT_ONCE
-    assert len(open_descriptors()) == len(before) - 1
+    assert descriptors_of("dead") == before - 1
 
 
-def test_mappings_of_files_that_stay_go_a_piece_a_step(steps: Steps, watched: Callable[[Heap], Watch]) -> None:
+def test_mappings_of_files_that_stay_go_a_piece_a_step(
+    steps: Steps, watched: Callable[[Heap], Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, drop_pages = [LIMIT], anonymous_file.drop_pages
+
+    def count(address: int, nbytes: int) -> None:
+        left[0] -= nbytes
+        drop_pages(address, nbytes)
+
+    monkeypatch.setattr(anonymous_file, "drop_pages", count)
     heap = Heap("stays", LIMIT)
     memory = watched(heap)
     slot, view = filled(heap)
     reader = HeapReader(heap.open_for_reading(), later=steps.later)
     assert sum(reader.view(slot.offset, LARGE)[::4096]) == LARGE // 4096 * ord("x")
     reader.close()
-    taken = steps.take(lambda: resident("stays"))
+    assert mappings_of("stays") == 2
+    taken = steps.take(lambda: left[0])
     assert sum(taken) >= LARGE
     assert max(taken) <= GIVEN_BACK_AT_ONCE
+    assert mappings_of("stays") == 1
     assert memory() == LARGE
     assert view[-1] == ord("x")
     heap.close()
@@ -200,7 +210,7 @@ def test_a_share_is_emptied_a_piece_a_step_before_it_is_lent_again(
 def test_a_heap_that_is_closed_while_a_share_is_emptied(steps: Steps, watched: Callable[[Heap], Watch]) -> None:
     heap = SharedHeap("both", LIMIT, steps.later)
     memory = watched(heap)
-    before = open_descriptors()
+    before = descriptors_of("both")
     filled(heap)
     share = heap.lend()
     assert share is not None
@@ -210,4 +220,4 @@ def test_a_heap_that_is_closed_while_a_share_is_emptied(steps: Steps, watched: C
     del share
     heap.close()
     assert sum(steps.take(memory)) == 2 * LARGE
-    assert len(open_descriptors()) == len(before) - 1
+    assert descriptors_of("both") == before - 1

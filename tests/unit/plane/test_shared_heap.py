@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.shared_memory import GUARD, SharedFile, shared_file
+from support.waiting import wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensor_places import PlacedTensors, TensorPlaces
@@ -190,18 +191,24 @@ def test_a_file_that_is_cut_while_it_is_copied_again_and_again() -> None:
         threads = [threading.Thread(target=work) for work in (cut, hold_the_gil)]
         for thread in threads:
             thread.start()
-        torn = 0
-        for turn in range(200):
-            region = mapped(file, 16 * MIB)
-            if turn % 2:
-                without_the_gil(region.view)
-            else:
-                np.frombuffer(region.view, np.uint8)[:] = 1
-            torn += region.mapping.is_torn
+        torn = {"read": 0, "written": 0}
+
+        def was_torn_both_ways() -> bool:
+            for way in torn:
+                region = mapped(file, 16 * MIB)
+                if way == "read":
+                    without_the_gil(region.view)
+                else:
+                    np.frombuffer(region.view, np.uint8)[:] = 1
+                torn[way] += region.mapping.is_torn
+            return all(torn.values())
+
+        for _ in range(20):
+            was_torn_both_ways()
+        wait_until(was_torn_both_ways, "cuts while the file was copied")
         stopped.set()
         for thread in threads:
             thread.join()
-    assert torn
 
 
 TOUCHES_ANOTHER = """
