@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from socket import socket
+from socket import SO_REUSEPORT, SOL_SOCKET, socket
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve_client import (
@@ -113,7 +114,7 @@ def test_a_timeout_ends_the_call(call: Any, loopback: Any) -> None:
 
 def test_no_server(call: Any) -> None:
     with pytest.raises(Unavailable):
-        call("127.0.0.1:1", "server_live", timeout=5)
+        call("127.0.0.1:1", "server_live", timeout=PATIENCE_SECONDS)
 
 
 def test_questions(call: Any, loopback: Any) -> None:
@@ -206,31 +207,33 @@ def test_headers_of_the_client_and_of_the_call(call: Any, loopback: Any) -> None
 
 
 def test_wait_until_a_server_is_ready(call: Any, loopback: Any) -> None:
-    call(loopback.address, "wait_until_ready", 5, "echo")
+    call(loopback.address, "wait_until_ready", PATIENCE_SECONDS, "echo")
     loopback.ready = False
     threading.Timer(0.3, lambda: setattr(loopback, "ready", True)).start()
-    call(loopback.address, "wait_until_ready", 5)
+    call(loopback.address, "wait_until_ready", PATIENCE_SECONDS)
     assert loopback.ready
 
 
 def test_wait_for_a_server_that_is_not_started_yet(call: Any) -> None:
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    code = (
-        "import grpc, time, concurrent.futures as f;"
-        "s = grpc.server(f.ThreadPoolExecutor(2));"
-        f"time.sleep(0.5); s.add_insecure_port('{address}'); s.start(); time.sleep(30)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code])
-    try:
-        # The server listens without any service: that is a final answer.
-        with pytest.raises(RocserveError) as caught:
-            call(address, "wait_until_ready", 20)
-        assert caught.value.status is StatusCode.UNIMPLEMENTED
-    finally:
-        process.kill()
-        process.wait()
+    with socket() as kept:
+        # It keeps the port from other processes until the server, which shares it, listens.
+        kept.setsockopt(SOL_SOCKET, SO_REUSEPORT, 1)
+        kept.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{kept.getsockname()[1]}"
+        code = (
+            "import grpc, time, concurrent.futures as f;"
+            "s = grpc.server(f.ThreadPoolExecutor(2), options=[('grpc.so_reuseport', 1)]);"
+            f"time.sleep(0.5); s.add_insecure_port('{address}'); s.start(); time.sleep(600)"
+        )
+        process = subprocess.Popen([sys.executable, "-c", code])
+        try:
+            # The server listens without any service: that is a final answer.
+            with pytest.raises(RocserveError) as caught:
+                call(address, "wait_until_ready", PATIENCE_SECONDS)
+            assert caught.value.status is StatusCode.UNIMPLEMENTED
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_wait_tells_why_it_was_in_vain(call: Any, loopback: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +291,7 @@ def test_lives_beside_tritonclient_in_one_process(order: str) -> None:
         "a = ours.ModelInferRequest(model_name='m'); b = theirs.ModelInferRequest(model_name='m');"
         "assert a.SerializeToString() == b.SerializeToString()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(("scheme", "tls"), [("http", ""), ("grpc", ""), ("https", ", and Tls() as `tls`")])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import PATIENCE_SECONDS
 from unit.client.conftest import LoopbackServer
 
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -99,7 +100,7 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost"]
     command += ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    subprocess.run(command, check=True, capture_output=True)
     return key, certificate
 
 
@@ -114,10 +115,10 @@ def test_mutual_tls(call: Any, loopback: Any, serve: Any, tmp_path: Path) -> Non
     )
     serve(loopback, credentials)
     mutual = Tls(server_certificate, client_key, client_certificate)
-    assert call(loopback.address, "server_live", connection={"tls": mutual}, timeout=10)
+    assert call(loopback.address, "server_live", connection={"tls": mutual}, timeout=PATIENCE_SECONDS)
     for refused in (Tls(server_certificate), Tls(client_certificate, client_key, client_certificate), None):
         with pytest.raises(Unavailable):
-            call(loopback.address, "server_live", connection={"tls": refused}, timeout=10)
+            call(loopback.address, "server_live", connection={"tls": refused}, timeout=PATIENCE_SECONDS)
 
 
 LARGE = {"A": np.zeros(1 << 20, np.uint8)}
