@@ -46,6 +46,8 @@ class ServeError(Exception):
         """Set in front end processes: the server refused the request before it was scheduled."""
         self.retry_seconds = 0.0
         """Seconds after which a retry makes sense; 0 = unknown."""
+        self.is_overload = False
+        """More requests wait than may: the same request may be taken when others have been answered."""
         self.can_pass = code not in _OF_WHAT_WAS_GIVEN
         """Whether a failed load may succeed later with the same files. The status says so, unless the place that raises
         the error knows better and calls `passing` or `lasting`."""
@@ -62,6 +64,7 @@ class ServeError(Exception):
         """Return the same error with another text."""
         error = ServeError(self.code, text)
         error.can_pass = self.can_pass
+        error.is_refusal, error.retry_seconds, error.is_overload = self.is_refusal, self.retry_seconds, self.is_overload
         return error
 
     def __repr__(self) -> str:

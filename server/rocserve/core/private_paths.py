@@ -35,4 +35,4 @@ class PrivatePaths:
 
     def without(self, error: ServeError) -> ServeError:
         text = self.hide(error.text)
-        return error if text == error.text else ServeError(error.code, text)
+        return error if text == error.text else error.with_text(text)

@@ -119,6 +119,7 @@ class QueueFull(ServeError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(StatusCode.UNAVAILABLE, request_prefix([request_id]) + "Exceeds maximum queue size")
+        self.is_overload = True
 
 
 class RequestQueue:

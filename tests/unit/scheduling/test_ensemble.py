@@ -17,7 +17,7 @@ from support.dispatching import dispatcher_of
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY, DeviceReference, pack_references, references_of
 from rocserve.core.dispatch import Dispatcher
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
 from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, HistogramReading, LatencyOptions
 from rocserve.core.model_config import EnsembleStep, InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.request_memory import RequestMemory
@@ -421,6 +421,18 @@ def test_what_goes_between_steps_is_given_back_when_a_step_fails():
     last.finish()
     assert answer.error.text == "in ensemble 'e', no"
     assert version.memory.answers.own_bytes == 0
+
+
+def test_a_members_refusal_keeps_what_it_says_about_a_retry():
+    refusal = unavailable("Exceeds maximum queue size: model 'a' is being loaded")
+    refusal.retry_seconds, refusal.is_overload = 1.0, True
+
+    def refuse(values):
+        raise refusal
+
+    error = ask(ensemble(Member("a", refuse), steps=[step("a", "X", "Y")]), 1, 1).error
+    assert error.text.startswith("in ensemble 'e', ")
+    assert (error.code, error.retry_seconds, error.is_overload) == (StatusCode.UNAVAILABLE, 1.0, True)
 
 
 def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():

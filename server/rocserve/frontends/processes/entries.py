@@ -178,20 +178,21 @@ def read_head(text: bytes) -> RequestHead:
     )
 
 
-_FAILURE = Struct("<d??")
-"""Seconds after which the client may retry (0 = not known), no model has had the request, it is a MemoryFull."""
+_FAILURE = Struct("<d???")
+"""Seconds after which the client may retry (0 = not known), no model has had the request, too many requests wait, it is
+a MemoryFull."""
 
 
 def write_failure(error: ServeError, is_refusal: bool) -> bytes:
-    header = _FAILURE.pack(error.retry_seconds, is_refusal, isinstance(error, MemoryFull))
+    header = _FAILURE.pack(error.retry_seconds, is_refusal, error.is_overload, isinstance(error, MemoryFull))
     return header + error.text.encode()
 
 
 def read_failure(code: int, content: bytes) -> ServeError:
-    retry_seconds, is_refusal, is_memory_full = _FAILURE.unpack_from(content)
+    retry_seconds, is_refusal, is_overload, is_memory_full = _FAILURE.unpack_from(content)
     text = content[_FAILURE.size :].decode()
     error = MemoryFull(text) if is_memory_full else ServeError(status_code(code), text)
-    error.retry_seconds, error.is_refusal = retry_seconds, is_refusal
+    error.retry_seconds, error.is_refusal, error.is_overload = retry_seconds, is_refusal, is_overload
     return error
 
 

@@ -143,6 +143,7 @@ class LazyVersion(Tenant):
                 refusal.retry_seconds = 1.0
             elif len(self._waiting) >= self._residents.most_waiting:
                 refusal = unavailable(f"Exceeds maximum queue size: model '{self.name}' is being loaded")
+                refusal.is_overload = True
         if refusal is not None:
             self._fail(waiting, refusal)
             return

@@ -220,7 +220,7 @@ class EnsembleRun:
         if self.ended:
             return
         self.ended = True
-        self._error = ServeError(error.code, f"in ensemble '{self._config.name}', {error.text}")
+        self._error = error.with_text(f"in ensemble '{self._config.name}', {error.text}")
         self._answers.clear()
         self._send_answers()
 

@@ -194,7 +194,7 @@ def test_errors_many_answers_and_ends(ends: Ends) -> None:
 @pytest.mark.parametrize("make", [MemoryFull, unavailable])
 def test_failures_travel_whole(ends: Ends, make: Callable[[str], ServeError], is_refusal: bool) -> None:
     error = ends.service.failure = make("no room for a \N{SNOWMAN}")
-    error.retry_seconds = 0.25
+    error.retry_seconds, error.is_overload = 0.25, is_refusal
     client = ends.ask(request_of("fail" if is_refusal else "never"))
     if not is_refusal:
         # The model has the request.
@@ -203,7 +203,7 @@ def test_failures_travel_whole(ends: Ends, make: Callable[[str], ServeError], is
     assert client.ended.wait(PATIENCE_SECONDS)
     (come,) = client.errors
     assert (type(come), come.code, come.text) == (type(error), error.code, error.text)
-    assert (come.retry_seconds, come.is_refusal) == (0.25, is_refusal)
+    assert (come.retry_seconds, come.is_refusal, come.is_overload) == (0.25, is_refusal, is_refusal)
 
 
 def test_large_heads_are_of_one_request_each(ends: Ends) -> None:
