@@ -187,7 +187,7 @@ class InferRequestReader:
         return request, text.form
 
     def make_request(self, text: InferText, binary: memoryview, model_name: str, model_version: str) -> InferRequest:
-        head = self._head(model_name, model_version, text.inputs, text.outputs, text.parameters)
+        head = self.head(model_name, model_version, text.inputs, text.outputs, text.parameters)
         data = [binary[part] if isinstance(part, slice) else part for part in text.data]
         return InferRequest(head, text.id, data, sequence=text.sequence)
 
@@ -209,7 +209,7 @@ class InferRequestReader:
                 )
             data = yield from _joined([body], True)
         inputs = [InputHead(entry.name, entry.datatype.value, shape, NO_PARAMETERS)]
-        return InferRequest(self._head(config.name, model_version, inputs), "", [data])
+        return InferRequest(self.head(config.name, model_version, inputs), "", [data])
 
     def read_form(self, body: Buffer, boundary: bytes, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
         """Return the request of a form. In order, each part is an element of the BYTES input with the part's name, or a
@@ -239,9 +239,9 @@ class InferRequestReader:
             shape = _shape(entry, config, len(contents), len(contents) if is_bytes else sum(map(len, contents)))
             data.append((yield from _joined(contents, is_bytes)))
             inputs.append(InputHead(name, entry.datatype.value, shape, NO_PARAMETERS))
-        return InferRequest(self._head(config.name, model_version, inputs), "", data)
+        return InferRequest(self.head(config.name, model_version, inputs), "", data)
 
-    def _head(
+    def head(
         self,
         model_name: str,
         model_version: str,
@@ -249,6 +249,7 @@ class InferRequestReader:
         outputs: Sequence[RequestedOutput] = (),
         parameters: Parameters = NO_PARAMETERS,
     ) -> RequestHead:
+        """Return the head of these parts: the same object for equal parts, because plans are remembered by it."""
         key: _Key = (
             model_name,
             model_version,

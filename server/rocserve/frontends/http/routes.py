@@ -226,6 +226,8 @@ class Route:
     """Completes the method's request with a POST's body; None = the URL has everything. Raises ServeError."""
     content_type: str = JSON
     """The content type of answers."""
+    shows: tuple[str, ...] = ()
+    """Further methods whose answers are in this one. Clients that may not call all of them may not call this either."""
 
     def request(self, fields: Mapping[str, str], body: Buffer | None) -> Any:
         """Return the method's request. `body`: the body of a POST; None = another verb. Raises ServeError."""
@@ -245,10 +247,18 @@ _CUDA_REGION = "/v2/cudasharedmemory[/region/{name}]"
 INFER = Route(f"{_MODEL}/infer", "ModelInfer", POST)
 GENERATE = Route(f"{_MODEL}/generate", "ModelInfer", POST)
 GENERATE_STREAM = Route(f"{_MODEL}/generate_stream", "ModelInfer", POST)
+EMBED = Route("/v1/embeddings", "ModelInfer", POST)
+RERANK = Route("/v1/rerank", "ModelInfer", POST)
+TEXT_MODELS = Route("/v1/models", "ModelInfer", shows=("ModelMetadata",))
+TEXT_MODEL = Route("/v1/models/{name}", "ModelInfer", shows=("ModelMetadata",))
 ROUTES = (
     INFER,
     GENERATE,
     GENERATE_STREAM,
+    EMBED,
+    RERANK,
+    TEXT_MODELS,
+    TEXT_MODEL,
     Route("/v2", "ServerMetadata"),
     Route("/v2/health/live", "ServerLive", GET_OR_HEAD, health_response),
     Route("/v2/health/ready", "ServerReady", GET_OR_HEAD, health_response),
@@ -309,6 +319,11 @@ def find_destination(target: bytes) -> tuple[Route, Mapping[str, str]] | None:
         if found := pattern.fullmatch(path):
             return route, {name: unquote(value or "") for name, value in found.groupdict().items()}
     return None
+
+
+def is_openai(target: bytes) -> bool:
+    """Return whether a URL is one of OpenAI's API, whose errors have its form."""
+    return path_of(target).startswith("/v1/")
 
 
 def parse_message(target: bytes, body: Buffer) -> bytes:

@@ -16,23 +16,32 @@ from rocserve.frontends.http.generate import EVENT_STREAM, generate
 from rocserve.frontends.http.inference import HttpParts, InferHead
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.listener import ConnectionLimits, HttpListener, most_descriptors
+from rocserve.frontends.http.openai.calls import MOST_IN_FLIGHT
+from rocserve.frontends.http.openai.errors import openai_error
+from rocserve.frontends.http.openai.service import OpenAiService
 from rocserve.frontends.http.request import (
     JSON,
     Head,
     HttpError,
+    MissingSecret,
     Request,
     Response,
     error_response,
     not_allowed,
 )
 from rocserve.frontends.http.routes import (
+    EMBED,
     GENERATE,
     GENERATE_STREAM,
     GET_OR_HEAD,
     INFER,
+    RERANK,
+    TEXT_MODEL,
+    TEXT_MODELS,
     Route,
     find_destination,
     health_response,
+    is_openai,
     parse_message,
 )
 from rocserve.frontends.listen_address import ListenAddress
@@ -44,6 +53,11 @@ from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, Restricti
 from rocserve.services.methods import Method
 from rocserve.settings import ServerSettings
 
+_NO_SUCH_CALL = (
+    "unknown URL; of OpenAI's API this server has POST /v1/embeddings, POST /v1/rerank, GET /v1/models and GET"
+    " /v1/models/NAME: it serves models that read text, and none that write it"
+)
+_BEARER = "bearer "
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, HEAD, POST",
     "Access-Control-Allow-Headers": "*",
@@ -61,8 +75,10 @@ _LEAST_TLS_CONNECTIONS = 64
 class HttpService:
     """Answers requests, on the event loop that it is made on."""
 
-    def __init__(self, parts: HttpParts, access: Access, log: logging.Logger) -> None:
+    def __init__(self, parts: HttpParts, access: Access, log: logging.Logger, most_in_flight: int = 0) -> None:
+        """`most_in_flight`: infer requests that one client may have at once; 0 = any number."""
         self._parts = parts
+        self._openai = OpenAiService(parts, min(MOST_IN_FLIGHT, most_in_flight or MOST_IN_FLIGHT))
         self._failures = RequestFailures(log)
         self._access = access
         self._page = Page(parts.methods) if parts.settings.allow_ui else None
@@ -72,7 +88,7 @@ class HttpService:
         """Return the answer to a request that was refused, or in which the server failed."""
         if not isinstance(error, ServeError | HttpError):
             error = self._failures.error_of(f"{request.head.method} {request.head.path}", error)
-        return error_response(error)
+        return openai_error(error) if is_openai(request.head.target) else error_response(error)
 
     def handle(self, request: Request) -> None:
         """Answer a request, immediately or later. If this raises an exception, the answer is `failure`."""
@@ -93,12 +109,12 @@ class HttpService:
         if destination is None:
             part = None if self._page is None else self._page.parts.get(head.path)
             if part is None:
-                raise HttpError(404, "Not Found")
+                raise HttpError(404, _NO_SUCH_CALL if is_openai(head.target) else "Not Found")
             if head.method not in GET_OR_HEAD:
                 raise not_allowed(GET_OR_HEAD)
             return self._guarded(head, part.shows, lambda: part.answer)
         route, fields = destination
-        return self._guarded(head, (route.method,), lambda: self._answer_of(head, route, fields))
+        return self._guarded(head, (route.method, *route.shows), lambda: self._answer_of(head, route, fields))
 
     def _guarded(
         self, head: Head, methods: Sequence[str], answer: Callable[[], Callable[[Request], None]]
@@ -106,14 +122,15 @@ class HttpService:
         """Return the handler that `answer` makes, if the head may call these methods. If a method's secret may be
         renewed, each request is checked again. Raises HttpError if the head may not call a method."""
         wanted = [self._access.restrictions[method] for method in methods if method in self._access.restrictions]
-        _check_admitted(head, wanted)
+        takes_bearer = "ModelInfer" in methods
+        _check_admitted(head, wanted, takes_bearer)
         given = answer()
         renewed = [restriction for restriction in wanted if restriction.may_be_renewed]
         if not renewed:
             return given
 
         def guarded(request: Request) -> None:
-            _check_admitted(head, renewed)
+            _check_admitted(head, renewed, takes_bearer)
             given(request)
 
         return guarded
@@ -126,6 +143,14 @@ class HttpService:
         if route is GENERATE or route is GENERATE_STREAM:
             model, version, streams = fields["name"], fields["version"], route is GENERATE_STREAM
             return lambda request: request.run(generate(self._parts, request, model, version, streams))
+        if route is EMBED:
+            return lambda request: request.run(self._openai.embed(request))
+        if route is RERANK:
+            return lambda request: request.run(self._openai.rerank(request))
+        if route is TEXT_MODELS:
+            return lambda request: request.run(self._openai.list_models())
+        if route is TEXT_MODEL:
+            return lambda request: request.run(self._openai.show_model(fields["name"]))
         return lambda request: request.run(self._manage(request, route, fields))
 
     async def _manage(self, request: Request, route: Route, fields: Mapping[str, str]) -> Response:
@@ -161,11 +186,19 @@ class HttpService:
         return Response(200, text, route.content_type)
 
 
-def _check_admitted(head: Head, wanted: Iterable[Restriction]) -> None:
-    """Raise HttpError if the head lacks one of the secrets."""
+def _check_admitted(head: Head, wanted: Iterable[Restriction], takes_bearer: bool) -> None:
+    """Raise MissingSecret if the head lacks one of the secrets. `takes_bearer`: a secret may also be in the header
+    Authorization, as OpenAI's clients send their key."""
     for restriction in wanted:
-        if not restriction.admits(head.headers.get(restriction.header.lower())):
-            raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'")
+        if restriction.admits(head.headers.get(restriction.header.lower())):
+            continue
+        if not (takes_bearer and restriction.admits(_bearer_token(head))):
+            raise MissingSecret(restriction.header)
+
+
+def _bearer_token(head: Head) -> str | None:
+    sent = head.headers.get("authorization", "")
+    return sent[len(_BEARER) :].strip(" ") if sent[: len(_BEARER)].lower() == _BEARER else None
 
 
 _FILES = "page_files"
@@ -255,7 +288,7 @@ async def start_http(
 ) -> tuple[HttpListener, int]:
     """Start the listener, and return its port too. Raises OSError if it cannot listen, or cannot use a certificate."""
     http = settings.http
-    service = HttpService(parts, Access.of(settings, http, log), log)
+    service = HttpService(parts, Access.of(settings, http, log), log, settings.max_requests_per_client)
     tls = tls_context(settings.grpc, http, "HTTP", log)
     limits = ConnectionLimits(
         idle_seconds=http.keepalive_timeout_seconds,

@@ -1,0 +1,184 @@
+"""Sends the texts of one call to a model as infer requests, several rows in each, and collects their outputs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from rocserve.core.errors import ServeError, deadline_exceeded, internal, unimplemented
+from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, InputHead, RequestedOutput
+from rocserve.core.tensors import Buffer, encode_bytes_elements
+from rocserve.frontends.http.answer_bodies import detached
+from rocserve.frontends.http.inference import HttpParts, HttpResponder
+from rocserve.frontends.http.openai.models import IDS, QUERY, TEXT, TOKEN_COUNT, TextModel
+from rocserve.frontends.http.request import Request
+from rocserve.services.inference import NOT_FOR_DECOUPLED
+
+MOST_IN_FLIGHT = 8
+"""Requests of one call that the models have at once: enough that tokenizer, encoder and pooling work at the same time,
+on several instances; and so few that one call does not fill a model's queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextOutputs:
+    """The outputs for all texts of a call, in the order of the texts."""
+
+    values: np.ndarray[Any, np.dtype[np.float32]]
+    """A row for each text."""
+    token_count: int
+    """Tokens of all texts; 0 if the model does not count them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One infer request: which texts it has, and its inputs."""
+
+    places: Sequence[int]
+    """Indices of the texts in the call."""
+    inputs: Sequence[tuple[str, str, tuple[int, ...], Buffer]]
+    """Name, datatype, shape of one row, elements of all rows."""
+
+
+def rows_of_texts(model: TextModel, texts: Sequence[str], query: str | None = None) -> Iterator[_Rows]:
+    """Share texts among requests. Texts of like length go together: the encoder sees each row padded to the request's
+    longest."""
+    ordered = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+    for places in _shares(model, ordered):
+        inputs = [(TEXT, "BYTES", (1,), encode_bytes_elements(texts[place] for place in places))]
+        if query is not None:
+            inputs.append((QUERY, "BYTES", (1,), encode_bytes_elements([query] * len(places))))
+        yield _Rows(places, inputs)
+
+
+def rows_of_ids(model: TextModel, ids: Sequence[Sequence[int]]) -> Iterator[_Rows]:
+    """Share lists of token ids among requests. Only lists of equal length share a request."""
+    ordered = sorted(range(len(ids)), key=lambda place: len(ids[place]))
+    for length, group in groupby(ordered, lambda place: len(ids[place])):
+        for places in _shares(model, list(group)):
+            elements = np.array([ids[place] for place in places], "<i8").tobytes()
+            yield _Rows(places, [(IDS, "INT64", (length,), elements)])
+
+
+def _shares(model: TextModel, places: Sequence[int]) -> Iterator[Sequence[int]]:
+    most = max(model.config.max_batch_size, 1)
+    return (places[begin : begin + most] for begin in range(0, len(places), most))
+
+
+@dataclass(eq=False)
+class TextCall:
+    """One call of a client. The client's limits, deadline and leaving hold for each of its requests."""
+
+    _parts: HttpParts
+    _request: Request
+    _timeout: float | None
+    """Seconds from the arrival of the request; None = without limit."""
+    _model: TextModel
+    _most_in_flight: int = MOST_IN_FLIGHT
+
+    async def run(self, count: int, shares: Iterable[_Rows]) -> TextOutputs:
+        """Return the outputs for `count` texts. Raises the ServeError of the request that failed first; the others are
+        then cancelled."""
+        outcomes: list[tuple[_Rows, np.ndarray[Any, np.dtype[np.float32]]]] = []
+        tokens = 0
+        waiting: deque[tuple[_Rows, _RowsResponder]] = deque()
+
+        async def take() -> None:
+            nonlocal tokens
+            rows, responder = waiting[0]
+            answer = await responder.answered
+            waiting.popleft()
+            if isinstance(answer, ServeError):
+                raise self._parts.inference.paths.without(answer)
+            outcomes.append((rows, self._values(answer, len(rows.places))))
+            tokens += self._tokens(answer)
+
+        deadline = None if self._timeout is None else self._request.began_at + self._timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                for rows in shares:
+                    if len(waiting) == self._most_in_flight:
+                        await take()
+                    responder = _RowsResponder(self._request, self._parts, self._timeout)
+                    waiting.append((rows, responder))
+                    responder.schedule_rows(self._infer_request(rows))
+                while waiting:
+                    await take()
+        except TimeoutError:
+            raise deadline_exceeded() from None
+        finally:
+            for _, responder in waiting:
+                responder.cancel()
+        values = np.concatenate([part for _, part in outcomes])
+        order = np.concatenate([rows.places for rows, _ in outcomes])
+        ordered = np.empty_like(values)
+        ordered[order] = values
+        return TextOutputs(ordered, tokens)
+
+    def _infer_request(self, rows: _Rows) -> InferRequest:
+        config = self._model.config
+        lead = (len(rows.places),) if config.max_batch_size > 0 else ()
+        inputs = [InputHead(name, datatype, (*lead, *shape), NO_PARAMETERS) for name, datatype, shape, _ in rows.inputs]
+        names = [self._model.output.value, *([TOKEN_COUNT] if self._model.counts_tokens else [])]
+        outputs = [RequestedOutput(name, NO_PARAMETERS) for name in names]
+        head = self._parts.reader.head(config.name, "", inputs, outputs)
+        if self._parts.forwarding is not None:
+            pairs = ((name.decode("latin-1"), value) for name, value in self._request.head.pairs)
+            head = self._parts.forwarding.forward(head, pairs)
+        return InferRequest(head, "", [elements for *_, elements in rows.inputs])
+
+    def _values(self, answer: InferResponse, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        tensor = _output(answer, self._model.output.value)
+        values = np.frombuffer(tensor, "<f4")
+        if not values.size or values.size % count:
+            raise internal(f"model '{self._model.config.name}' gave {values.size} elements for {count} texts")
+        if not np.isfinite(values).all():
+            raise internal(
+                f"model '{self._model.config.name}' gave NaN or infinity, of which JSON has no form; the encoder"
+                " computes beyond its precision, or its weights are damaged"
+            )
+        return values.reshape(count, -1)
+
+    def _tokens(self, answer: InferResponse) -> int:
+        return int(np.frombuffer(_output(answer, TOKEN_COUNT), "<i4").sum()) if self._model.counts_tokens else 0
+
+
+def _output(answer: InferResponse, name: str) -> Buffer:
+    return next(data for head, data in zip(answer.head.outputs, answer.data, strict=True) if head.name == name)
+
+
+class _RowsResponder(HttpResponder):
+    """Receives the answer to one of a call's requests."""
+
+    takes_one = True
+
+    def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
+        super().__init__(request, parts, timeout)
+        self.answered: asyncio.Future[InferResponse | ServeError] = asyncio.get_running_loop().create_future()
+
+    def schedule_rows(self, request: InferRequest) -> None:
+        """Schedule a request, and count its tensors, which are copies of the body's texts. Raises ServeError."""
+        self._parts.memory.requests.admit(self, sum(map(len, request.data)))
+        try:
+            self.schedule(request)
+        except BaseException:
+            self.release()
+            raise
+
+    def expect_many(self) -> None:
+        raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, InferResponse):
+            if answer.is_large and answer.slot is not None:
+                self._copy(answer, final)
+                return
+            answer = detached(answer)
+        self.release()
+        if not self.answered.done():
+            self.answered.set_result(answer or internal("expected a single response, got 0"))

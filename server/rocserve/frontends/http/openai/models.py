@@ -1,0 +1,171 @@
+"""Finds the models of text that /v1 serves: the signature decides, whoever wrote the model."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.model_config import ModelConfig, TensorConfig
+from rocserve.core.validation import format_shape
+from rocserve.frontends.http.inference import HttpParts
+from rocserve.frontends.http.openai.errors import FieldFault
+from rocserve.protocol import grpc_service_pb2 as pb
+
+TEXT, QUERY, IDS = "TEXT", "QUERY", "IDS"
+TOKEN_COUNT = "TOKEN_COUNT"
+_OWN_ENDING = "_text"
+"""The name of a generated ensemble is that of its encoder with this ending."""
+_LOADING = frozenset({"LOADING", "CHECKING"})
+_ASKED_TOGETHER = 64
+"""Configurations that are asked for at once: each is a message to the server if this is a front end process."""
+
+
+class TextOutput(enum.Enum):
+    """What a model of text gives."""
+
+    EMBEDDING = "EMBEDDING"
+    SCORE = "SCORE"
+
+
+_URLS = {TextOutput.EMBEDDING: "/v1/embeddings", TextOutput.SCORE: "/v1/rerank"}
+_SIGNATURES = {
+    TextOutput.EMBEDDING: "input TEXT BYTES [1], output EMBEDDING FP32 [width]",
+    TextOutput.SCORE: "inputs QUERY BYTES [1] and TEXT BYTES [1], output SCORE FP32 [1]",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    config: ModelConfig
+    output: TextOutput
+    takes_ids: bool
+    """The model takes token ids in place of a text."""
+    counts_tokens: bool
+
+    @property
+    def width(self) -> int:
+        """Return the length of the output for one text; -1 = it varies."""
+        return next(entry.dims[0] for entry in self.config.outputs if entry.name == self.output.value)
+
+
+def text_model(config: ModelConfig) -> TextModel | None:
+    """Return the model of text with this configuration; None if it has no such signature."""
+    if config.decoupled:
+        return None
+    inputs = {entry.name: entry for entry in config.inputs}
+    outputs = {entry.name: entry for entry in config.outputs}
+    required = {entry.name for entry in config.inputs if not entry.optional}
+    for output, names in ((TextOutput.EMBEDDING, {TEXT}), (TextOutput.SCORE, {QUERY, TEXT})):
+        found = outputs.get(output.value)
+        if found is None or not required <= names or not names <= set(inputs):
+            continue
+        if not all(_is(inputs[name], DataType.BYTES) and inputs[name].dims == (1,) for name in names):
+            continue
+        if not _is(found, DataType.FP32) or len(found.dims) != 1 or (output is TextOutput.SCORE and found.dims != (1,)):
+            continue
+        ids, counts = inputs.get(IDS), outputs.get(TOKEN_COUNT)
+        takes_ids = ids is not None and _is(ids, DataType.INT64) and ids.dims == (-1,) and TEXT not in required
+        return TextModel(config, output, takes_ids, counts is not None and _is(counts, DataType.INT32))
+    return None
+
+
+def _is(entry: TensorConfig, datatype: DataType) -> bool:
+    return entry.datatype is datatype
+
+
+@dataclass(eq=False)
+class TextModels:
+    """Finds ready models, on the event loop."""
+
+    _parts: HttpParts
+
+    def __post_init__(self) -> None:
+        self._since = int(time.time())
+
+    async def find(self, name: str, output: TextOutput | None = None) -> TextModel:
+        """Return the ready model of text that clients call `name`: the model itself, or the one that was generated for
+        it. Raises FieldFault if there is none, or if it gives something else than `output` (None = anything);
+        ServeError (UNAVAILABLE) if it is being loaded."""
+        config, missing = await self._config(name)
+        found = None if config is None else text_model(config)
+        if found is None:
+            generated, _ = await self._config(name + _OWN_ENDING)
+            found = None if generated is None else text_model(generated)
+        if found is None:
+            await self._check_not_loading(name)
+            if missing is not None:
+                kind = "model_not_found" if missing.code is StatusCode.NOT_FOUND else None
+                raise FieldFault("model", missing.text, missing.code, kind)
+            assert config is not None
+            raise FieldFault("model", _unfit(config, output))
+        if output is not None and found.output is not output:
+            raise FieldFault("model", _other_output(found, output))
+        return found
+
+    async def entries(self) -> Sequence[dict[str, Any]]:
+        """Return all ready models of text, as entries of the list of models."""
+        index = await self._index(ready=True)
+        names = sorted({row.name for row in index.models})
+        found: list[dict[str, Any]] = []
+        for begin in range(0, len(names), _ASKED_TOGETHER):
+            configs = await asyncio.gather(*map(self._config, names[begin : begin + _ASKED_TOGETHER]))
+            models = [text_model(config) for config, _ in configs if config is not None]
+            found += [self.entry(model) for model in models if model is not None]
+            await asyncio.sleep(0)
+        return found
+
+    def entry(self, model: TextModel) -> dict[str, Any]:
+        # The server does not keep when a model was made; clients want a number.
+        return {"id": model.config.name, "object": "model", "created": self._since, "owned_by": "rocserve"}
+
+    async def _config(self, name: str) -> tuple[ModelConfig | None, ServeError | None]:
+        """Return the configuration of the model's highest ready version, or the error that says why there is none."""
+        try:
+            config = self._parts.find_model(name, "")
+            if config is None:
+                assert self._parts.ask_model is not None
+                config = await self._parts.ask_model(name, "")
+            return config, None
+        except ServeError as error:
+            if error.code not in (StatusCode.NOT_FOUND, StatusCode.INVALID_ARGUMENT):
+                raise
+            return None, error
+
+    async def _check_not_loading(self, name: str) -> None:
+        names = (name, name + _OWN_ENDING)
+        for row in (await self._index(ready=False)).models:
+            if row.name in names and row.state in _LOADING:
+                error = unavailable(f"model '{row.name}' is being loaded; ask again in a second")
+                error.retry_seconds = 1.0
+                raise error
+
+    async def _index(self, ready: bool) -> pb.RepositoryIndexResponse:
+        answer = self._parts.methods["RepositoryIndex"].answer(pb.RepositoryIndexRequest(ready=ready))
+        response: pb.RepositoryIndexResponse = await answer if isinstance(answer, Awaitable) else answer
+        return response
+
+
+def _unfit(config: ModelConfig, output: TextOutput | None) -> str:
+    expected = " or ".join(_SIGNATURES[each] for each in TextOutput if output in (None, each))
+    return (
+        f"model '{config.name}': expected a model of text ({expected}), got inputs {_listed(config.inputs)}, outputs"
+        f" {_listed(config.outputs)}; beside a tokenizer.json the parameter `preprocess: text` makes such a model of an"
+        " encoder"
+    )
+
+
+def _other_output(model: TextModel, wanted: TextOutput) -> str:
+    return (
+        f"model '{model.config.name}' gives {model.output.value}, and {_URLS[wanted]} needs a model with the output"
+        f" {wanted.value}; send it to {_URLS[model.output]}"
+    )
+
+
+def _listed(entries: Sequence[TensorConfig]) -> str:
+    return ", ".join(f"{one.name} {one.datatype.value} {format_shape(one.dims)}" for one in entries)

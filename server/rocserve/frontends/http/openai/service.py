@@ -1,0 +1,156 @@
+"""Answers the calls of /v1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rocserve.core.errors import ServeError
+from rocserve.core.request_memory import Holding
+from rocserve.core.steps import Steps
+from rocserve.frontends.http.body import IDENTITY, LARGE_JSON, request_encoding
+from rocserve.frontends.http.inference import ONE_PIECE, HttpParts, request_timeout
+from rocserve.frontends.http.json_text import json_bytes
+from rocserve.frontends.http.openai.answers import embeddings_answer, rerank_answer
+from rocserve.frontends.http.openai.bodies import (
+    EmbeddingsBody,
+    Fault,
+    RerankBody,
+    attempted,
+    read_embeddings,
+    read_rerank,
+)
+from rocserve.frontends.http.openai.calls import MOST_IN_FLIGHT, TextCall, TextOutputs, rows_of_ids, rows_of_texts
+from rocserve.frontends.http.openai.errors import FieldFault, openai_error
+from rocserve.frontends.http.openai.models import TextModel, TextModels, TextOutput
+from rocserve.frontends.http.request import JSON, Request, Response
+from rocserve.plane.guest_loop import worked_off
+
+_Body = TypeVar("_Body")
+
+_MATRYOSHKA = "matryoshka_dimensions"
+"""Parameter of a model: the lengths to which its vectors may be cut, or "any"."""
+
+
+@dataclass(eq=False)
+class OpenAiService:
+    """Answers in the form of OpenAI's API. On the event loop."""
+
+    _parts: HttpParts
+    _most_in_flight: int = MOST_IN_FLIGHT
+    """Infer requests of one call at once."""
+
+    def __post_init__(self) -> None:
+        self._models = TextModels(self._parts)
+
+    async def list_models(self) -> Response:
+        entries = await self._models.entries()
+        return Response(200, json_bytes({"object": "list", "data": entries}), JSON)
+
+    async def show_model(self, name: str) -> Response:
+        """Raises ServeError."""
+        model = await self._models.find(name)
+        return Response(200, json_bytes(self._models.entry(model)), JSON)
+
+    async def embed(self, request: Request) -> Response | None:
+        return await self._answer(request, read_embeddings, self._embed)
+
+    async def rerank(self, request: Request) -> Response | None:
+        return await self._answer(request, read_rerank, self._rerank)
+
+    async def _answer(
+        self,
+        request: Request,
+        read: Callable[[Mapping[str, Any]], _Body],
+        answer: Callable[[Request, float | None, _Body], Any],
+    ) -> Response | None:
+        """Returns None if the answer has been sent."""
+        parts, headers = self._parts, request.head.headers
+        holding = Holding()
+        try:
+            timeout = request_timeout(headers, parts.settings.request_timeout_seconds)
+            encoding = request_encoding(headers.get("content-encoding") or IDENTITY)
+            is_plain = encoding == IDENTITY
+            data = await (parts.bodies.read if is_plain else parts.bodies.read_compressed)(request, holding)
+            attempt = partial(attempted, read)
+            body = await parts.large.parse(attempt, data) if len(data) > LARGE_JSON else attempt(data)
+            if isinstance(body, Fault):
+                raise FieldFault(body.member, body.text)
+            steps: Steps[list[bytes]] = await answer(request, timeout, body)
+            return await self._send(request, steps)
+        except ServeError as error:
+            parts.inference.refuse(error, str)
+            return openai_error(error)
+        finally:
+            parts.memory.requests.release(holding)
+
+    async def _send(self, request: Request, steps: Steps[list[bytes]]) -> Response | None:
+        memory, holding = self._parts.memory, Holding()
+        pieces = await worked_off(self._parts.inference.plane, steps)
+        length = sum(map(len, pieces))
+        if length <= ONE_PIECE:
+            return Response(200, b"".join(pieces), JSON)
+        try:
+            memory.answers.admit(holding, length)
+            await request.respond_in_parts(pieces, JSON)
+        finally:
+            memory.answers.release(holding)
+        return None
+
+    async def _embed(self, request: Request, timeout: float | None, body: EmbeddingsBody) -> Steps[list[bytes]]:
+        model = await self._models.find(body.model, TextOutput.EMBEDDING)
+        _check_dimensions(model, model.width, body.dimensions)
+        if body.ids and not model.takes_ids:
+            raise FieldFault(
+                "input",
+                f"model '{model.config.name}' takes texts, and input has token ids; send the texts themselves"
+                " (LangChain's OpenAIEmbeddings does with check_embedding_ctx_length=False)",
+            )
+        shares = rows_of_ids(model, body.ids) if body.ids else rows_of_texts(model, body.texts)
+        count = len(body.ids) or len(body.texts)
+        outputs = await self._call(request, timeout, model).run(count, shares)
+        _check_dimensions(model, outputs.values.shape[1], body.dimensions)
+        if body.dimensions is not None:
+            outputs = _cut(outputs, body.dimensions)
+        return embeddings_answer(model.config.name, outputs, body.is_base64)
+
+    async def _rerank(self, request: Request, timeout: float | None, body: RerankBody) -> Steps[list[bytes]]:
+        model = await self._models.find(body.model, TextOutput.SCORE)
+        shares = rows_of_texts(model, body.documents, body.query)
+        outputs = await self._call(request, timeout, model).run(len(body.documents), shares)
+        return rerank_answer(model.config.name, outputs, body)
+
+    def _call(self, request: Request, timeout: float | None, model: TextModel) -> TextCall:
+        return TextCall(self._parts, request, timeout, model, self._most_in_flight)
+
+
+def _check_dimensions(model: TextModel, width: int, wanted: int | None) -> None:
+    """Raise FieldFault if the vectors of a model do not have, and may not be cut to, the length that a client wants.
+    `width`: their length; -1 = not known yet."""
+    if wanted is None or width in (-1, wanted):
+        return
+    allowed = model.config.parameters.get(_MATRYOSHKA, "")
+    lengths = [int(length) for length in allowed.split(",")] if allowed and allowed != "any" else []
+    if wanted < width and (allowed == "any" or wanted in lengths):
+        return
+    expected = f"at most {width}" if allowed == "any" else " or ".join(map(str, sorted({*lengths, width})))
+    reason = "" if allowed else f"; its files do not say that they may be cut (config.json: {_MATRYOSHKA})"
+    raise FieldFault(
+        "dimensions",
+        f"dimensions: expected {expected}, the length of the vectors of model '{model.config.name}', got"
+        f" {wanted}{reason}",
+    )
+
+
+def _cut(outputs: TextOutputs, length: int) -> TextOutputs:
+    """Cut vectors, and scale them to length 1 again; a vector of zeros stays as it is."""
+    if length == outputs.values.shape[1]:
+        return outputs
+    values = outputs.values[:, :length]
+    norms = np.sqrt(np.square(values).sum(axis=1, keepdims=True))
+    norms[norms == 0] = 1
+    return TextOutputs(values / norms, outputs.token_count)
