@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.models import add_constant, drop, graph
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
 
@@ -52,7 +52,7 @@ class AmdClient:
 
     def ask(self, method: str, request: object, answer: type) -> object:
         send = self._channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
-        return answer.FromString(send(request.SerializeToString(), timeout=60))
+        return answer.FromString(send(request.SerializeToString(), timeout=PATIENCE_SECONDS))
 
     def worker_load(self, worker: str, parameters: dict[str, Value]) -> str:
         request = pb.WorkerLoadRequest(name=worker)
@@ -245,25 +245,26 @@ def test_a_further_instance_of_a_chain(serve, connect, repository: Path) -> None
     given = {"model": str(file), "next": last, "share": False}
     chain = client.worker_load("onnx", given)
     (expected,) = {tuple(values_of(client.infer(chain, ITEM)))}
-    ends = threading.Event()
+    begun, ends = threading.Event(), threading.Event()
 
-    def ask_on() -> int:
-        asked = 0
+    def ask_on() -> None:
         while not ends.is_set():
             assert tuple(values_of(other.infer(chain, ITEM))) == expected
-            asked += 1
-        return asked
+            begun.set()
 
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(ask_on)
-        assert client.worker_load("onnx", given) == chain
-        # A failed load changes nothing, and is not retried.
-        file.write_bytes(b"no model")
-        code, text = refusal(lambda: client.worker_load("onnx", given))
-        assert (code, "cannot load first.onnx" in text) == ("INVALID_ARGUMENT", True)
-        ends.set()
-        assert asked.result() > 0
-    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)) as connection:
+        try:
+            assert begun.wait(PATIENCE_SECONDS)
+            assert client.worker_load("onnx", given) == chain
+            # A failed load changes nothing, and is not retried.
+            file.write_bytes(b"no model")
+            code, text = refusal(lambda: client.worker_load("onnx", given))
+            assert (code, "cannot load first.onnx" in text) == ("INVALID_ARGUMENT", True)
+        finally:
+            ends.set()
+        asked.result()
+    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)) as connection:
         connection.request("POST", "/v2/repository/index", "{}")
         index = json.loads(connection.getresponse().read())
     assert {(entry["state"], entry.get("reason", "")) for entry in index if entry["name"].startswith("onnx")} == {
@@ -382,7 +383,7 @@ def test_the_same_over_http(serve, connect, repository: Path) -> None:
     server = serve(repository, flags=("--model-control-mode=explicit",))
 
     def ask(verb: str, path: str, body: object = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
         with closing(connection):
             connection.request(verb, path, None if body is None else json.dumps(body))
             response = connection.getresponse()

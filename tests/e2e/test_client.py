@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.models import add_sub, drop
 from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve_client import (
     AsyncClient,
@@ -82,13 +83,13 @@ def test_an_http_port_is_recognised(rocserve_server: RocserveProcess):
         Client(rocserve_server.http_address) as client,
         pytest.raises(RocserveError, match=r"this looks like an HTTP port: give the server's gRPC port \(8001 by"),
     ):
-        client.server_live(timeout=5)
+        client.server_live(timeout=PATIENCE_SECONDS)
 
 
 def test_a_batch_of_jpegs_gives_labels_and_classes(rocserve_server: RocserveProcess):
     images = DIGITS[:16]
     with Client(rocserve_server.address) as client:
-        result = client.infer("digits", encoded(images), WANTED, request_id="batch", timeout=60)
+        result = client.infer("digits", encoded(images), WANTED, request_id="batch", timeout=PATIENCE_SECONDS)
         probabilities = client.infer("digits", encoded(images), ["PROBABILITIES"])["PROBABILITIES"]
     assert (result.model_name, result.request_id) == ("digits", "batch")
     assert rightly_named(result["LABEL"], images) >= 15
@@ -147,8 +148,8 @@ def test_errors_carry_the_servers_status_and_text(rocserve_server: RocserveProce
 
 def test_questions(rocserve_server: RocserveProcess):
     with Client(rocserve_server.address) as client:
-        client.wait_until_ready(30)
-        client.wait_until_ready(30, model="digits")
+        client.wait_until_ready(PATIENCE_SECONDS)
+        client.wait_until_ready(PATIENCE_SECONDS, model="digits")
         assert client.server_live()
         assert client.server_ready()
         assert client.model_ready("digits", "1")
@@ -174,12 +175,12 @@ def test_load_and_unload(serve: Callable[..., RocserveProcess], repository: Path
     server = serve(repository, flags=("--model-control-mode=explicit", "--load-model=named"))
     numbers = {"INPUT0": np.ones((1, 16), np.int32), "INPUT1": np.ones((1, 16), np.int32)}
     with Client(server.address) as client:
-        client.wait_until_ready(30)
+        client.wait_until_ready(PATIENCE_SECONDS)
         assert client.model_ready("named")
         assert not client.model_ready("add_sub")
         with pytest.raises(RocserveError, match="failed to load 'nothing'"):
             client.load_model("nothing")
-        client.load_model("add_sub", timeout=60)
+        client.load_model("add_sub", timeout=PATIENCE_SECONDS)
         assert client.infer("add_sub", numbers)["OUTPUT0"].tolist() == [[2] * 16]
         client.unload_model("add_sub")
         with pytest.raises(RocserveError) as caught:
@@ -189,7 +190,7 @@ def test_load_and_unload(serve: Callable[..., RocserveProcess], repository: Path
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     arguments = [sys.executable, *map(str, command)]
-    return subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=110)
+    return subprocess.run(arguments, check=False, capture_output=True, text=True)
 
 
 def test_the_status_verb(rocserve_server: RocserveProcess):
@@ -203,6 +204,7 @@ def test_the_status_verb(rocserve_server: RocserveProcess):
     assert "no answer from a server at 127.0.0.1:1" in absent.stderr
 
 
+@pytest.mark.timeout(300)  # It starts a server, and tries to download photographs.
 def test_the_demo(tmp_path: Path):
     """On the sample as a clone has it. Without a network the demo shows no photographs, and says so."""
     script = ROOT / "clients" / "examples" / "demo.py"

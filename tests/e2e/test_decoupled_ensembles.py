@@ -9,6 +9,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import drop
+from support.repository_index import models_of
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
@@ -124,7 +125,10 @@ def server(tmp_path_factory: pytest.TempPathFactory):
     for name, config in ensembles.items():
         drop(repository, name, None, config)
     with RocserveProcess([repository], "--exit-on-error=false", log=folder / "server.log") as running:
-        wait_until(lambda: running.client().is_model_ready("count_squares"), "the ensembles")
+        with running.client() as client:
+            ready = ("squares", "squares_one_by_one", "count_squares", "optional")
+            wait_until(lambda: all(client.is_model_ready(name) for name in ready), "the ensembles")
+        wait_until(lambda: models_of(running).get("mixed", ("", ""))[0] == "UNAVAILABLE", "the refusal of the last one")
         yield running
 
 
@@ -199,12 +203,10 @@ def test_statistics(server: RocserveProcess) -> None:
 
 
 def test_elements_of_two_streams_do_not_meet(server: RocserveProcess) -> None:
-    rows = {row.name: row for row in server.client().get_model_repository_index().models}
-    assert rows["mixed"].state == "UNAVAILABLE"
     assert (
         "in ensemble mixed, step of model 'mixed' receives inputs originated from different decoupled models; it is the"
         " step of 'square'"
-    ) in (rows["mixed"].reason)
+    ) in models_of(server)["mixed"][1]
 
 
 def test_inputs_and_outputs_that_are_left_out(server: RocserveProcess) -> None:

@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 from PIL import Image
 from support.infer_inputs import infer_input
 from support.slow_yolo import opencv_suppress, slow_decode
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +180,7 @@ def test_the_network_s_own_words_agree_with_the_post_processing(rocserve_server)
 
 def run_detect(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rocserve.cli", "detect", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
 
 
 def test_the_command_prints_and_draws(rocserve_server, tmp_path):

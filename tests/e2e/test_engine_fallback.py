@@ -12,7 +12,7 @@ from support import metrics
 from support.migraphx_models import MLP_WIDTH, mlp
 from support.models import drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve_client import Client
 
@@ -37,7 +37,7 @@ def server(
 
 def test_onnx_runtime_takes_over_where_the_cpu_is_allowed(server: RocserveProcess) -> None:
     with Client(server.address) as client:
-        client.wait_until_ready(60, model="anywhere")
+        client.wait_until_ready(PATIENCE_SECONDS, model="anywhere")
         properties = client.model_metadata("anywhere").properties
         assert properties["engine"] == "onnxruntime" and properties["engine_replaces"] == "migraphx"
         reason = properties["engine_reason"]
@@ -58,7 +58,7 @@ def test_onnx_runtime_takes_over_where_the_cpu_is_allowed(server: RocserveProces
 
 def test_a_model_that_asks_for_the_gpu_is_not_moved_to_the_cpu(server: RocserveProcess) -> None:
     with Client(server.address) as client:
-        client.wait_until_ready(60, model="anywhere")
+        client.wait_until_ready(PATIENCE_SECONDS, model="anywhere")
 
         reasons: list[str] = []
 

@@ -103,7 +103,7 @@ def test_restricted_methods_want_their_header(channel: grpc.Channel) -> None:
 def test_the_status_verb_may_send_a_header(server: RocserveProcess) -> None:
     def status(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "rocserve.cli", "status", "--once", f"--url={server.address}", *arguments]
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
     without = status()
     assert without.returncode == 1

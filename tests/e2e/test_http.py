@@ -6,6 +6,7 @@ import asyncio
 import base64
 import itertools
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from support.http_requests import LEFT, RIGHT, add_sub_inputs, ask
 from support.models import add_constant
 from support.server import RocserveProcess
 from tritonclient.utils import InferenceServerException
+
+KEY = f"/rocserve_test_{os.getpid()}_http"
+"""Of POSIX shared memory."""
 
 
 def test_what_there_is(triton_http: http_client.InferenceServerClient) -> None:
@@ -113,12 +117,12 @@ def test_the_client_of_many_threads(triton_http: http_client.InferenceServerClie
 
 def test_system_shared_memory(triton_http: http_client.InferenceServerClient) -> None:
     size = LEFT.nbytes
-    memory = shared_memory.create_shared_memory_region("http_region", "/rocserve_test_http", 4 * size)
+    memory = shared_memory.create_shared_memory_region("http_region", KEY, 4 * size)
     try:
         shared_memory.set_shared_memory_region(memory, [LEFT, RIGHT])
-        triton_http.register_system_shared_memory("http_region", "/rocserve_test_http", 4 * size)
+        triton_http.register_system_shared_memory("http_region", KEY, 4 * size)
         told = triton_http.get_system_shared_memory_status()
-        assert told == [{"name": "http_region", "key": "/rocserve_test_http", "offset": 0, "byte_size": 4 * size}]
+        assert told == [{"name": "http_region", "key": KEY, "offset": 0, "byte_size": 4 * size}]
         inputs = [http_client.InferInput(f"INPUT{index}", [1, 4], "INT32") for index in (0, 1)]
         outputs = [http_client.InferRequestedOutput(f"OUTPUT{index}") for index in (0, 1)]
         for index in (0, 1):

@@ -29,7 +29,9 @@ def command(verb: str, *arguments: object) -> list[str]:
 
 def run(verb: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the command with its output in a pipe, in which no line is wrapped."""
-    return subprocess.run(command(verb, *arguments), capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        command(verb, *arguments), capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
 
 
 def test_classify_ranks_the_classes_with_bars(rocserve_server):
@@ -125,7 +127,7 @@ def test_who_cannot_be_asked_is_told_with_what_to_do(rocserve_server, verb):
 def silent() -> Iterator[socket.socket]:
     """Accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(20.0)
+        listening.settimeout(PATIENCE_SECONDS)
         yield listening
 
 

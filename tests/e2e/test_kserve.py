@@ -54,7 +54,7 @@ def answers(kserve: Environment, *questions: Question) -> list[Mapping[str, Any]
         [kserve.programs / "python", SUPPORT / "kserve_calls.py", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

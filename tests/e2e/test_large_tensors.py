@@ -15,6 +15,7 @@ from support.infer_inputs import infer_input
 from support.models import drop, identity
 from support.server import RocserveProcess
 from support.shared_memory import shared_file
+from support.waiting import PATIENCE_SECONDS
 from tritonclient.utils import InferenceServerException
 
 FLOATS = np.arange(6 << 20, dtype=np.float32)
@@ -101,7 +102,7 @@ def test_through_a_stream(client: triton.InferenceServerClient) -> None:
     for number, array in enumerate((FLOATS, small, FLOATS, small)):
         client.async_stream_infer("floats", [tensor(array)], request_id=str(number))
     for number, array in enumerate((FLOATS, small, FLOATS, small)):
-        result, error = answers.get(timeout=60)
+        result, error = answers.get(timeout=PATIENCE_SECONDS)
         assert error is None and result.get_response().id == str(number)
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
     client.stop_stream()
@@ -113,16 +114,16 @@ def test_responses_of_a_decoupled_model_in_their_order(client: triton.InferenceS
     client.start_stream(lambda result, error: answers.put((result, error)))
     client.async_stream_infer("many", [tensor(FLOATS)], enable_empty_final_response=True)
     for number in range(4):
-        result, error = answers.get(timeout=60)
+        result, error = answers.get(timeout=PATIENCE_SECONDS)
         assert error is None
         expected = FLOATS if number % 2 == 0 else FLOATS[:3]
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), expected + np.float32(number))
-    assert answers.get(timeout=60)[0].get_response().parameters["triton_final_response"].bool_param
+    assert answers.get(timeout=PATIENCE_SECONDS)[0].get_response().parameters["triton_final_response"].bool_param
     client.stop_stream()
 
 
 def test_over_http(server: RocserveProcess) -> None:
-    with over_http.InferenceServerClient(server.http_address, network_timeout=60) as client:
+    with over_http.InferenceServerClient(server.http_address, network_timeout=PATIENCE_SECONDS) as client:
         for array, model in ((FLOATS, "floats"), (WORDS, "words")):
             given = tensor(array, library=over_http)
             np.testing.assert_array_equal(client.infer(model, [given]).as_numpy("OUTPUT0"), array)

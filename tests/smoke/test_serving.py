@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc
 import tritonclient.http
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
+from support.processes import has_ended
 from support.server import RocserveProcess
-from support.waiting import PATIENCE_SECONDS, wait_until
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 
@@ -59,9 +59,9 @@ def test_a_batch_is_answered(server: RocserveProcess, protocol) -> None:
 
 
 def test_a_worker_that_is_killed_takes_only_its_requests_along(server: RocserveProcess, load: ConstantLoad) -> None:
-    for worker in server.workers():
-        worker.kill()
-        psutil.wait_procs([worker], timeout=PATIENCE_SECONDS)
+    (worker,) = server.workers("m")
+    worker.kill()
+    wait_until(lambda: has_ended(worker.pid), "the worker's end")
     load.wait_until_answered_by(1.0, times=100)
     assert len(load.failures) <= 8
     assert all(status == "StatusCode.UNAVAILABLE" and "signal 9" in text for status, text in load.failures)
@@ -88,4 +88,4 @@ def test_the_server_ends_in_order(server: RocserveProcess) -> None:
     """The last test of this server."""
     family = server.family()
     assert server.terminate() == 0
-    assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []
+    wait_until(lambda: all(has_ended(process.pid) for process in family), "the end of all processes")

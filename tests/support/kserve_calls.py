@@ -37,7 +37,7 @@ def outputs(answer: Any) -> dict[str, Any]:
 async def over_rest(address: str, model: str, data: Path) -> dict[str, Any]:
     async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
         # KServe's client lacks this call.
-        async with httpx.AsyncClient() as plain:
+        async with httpx.AsyncClient(timeout=90) as plain:
             metadata = (await plain.get(f"{address}/v2/models/{model}")).json()
         inputs = [(entry["name"], entry["datatype"]) for entry in metadata["inputs"]]
         return {
