@@ -88,7 +88,7 @@ def test_random_numbers_must_be_drawn_anew() -> None:
         return {"y": generator.random(feed["x"].shape), "z": feed["x"]}
 
     inputs = [CheckedInput("x", DataType.FP32, (1, 4))]
-    cases = reference_cases(noise, inputs, ["y", "z"], NO_FACTS, Budget(10), seed=0)
+    cases = reference_cases(noise, inputs, ["y", "z"], NO_FACTS, Budget(60), seed=0)
     assert cases[0].drawn == ("y",) and all("y" not in case.outputs for case in cases)
     assert compare(cases, noise, "fp32").right
     constant = compare(cases, lambda feed: {"y": x, "z": feed["x"]}, "fp32")

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from rich.console import Console
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cli import main
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -182,7 +183,8 @@ def answers() -> dict[str, Any]:
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(status, "_CALL_TIMEOUT_S", PATIENCE_SECONDS)
     server = grpc.server(ThreadPoolExecutor(2), handlers=[_Handler()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
