@@ -43,6 +43,7 @@ from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.tracing import Tracing, create_tracing
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.loop import PlaneLoop, default_idle_polls, default_spin
+from rocserve.presets import PREPROCESS, ensemble_name
 from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository, summary
@@ -312,8 +313,11 @@ class Server:
         print_table(entries, table, printed)
         print_way_to_first_model(entries, settings, http, printed)
         name = "" if settings.single is None else settings.single.name
-        # With --preprocess the user wants to send images.
-        model = table.models.get(f"{name}_image" if settings.preprocess else name)
+        model = table.models.get(name)
+        preset = "" if model is None or model.latest is None else model.latest.config.parameters.get(PREPROCESS, "")
+        if preset:
+            # The user wants to send images or texts.
+            model = table.models.get(ensemble_name(name, preset), model)
         if model is not None and model.latest is not None:
             print_sample(model.latest, table, http, addresses.get("grpc", ""), printed)
         return printed.octets

@@ -184,7 +184,8 @@ def _array(config: ModelConfig, entry: InputConfig, is_file: bool) -> str:
 
 
 def _needed(config: ModelConfig) -> tuple[InputConfig, ...]:
-    return tuple(entry for entry in config.inputs if not entry.optional)
+    """Return the inputs of a request; of a model that only has optional ones, the first."""
+    return tuple(entry for entry in config.inputs if not entry.optional) or config.inputs[:1]
 
 
 def _shape(config: ModelConfig, entry: InputConfig) -> tuple[int, ...]:

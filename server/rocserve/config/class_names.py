@@ -39,16 +39,16 @@ class ClassNames:
     def given_to(self, config: ModelConfig, message: messages.ModelConfig) -> tuple[ModelConfig, tuple[str, ...]]:
         """Return the complete configuration with these labels at the output that they fit, and warnings. `message`: the
         same configuration, which gets the file's name. Raises ServeError (INVALID_ARGUMENT) if they must fit."""
-        makes_image_models = PREPROCESS in config.parameters
+        makes_others = PREPROCESS in config.parameters
         try:
             output = labelled_output(config, self)
         except ServeError:
-            # The image models take the names, or refuse them.
-            if not makes_image_models:
+            # The models of `preprocess` take the names, or refuse them.
+            if not makes_others:
                 raise
             return config, ()
         if output is None:
-            return config, () if makes_image_models else (unused_text(config, self),)
+            return config, () if makes_others else (unused_text(config, self),)
         next(one for one in message.output if one.name == output.name).label_filename = self.filename
         labelled = replace(output, label_filename=self.filename, labels=self.names)
         return replace(config, outputs=tuple(labelled if one is output else one for one in config.outputs)), ()

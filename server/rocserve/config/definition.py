@@ -19,7 +19,8 @@ from rocserve.config.model_folder import FlatModel, Listing, ModelFolder, check_
 from rocserve.config.plain import correct_by_signature, to_plain, version_policy
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.signature_checks import check_signature
-from rocserve.config.sources import read_written_config
+from rocserve.config.sources import NO_FILE, read_written_config
+from rocserve.config.text_files import TOKENIZER, has_tokenizer, has_tokenizers
 from rocserve.config.validation import (
     check_loadable,
     check_model_config,
@@ -31,9 +32,10 @@ from rocserve.config.validation import (
 from rocserve.config.written import WrittenConfig
 from rocserve.core import model_config as plain
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.extras import install_command
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
-from rocserve.presets import PREPROCESS
+from rocserve.presets import PREPROCESS, TEXT
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 
@@ -69,6 +71,8 @@ class ModelDefinition:
     """The folder defines a chain, and this is one of its members."""
     class_names: ClassNames | None = None
     """Names for the classes of an output, if the configuration names no file of labels."""
+    is_preset_guessed: bool = False
+    """Nobody has asked for the parameter `preprocess`; the files suggest it."""
 
     @property
     def files(self) -> ModelFolder:
@@ -200,6 +204,8 @@ class FolderReading:
     """Overrides the parameter `preprocess`; "" = the parameter stays."""
     labels: Path | None = None
     """The file of `--labels`; None = labels.txt in the folder, if it exists."""
+    guesses_preset: bool = False
+    """A model without a configuration, and with a tokenizer, is taken for a text encoder."""
 
     @cached_property
     def files(self) -> ModelFolder:
@@ -248,6 +254,16 @@ class FolderReading:
             self.request.apply_rules(message, backend)
         if self.preprocess:
             message.parameters[PREPROCESS].string_value = self.preprocess
+        suggests_text = not self.preprocess and self.guesses_preset and written.source == NO_FILE
+        suggests_text = suggests_text and has_tokenizer(self.files)
+        is_guessed = suggests_text and has_tokenizers()
+        if is_guessed:
+            message.parameters[PREPROCESS].string_value = TEXT
+        elif suggests_text:
+            warnings += (
+                f"model '{message.name}': {TOKENIZER} is not used, because the package tokenizers is not installed; to"
+                f" serve texts too: {install_command('text')}",
+            )
         filenames: tuple[str, ...] = ()
         if backend is not None:
             own = message.default_model_filename
@@ -273,6 +289,7 @@ class FolderReading:
             repository=self.repository,
             flat=self.flat,
             refusal=refusal,
+            is_preset_guessed=is_guessed,
         )
         try:
             return definition if refusal is not None else self._checked(definition, len(written.models) == 1)

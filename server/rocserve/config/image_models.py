@@ -10,22 +10,29 @@ import importlib.resources
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.bounds import MOST_LABELS
 from rocserve.config.class_names import LABELS_FILENAME, ClassNames, dims_of_one_row, wrong_number
-from rocserve.config.datatypes import type_number
-from rocserve.config.pbtxt import format_model_config, suggest
+from rocserve.config.generated_models import (
+    GeneratedModel,
+    PresetUnfit,
+    add_tensor,
+    generated,
+    is_number,
+    model_file,
+    unfit,
+)
+from rocserve.config.pbtxt import suggest
 from rocserve.config.yolo_heads import HeadShape, finished_head, yolov5_head, yolov8_head
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import OutputConfig
-from rocserve.presets import PREPROCESS
+from rocserve.presets import NAMES, PREPROCESS
 from rocserve.presets.yolo import HeadForm
-from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 _ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
 _CROP_FRACTION = 0.875
@@ -50,14 +57,6 @@ _END2END = {**_YOLOV8, "iou_threshold": "1"}
 """The network has dropped the boxes that overlap, so none is dropped here."""
 _MARGIN_LEVEL = 114
 """Grey level of the margins that fit an image to the input, as in the training of such networks."""
-
-Files = Mapping[PurePosixPath, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedModel:
-    name: str
-    files: Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def image_models(config: PlainConfig, found: ClassNames | None) -> tuple[Generat
     preset is unknown, or if it or the class names do not fit the model."""
     name = config.parameters[PREPROCESS]
     if name not in _PRESETS:
-        raise invalid_argument(f"model '{config.name}': unknown {PREPROCESS} '{name}'{suggest(name, _PRESETS)}")
+        raise invalid_argument(f"model '{config.name}': unknown {PREPROCESS} '{name}'{suggest(name, NAMES)}")
     preset = _PRESETS[name]
     labelled = next((output for output in config.outputs if output.labels), None)
     if labelled is not None:
@@ -120,13 +119,16 @@ def image_models(config: PlainConfig, found: ClassNames | None) -> tuple[Generat
         raise invalid_argument(f"{error.text}{advice}") from None
     pipeline_message, pipeline = _pipeline(config, preset, entry, with_size=post.is_detector)
     ensemble = _ensemble(config, entry, post)
-    model_file = f'"""Made of `{PREPROCESS}: {name}`."""\n\nfrom {post.module} import TritonPythonModel\n'
     return (
-        _generated(pipeline_message, {"1/pipeline.json": json.dumps(pipeline, indent=2) + "\n"}),
-        _generated(
-            post.message, {"1/model.py": model_file, LABELS_FILENAME: "".join(f"{one}\n" for one in post.labels)}
+        generated(pipeline_message, {"1/pipeline.json": json.dumps(pipeline, indent=2) + "\n"}),
+        generated(
+            post.message,
+            {
+                "1/model.py": model_file(config, post.module),
+                LABELS_FILENAME: "".join(f"{one}\n" for one in post.labels),
+            },
         ),
-        _generated(ensemble, {"1/.gitkeep": ""}),
+        generated(ensemble, {"1/.gitkeep": ""}),
     )
 
 
@@ -138,18 +140,13 @@ def _fits(config: PlainConfig, name: str, found: ClassNames | None) -> bool:
     return True
 
 
-def _generated(message: ModelConfig, files: Mapping[str, str]) -> GeneratedModel:
-    texts = {"config.pbtxt": format_model_config(message), **files}
-    return GeneratedModel(message.name, {PurePosixPath(path): text.encode() for path, text in texts.items()})
-
-
 def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
     """Return the model's image input. Raises ServeError."""
     entry = config.inputs[0] if len(config.inputs) == 1 else None
     dims = () if entry is None else dims_of_one_row(config, entry.dims)
     places = [place for place in (0, 2) if len(dims) == 3 and dims[place] == 3]
     if entry is None or not places or entry.datatype not in _DATATYPES:
-        raise _unfit(
+        raise unfit(
             config, "one input of colour images, [3, height, width] or [height, width, 3] of FP32, FP16 or UINT8"
         )
     is_nchw = places[0] == 0
@@ -159,22 +156,7 @@ def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
 
 
 def _gives_numbers(config: PlainConfig) -> bool:
-    """Whether numpy can read the outputs in post-processing; numpy has no BF16."""
-    return all(output.datatype not in (DataType.BYTES, DataType.BF16) for output in config.outputs)
-
-
-class PresetUnfit(ServeError):
-    """The model is not one that the preset is for."""
-
-
-def _unfit(config: PlainConfig, expected: str, reason: str = "") -> PresetUnfit:
-    inputs = ", ".join(f"{entry.name} {entry.datatype.value} {list(entry.dims)}" for entry in config.inputs)
-    outputs = ", ".join(f"{entry.name} {entry.datatype.value} {list(entry.dims)}" for entry in config.outputs)
-    return PresetUnfit(
-        StatusCode.INVALID_ARGUMENT,
-        f"model '{config.name}': {PREPROCESS} '{config.parameters[PREPROCESS]}' is for a model with {expected}; this"
-        f" one takes {inputs} and gives {outputs}{f': {reason}' if reason else ''}",
-    )
+    return all(map(is_number, config.outputs))
 
 
 def _pipeline(
@@ -183,8 +165,8 @@ def _pipeline(
     message = ModelConfig(name=f"{config.name}_preprocess", platform="rocal_json")
     message.max_batch_size = max(config.max_batch_size, 1)
     message.dynamic_batching.SetInParent()
-    _add(message.input, _ENCODED, DataType.BYTES, [1])
-    _add(message.output, _IMAGE, entry.datatype, entry.dims)
+    add_tensor(message.input, _ENCODED, DataType.BYTES, [1])
+    add_tensor(message.output, _IMAGE, entry.datatype, entry.dims)
     is_raw = entry.datatype is DataType.UINT8
     normalise = {
         "operation": "CropMirrorNormalize",
@@ -196,7 +178,7 @@ def _pipeline(
     }
     operations = [*preset.operations(entry), normalise]
     if with_size:
-        _add(message.output, _SIZE, DataType.INT32, [2])
+        add_tensor(message.output, _SIZE, DataType.INT32, [2])
         operations.append({"operation": "ImageSize", "is_output": True})
     return message, {"mean_std_range": "pixel" if is_raw else "unit", "pipeline": operations}
 
@@ -205,9 +187,9 @@ def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelCo
     message = ModelConfig(name=f"{config.name}_image", platform=ENSEMBLE_PLATFORM)
     # Images differ in their number of boxes, so detections do not batch.
     message.max_batch_size = 0 if post.is_detector else config.max_batch_size
-    _add(message.input, _ENCODED, DataType.BYTES, [1])
+    add_tensor(message.input, _ENCODED, DataType.BYTES, [1])
     for output in post.message.output:
-        _add(message.output, output.name, None, output.dims).data_type = output.data_type
+        message.output.add(name=output.name, data_type=output.data_type, dims=output.dims)
     own = {output.name: output.name for output in post.message.output}
     sizes = {_SIZE: _SIZE} if post.is_detector else {}
     for name, inputs, outputs in (
@@ -222,14 +204,14 @@ def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelCo
 def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
     classes = [side for output in config.outputs for side in dims_of_one_row(config, output.dims) if side != 1]
     if len(config.outputs) != 1 or len(classes) != 1 or classes[0] < 0 or not _gives_numbers(config):
-        raise _unfit(config, "one output of scores, one for each class")
+        raise unfit(config, "one output of scores, one for each class")
     _check_task(config, "classify", "one output of scores, one for each class")
     names = _labels(config, found, classes[0])
     message = _python_model(config, config.max_batch_size, config.outputs, ("SCORES",))
     # What a person reads comes first.
-    _add(message.output, "LABEL", DataType.BYTES, [1])
-    _add(message.output, "PROBABILITY", DataType.FP32, [1])
-    _add(message.output, "PROBABILITIES", DataType.FP32, classes).label_filename = LABELS_FILENAME
+    add_tensor(message.output, "LABEL", DataType.BYTES, [1])
+    add_tensor(message.output, "PROBABILITY", DataType.FP32, [1])
+    add_tensor(message.output, "PROBABILITIES", DataType.FP32, classes).label_filename = LABELS_FILENAME
     if config.max_batch_size > 1:
         message.dynamic_batching.SetInParent()
     inputs = {config.outputs[0].name: "SCORES"}
@@ -245,7 +227,7 @@ def _yolov4(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Po
     )
     is_fit = is_fit and len(heads) == len(_YOLOV4_STRIDES) and _gives_numbers(config)
     if not is_fit or len(values) != 1 or min(values) <= 5:
-        raise _unfit(
+        raise unfit(
             config, "three outputs of cells of 8, 16 and 32 pixels, [rows, columns, 3, 5 + classes], in this order"
         )
     return _detector(config, _YOLOV4, _labels(config, found, values.pop() - 5))
@@ -259,7 +241,7 @@ def _boxes(
 
     def postprocess(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
         if len(config.outputs) != 1 or not _gives_numbers(config):
-            raise _unfit(config, f"one output of boxes, {expected}")
+            raise unfit(config, f"one output of boxes, {expected}")
         _check_task(config, "detect", f"one output of boxes, {expected}")
         dims = config.outputs[0].dims
         dims = dims if len(dims) == 2 else dims_of_one_row(config, dims)
@@ -268,12 +250,12 @@ def _boxes(
         try:
             head, classes = form(HeadShape(dims, entry.height, entry.width, names))
         except ValueError as reason:
-            raise _unfit(config, f"one output of boxes, {expected}", str(reason)) from None
+            raise unfit(config, f"one output of boxes, {expected}", str(reason)) from None
         if found is None and own and classes and own != classes:
             others = (
                 f"it has columns for {classes} classes, and its file names {own}: the others may be masks or keypoints"
             )
-            raise _unfit(config, f"one output of boxes, {expected}", others)
+            raise unfit(config, f"one output of boxes, {expected}", others)
         labels = _labels(config, found, classes) if classes else ()
         size = {"input_size": f"{entry.height}, {entry.width}", "head": head.value}
         return _detector(config, {**size, **parameters}, labels)
@@ -284,17 +266,17 @@ def _boxes(
 def _check_task(config: PlainConfig, task: str, expected: str) -> None:
     """Raise PresetUnfit if the model's file says that it does something else."""
     if config.purpose.task not in ("", task):
-        raise _unfit(config, expected, f"its file says that its task is '{config.purpose.task}', not '{task}'")
+        raise unfit(config, expected, f"its file says that its task is '{config.purpose.task}', not '{task}'")
 
 
 def _detector(config: PlainConfig, parameters: Mapping[str, str], labels: tuple[str, ...]) -> _Postprocess:
     heads = {output.name: f"HEAD_{index}" for index, output in enumerate(config.outputs)}
     message = _python_model(config, 0, config.outputs, tuple(heads.values()))
-    _add(message.input, _SIZE, DataType.INT32, [2])
-    _add(message.output, "BOXES", DataType.FP32, [-1, 4])
-    _add(message.output, "SCORES", DataType.FP32, [-1])
-    _add(message.output, "CLASSES", DataType.INT32, [-1]).label_filename = LABELS_FILENAME
-    _add(message.output, "LABELS", DataType.BYTES, [-1])
+    add_tensor(message.input, _SIZE, DataType.INT32, [2])
+    add_tensor(message.output, "BOXES", DataType.FP32, [-1, 4])
+    add_tensor(message.output, "SCORES", DataType.FP32, [-1])
+    add_tensor(message.output, "CLASSES", DataType.INT32, [-1]).label_filename = LABELS_FILENAME
+    add_tensor(message.output, "LABELS", DataType.BYTES, [-1])
     for key, value in parameters.items():
         message.parameters[key].string_value = value
     return _Postprocess(message, "rocserve.presets.detection", labels, heads, is_detector=True)
@@ -307,7 +289,7 @@ def _python_model(
     message = ModelConfig(name=f"{config.name}_postprocess", backend="python", max_batch_size=max_batch_size)
     message.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
     for name, tensor in zip(names, tensors, strict=True):
-        _add(message.input, name, tensor.datatype, tensor.dims)
+        add_tensor(message.input, name, tensor.datatype, tensor.dims)
     return message
 
 
@@ -329,14 +311,6 @@ def _labels(config: PlainConfig, found: ClassNames | None, classes: int) -> tupl
 
 _PUBLIC_LABELS = {80: ((), "coco.txt"), 1000: ((), "imagenet.txt"), 1001: (("background",), "imagenet.txt")}
 """Number of classes -> (labels before those in the file, the file)."""
-
-
-def _add(tensors: Any, name: str, datatype: DataType | None, dims: Sequence[int]) -> Any:
-    tensor: ModelInput | ModelOutput = tensors.add(name=name)
-    if datatype is not None:
-        tensor.data_type = type_number(datatype)
-    tensor.dims.extend(dims)
-    return tensor
 
 
 def _shorter_side(entry: _Input) -> list[dict[str, Any]]:
@@ -367,4 +341,4 @@ _PRESETS: Mapping[str, _Preset] = {
     "yolov8": _Preset(640, _fitted, (0,), (1,), _boxes(yolov8_head, "[4 + classes, boxes]", _YOLOV8)),
     "yolo_end2end": _Preset(640, _fitted, (0,), (1,), _boxes(finished_head, "[boxes, 6]", _END2END)),
 }
-"""The keys are presets.NAMES."""
+"""The keys are presets.NAMES, without that of text."""

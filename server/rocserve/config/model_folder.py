@@ -20,7 +20,12 @@ from rocserve.core.model_config import VersionPolicy
 from rocserve.core.printable import printable
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
-_FILES_OF_EACH_MODEL = ("config.pbtxt", "labels.txt", RECORDED_FILE)
+_FILES_OF_EACH_MODEL = (
+    "config.pbtxt",
+    "labels.txt",
+    RECORDED_FILE,
+    *("tokenizer.json", "tokenizer_config.json", "config.json", "sentence_bert_config.json", "modules.json"),
+)
 _HIGHEST = 2**63 - 1
 _GET_WITH = "get_with"
 """Parameter with the command that fetches a model's missing files."""

@@ -71,6 +71,7 @@ CONFIG_FILENAME = "config.pbtxt"
 TOML_FILENAME = "config.toml"
 CONFIGS_FOLDER = "configs"
 """Folder of the configurations that --model-config-name chooses from."""
+NO_FILE = "no configuration file"
 _WHAT = "configuration file"
 
 
@@ -144,4 +145,4 @@ def _no_file(folder: ModelFolder, strict: bool) -> WrittenConfig:
             f"failed to open text file for read {folder.path / CONFIG_FILENAME}: No such file or directory; without"
             " auto-complete every model needs it"
         )
-    return WrittenConfig((ModelConfig(),), "no configuration file")
+    return WrittenConfig((ModelConfig(),), NO_FILE)

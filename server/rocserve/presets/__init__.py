@@ -1,5 +1,13 @@
-"""Post-processes other models' outputs: Python models that `preprocess` adds, and names of public classes."""
+"""Pre- and post-processes other models' tensors: Python models that `preprocess` adds, and names of public classes."""
 
 PREPROCESS = "preprocess"
 """The parameter of a model that names a preset."""
-NAMES = ("imagenet", "inception", "yolov4", "yolov5", "yolov8", "yolo_end2end")
+TEXT = "text"
+NAMES = ("imagenet", "inception", "yolov4", "yolov5", "yolov8", "yolo_end2end", TEXT)
+TEXT_FACTS = ("output", "pooling", "normalise", "activation", "max_tokens", "prompt", "matryoshka")
+"""The parameters by which an ensemble of text tells how it answers; its metadata have them as properties."""
+
+
+def ensemble_name(model: str, preset: str) -> str:
+    """Return the name of the ensemble that clients of a model's preset ask."""
+    return f"{model}_{'text' if preset == TEXT else 'image'}"

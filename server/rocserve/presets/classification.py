@@ -1,4 +1,6 @@
-"""Post-processes a classifier's scores as a Python model: probabilities, and the best class with its name."""
+"""Post-processes a classifier's scores as a Python model: probabilities, and the best class with its name. The
+parameter `activation` says what makes probabilities of the scores; without it, rows that are probabilities already are
+kept."""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from rocserve.presets.activation import ACTIVATIONS, softmax
 from rocserve.presets.class_names import class_names_of
+from rocserve.presets.parameters import parameters_of
 
 _ROUNDING = 1e-2
 """The most that the sum of a row of probabilities may differ from 1: a thousand FP16 values differ by less."""
@@ -19,6 +23,8 @@ class TritonPythonModel:
         """Raises ValueError if the configuration names no label file."""
         self._batches = json.loads(args["model_config"])["max_batch_size"] > 0
         self._labels = class_names_of(args, "PROBABILITIES")
+        activation = parameters_of(args).get("activation")
+        self._probabilities = ACTIVATIONS[activation] if activation else probabilities
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(pb_utils.get_input_tensor_by_name(request, "SCORES").as_numpy()) for request in requests]
@@ -28,7 +34,7 @@ class TritonPythonModel:
         if scores.size != count * len(self._labels):
             text = f"there are {len(self._labels)} labels, but SCORES has shape {list(scores.shape)}"
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG))
-        rows = probabilities(scores.reshape(count, -1).astype(np.float32, copy=False))
+        rows = self._probabilities(scores.reshape(count, -1).astype(np.float32, copy=False))
         best = rows.argmax(axis=1)[:, np.newaxis]
         outputs = {
             "PROBABILITIES": rows,
@@ -42,8 +48,6 @@ class TritonPythonModel:
 
 def probabilities(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the softmax of each row of scores. Rows that are probabilities already are returned unchanged."""
-    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
-    softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
     is_done = (scores >= 0).all(axis=1) & (np.abs(scores.sum(axis=1) - 1) < _ROUNDING)
-    result: np.ndarray[Any, Any] = np.where(is_done[:, np.newaxis], scores, softmax)
+    result: np.ndarray[Any, Any] = np.where(is_done[:, np.newaxis], scores, softmax(scores))
     return result

@@ -5,14 +5,15 @@ head has boxes, in the form that `head` names (see `yolo.HeadForm`), else the he
 from __future__ import annotations
 
 import enum
-import json
 import math
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from rocserve.presets.class_names import class_names_of
+from rocserve.presets.parameters import parameters_of
 from rocserve.presets.yolo import HeadForm, HeadGeometry, Resize, Thresholds, detect, detect_boxes
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)
@@ -23,7 +24,7 @@ _FINISHED_COLUMNS = 6
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Raises ValueError if a parameter is missing or wrong."""
-        parameters = Parameters(json.loads(args["model_config"])["parameters"])
+        parameters = Parameters(parameters_of(args))
         self._input_size: tuple[int, int] | None = None
         if "input_size" in parameters.texts:
             sides = parameters.counts("input_size")
@@ -92,8 +93,8 @@ class TritonPythonModel:
 
 
 class Parameters:
-    def __init__(self, entries: dict[str, dict[str, str]]) -> None:
-        self.texts = {key: entry["string_value"] for key, entry in entries.items()}
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
 
     def geometries(self) -> tuple[HeadGeometry, ...]:
         """Read `strides`, one for each head; `anchors`, equally many for each head; `xy_scale`, one for each head."""

@@ -16,7 +16,7 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.cache.folders import make_folder
 from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.config.definition import FolderReading, ModelDefinition
-from rocserve.config.image_models import GeneratedModel
+from rocserve.config.generated_models import GeneratedModel
 from rocserve.config.model_folder import select_versions
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.written import WrittenConfig
@@ -25,6 +25,7 @@ from rocserve.core.model_names import ModelKey, qualified
 from rocserve.core.printable import encodable, listed
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import RepositorySettings
+from rocserve.settings.repository import WhatKind
 
 _FILE_PREFIX = "file:"
 _PRIVATE_PREFIX = "rocserve-model-"
@@ -230,6 +231,7 @@ class ContentReader:
             renames=single is not None and single.is_named,
             preprocess=self.settings.preprocess if single is not None else "",
             labels=self.settings.labels if single is not None else None,
+            guesses_preset=single is not None and single.kind is not WhatKind.FILE,
         )
         if scan.is_root and not reading.renames:
             # The folder's name says nothing, because it depends on how the volume was mounted.

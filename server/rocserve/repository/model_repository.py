@@ -14,11 +14,11 @@ from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
-from rocserve.repository.image_models import ImageModels
 from rocserve.repository.lifecycle import LifecycleContext
 from rocserve.repository.loads import LoadVersion
 from rocserve.repository.membership import members_of, outermost
 from rocserve.repository.model import wait_for_loads
+from rocserve.repository.preset_models import PresetModels
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.table import ModelTable
@@ -53,7 +53,7 @@ class ModelRepository:
         self._table.subscribe(self._review_readiness)
         self._hot_reload = HotReload(context, self._table)
         self._explicit = ExplicitControl(context, self._table, self._remotes)
-        self._image_models = ImageModels(context, self._table)
+        self._preset_models = PresetModels(context, self._table)
         self.endpoints = WorkerEndpoints(
             settings, context.scanner, context.reader, self._table, tables, context.background, log
         )
@@ -97,7 +97,7 @@ class ModelRepository:
             await self._remotes.start(None if ALL_MODELS in taken else taken)
             missing = await self._explicit.load_at_start(names)
             self._not_found = {} if self._settings.may_lack_models else missing
-        await self._image_models.wait(tuple(self._table.models))
+        await self._preset_models.wait(tuple(self._table.models))
         if mode is ControlMode.EXPLICIT:
             self._start_scanning()
         self._table.is_started = True
@@ -110,7 +110,7 @@ class ModelRepository:
         if self._scan_task is not None:
             self._scan_task.cancel()
         self._hot_reload.stop()
-        self._image_models.stop()
+        self._preset_models.stop()
         self._table.close()
 
     async def stop(self) -> None:
@@ -149,7 +149,7 @@ class ModelRepository:
         self._check_explicit()
         try:
             await self._explicit.load(name, parameters)
-            await self._image_models.wait(self._table.with_members(name))
+            await self._preset_models.wait(self._table.with_members(name))
         except ServeError:
             self._check_explicit()
             raise
@@ -194,9 +194,9 @@ class ModelRepository:
 
     def wanted_models(self) -> list[str]:
         """Return the names of the models that users want served, whether or not that succeeds. Models that come with
-        another model are left out: image models and members of a chain."""
+        another model are left out: those of `preprocess`, and members of a chain."""
         wanted = {key: model.folder for key, model in self._table.models.items() if model.content is not None}
-        generated = self._image_models.folders()
+        generated = self._preset_models.folders()
         alone = [
             key
             for key, folder in wanted.items()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.model_folder import FlatModel, ModelFolder, is_true, is_version_name
+from rocserve.config.text_files import TOKENIZER
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_names import ModelKey
 from rocserve.core.printable import printable_name
@@ -28,6 +29,8 @@ _YOUNG_SECONDS = 60.0
 """Seconds in which a new folder is still being filled."""
 _CLOCK_SECONDS = 1.0
 """Seconds by which a file system's times may lag behind the clock."""
+_EXPORTED = "onnx/model.onnx"
+"""Where Hugging Face's exports for several engines have the model."""
 UNPRINTABLE = (
     "the name of the folder '{}' has bytes that are no UTF-8, or characters that cannot be printed; rename the folder"
 )
@@ -257,23 +260,32 @@ def find_single_model(what: Path, name: str, registry: BackendRegistry) -> Singl
     has_versions = any(map(is_version_name, folders))
     kind = WhatKind.FILES if not has_versions and (is_flat or file) else WhatKind.MODEL
     # A backend's standard file name says nothing about the model.
-    is_telling = kind is WhatKind.FILES and file and file not in exact_filenames(registry)
+    is_telling = kind is WhatKind.FILES and file and Path(file).name not in exact_filenames(registry)
     own = Path(file).stem if is_telling else what.name
     return SingleModel(kind, what, "", name or printable_name(own), bool(name))
 
 
 def find_flat_file(folder: Path, registry: BackendRegistry) -> str:
-    """Find the model's file in a folder; "" = none. In this order: a backend's standard name (model.onnx), the only
-    file with a model's ending (resnet.onnx), the only file that matches a backend's pattern (*.json). Raises ServeError
-    (INVALID_ARGUMENT) if several files match; OSError if the folder cannot be read."""
+    """Find the model's file in a folder; "" = none. In this order: a backend's standard name (model.onnx),
+    onnx/model.onnx beside a tokenizer, the only file with a model's ending (resnet.onnx), the only file that matches a
+    backend's pattern (*.json). Raises ServeError (INVALID_ARGUMENT) if several files match, or if a tokenizer lies
+    alone; OSError if the folder cannot be read."""
     names = sorted(path.name for path in folder.iterdir() if not is_temporary(path.name) and is_true(path.is_file))
     for known in exact_filenames(registry):
         if known in names:
             return known
+    if TOKENIZER in names and is_true((folder / _EXPORTED).is_file):
+        return _EXPORTED
     endings = tuple(ending for spec in registry.backends for ending in spec.file_endings)
     patterns = [name for spec in registry.backends for name in spec.model_filenames if "*" in name]
+    named = [name for name in names if name.lower().endswith(endings)]
+    if TOKENIZER in names and not named:
+        raise invalid_argument(
+            f"'{folder}' holds {TOKENIZER}, and no model: expected model.onnx, {_EXPORTED} or model.pt2 beside it;"
+            " optimum writes one: optimum-cli export onnx --model NAME FOLDER"
+        )
     for found in (
-        [name for name in names if name.lower().endswith(endings)],
+        named,
         [name for name in names if any(Path(name).match(pattern) for pattern in patterns)],
     ):
         if len(found) > 1:

@@ -37,6 +37,7 @@ from rocserve.core.requests import InferRequest, Signature
 from rocserve.core.serving import ReadinessCheck, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
+from rocserve.presets import TEXT_FACTS
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, load_on_engine
 from rocserve.repository.ensemble_trials import EnsembleTrials
@@ -301,7 +302,8 @@ class LoadedEnsemble(EnsembleVersion):
 
     @property
     def properties(self) -> Mapping[str, str]:
-        return {"load_check": self.load_check.text} if self.load_check.parts else {}
+        told = {name: text for name in TEXT_FACTS if (text := self.config.parameters.get(name))}
+        return {**told, **({"load_check": self.load_check.text} if self.load_check.parts else {})}
 
     def follow_members(self, is_decoupled: bool) -> None:
         if is_decoupled == self.config.decoupled:

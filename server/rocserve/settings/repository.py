@@ -122,8 +122,9 @@ class RepositorySettings:
     preprocess: str = flag(
         "",
         one_of(NAMES),
-        "also serve NAME_image, which takes JPEGs and PNGs and returns labels or boxes, for the model WHAT"
-        " (docs/guides/image-models.md)",
+        "for the model WHAT, also serve NAME_image, which takes JPEGs and PNGs and returns labels or boxes, or (text)"
+        " NAME_text, which takes texts and returns vectors, labels or scores (docs/guides/image-models.md,"
+        " docs/guides/text-models.md)",
     )
     labels: Path | None = flag(
         None,

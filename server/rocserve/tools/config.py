@@ -18,8 +18,9 @@ from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.config.class_names import LABELS_FILENAME
 from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
-from rocserve.config.image_models import GeneratedModel, image_models
+from rocserve.config.generated_models import GeneratedModel
 from rocserve.config.pbtxt import format_model_config
+from rocserve.config.preset_models import preset_models
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_names import ModelKey
 from rocserve.core.requests import Signature
@@ -107,7 +108,8 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
     made: list[GeneratedModel] = []
     for definition in complete:
         if PREPROCESS in definition.config.parameters:
-            made += image_models(definition.config, definition.class_names)
+            version = reading.folder / ("" if definition.flat else str(newest[definition.name]))
+            made += preset_models(definition.config, definition, version)
     print("\n".join(texts) + "".join(map(_printed, made)), end="")
     if options.save is not None:
         _save(made, options.save)

@@ -10,11 +10,12 @@ from pathlib import PurePosixPath
 import pytest
 
 from rocserve.config.class_names import ClassNames
-from rocserve.config.image_models import _PRESETS, GeneratedModel, image_models
+from rocserve.config.generated_models import GeneratedModel
+from rocserve.config.image_models import _PRESETS, image_models
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
-from rocserve.presets import NAMES
+from rocserve.presets import NAMES, TEXT
 
 Dims = Sequence[int]
 
@@ -153,7 +154,7 @@ def test_labels_of_the_configuration_are_taken_before_a_file_beside_the_model() 
 
 
 def test_each_name_of_a_preset_has_one() -> None:
-    assert tuple(_PRESETS) == NAMES
+    assert (*_PRESETS, TEXT) == NAMES
 
 
 def test_numbers_that_are_no_pixels_are_refused() -> None:

@@ -8,17 +8,18 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.config.image_models import GeneratedModel
+from rocserve.config.definition import ModelDefinition
+from rocserve.config.generated_models import GeneratedModel
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
-from rocserve.repository import image_models, table
+from rocserve.repository import preset_models, table
 from rocserve.repository import scanner as scanner_file
 from rocserve.repository.loads import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
@@ -293,15 +294,15 @@ async def test_unloading_a_member_suspends_the_ensemble_until_it_is_loaded_again
     assert served.state("e") == "READY"
 
 
-async def test_a_load_waits_for_the_image_models_of_its_own_model_and_members_alone(
+async def test_a_load_waits_for_the_preset_models_of_its_own_model_and_members_alone(
     explicit: Start, folders: Folders, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def made(config: ModelConfig, labels: Sequence[str]) -> tuple[GeneratedModel, ...]:
+    def made(config: ModelConfig, definition: ModelDefinition, folder: Path) -> tuple[GeneratedModel, ...]:
         text = CONFIG.format(input="IN", more="").encode()
         files = {PurePosixPath("config.pbtxt"): text, PurePosixPath("1/model.onnx"): b"good"}
         return (GeneratedModel(f"{config.name}_image", files),)
 
-    monkeypatch.setattr(image_models, "image_models", made)
+    monkeypatch.setattr(preset_models, "preset_models", made)
     folders.model("m", 1, more='parameters { key: "preprocess" value { string_value: "imagenet" } }')
     folders.model("other", 1)
     folders.ensemble("e", "m")

@@ -121,6 +121,7 @@ def _packages(host: Host) -> Sequence[tuple[str, Sequence[str], str, str]]:
         ("onnx", ("onnx",), "MIGraphX's models", cpu_extra),
         ("cv2", ("opencv-python-headless", "opencv-python"), "rocAL pipelines on the CPU", cpu_extra),
         ("matplotlib", ("matplotlib",), "rocserve tune --plot", install_command("tools")),
+        ("tokenizers", ("tokenizers",), "preprocess: text", install_command("text")),
         ("torch", ("torch",), "PyTorch's models; rocserve bench --against torch", torch_command(host)),
         (
             "amdsmi",

@@ -1,0 +1,22 @@
+"""The models that a model's parameter `preprocess` stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rocserve.config.definition import ModelDefinition
+from rocserve.config.generated_models import GeneratedModel
+from rocserve.config.image_models import image_models
+from rocserve.config.text_files import read_text_files
+from rocserve.config.text_models import text_models
+from rocserve.core.model_config import ModelConfig
+from rocserve.presets import PREPROCESS, TEXT
+
+
+def preset_models(config: ModelConfig, definition: ModelDefinition, version_folder: Path) -> tuple[GeneratedModel, ...]:
+    """Generate the models of a complete configuration that has the parameter `preprocess`. Blocks on the disk. Raises
+    ServeError (INVALID_ARGUMENT) if the preset is unknown, or if it or the model's files do not fit the model."""
+    if config.parameters[PREPROCESS] == TEXT:
+        files = read_text_files(config.name, definition.files, version_folder)
+        return text_models(config, files, definition.class_names)
+    return image_models(config, definition.class_names)

@@ -1,0 +1,321 @@
+"""Text models: generates the model folders that `preprocess: text` asks for.
+
+An encoder that takes token ids gets three models: `<name>_tokenize`, from texts to its inputs; `<name>_postprocess`,
+from its output to a vector, labels or a score; and `<name>_text`, the ensemble of all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rocserve.backends.registry import ENSEMBLE_PLATFORM
+from rocserve.config.class_names import LABELS_FILENAME, ClassNames, dims_of_one_row, wrong_number
+from rocserve.config.generated_models import GeneratedModel, add_tensor, generated, is_number, model_file, unfit
+from rocserve.config.text_facts import EMBEDDING, LABEL, SCORE, TOKENS, TextFacts
+from rocserve.config.text_files import TOKENIZER, TextFiles
+from rocserve.core.datatypes import DataType
+from rocserve.core.model_config import InputConfig, OutputConfig
+from rocserve.core.model_config import ModelConfig as PlainConfig
+from rocserve.presets import TEXT_FACTS
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+_TEXT, _QUERY, _IDS, _COUNT = "TEXT", "QUERY", "IDS", "TOKEN_COUNT"
+_TOKEN_TENSORS = (
+    ("TOKENS", DataType.BYTES, (-1,)),
+    ("OFFSETS", DataType.INT32, (-1, 2)),
+    ("SPECIAL", DataType.BOOL, (-1,)),
+)
+"""What the labels of tokens need beside the encoder's output: the tokens, their places in the text, and which of them
+the tokenizer has added."""
+_ROWS = 64
+"""Texts that the tokenizer and the post-processing take together: the server's default for a batch."""
+_ROLES = {
+    "input_ids": "ids",
+    "attention_mask": "mask",
+    "input_mask": "mask",
+    "token_type_ids": "types",
+    "segment_ids": "types",
+    "position_ids": "positions",
+}
+"""The names that exporters give to an encoder's inputs -> what they are."""
+_IDS_TYPES = frozenset({DataType.INT64, DataType.INT32})
+_EXPECTED = (
+    "integer inputs [batch, sequence] (INT64 or INT32): token ids, and attention_mask, token_type_ids and position_ids"
+    " as far as it takes them"
+)
+_POOLED, _UNPOOLED = ("sentence_embedding",), ("last_hidden_state", "token_embeddings")
+"""The outputs that hold a text's vector, and its tokens' vectors, by the names that exporters give them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    inputs: Mapping[str, InputConfig]
+    """What it is -> the input."""
+    length: int
+    """The number of tokens that each text is padded to; -1 = any."""
+
+    @property
+    def joins_texts(self) -> bool:
+        """Whether texts of unlike lengths can share a request: only a mask hides the padding."""
+        return "mask" in self.inputs or self.length > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Postprocess:
+    message: ModelConfig
+    module: str
+    files: Mapping[str, str]
+    encoder_output: str
+    """The encoder's output that it takes."""
+    takes: str
+    """Its input for that."""
+
+
+def text_models(config: PlainConfig, files: TextFiles, found: ClassNames | None) -> tuple[GeneratedModel, ...]:
+    """Generate the text models of a complete configuration. `found`: class names that a file brings; they go before
+    those of config.json. Raises ServeError (INVALID_ARGUMENT) if the model is not a text encoder, or if its files or
+    parameters do not fit it."""
+    facts = TextFacts(config.name, config.parameters, files)
+    encoder = _read_encoder(config)
+    limit = _limit(facts, encoder)
+    post = {EMBEDDING: _embedding, LABEL: _label, TOKENS: _tokens, SCORE: _score}[facts.output](config, facts, found)
+    tokenizer = _tokenizer(config, facts, encoder, limit)
+    told = {"output": facts.output, "max_tokens": "as tokenizer.json says" if limit is None else str(limit)}
+    told |= {key: entry.string_value for key, entry in post.message.parameters.items()}
+    if prompt := facts.prompt:
+        told["prompt"] = prompt
+    if facts.output == EMBEDDING and (sizes := facts.matryoshka):
+        told["matryoshka"] = sizes
+    ensemble = _ensemble(config, encoder, tokenizer, post, told)
+    return (
+        generated(
+            tokenizer,
+            {"1/model.py": model_file(config, "rocserve.presets.tokenizing"), f"1/{TOKENIZER}": files.tokenizer},
+        ),
+        generated(post.message, {"1/model.py": model_file(config, post.module), **post.files}),
+        generated(ensemble, {"1/.gitkeep": ""}),
+    )
+
+
+def _read_encoder(config: PlainConfig) -> _Encoder:
+    """Raises ServeError if the model takes anything but tokens."""
+    roles: dict[str, InputConfig] = {}
+    lengths: set[int] = set()
+    for entry in config.inputs:
+        dims = dims_of_one_row(config, entry.dims)
+        role = _ROLES.get(entry.name.partition(":")[0].lower(), "")
+        if not role and len(config.inputs) == 1:
+            role = "ids"
+        if entry.optional and not role:
+            continue
+        if not role or role in roles or len(dims) != 1 or entry.datatype not in _IDS_TYPES:
+            reason = "" if role else f"'{entry.name}' is not a name of these"
+            raise unfit(config, _EXPECTED, reason)
+        roles[role] = entry
+        lengths.add(dims[0])
+    if "ids" not in roles or len(lengths) != 1:
+        raise unfit(config, _EXPECTED, "" if "ids" not in roles else "they differ in the number of tokens")
+    return _Encoder(roles, lengths.pop())
+
+
+def _limit(facts: TextFacts, encoder: _Encoder) -> int | None:
+    """Return the most tokens of a text. Raises ServeError if the encoder takes fewer than are written."""
+    limit = facts.max_tokens
+    if encoder.length < 0 or (limit is not None and limit <= encoder.length):
+        return limit
+    if "max_tokens" in facts.parameters:
+        raise facts.refused(f"parameter 'max_tokens' is {limit}, but the encoder takes {encoder.length} tokens")
+    return encoder.length
+
+
+def _tokenizer(config: PlainConfig, facts: TextFacts, encoder: _Encoder, limit: int | None) -> ModelConfig:
+    message = _python_model(config, "tokenize")
+    if facts.output == SCORE:
+        add_tensor(message.input, _QUERY, DataType.BYTES, [1])
+        add_tensor(message.input, _TEXT, DataType.BYTES, [1])
+    elif facts.output == TOKENS:
+        add_tensor(message.input, _TEXT, DataType.BYTES, [1])
+    else:
+        add_tensor(message.input, _TEXT, DataType.BYTES, [1]).optional = True
+        add_tensor(message.input, _IDS, DataType.INT64, [-1]).optional = True
+    for entry in encoder.inputs.values():
+        add_tensor(message.output, entry.name, entry.datatype, [encoder.length])
+    add_tensor(message.output, _COUNT, DataType.INT32, [1])
+    if facts.output == TOKENS:
+        for name, datatype, dims in _TOKEN_TENSORS:
+            add_tensor(message.output, name, datatype, dims)
+    numbers = {
+        "max_tokens": limit,
+        "length": encoder.length if encoder.length > 0 else None,
+        "vocabulary": facts.vocabulary,
+        "padding": facts.padding,
+    }
+    written = {f"{role}_output": entry.name for role, entry in encoder.inputs.items()}
+    written |= {key: str(number) for key, number in numbers.items() if number is not None}
+    if facts.prompt:
+        written["prompt"] = facts.prompt
+    if facts.lowers:
+        written["lower_case"] = "true"
+    return _with_parameters(message, written)
+
+
+def _embedding(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> _Postprocess:
+    outputs = {output.name.partition(":")[0]: output for output in config.outputs if is_number(output)}
+    ranks = {name: len(dims_of_one_row(config, output.dims)) for name, output in outputs.items()}
+    pooled = [name for name, rank in ranks.items() if rank == 1]
+    unpooled = [name for name, rank in ranks.items() if rank == 2]
+    chosen = (
+        [name for name in pooled if name in _POOLED]
+        or [name for name in unpooled if name in _UNPOOLED]
+        or (unpooled if len(unpooled) == 1 else [])
+        or (pooled if len(pooled) == 1 and not unpooled else [])
+    )
+    if not chosen:
+        raise unfit(
+            config,
+            "an output of vectors: last_hidden_state or token_embeddings, one for each token, or sentence_embedding,"
+            " one for each text",
+        )
+    output = outputs[chosen[0]]
+    is_pooled = ranks[chosen[0]] == 1
+    message = _python_model(config, "postprocess")
+    dims = dims_of_one_row(config, output.dims)
+    name = "POOLED" if is_pooled else "HIDDEN"
+    add_tensor(message.input, name, output.datatype, dims if is_pooled else (-1, dims[1]))
+    parameters = {"normalise": str(facts.normalises).lower()}
+    if is_pooled:
+        if "pooling" in facts.parameters:
+            raise facts.refused(
+                f"parameter 'pooling' has no use: output '{output.name}' has one vector for each text already"
+            )
+        parameters["pooling"] = "by the encoder"
+    else:
+        facts.check_modules()
+        parameters["pooling"] = facts.pooling
+        add_tensor(message.input, _COUNT, DataType.INT32, [1])
+    width = dims[-1] if dims[-1] > 0 else facts.width
+    add_tensor(message.output, "EMBEDDING", DataType.FP32, [width])
+    _with_parameters(message, parameters)
+    return _Postprocess(message, "rocserve.presets.pooling", {}, output.name, name)
+
+
+def _label(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> _Postprocess:
+    output, dims = _only_output(config, "one output of scores, one for each class", 1)
+    names = _labels(config, facts, found, output, dims[-1])
+    message = _python_model(config, "postprocess")
+    add_tensor(message.input, "SCORES", output.datatype, dims)
+    add_tensor(message.output, "LABEL", DataType.BYTES, [1])
+    add_tensor(message.output, "PROBABILITY", DataType.FP32, [1])
+    add_tensor(message.output, "PROBABILITIES", DataType.FP32, dims).label_filename = LABELS_FILENAME
+    _with_parameters(message, {"activation": facts.activation})
+    return _Postprocess(message, "rocserve.presets.classification", _label_file(names), output.name, "SCORES")
+
+
+def _tokens(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> _Postprocess:
+    output, dims = _only_output(config, "one output of scores, one for each token and class", 2)
+    names = _labels(config, facts, found, output, dims[-1])
+    message = _python_model(config, "postprocess")
+    add_tensor(message.input, "SCORES", output.datatype, (-1, dims[1]))
+    for name, datatype, of_each in _TOKEN_TENSORS:
+        add_tensor(message.input, name, datatype, of_each)
+    # Tokenizer and post-processing have both TOKENS and OFFSETS: with the tokens that the tokenizer adds, and without.
+    add_tensor(message.output, "TOKENS", DataType.BYTES, [-1])
+    add_tensor(message.output, "LABELS", DataType.BYTES, [-1]).label_filename = LABELS_FILENAME
+    add_tensor(message.output, "PROBABILITIES", DataType.FP32, [-1])
+    add_tensor(message.output, "OFFSETS", DataType.INT32, [-1, 2])
+    _with_parameters(message, {"activation": facts.activation})
+    return _Postprocess(message, "rocserve.presets.token_labels", _label_file(names), output.name, "SCORES")
+
+
+def _score(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> _Postprocess:
+    expected = "one output of one score for each pair of texts"
+    output, dims = _only_output(config, expected, 1)
+    if dims[-1] not in (1, -1):
+        raise unfit(config, expected, f"output '{output.name}' has {dims[-1]}")
+    message = _python_model(config, "postprocess")
+    add_tensor(message.input, "SCORES", output.datatype, dims)
+    add_tensor(message.output, "SCORE", DataType.FP32, [1])
+    _with_parameters(message, {"activation": facts.activation})
+    return _Postprocess(message, "rocserve.presets.scoring", {}, output.name, "SCORES")
+
+
+def _only_output(config: PlainConfig, expected: str, rank: int) -> tuple[OutputConfig, tuple[int, ...]]:
+    """Return the only output of scores (of several, the one named logits) and its dims for one text."""
+    fitting = [
+        (output, dims)
+        for output in config.outputs
+        if is_number(output) and len(dims := dims_of_one_row(config, output.dims)) == rank
+    ]
+    named = [each for each in fitting if each[0].name.partition(":")[0] == "logits"]
+    if len(named or fitting) != 1:
+        raise unfit(config, expected)
+    return (named or fitting)[0]
+
+
+def _labels(
+    config: PlainConfig, facts: TextFacts, found: ClassNames | None, output: OutputConfig, classes: int
+) -> Sequence[str]:
+    if output.labels:
+        return output.labels
+    if found is not None:
+        if len(found.names) != classes:
+            raise wrong_number(config, found, output.name, classes)
+        return found.names
+    names = facts.labels
+    if not facts.names_labels and classes > 0:
+        return tuple(f"LABEL_{number}" for number in range(classes))
+    if classes not in (-1, len(names)):
+        raise facts.refused(
+            f"config.json's id2label names {len(names)} classes, but output '{output.name}' has {classes}; take the"
+            " config.json that was exported with the model"
+        )
+    return names
+
+
+def _label_file(names: Sequence[str]) -> Mapping[str, str]:
+    return {LABELS_FILENAME: "".join(f"{name}\n" for name in names)}
+
+
+def _ensemble(
+    config: PlainConfig, encoder: _Encoder, tokenizer: ModelConfig, post: _Postprocess, told: Mapping[str, str]
+) -> ModelConfig:
+    message = ModelConfig(name=f"{config.name}_text", platform=ENSEMBLE_PLATFORM)
+    # Texts differ in their number of tokens, so labels of tokens do not batch.
+    if encoder.joins_texts and told["output"] != TOKENS:
+        message.max_batch_size = config.max_batch_size
+    message.input.extend(tokenizer.input)
+    for output in post.message.output:
+        message.output.add(name=output.name, data_type=output.data_type, dims=output.dims)
+    add_tensor(message.output, _COUNT, DataType.INT32, [1])
+    # The tensors between the steps have names that no output has.
+    between = {output.name: f"tokenize.{output.name}" for output in tokenizer.output if output.name != _COUNT}
+    between[_COUNT] = _COUNT
+    scores = f"encoder.{post.encoder_output}"
+    given = {name.name: name.name for name in tokenizer.input}
+    encoded = {entry.name: between[entry.name] for entry in encoder.inputs.values()}
+    taken = {entry.name: scores if entry.name == post.takes else between[entry.name] for entry in post.message.input}
+    own = {output.name: output.name for output in post.message.output}
+    read = {*encoded.values(), *taken.values(), _COUNT}
+    made = {name: tensor for name, tensor in between.items() if tensor in read}
+    for name, inputs, outputs in (
+        (tokenizer.name, given, made),
+        (config.name, encoded, {post.encoder_output: scores}),
+        (post.message.name, taken, own),
+    ):
+        message.ensemble_scheduling.step.add(model_name=name, model_version=-1, input_map=inputs, output_map=outputs)
+    return _with_parameters(message, {key: told[key] for key in TEXT_FACTS if key in told})
+
+
+def _python_model(config: PlainConfig, what: str) -> ModelConfig:
+    message = ModelConfig(name=f"{config.name}_{what}", backend="python")
+    message.max_batch_size = max(config.max_batch_size, _ROWS)
+    message.dynamic_batching.SetInParent()
+    message.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
+    return message
+
+
+def _with_parameters(message: ModelConfig, parameters: Mapping[str, str]) -> ModelConfig:
+    for key, value in parameters.items():
+        message.parameters[key].string_value = value
+    return message

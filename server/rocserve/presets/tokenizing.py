@@ -1,0 +1,205 @@
+"""Turns texts into an encoder's inputs, as a Python model: token ids, padded to the longest text of a request, with the
+mask, types and positions that the encoder takes. config.pbtxt says which output is which: `ids_output`, `mask_output`,
+`types_output`, `positions_output`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from rocserve.core.errors import invalid_argument
+from rocserve.core.extras import install_command
+from rocserve.presets.parameters import parameters_of
+
+Array = np.ndarray[Any, Any]
+
+_FILE = "tokenizer.json"
+_PADDINGS = ("[PAD]", "<pad>", "<|endoftext|>")
+"""The tokens that stand for padding where no file names one. The mask hides them."""
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        """Raises ServeError if the library is missing, or if tokenizer.json is damaged or another encoder's."""
+        parameters, config = parameters_of(args), json.loads(args["model_config"])
+        datatypes = {each["name"]: pb_utils.triton_string_to_numpy(each["data_type"]) for each in config["output"]}
+        self._roles = {
+            role: (name, datatypes[name])
+            for role in ("ids", "mask", "types", "positions")
+            if (name := parameters.get(f"{role}_output"))
+        }
+        self._has_places = "OFFSETS" in datatypes
+        self._tokenizer = _open(Path(args["model_repository"]) / args["model_version"] / _FILE)
+        limit = parameters.get("max_tokens")
+        self._limit = int(limit) if limit else (self._tokenizer.truncation or {}).get("max_length")
+        self._truncate(is_pair=any(each["name"] == "QUERY" for each in config["input"]))
+        self._padding = _padding(self._tokenizer, parameters.get("padding"))
+        self._tokenizer.no_padding()
+        self._vocabulary = _vocabulary(self._tokenizer, parameters.get("vocabulary"))
+        self._length = int(parameters.get("length", 0))
+        self._prompt = parameters.get("prompt", "")
+        self._lowers = parameters.get("lower_case") == "true"
+        # Without the tokens' places in the text the library takes less time.
+        self._encode = self._tokenizer.encode_batch if self._has_places else self._tokenizer.encode_batch_fast
+
+    def _truncate(self, is_pair: bool) -> None:
+        """Raises ServeError if no room for a text is left."""
+        tokenizer = self._tokenizer
+        direction = (tokenizer.truncation or {}).get("direction", "right")
+        tokenizer.no_truncation()
+        if self._limit is None:
+            return
+        added = tokenizer.num_special_tokens_to_add(is_pair)
+        if self._limit <= added:
+            raise invalid_argument(
+                f"max_tokens is {self._limit}, but the tokenizer adds {added} tokens of its own; expected more"
+            )
+        tokenizer.enable_truncation(self._limit, strategy="longest_first", direction=direction)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            outputs = self._tensors(request)
+        except ValueError as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
+
+    def _tensors(self, request: Any) -> dict[str, Array]:
+        """Raises ValueError if the texts cannot be taken."""
+        texts, ids = (pb_utils.get_input_tensor_by_name(request, name) for name in ("TEXT", "IDS"))
+        if (texts is None) == (ids is None):
+            got = "neither" if texts is None else "both"
+            raise ValueError(f"expected TEXT, or IDS (the ids of its tokens) in its place; got {got}")
+        if ids is not None:
+            rows = self._given(ids.as_numpy())
+            return self._inputs(rows, np.zeros_like(rows), [rows.shape[1]] * len(rows))
+        first = self._texts("TEXT", texts)
+        query = pb_utils.get_input_tensor_by_name(request, "QUERY")
+        pairs: list[Any] = first
+        if query is not None:
+            pairs = list(zip(self._texts("QUERY", query), first, strict=True))
+        encodings = self._encode(pairs)
+        counts = [len(encoding.ids) for encoding in encodings]
+        for row, count in enumerate(counts):
+            if not count:
+                raise ValueError(f"row {row} of TEXT has no token; expected a text")
+        width = self._length or max(counts)
+        rows = np.full((len(counts), width), self._padding, np.int64)
+        types = np.zeros_like(rows)
+        for row, (encoding, count) in enumerate(zip(encodings, counts, strict=True)):
+            rows[row, :count] = encoding.ids
+            if "types" in self._roles:
+                types[row, :count] = encoding.type_ids
+        self._check_ids("TEXT", rows)
+        outputs = self._inputs(rows, types, counts)
+        if self._has_places:
+            outputs |= _places(encodings, width)
+        return outputs
+
+    def _texts(self, name: str, tensor: Any) -> list[str]:
+        texts = []
+        for row, value in enumerate(tensor.as_numpy().ravel().tolist()):
+            try:
+                text = value.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"row {row} of {name} is not UTF-8 text: {error.reason} at byte {error.start}"
+                ) from None
+            text = f"{self._prompt}{text}"
+            texts.append(text.lower() if self._lowers else text)
+        return texts
+
+    def _given(self, rows: Array) -> Array:
+        """Return the ids of a client, one row for each text, as the encoder takes them."""
+        count = rows.shape[1]
+        most = self._length or self._limit
+        if not count or (most is not None and count > most):
+            expected = "at least 1" if most is None else f"1 to {most}"
+            raise ValueError(f"IDS has {count} tokens for each text; expected {expected}")
+        self._check_ids("IDS", rows)
+        return rows
+
+    def _check_ids(self, name: str, rows: Array) -> None:
+        least, highest = int(rows.min()), int(rows.max())
+        if least < 0 or highest >= self._vocabulary:
+            raise ValueError(
+                f"{name} has the token id {least if least < 0 else highest}, but the encoder knows 0 to"
+                f" {self._vocabulary - 1}; expected ids of this model's own tokenizer"
+            )
+
+    def _inputs(self, rows: Array, types: Array, counts: Sequence[int]) -> dict[str, Array]:
+        width = self._length or rows.shape[1]
+        if rows.shape[1] < width:
+            padded = np.full((len(rows), width), self._padding, np.int64)
+            padded[:, : rows.shape[1]] = rows
+            rows, types = padded, np.zeros_like(padded)
+        numbers = np.array(counts, np.int32)[:, np.newaxis]
+        places = np.arange(width)
+        arrays = {"ids": rows, "types": types, "mask": places < numbers}
+        arrays["positions"] = np.broadcast_to(places, rows.shape)
+        outputs = {name: arrays[role].astype(datatype) for role, (name, datatype) in self._roles.items()}
+        return {**outputs, "TOKEN_COUNT": numbers}
+
+
+def _open(path: Path) -> Any:
+    """Return the tokenizer. Raises ServeError if it cannot be read."""
+    # An encoder takes far longer than a tokenizer (a text of 40 tokens takes 0.1 ms), and its threads need the cores.
+    # The library reads both variables once.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise invalid_argument(
+            f"text needs the package tokenizers, which cannot be imported ({error}); run: {install_command('text')}"
+        ) from None
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise invalid_argument(
+            f"{_FILE} cannot be read by tokenizers {tokenizers.__version__}: {error}; save it again with"
+            " transformers (AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)), or upgrade the package"
+        ) from None
+
+
+def _padding(tokenizer: Any, written: str | None) -> int:
+    if written is not None:
+        return int(written)
+    if tokenizer.padding is not None:
+        return int(tokenizer.padding["pad_id"])
+    known = (tokenizer.token_to_id(token) for token in _PADDINGS)
+    return next((number for number in known if number is not None), 0)
+
+
+def _vocabulary(tokenizer: Any, written: str | None) -> int:
+    """Return the number of the encoder's ids, from its own file if that has it. Raises ServeError if the tokenizer has
+    more. Added tokens do not count: some files have some that no text has."""
+    own = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0) + 1
+    if written is None:
+        return max(own, max(tokenizer.get_vocab().values(), default=0) + 1)
+    if own > int(written):
+        raise invalid_argument(
+            f"{_FILE} has {own} tokens, but the encoder knows {written} (config.json's vocab_size): it is the tokenizer"
+            " of another model; take the files of one model"
+        )
+    return int(written)
+
+
+def _places(encodings: Sequence[Any], width: int) -> dict[str, Array]:
+    shape = (len(encodings), width)
+    tokens, offsets = np.full(shape, b"", object), np.zeros((*shape, 2), np.int32)
+    special = np.ones(shape, bool)
+    for row, encoding in enumerate(encodings):
+        count = len(encoding.ids)
+        tokens[row, :count] = [token.encode() for token in encoding.tokens]
+        offsets[row, :count] = encoding.offsets
+        special[row, :count] = encoding.special_tokens_mask
+    return {"TOKENS": tokens, "OFFSETS": offsets, "SPECIAL": special}

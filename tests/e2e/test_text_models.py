@@ -1,0 +1,209 @@
+"""`preprocess: text` in a configuration: texts to vectors, labels or scores, on encoders with seeded weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+from support.server import RocserveProcess, Start
+from support.text_encoders import (
+    SENTENCE_FILES,
+    SENTENCES,
+    WIDTH,
+    BareEncoder,
+    encoder,
+    write_encoder,
+    write_tokenizer,
+)
+
+from rocserve_client import Client, InvalidArgument
+
+pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+
+LABELS = ("calm", "loud", "odd")
+KINDS = {"O": 0, "PLACE": 1}
+LONG = " ".join(SENTENCES * 3)
+TEXTS = (*SENTENCES[:3], "Cat", "unknown words: zebra!", LONG)
+
+
+def rows(*texts: str) -> np.ndarray:
+    return np.array([[text.encode()] for text in texts], object)
+
+
+def logistic(values: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-values.astype(np.float64)))
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    parts = np.exp(values.astype(np.float64))
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("texts")
+    for name, model, files, parameters in (
+        ("sentences", encoder(), SENTENCE_FILES, {}),
+        ("narrow", encoder(datatype=TensorProto.INT32, inputs=("input_ids",)), {}, {"pooling": "cls"}),
+        ("fixed", encoder(shape=("batch", 12)), {}, {"pooling": "last", "normalise": "true"}),
+        ("whole", encoder("sentence_embedding"), SENTENCE_FILES, {}),
+        (
+            "moods",
+            encoder("logits", 3),
+            {
+                "config.json": {
+                    "architectures": ["BertForSequenceClassification"],
+                    "id2label": {str(number): label for number, label in enumerate(LABELS)},
+                    "max_position_embeddings": 64,
+                }
+            },
+            {},
+        ),
+        (
+            "places",
+            encoder("token_logits", 2),
+            {
+                "config.json": {
+                    "architectures": ["BertForTokenClassification"],
+                    "id2label": {str(number): label for label, number in KINDS.items()},
+                }
+            },
+            {},
+        ),
+        (
+            "judge",
+            encoder("logits", 1),
+            {"config.json": {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}},
+            {},
+        ),
+    ):
+        folder = write_encoder(repository, name, model, files, parameters)
+        write_tokenizer(folder)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, models: Path) -> RocserveProcess:
+    return start(models)
+
+
+@pytest.fixture(scope="module")
+def client(server: RocserveProcess) -> Client:
+    return Client(f"127.0.0.1:{server.port}")
+
+
+@pytest.fixture
+def bare(models: Path, tmp_path: Path):
+    tokenizer = write_tokenizer(tmp_path)
+
+    def make(name: str, most: int) -> BareEncoder:
+        return BareEncoder(tokenizer, (models / name / "1" / "model.onnx").read_bytes(), most)
+
+    return make
+
+
+def test_a_vector_is_what_the_files_say_alone_and_in_company(client: Client, bare) -> None:
+    encode = bare("sentences", 32)
+    together = client.infer("sentences_text", {"TEXT": rows(*TEXTS)})
+    for row, text in enumerate(TEXTS):
+        mean = encode(text).mean(axis=0)
+        expected = mean / np.linalg.norm(mean)
+        alone = client.infer("sentences_text", {"TEXT": rows(text)})
+        np.testing.assert_allclose(alone["EMBEDDING"][0], expected, atol=1e-5)
+        np.testing.assert_allclose(together["EMBEDDING"][row], expected, atol=1e-5)
+        assert together["TOKEN_COUNT"][row] == alone["TOKEN_COUNT"][0] == len(encode(text))
+    assert together["TOKEN_COUNT"][-1] == 32
+
+
+def test_a_client_may_send_the_ids_of_its_tokens(client: Client, bare, tmp_path: Path) -> None:
+    ids = write_tokenizer(tmp_path).encode(SENTENCES[0]).ids
+    by_text = client.infer("sentences_text", {"TEXT": rows(SENTENCES[0])})
+    by_ids = client.infer("sentences_text", {"IDS": np.array([ids])})
+    np.testing.assert_array_equal(by_ids["EMBEDDING"], by_text["EMBEDDING"])
+    assert by_ids["TOKEN_COUNT"].tolist() == [[len(ids)]]
+
+
+def test_metadata_say_how_texts_are_cut_and_vectors_made(client: Client) -> None:
+    assert client.model_metadata("sentences_text").properties == {
+        "output": "embedding",
+        "pooling": "mean",
+        "normalise": "true",
+        "max_tokens": "32",
+    }
+    assert client.model_metadata("whole_text").properties["pooling"] == "by the encoder"
+    assert client.model_metadata("judge_text").properties == {
+        "output": "score",
+        "activation": "sigmoid",
+        "max_tokens": "as tokenizer.json says",
+    }
+
+
+def test_an_encoder_without_a_mask_gets_one_text_a_request(client: Client, bare) -> None:
+    result = client.infer("narrow_text", {"TEXT": rows(SENTENCES[0])[0]})
+    np.testing.assert_allclose(result["EMBEDDING"], bare("narrow", 6)(SENTENCES[0])[0], atol=1e-5)
+    with pytest.raises(InvalidArgument, match="unexpected shape for input 'TEXT'"):
+        client.infer("narrow_text", {"TEXT": rows(*SENTENCES[:2])})
+
+
+def test_an_encoder_of_one_length_gets_its_length(client: Client) -> None:
+    result = client.infer("fixed_text", {"TEXT": rows("cat", LONG)})
+    assert result["EMBEDDING"].shape == (2, WIDTH)
+    np.testing.assert_allclose(np.linalg.norm(result["EMBEDDING"], axis=1), 1, atol=1e-5)
+    assert result["TOKEN_COUNT"].ravel().tolist() == [3, 12]
+
+
+def test_a_vector_of_the_encoder_itself_is_taken(client: Client, bare) -> None:
+    result = client.infer("whole_text", {"TEXT": rows(SENTENCES[1])})
+    expected = bare("whole", 32)(SENTENCES[1])
+    np.testing.assert_allclose(result["EMBEDDING"][0], expected / np.linalg.norm(expected), atol=1e-5)
+
+
+def test_a_text_gets_its_label(client: Client, bare) -> None:
+    encode = bare("moods", 64)
+    result = client.infer("moods_text", {"TEXT": rows(*TEXTS)})
+    for row, text in enumerate(TEXTS):
+        expected = softmax(encode(text))
+        np.testing.assert_allclose(result["PROBABILITIES"][row], expected, atol=1e-5)
+        assert result["LABEL"][row].tolist() == [LABELS[expected.argmax()].encode()]
+        np.testing.assert_allclose(result["PROBABILITY"][row], [expected.max()], atol=1e-5)
+
+
+def test_each_token_of_a_text_gets_its_label_and_its_place(client: Client, bare) -> None:
+    text = "Zürich: rain"
+    result = client.infer("places_text", {"TEXT": rows(text)[0]})
+    expected = softmax(bare("places", 6)(text))[1:-1]
+    assert len(result["TOKENS"]) == len(expected) == result["TOKEN_COUNT"][0] - 2
+    np.testing.assert_allclose(result["PROBABILITIES"], expected.max(axis=1), atol=1e-5)
+    assert result["LABELS"].tolist() == [list(KINDS)[number].encode() for number in expected.argmax(axis=1)]
+    # The places count characters, not bytes.
+    pieces = [text[begin:end] for begin, end in result["OFFSETS"].tolist()]
+    assert pieces[1] == ":"
+    assert result["TOKENS"][-1].decode().removeprefix("##") == pieces[-1]
+
+
+def test_a_pair_of_texts_gets_its_score(client: Client, bare) -> None:
+    encode = bare("judge", 6)
+    pairs = ((SENTENCES[0], "cat"), (SENTENCES[1], "the dog"))
+    columns = [rows(*texts) for texts in zip(*pairs, strict=True)]
+    result = client.infer("judge_text", {"QUERY": columns[0], "TEXT": columns[1]})
+    expected = [logistic(encode(*pair)) for pair in pairs]
+    np.testing.assert_allclose(result["SCORE"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({}, r"expected TEXT, or IDS \(the ids of its tokens\) in its place; got neither"),
+        ({"TEXT": rows("a"), "IDS": np.array([[5]])}, "in its place; got both"),
+        ({"TEXT": np.array([[b"a"], [b"\xff"]], object)}, "row 1 of TEXT is not UTF-8 text: invalid start byte"),
+        ({"IDS": np.array([[5, 4000]])}, "IDS has the token id 4000, but the encoder knows 0 to"),
+        ({"IDS": np.array([[-1]])}, "IDS has the token id -1, but the encoder knows 0 to"),
+        ({"IDS": np.ones((1, 33), np.int64)}, "IDS has 33 tokens for each text; expected 1 to 32"),
+        ({"IDS": np.ones((1, 0), np.int64)}, "IDS has 0 tokens for each text; expected 1 to 32"),
+    ],
+)
+def test_what_is_not_a_text_is_refused(client: Client, inputs, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        client.infer("sentences_text", inputs)
