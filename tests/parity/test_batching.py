@@ -270,7 +270,7 @@ def loaded(pair: Pair) -> Iterator[None]:
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_same_batches(pair: Pair, case: Case) -> None:
-    pair.compare(case.exchange)
+    pair.compare(case.exchange, anew=[case.unloading, case.loading])
 
 
 @pytest.mark.parametrize("preserve_ordering", PRESERVE_ORDERING)
@@ -278,4 +278,4 @@ def test_decoupled_models_keep_the_order_where_they_are_to(pair: Pair, preserve_
     name = f"repeating_{preserve_ordering}"
     requests = [infer(name, raw_input("MS", [[pause]]), request_id=f"pause {pause}") for pause in (300, 0)]
     steps = [load(name), Stream(requests), unload(name)]
-    pair.compare(Exchange(f"decoupled, preserve_ordering: {preserve_ordering}", steps, at_once=True))
+    pair.compare(Exchange(f"decoupled, preserve_ordering: {preserve_ordering}", steps, at_once=True, timed=True))

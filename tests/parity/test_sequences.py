@@ -80,7 +80,7 @@ class Case:
         config = Call("ModelConfig", pb.ModelConfigRequest(name=name))
         counted = [Counters(name)] if self.counts else []
         steps = [load(name), config, *calls, *counted, unload(name)]
-        return Exchange(f"sequences: {self.name}", steps, at_once=True, timed=self.seconds_apart > 0)
+        return Exchange(f"sequences: {self.name}", steps, at_once=True, timed=self.counts or self.seconds_apart > 0)
 
 
 WHOLE = [Ask(start=True), Ask(), Ask(end=True)]

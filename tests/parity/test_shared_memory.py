@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,8 @@ import pytest
 from support.parity.exchange import Asked, Call, Exchange, Local, Outcome, Step
 from support.parity.inference import Input, Output, infer, raw_input
 from support.parity.pair import Pair
+from support.shared_memory import FOLDER
+from support.waiting import PATIENCE_SECONDS
 from tritonclient.grpc import service_pb2 as pb
 
 KEY = "rocserve_parity"
@@ -28,13 +33,17 @@ BYTES = b"\x03\0\0\0one\x05\0\0\0three"
 def memory() -> Iterator[SharedMemory]:
     """Two pages: a row of INT32 at 0 and at 16, BYTES elements at 32; results are written from 128 on. The second page
     begins like the first."""
-    region = SharedMemory(KEY, create=True, size=SIZE)
-    # The servers map the file themselves; this fixture removes it.
-    resource_tracker.unregister(f"/{KEY}", "shared_memory")
-    yield region
-    region.close()
-    resource_tracker.register(f"/{KEY}", "shared_memory")
-    region.unlink()
+    # Recorded requests name the region, so that another run on this machine has to wait.
+    with (Path(tempfile.gettempdir()) / f"{KEY}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (FOLDER / KEY).unlink(missing_ok=True)  # Of a run that was killed.
+        region = SharedMemory(KEY, create=True, size=SIZE)
+        # The servers map the file themselves; this fixture removes it.
+        resource_tracker.unregister(f"/{KEY}", "shared_memory")
+        yield region
+        region.close()
+        resource_tracker.register(f"/{KEY}", "shared_memory")
+        region.unlink()
 
 
 def register(name: str, key: str = f"/{KEY}", offset: int = 0, size: int = SIZE) -> Call:
@@ -71,7 +80,7 @@ class LetGo:
         return unregister().digest()
 
     def ask(self, server: Asked) -> Outcome:
-        end = time.monotonic() + 5
+        end = time.monotonic() + PATIENCE_SECONDS
         while (outcome := unregister().ask(server)).status == "INTERNAL" and time.monotonic() < end:
             time.sleep(0.02)
         return outcome

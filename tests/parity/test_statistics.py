@@ -20,7 +20,7 @@ from support.parity.models import (
     write_model,
 )
 from support.parity.pair import Pair
-from support.parity.repository import load
+from support.parity.repository import load, unload
 
 FAULTS = tensor("input", "MODE", "STRING", [1]) + tensor("output", "OUT", "FP32", [1])
 REPEAT = tensor("input", "IN", "INT32", [1]) + tensor("output", "OUT", "INT32", [1])
@@ -58,6 +58,13 @@ class Case:
             [*(load(model.name) for model in models), *counters, *self.steps, *counters],
             ordered=False,
             at_once=True,
+            timed=True,
+        )
+
+    @property
+    def unloading(self) -> Exchange:
+        return Exchange(
+            f"statistics: unload after {self.name}", [unload(model.name) for model in [self.model, *self.members]]
         )
 
 
@@ -151,4 +158,4 @@ def loadable(pair: Pair) -> Iterator[None]:
 @pytest.mark.usefixtures("loadable")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_statistics(pair: Pair, case: Case) -> None:
-    pair.compare(case.exchange)
+    pair.compare(case.exchange, anew=[case.unloading])

@@ -77,11 +77,12 @@ def written(prefix: Path) -> dict[str, list[dict[str, Any]]]:
     and tensors."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in prefix.parent.glob(f"{prefix.name}.*"):
-        text = path.read_text()
-        if not text.endswith("]"):
-            continue
+        try:
+            entries = json.loads(path.read_text())
+        except ValueError:
+            continue  # It is being written.
         by_id: dict[int, dict[str, Any]] = {}
-        for entry in json.loads(text):
+        for entry in entries:
             trace = by_id.setdefault(entry["id"], {"moments": set(), "tensors": set()})
             if "timestamps" in entry:
                 trace["moments"] |= {stamp["name"] for stamp in entry["timestamps"]}

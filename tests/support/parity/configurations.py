@@ -12,9 +12,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from support.parity.exchange import Asked, Call, Exchange, Local, Outcome, Step
 from support.parity.models import SCRIPTS
+from support.waiting import PATIENCE_SECONDS
 
 SCRIPT = "identity"
-_PATIENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class IndexRows:
     def ask(self, server: Asked) -> Outcome:
         call = Call("RepositoryIndex", pb.RepositoryIndexRequest())
         outcome = call.ask(server)
-        end = time.monotonic() + _PATIENCE_SECONDS
+        end = time.monotonic() + PATIENCE_SECONDS
         # Triton fails here if the folder of another model disappears while it reads.
         while server.name == "triton" and outcome.status != "OK" and time.monotonic() < end:
             outcome = call.ask(server)

@@ -128,7 +128,8 @@ class Exchange:
     at_once: bool = False
     """Whether both servers are asked simultaneously; else rocserve is asked after Triton has answered."""
     timed: bool = False
-    """Whether the answers depend on when the requests arrive: on a busy machine Triton may be late."""
+    """Whether the answers depend on when the requests arrive, or on when the server counts them: on a busy machine a
+    server may be late."""
     about: str = ""
     """What a step without a request changes for the servers."""
 

@@ -11,8 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from support.parity.exchange import Asked, Call, HttpCall, Outcome
 from support.parity.inference import fill_parameters
-
-_SETTLE_SECONDS = 10.0
+from support.waiting import PATIENCE_SECONDS
 
 
 def load(model: str, repository: str = "", **parameters: Any) -> Call:
@@ -54,7 +53,7 @@ class HttpIndex:
 @dataclass(frozen=True, slots=True)
 class Index:
     """The rows of the repository index about some models, once none of them is loading or unloading, or after
-    `_SETTLE_SECONDS`; other tests may have added models."""
+    `PATIENCE_SECONDS`; other tests may have added models."""
 
     models: Sequence[str]
     ready: bool = False
@@ -63,7 +62,7 @@ class Index:
         return self._call.digest()
 
     def ask(self, server: Asked) -> Outcome:
-        end = time.monotonic() + _SETTLE_SECONDS
+        end = time.monotonic() + PATIENCE_SECONDS
         while True:
             outcome = self._call.ask(server)
             rows = [row for row in (outcome.answer or {}).get("models", []) if row["name"] in self.models]

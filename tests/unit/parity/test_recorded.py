@@ -204,6 +204,28 @@ def test_recorded_answers_stand_for_a_triton_that_was_late(file: Path) -> None:
         pair(file, WRONG, WRONG).compare(timed)
 
 
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_timed_exchange_is_repeated_with_a_rocserve_that_was_late(file: Path, times: int) -> None:
+    timed, again = replace(ASKED, timed=True), Exchange("again", [Call("ServerLive")])
+    recorded(file, timed, [RIGHT], "started")
+    asked: list[Exchange] = []
+
+    class Late:
+        def take(self, exchange: Exchange) -> list[Outcome]:
+            asked.append(exchange)
+            return [WRONG if asked.count(timed) <= times else RIGHT]
+
+    late: Any = Late()
+    servers = Servers(None, late, FOLDER, FOLDER / "scratch", "started")
+    compared = Pair(servers, RecordedTriton(file, FOLDER), Comparisons(recorded=True), ())
+    if times == 1:
+        compared.compare(timed, anew=[again])
+        assert asked == [timed, again, timed]
+    else:
+        with pytest.raises(AssertionError, match="asked, step 0"):
+            compared.compare(timed, anew=[again])
+
+
 def test_recorded_answers_stand_for_a_triton_that_gives_none(file: Path) -> None:
     class Silent:
         def take(self, exchange: Exchange) -> list[Outcome]:

@@ -131,8 +131,14 @@ def test_a_region_outlives_the_name_of_its_file(file: SharedFile) -> None:
 
 
 def test_the_file_is_closed_with_the_last_reference(file: SharedFile) -> None:
+    def is_of_file(entry: Path) -> bool:
+        try:
+            return file.path.samefile(entry)
+        except FileNotFoundError:
+            return False  # Another thread has closed it.
+
     def descriptors() -> int:
-        return sum(file.path.samefile(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists())
+        return sum(map(is_of_file, Path("/proc/self/fd").iterdir()))
 
     region = ClientRegion("r", file.key, 0, 4096, GUARD)
     assert descriptors() == 1
