@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lanes", type=int, default=2, help="actions that run at a time (2)")
     parser.add_argument("--rest", type=float, default=0.2, help="seconds of a lane between two actions (0.2)")
     parser.add_argument("--pace", type=float, default=0.1, help="mean seconds between a client's requests (0.1)")
-    parser.add_argument("--health-secs", type=float, default=5.0, help="within which health answers (5)")
+    parser.add_argument("--health-secs", type=float, default=12.0, help="within which health answers (12)")
     parser.add_argument("--memory-mib", type=float, default=2048.0, help="that a server may take with workers (2048)")
     parser.add_argument("--only", metavar="ACTION,...", help="just these actions, as the report names them")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="the actions of a record")

@@ -35,10 +35,10 @@ _NOT_BEGUN = re.compile(r"inference request for sequence \S+ to model \S+ must s
 CUT_OFF = (OSError, EOFError, HTTPException)
 """What clients raise when their connection has ended."""
 
-KILL_SECONDS = 20.0
+KILL_SECONDS = 60.0
 """From a kill until the last request that it costs begins: a sequence's next request may come late."""
-RECONNECT_SECONDS = 1.0
-"""After a server is back, its clients have reconnected within this time."""
+RECONNECT_SECONDS = 10.0
+"""After a server is back, its clients have reconnected within this time, on a busy machine."""
 INSIDE_EACH_KILL = 12
 """The most requests that the honest clients of one model have under way; a sequence may lose its next one, too."""
 

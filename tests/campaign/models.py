@@ -9,6 +9,7 @@ from pathlib import Path
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.paced_models import drop_paced
 from support.sequences import drop_accumulator
+from support.waiting import PATIENCE_SECONDS
 
 SAMPLES = Path(__file__).parents[2] / "model_repository"
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
@@ -45,7 +46,7 @@ def process_name(model: str) -> str:
 
 
 def git(folder: Path, *words: str) -> None:
-    subprocess.run([*GIT, *words], cwd=folder, check=True, capture_output=True, timeout=30)
+    subprocess.run([*GIT, *words], cwd=folder, check=True, capture_output=True, timeout=PATIENCE_SECONDS)
 
 
 def drop_constant(repository: Path, name: str, constant: float = FIRST, more: str = "") -> Path:

@@ -9,11 +9,12 @@ from typing import Any
 
 import grpc
 import numpy as np
+from support.waiting import PATIENCE_SECONDS
 from tritonclient.grpc import service_pb2 as messages
 
 SERVICE = "/inference.GRPCInferenceService"
 SECONDS = 10.0
-"""Timeout of one request of an action."""
+"""How long an action waits for its socket: a server may take no more bytes."""
 MOST_BYTES = 1 << 22
 """Bytes of an answer that are read at most."""
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
@@ -25,7 +26,9 @@ def channel(address: str) -> Iterator[grpc.Channel]:
         yield opened
 
 
-def call(opened: grpc.Channel, method: str, request: bytes, seconds: float = SECONDS) -> tuple[str, str, bytes]:
+def call(
+    opened: grpc.Channel, method: str, request: bytes, seconds: float = PATIENCE_SECONDS
+) -> tuple[str, str, bytes]:
     """The name of the status, its text, and the answer's bytes."""
     try:
         answer = opened.unary_unary(f"{SERVICE}/{method}")(request, timeout=seconds)

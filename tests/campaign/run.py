@@ -31,7 +31,7 @@ class Options:
     """Pause of each lane between two actions."""
     pace_seconds: float = 0.1
     """Mean pause of each honest client between two requests."""
-    health_seconds: float = 5.0
+    health_seconds: float = 12.0
     most_mib: float = 2048.0
     """Memory limit of each server with its workers."""
 

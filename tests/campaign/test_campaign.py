@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 from support.models import add_constant
+from support.processes import send
 from support.shared_memory import FOLDER as SHARED_MEMORY
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from campaign import catalogue, models
 from campaign.action import Action, Kind, drawn
@@ -23,7 +26,12 @@ from campaign.stage import Stage
 from campaign.watch import ending
 
 HEALTH_SECONDS = 1.0
-OPTIONS = Options(seconds=60.0, seed=1, lanes=1, pace_seconds=0.05, health_seconds=HEALTH_SECONDS)
+OPTIONS = Options(seconds=10 * PATIENCE_SECONDS, seed=1, lanes=1, pace_seconds=0.05, health_seconds=PATIENCE_SECONDS)
+"""A run ends with its list of actions."""
+CLIENTS = 14
+"""Honest clients."""
+ANSWERS = 5
+"""Right answers that each of them has had at the end."""
 LEFT_BEHIND = SHARED_MEMORY / "left_by_a_campaign_on_purpose"
 
 
@@ -63,11 +71,11 @@ def killed_worker(stage: Stage, random: random.Random) -> None:
     assert quick in script.read_text()
     (gone,) = stage.poll.workers(models.PYTHON)
     script.write_text("import time\n" + script.read_text().replace(quick, slow))
+    wait_until(lambda: is_replaced(stage, gone), "the next worker")
     while "honest request failed" not in stage.findings.counts:
-        wait_until(lambda gone=gone: is_replaced(stage, gone), "the next worker")
         time.sleep(0.3)
-        (gone,) = stage.poll.workers(models.PYTHON)
-        gone.kill()
+        for each in stage.poll.workers(models.PYTHON):
+            send(each, signal.SIGKILL)
         time.sleep(0.3)
 
 
@@ -88,12 +96,13 @@ def run_only(folder: Path, *breaks: Callable[[Stage, random.Random], None], **ch
     return run(dataclasses.replace(OPTIONS, **changes), [Action(kind.name, 1) for kind in kinds], kinds, folder)  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_what_is_broken_on_purpose_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ending, "RECOVERY_SECONDS", 3.0)
     try:
         outcome = run_only(
-            tmp_path, wrong_answer, opened_canary, told_secret, stopped_server, killed_worker, left_behind, failing
+            *(tmp_path, wrong_answer, opened_canary, told_secret, stopped_server, killed_worker, left_behind, failing),
+            health_seconds=HEALTH_SECONDS,
         )
     finally:
         LEFT_BEHIND.unlink(missing_ok=True)
@@ -118,21 +127,36 @@ def test_what_is_broken_on_purpose_is_reported(tmp_path: Path, monkeypatch: pyte
     assert Action("break.wrong_answer", 1) in suspects["wrong answer"]
 
 
-@pytest.mark.timeout(240)
+def waiting_for_the_end(stage: Stage, random: random.Random) -> None:
+    wait_until(stage.ending.is_set, "the end of the campaign")
+
+
+@pytest.mark.timeout(600)
 def test_a_server_that_takes_too_much_ends_the_campaign(tmp_path: Path):
-    outcome = run_only(tmp_path, most_mib=1.0)
+    outcome = run_only(tmp_path, waiting_for_the_end, most_mib=1.0)
     assert set(outcome.findings.counts) == {"too much taken"}
 
 
-@pytest.mark.timeout(240)
+def answered_clients(stage: Stage, random: random.Random) -> None:
+    """Wait until each client has had right answers."""
+
+    def have_answers() -> bool:
+        rows = [outcomes for _, _, outcomes in stage.tally.rows() if "right" in outcomes]
+        return sum(outcomes["right"] > ANSWERS for outcomes in rows) == CLIENTS
+
+    wait_until(have_answers, "right answers for each client")
+
+
+@pytest.mark.timeout(600)
 def test_a_short_campaign_keeps_all_promises(tmp_path: Path):
-    kinds = catalogue.chosen(["swap", "kill"])
-    options = dataclasses.replace(OPTIONS, seconds=6.0, lanes=2, health_seconds=10.0)
-    outcome = run(options, drawn(1, kinds), kinds, tmp_path)
+    drawn_kinds, last = catalogue.chosen(["swap", "kill"]), Kind("last.answers", answered_clients)
+    actions = [*itertools.islice(drawn(1, drawn_kinds), 4), Action(last.name, 1)]
+    outcome = run(dataclasses.replace(OPTIONS, lanes=2), actions, [*drawn_kinds, last], tmp_path)
     assert outcome.findings.kept == []
     asked = {who: outcomes for who, _, outcomes in outcome.tally.rows()}
-    assert all(asked[client.name].get("right", 0) > 5 for client in outcome.clients)
-    assert len(outcome.course.done) >= 3
+    assert len(outcome.clients) == CLIENTS
+    assert all(asked[client.name].get("right", 0) > ANSWERS for client in outcome.clients)
+    assert len(outcome.course.done) == len(actions)
     # Recorded actions can be repeated.
     assert {str(done.action) for done in outcome.course.done} == {
         str(action) for action in read_record(tmp_path / "actions.jsonl")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,7 +21,7 @@ from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.metrics import FLAGS, port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop, slow_sum
-from support.processes import has_ended
+from support.processes import has_ended, name_of, send, wait_until_ended
 from support.repository_index import models_of
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -77,15 +77,13 @@ class TritonPythonModel:
 """
 
 
-def kill_and_wait(server: RocserveProcess, number: int = signal.SIGKILL) -> float:
-    """Kill the server's process; return the seconds until it is ready again."""
+def kill_and_wait(server: RocserveProcess, number: int = signal.SIGKILL) -> None:
+    """Kill the server's process, and wait until another one is ready."""
     killed = server.server_process()
-    began = time.monotonic()
     killed.send_signal(number)
     killed.wait(PATIENCE_SECONDS)
     wait_until(lambda: is_ready(server), f"readiness; the log says:\n{server.log_text}")
     assert server.server_process() != killed
-    return time.monotonic() - began
 
 
 def is_ready(server: RocserveProcess) -> bool:
@@ -114,12 +112,12 @@ def pids(server: RocserveProcess) -> set[int]:
 
 
 def holdings(server: RocserveProcess) -> dict[str, int]:
-    """The number of all processes, their descriptors and their memory with shared pages in parts."""
-    family = server.family()
-    return {
-        "processes": len(family),
-        "descriptors": sum(process.num_fds() for process in family),
-    }
+    """The number of all processes, and their descriptors."""
+    descriptors = []
+    for process in server.family():
+        with suppress(psutil.NoSuchProcess):
+            descriptors.append(process.num_fds())
+    return {"processes": len(descriptors), "descriptors": sum(descriptors)}
 
 
 def steady(server: RocserveProcess) -> dict[str, int]:
@@ -140,30 +138,36 @@ def test_deaths_under_load(serve, repository: Path, front_ends: int) -> None:
     server: RocserveProcess = serve(repository, f"--front-ends={front_ends}")
     ports, workers = (server.port, server.http_port), pids(server)
     assert len(workers) == 3
-    kill_and_wait(server)
+    # What workers and the server need once for such a load, they have after the first death.
+    die_under_load(server, [signal.SIGKILL])
     before = steady(server)
-    seconds = []
+    die_under_load(server, [signal.SIGSEGV if death % 2 else signal.SIGKILL for death in range(DEATHS)])
+    assert pids(server) == workers
+    assert (server.port, server.http_port) == ports
+    assert "the server's process was killed by SIGSEGV" in server.log_text
+
+    def is_as_before() -> bool:
+        now = holdings(server)
+        return now["processes"] == before["processes"] and now["descriptors"] <= before["descriptors"] + SLACK
+
+    wait_until(is_as_before, f"{before}, and {SLACK} descriptors at most")
+    assert server.terminate() == 0
+
+
+def die_under_load(server: RocserveProcess, deaths: Sequence[signal.Signals]) -> None:
     with ExitStack() as running:
         loads = [
             (running.enter_context(ConstantLoad(server.address, model, {constant}, 2)), constant)
             for model, constant in (("m", 1.0), ("python", 2.0), ("chain", 3.0))
         ]
-        for death in range(DEATHS):
+        for number in deaths:
             for load, constant in loads:
                 load.wait_until_answered_by(constant, times=20)
-            seconds.append(kill_and_wait(server, signal.SIGSEGV if death % 2 else signal.SIGKILL))
+            kill_and_wait(server, number)
         for load, constant in loads:
             load.wait_until_answered_by(constant, times=20)
-    print(f"ready again after {statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s")
-    assert pids(server) == workers
-    assert (server.port, server.http_port) == ports
     assert [wrong for load, _ in loads for wrong in load.wrong] == []
     assert {status for load, _ in loads for status, _ in load.failures} == {"StatusCode.UNAVAILABLE"}
-    assert "the server's process was killed by SIGSEGV" in server.log_text
-    after = steady(server)
-    assert after["processes"] == before["processes"]
-    assert after["descriptors"] <= before["descriptors"] + SLACK, f"{before} became {after}"
-    assert server.terminate() == 0
 
 
 def test_all_end_with_a_killed_supervisor(serve, repository: Path) -> None:
@@ -173,7 +177,7 @@ def test_all_end_with_a_killed_supervisor(serve, repository: Path) -> None:
     family = server.family()
     assert len(family) >= 4
     server.kill()
-    assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []
+    wait_until_ended(family)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0])
@@ -185,23 +189,32 @@ def test_the_end_while_another_is_being_started(serve, repository: Path, seconds
     time.sleep(seconds)
     # If the signal comes before the supervisor knows of the death, the server has ended with that status.
     assert server.terminate() in (0, 128 + signal.SIGKILL)
-    assert psutil.wait_procs([*family, *server.family()], timeout=PATIENCE_SECONDS)[1] == []
+    wait_until_ended([*family, *server.family()])
 
 
 def test_a_third_signal_ends_it_whatever_it_is_doing(serve, repository: Path) -> None:
     server: RocserveProcess = serve(repository)
     family = server.family()
     server.server_process().suspend()
-    assert server.process is not None
-    for _ in range(3):
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
-    assert server.process.wait(PATIENCE_SECONDS) == -signal.SIGTERM
-    assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []
+    process = server.process
+    assert process is not None
+    supervisor = psutil.Process(process.pid)
+
+    def has_ended_by_signals() -> bool:
+        # The kernel keeps one of several signals for a process that does not run.
+        send(supervisor, signal.SIGTERM)
+        return process.poll() is not None
+
+    wait_until(has_ended_by_signals, "the supervisor's end")
+    assert process.returncode == -signal.SIGTERM
+    wait_until_ended(family)
 
 
 def test_a_death_before_it_serves_is_the_end(repository: Path) -> None:
-    command = [sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", "--grpc-port=0"]
+    # It never serves: its model hangs.
+    drop(repository, "hangs", "import time\n\ntime.sleep(600)\n", PYTHON_CONFIG)
+    flags = ("--grpc-port=0", "--http-port=0", "--allow-metrics=false", "--listen-when-loaded")
+    command = [sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", *flags]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         supervisor = psutil.Process(process.pid)
         wait_until(supervisor.children, "the server's process")
@@ -269,7 +282,7 @@ def test_what_has_changed_or_ended_meanwhile_is_loaded_again(serve, repository: 
     supervisor.resume()
     wait_until(lambda: is_ready(server), "readiness")
     wait_until(lambda: len(server.workers()) == 3, "the end of what nobody claims")
-    kept = {worker.name() for worker in server.workers()} & {
+    kept = {name_of(worker) for worker in server.workers()} & {
         name for name, worker in by_name.items() if not has_ended(worker.pid)
     }
     assert kept == {"rocserve:same"}
@@ -325,7 +338,7 @@ def test_models_that_share_a_process_under_load(serve, repository: Path) -> None
     assert {status for load in loads for status, _ in load.failures} == {"StatusCode.UNAVAILABLE"}
     assert pids(server) == workers
     # The descriptors of its session and of its instance.
-    wait_until(lambda: server.workers()[0].num_threads() == threads - 2, "the end of the model that is gone")
+    wait_until(lambda: server.workers()[0].num_threads() <= threads - 2, "the end of the model that is gone")
 
 
 def test_models_that_share_a_process_that_is_at_a_request(serve, repository: Path) -> None:
@@ -341,7 +354,7 @@ def test_models_that_share_a_process_that_is_at_a_request(serve, repository: Pat
     kill_and_wait(server)
     assert server.workers() == [worker]
     assert ask(server, "m") == [[2.0, 3.0]]
-    wait_until(lambda: worker.num_threads() == threads, "the end of the one that was left")
+    wait_until(lambda: worker.num_threads() <= threads, "the end of the one that was left")
 
 
 def test_a_zygote_that_dies_with_the_server(serve, repository: Path) -> None:
@@ -441,7 +454,7 @@ def test_more_models_than_are_loaded_at_once(serve, repository: Path, flag: str)
     ):
         for death in (1, 2):
             list(askers.map(ask_all, range(2)))
-            assert 2 <= resident() <= most
+            wait_until(lambda: 2 <= resident() <= most, "the models that are loaded")
             before = server.workers()
             in_hand = [ask_in_background(server, name) for name in names]
             kill_and_wait(server)
@@ -454,10 +467,10 @@ def test_more_models_than_are_loaded_at_once(serve, repository: Path, flag: str)
             assert server.log_text.count("model 'm0' version 1 is still loaded") == death, "what is pinned"
             wait_until(lambda: len(server.workers()) <= most, "the end of the workers that nobody has taken over")
             assert set(server.workers()) & set(before), "the process of what is pinned"
-            assert resident() <= most
+            wait_until(lambda: resident() <= most, "the end of further models")
     assert to_pinned.wrong + to_busy.wrong == []
     assert {status for load in (to_pinned, to_busy) for status, _ in load.failures} <= {"StatusCode.UNAVAILABLE"}
     assert "failed to load" not in server.log_text
     family = server.family()
     assert server.terminate() == 0
-    assert psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1] == []
+    wait_until_ended(family)

@@ -6,11 +6,11 @@ import json
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
-import pytest
-from support.paced_models import drop_paced
-from support.server import RocserveProcess, Start
+from support.gated_models import drop_gated
+from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -18,23 +18,15 @@ from rocserve.protocol import grpc_service_pb2 as pb
 SERVICE = "/inference.GRPCInferenceService/"
 
 
-@pytest.fixture(scope="module")
-def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    folder = tmp_path_factory.mktemp("clients")
-    (folder / "repository").mkdir()
-    drop_paced(folder / "repository", "paced")
-    return start(folder / "repository", "--max-requests-per-client=2")
-
-
-def paced(milliseconds: int) -> bytes:
-    request = pb.ModelInferRequest(model_name="paced", raw_input_contents=[milliseconds.to_bytes(4, "little")])
-    request.inputs.add(name="MS", datatype="INT32", shape=[1])
+def infer_request() -> bytes:
+    request = pb.ModelInferRequest(model_name="gated", raw_input_contents=[bytes(8)])
+    request.inputs.add(name="X", datatype="FP32", shape=[1, 2])
     return request.SerializeToString()
 
 
 def over_http(server: RocserveProcess) -> tuple[int, str]:
-    body = {"inputs": [{"name": "MS", "datatype": "INT32", "shape": [1], "data": [0]}]}
-    url = f"http://{server.http_address}/v2/models/paced/infer"
+    body = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [0, 0]}]}
+    url = f"http://{server.http_address}/v2/models/gated/infer"
     try:
         with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=PATIENCE_SECONDS) as answer:
             return answer.status, answer.read().decode()
@@ -42,38 +34,42 @@ def over_http(server: RocserveProcess) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def test_requests_in_flight(server: RocserveProcess) -> None:
-    with grpc.insecure_channel(server.address) as channel:
+def test_requests_in_flight(repository: Path, tmp_path: Path) -> None:
+    gate, flag = drop_gated(repository), "--max-requests-per-client=2"
+    with (
+        RocserveProcess([repository], flag, log=tmp_path / "server.log") as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        server.wait_until_ready()
         infer, live = (channel.unary_unary(SERVICE + name) for name in ("ModelInfer", "ServerLive"))
-        calls = [infer.future(paced(3000), timeout=PATIENCE_SECONDS) for _ in range(8)]
-        # Six are refused immediately, while two are in the model.
+        calls = [infer.future(infer_request(), timeout=PATIENCE_SECONDS) for _ in range(8)]
+        # Six are refused immediately, while two are in the server.
         wait_until(lambda: sum(call.done() for call in calls) == 6)
         refused = [call for call in calls if call.done()]
         assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert "the client 127.0.0.1 has 2 requests in flight" in refused[0].details()
         status, text = over_http(server)
         assert (status, "--max-requests-per-client" in text) == (429, True)
-        [answer] = channel.stream_stream(SERVICE + "ModelStreamInfer")(iter([paced(0)]), timeout=PATIENCE_SECONDS)
+        [answer] = channel.stream_stream(SERVICE + "ModelStreamInfer")(
+            iter([infer_request()]), timeout=PATIENCE_SECONDS
+        )
         assert "--max-requests-per-client" in pb.ModelStreamInferResponse.FromString(answer).error_message
         # Only inference is limited.
         assert live(b"", timeout=PATIENCE_SECONDS) == b"\x08\x01"
+        gate.touch()
         assert all(call.result() for call in calls if call not in refused)
-        assert infer(paced(0), timeout=PATIENCE_SECONDS)
-    assert over_http(server)[0] == 200
+        assert infer(infer_request(), timeout=PATIENCE_SECONDS)
+        assert over_http(server)[0] == 200
 
 
-def test_requests_a_second(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("rate")
-    (folder / "repository").mkdir()
-    drop_paced(folder / "repository", "paced")
-    # A rate that works on a slow machine, too: within the test hardly any requests are added to those of the first
-    # second.
-    flags = ("--max-request-rate-per-client=3",)
-    with RocserveProcess([folder / "repository"], *flags, log=folder / "server.log") as server:
+def test_requests_a_second(repository: Path, tmp_path: Path) -> None:
+    drop_gated(repository).touch()
+    # One request, and the next one a quarter of an hour later.
+    flag = "--max-request-rate-per-client=0.001"
+    with RocserveProcess([repository], flag, log=tmp_path / "server.log") as server:
         server.wait_until_ready()
         with ThreadPoolExecutor(20) as pool:
             answers = list(pool.map(lambda _: over_http(server), range(60)))
     refused = [text for status, text in answers if status == 429]
-    assert sum(status == 200 for status, _ in answers) >= 3
-    assert "--max-request-rate-per-client" in refused[0]
-    assert len(refused) >= 20
+    assert [status for status, _ in answers if status != 429] == [200]
+    assert all("--max-request-rate-per-client" in text for text in refused)

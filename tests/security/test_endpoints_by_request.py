@@ -13,6 +13,7 @@ import grpc
 import pytest
 from support.models import add_constant, drop
 from support.server import RocserveProcess, Start
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.protocol import grpc_service_pb2 as pb
 
@@ -25,7 +26,7 @@ def ask(server: RocserveProcess, method: str, request: object) -> tuple[str, str
     with grpc.insecure_channel(server.address) as channel:
         send = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
         try:
-            return "OK", send(request.SerializeToString(), timeout=60)
+            return "OK", send(request.SerializeToString(), timeout=PATIENCE_SECONDS)
         except grpc.RpcError as error:
             return error.code().name, error.details()
 
@@ -40,7 +41,7 @@ def worker_load(server: RocserveProcess, **parameters: str | int | bool) -> tupl
 
 
 def post(server: RocserveProcess, path: str, body: object) -> tuple[int, str]:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)) as connection:
         connection.request("POST", path, json.dumps(body))
         response = connection.getresponse()
         return response.status, response.read().decode()

@@ -250,7 +250,7 @@ def test_a_flood_of_messages_leaves_the_others_their_time(server: RocserveProces
     started = time.monotonic()
     entry = infer_input("ATTACK", np.array([b"flood"], np.object_))
     answers: list[InferenceServerException | None] = []
-    client.async_infer("hostile", [entry], lambda result, error: answers.append(error), client_timeout=60)
+    client.async_infer("hostile", [entry], lambda result, error: answers.append(error), client_timeout=PATIENCE_SECONDS)
     while not answers and time.monotonic() - started < 5:
         # The loop that reads the flood updates the index.
         other.get_model_repository_index(client_timeout=PATIENCE_SECONDS)

@@ -1,4 +1,5 @@
-"""One HTTP client sends requests that take long to read; another client's small requests are answered meanwhile."""
+"""One HTTP client sends requests that take long to read; another client's small requests are answered meanwhile. How
+long they wait is measured in benchmarks/stall_cases.py."""
 
 from __future__ import annotations
 
@@ -16,9 +17,6 @@ from support.models import add_sub, answering, drop
 from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS
 
-MOST_CPU_SECONDS = 0.3
-"""CPU seconds of the server's process while it answers one small request, which takes milliseconds. Most of the large
-requests below would take a second and more there. CPU time of other processes does not count."""
 SCRIPT = answering("X", "COUNT", "np.array([x.size])")
 CONFIG = """
 backend: "python"
@@ -101,28 +99,22 @@ CASES: Mapping[str, Callable[[], Case]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_large_request_keeps_nobody_waiting(server: RocserveProcess, case: str) -> None:
+def test_small_requests_are_answered_beside_a_large_one(server: RocserveProcess, case: str) -> None:
     path, body, headers, status, text = CASES[case]()
     answers: list[tuple[int, str]] = []
 
     def ask_much() -> None:
-        found, answer = ask(server, "POST", f"/v2/{path}", body, headers, timeout=100)
+        found, answer = ask(server, "POST", f"/v2/{path}", body, headers, timeout=PATIENCE_SECONDS)
         answers.append((found, json.dumps(answer)))
 
     small = json.dumps(add_sub_body()).encode()
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
     thread = threading.Thread(target=ask_much)
-    process = server.server_process()
-    most = 0.0
     thread.start()
     while thread.is_alive():
-        begun = process.cpu_times()
         connection.request("POST", "/v2/models/add_sub/infer", small)
         assert sums(json.loads(connection.getresponse().read())) == [6, 7, 8, 9]
-        ended = process.cpu_times()
-        most = max(most, ended.user + ended.system - begun.user - begun.system)
         time.sleep(0.005)
     connection.close()
     [(found, answer)] = answers
     assert (found, text in answer) == (status, True), answer[:300]
-    assert most < MOST_CPU_SECONDS

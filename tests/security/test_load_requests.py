@@ -18,6 +18,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS
 from tritonclient.utils import InferenceServerException
 
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -236,7 +237,9 @@ def test_workers_of_amds_get_no_parameters_that_name_files(server: RocserveProce
     request.parameters["session.collect_node_memory_stats_to_file"].string_param = str(stats)
     with grpc.insecure_channel(server.address) as channel:
         send = channel.unary_unary("/inference.GRPCInferenceService/WorkerLoad")
-        endpoint = pb.WorkerLoadResponse.FromString(send(request.SerializeToString(), timeout=60)).endpoint
+        endpoint = pb.WorkerLoadResponse.FromString(
+            send(request.SerializeToString(), timeout=PATIENCE_SECONDS)
+        ).endpoint
     config = server.client().get_model_config(endpoint).config
     assert dict(config.parameters.items()).keys() == {"engine"}
     assert "parameters without effect: session.collect_node_memory_stats_to_file" in server.log_text

@@ -95,7 +95,10 @@ def code_of(call: grpc.Call) -> grpc.StatusCode:
     return call.code()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(600)  # Thousands of calls.
+@settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=damaged())
 @example(data=WRONG_SEQUENCE_ID)
 @example(data=b"\xff")

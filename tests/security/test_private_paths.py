@@ -82,8 +82,14 @@ def test_the_index_shows_no_folder(server: RocserveProcess, folder: Path) -> Non
     def reasons() -> dict[str, str]:
         return {row.name: row.reason for row in server.client().get_model_repository_index().models}
 
-    wait_until(lambda: "absent folder/weights.bin" in reasons()["initialises"])
-    rows = reasons()
+    rows: dict[str, str] = {}
+
+    def are_told() -> bool:
+        # While a load is tried again, its row has no reason.
+        rows.update(reasons())
+        return "absent folder/weights.bin" in rows["initialises"] and "python" in rows["environment"]
+
+    wait_until(are_told, "the reasons")
     assert "(1/model.py, line 7, in initialize)" in rows["initialises"], "the model's author finds the line"
     assert "there is no Python at .../python" in rows["environment"]
     for name, reason in rows.items():

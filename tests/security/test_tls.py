@@ -42,7 +42,11 @@ class Served:
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rocserve.cli", *words], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "rocserve.cli", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
 
 
@@ -182,7 +186,7 @@ def test_curl_and_the_status_verb(served: Served, ours: Authority) -> None:
     if shutil.which("curl"):
         for port, path in ports(served):
             told = subprocess.run(
-                ["curl", "-sSf", "--max-time", "10", *shown, f"https://localhost:{port}{path}"],
+                ["curl", "-sSf", "--max-time", str(PATIENCE_SECONDS), *shown, f"https://localhost:{port}{path}"],
                 check=False,
                 capture_output=True,
                 timeout=PATIENCE_SECONDS,
@@ -229,7 +233,7 @@ def test_a_renewed_certificate_is_used_for_new_connections_and_a_broken_one_is_n
             for port, path in ports(served):
                 assert get(port, path, ours, ours) == 200
             assert grpc_is_served(served, ours, ours)
-        assert "cannot be used" in served.server.log_text
+        wait_until(lambda: "cannot be used" in served.server.log_text, "the reason in the log")
         put(theirs, served.files)
         for port, path in ports(served):
             assert {get(port, path, theirs, theirs) for _ in range(CONNECTIONS)} == {200}

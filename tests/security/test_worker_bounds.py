@@ -18,7 +18,7 @@ from support.delegated_cgroup import delegated_cgroup, python_within
 from support.infer_inputs import infer_input
 from support.models import drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -31,8 +31,9 @@ PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}\n'
 MEMORY_BYTES = 300_000_000
 TASKS = 40
 
-# In steps, up to 1 GB.
+# Once a file allows it, in steps, up to 1 GB.
 HOG = """
+import pathlib
 import time
 
 import numpy as np
@@ -42,6 +43,8 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         if pb_utils.get_input_tensor_by_name(requests[0], "TAKES").as_numpy()[0]:
+            while not (pathlib.Path(__file__).parents[3] / "takes").exists():
+                time.sleep(0.01)
             held = []
             for _ in range(50):
                 held.append(np.ones(20_000_000, np.uint8))
@@ -50,9 +53,10 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.int32))]) for _ in requests]
 """
 
-# Up to 120 processes, some of them orphans; they end after half a minute.
+# As the other, up to 120 processes, some of them orphans; they end after half a minute.
 BOMB = """
 import os
+import pathlib
 import time
 
 import numpy as np
@@ -62,6 +66,8 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         if pb_utils.get_input_tensor_by_name(requests[0], "TAKES").as_numpy()[0]:
+            while not (pathlib.Path(__file__).parents[3] / "takes").exists():
+                time.sleep(0.01)
             for number in range(120):
                 try:
                     child = os.fork()
@@ -131,7 +137,7 @@ def serving(place: Path, *flags: str, python: str = sys.executable) -> Iterator[
 
 
 def infer(client: triton.InferenceServerClient, model: str) -> None:
-    client.infer(model, [infer_input("TAKES", np.array([0], np.int32))], client_timeout=40)
+    client.infer(model, [infer_input("TAKES", np.array([0], np.int32))], client_timeout=PATIENCE_SECONDS)
 
 
 def fails_while_others_are_served(server: RocserveProcess, model: str) -> str:
@@ -139,13 +145,15 @@ def fails_while_others_are_served(server: RocserveProcess, model: str) -> str:
     client, other = server.client(), server.client()
     entry = infer_input("TAKES", np.array([1], np.int32))
     answers: list[InferenceServerException | None] = []
-    client.async_infer(model, [entry], lambda result, error: answers.append(error), client_timeout=60)
-    served = 0
+    client.async_infer(model, [entry], lambda result, error: answers.append(error), client_timeout=PATIENCE_SECONDS)
+    infer(other, "other")
+    assert not answers
+    takes = server.repositories[0].parent / "takes"
+    takes.touch()
     while not answers:
         infer(other, "other")
-        served += not answers
         time.sleep(0.02)
-    assert served
+    takes.unlink()
     (error,) = answers
     assert error is not None and error.status() == "StatusCode.UNAVAILABLE", error
     return str(error.message())
@@ -186,7 +194,8 @@ def test_processes_that_a_model_leaves_behind_end_with_its_cgroup(grouping: Rocs
     """Also processes in separate sessions, of a model that is killed for another reason."""
     client = grouping.client()
     entry = infer_input("TAKES", np.array([1], np.int32))
-    client.async_infer("bomb", [entry], lambda result, error: None, client_timeout=60)
+    (grouping.repositories[0].parent / "takes").touch()
+    client.async_infer("bomb", [entry], lambda result, error: None, client_timeout=PATIENCE_SECONDS)
     wait_until(lambda: len(bomb_processes()) >= 8, "children")
     grouping.workers("bomb")[0].kill()
     wait_until(lambda: not bomb_processes(), "the end of what the model has started")

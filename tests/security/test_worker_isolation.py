@@ -19,6 +19,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
+from support.processes import wait_until_ended
 from support.repository_index import reason_of
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -207,7 +208,7 @@ def test_a_worker_of_another_user_is_ended_and_restarted(server: RocserveProcess
     ask = Asked(server)
     (worker,) = server.workers("other")
     worker.kill()
-    wait_until(lambda: not worker.is_running(), "the end")
+    wait_until_ended([worker])
     assert ask("os.getuid()", "other") == NOBODY
 
 

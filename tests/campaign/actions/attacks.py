@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 from support.models import add_constant
 from support.repository_index import index_of
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from campaign import models
 from campaign.action import Kind
@@ -22,7 +22,7 @@ from campaign.requests import call, channel, exchange, infer_message
 from campaign.stage import Stage
 from rocserve.protocol import grpc_service_pb2 as messages
 
-NOTICED_SECONDS = 30.0
+NOTICED_SECONDS = PATIENCE_SECONDS
 
 
 def _outside_names(stage: Stage) -> list[str]:
@@ -63,7 +63,7 @@ def outside_names(stage: Stage, random: random.Random) -> None:
 
 
 def _refused(stage: Stage, opened: Any, method: str, request: Any) -> None:
-    status, text, answer = call(opened, method, request.SerializeToString(), 30.0)
+    status, text, answer = call(opened, method, request.SerializeToString())
     stage.tally.count(f"attack: {method}", status)
     stage.canaries.search(method, answer + text.encode())
     if status == "OK":
@@ -117,7 +117,7 @@ def hostile_configs(stage: Stage, random: random.Random) -> None:
         assert status == "OK", f"{models.FUZZED} after refused loads: {status} {text}"
         # With this load the repository's model is served, and the index no longer lists the refused models.
         plain = messages.RepositoryModelLoadRequest(model_name=models.FUZZED)
-        status, text, _ = call(opened, "RepositoryModelLoad", plain.SerializeToString(), 30.0)
+        status, text, _ = call(opened, "RepositoryModelLoad", plain.SerializeToString())
         assert status == "OK", f"a plain load of {models.FUZZED} after refused ones: {status} {text}"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.models import add_constant
 from support.repository_index import index_of, reason_of, rows_of
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from campaign import models
 from campaign.action import Kind
@@ -21,7 +21,7 @@ from campaign.actions.floods import remove_model
 from campaign.actions.swaps import file_of, newest_version
 from campaign.stage import Stage
 
-NOTICED_SECONDS = 30.0
+NOTICED_SECONDS = PATIENCE_SECONDS
 SEEN_SECONDS = 1.5
 """Long enough for the server to scan, if the action has nothing to wait for."""
 MANY_FOLDERS = 40
@@ -98,11 +98,16 @@ def cut_file(stage: Stage, random: random.Random) -> None:
 
 
 def vanished(stage: Stage, random: random.Random) -> None:
-    """Move a folder away and back before the server may have noticed."""
+    """Move a folder away and back before the server can notice: it stands still meanwhile."""
     model = random.choice(models.COPIED)
     with stage.locks[model]:
-        (stage.copied / model).rename(stage.staging / model)
-        (stage.staging / model).rename(stage.copied / model)
+        server = stage.poll.server_process()
+        server.suspend()
+        try:
+            (stage.copied / model).rename(stage.staging / model)
+            (stage.staging / model).rename(stage.copied / model)
+        finally:
+            server.resume()
         wait_until_well(stage, model)
 
 

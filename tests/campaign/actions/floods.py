@@ -13,7 +13,7 @@ from support.infer_inputs import infer_input
 from support.metrics import port_of
 from support.models import drop
 from support.repository_index import index_of
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from campaign import models
 from campaign.action import Kind
@@ -135,7 +135,7 @@ def large_requests(stage: Stage, random: random.Random) -> None:
     with stage.poll.client() as client:
         for _ in range(LARGE_REQUESTS):
             client.async_infer(models.LARGE, [entry], lambda result, error: told.append(error or result))
-        wait_until(lambda: len(told) == LARGE_REQUESTS, "all answers of a MiB", seconds=60)
+        wait_until(lambda: len(told) == LARGE_REQUESTS, "all answers of a MiB")
     for result in told:
         if isinstance(result, Exception):
             raise AssertionError(f"a request of a MiB failed: {result}")
@@ -151,7 +151,7 @@ def log(stage: Stage, random: random.Random) -> None:
     with stage.poll.client() as client:
         wait_until(lambda: client.is_model_ready(name), f"{name} ready")
         for _ in range(2):
-            client.infer(name, [entry], client_timeout=30.0)
+            client.infer(name, [entry], client_timeout=PATIENCE_SECONDS)
     remove_model(stage, folder.name)
 
 
@@ -163,7 +163,7 @@ def remove_model(stage: Stage, name: str) -> None:
         states = index_of(stage.poll, name).values()
         return all(state == ("UNAVAILABLE", "unloaded") for state in states)
 
-    wait_until(is_gone, f"{name} unloaded", seconds=90)
+    wait_until(is_gone, f"{name} unloaded")
 
 
 KINDS = (

@@ -20,7 +20,7 @@ END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 METHOD = b"/inference.GRPCInferenceService/ModelInfer"
 MOST_STREAMS = 100
 """Streams that are opened together on one connection; gRPC's own limit is higher."""
-HELD_SECONDS = 8.0
+HELD_SECONDS = 15.0
 """Seconds for which a call stays unfinished: longer than a health answer may take."""
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from google.protobuf.message import Message
+from support.waiting import PATIENCE_SECONDS
 from tritonclient.grpc import model_config_pb2 as configs
 from tritonclient.grpc import service_pb2 as messages
 
@@ -141,7 +142,7 @@ def streams(stage: Stage, random: random.Random) -> None:
         for _ in range(4):
             sent = [mutated(infer_message(models.FUZZED).SerializeToString(), random) for _ in range(12)]
             try:
-                received = sum(len(answer) for answer in method(iter(sent), timeout=10.0))
+                received = sum(len(answer) for answer in method(iter(sent), timeout=PATIENCE_SECONDS))
                 stage.tally.count("fuzz: ModelStreamInfer", "OK")
                 assert received < MOST_BYTES
             except Exception as error:

@@ -10,7 +10,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import drop
 from support.repository_index import index_of
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from campaign import models
 from campaign.action import Kind
@@ -45,8 +45,8 @@ class TritonPythonModel:
         values = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", value)]) for value in values]
 """
-PATIENCE_SECONDS = 1.0
-NOTICED_SECONDS = 30.0
+DEADLINE_SECONDS = 1.0
+NOTICED_SECONDS = PATIENCE_SECONDS
 WAYS = ("sleep", "spin")
 
 
@@ -77,7 +77,7 @@ def executed(stage: Stage, random: random.Random) -> None:
         wait_until(lambda: client.is_model_ready(name), f"{name} ready", seconds=NOTICED_SECONDS)
         for _ in range(random.randint(1, 3)):
             try:
-                client.infer(name, [entry], client_timeout=PATIENCE_SECONDS)
+                client.infer(name, [entry], client_timeout=DEADLINE_SECONDS)
             except triton.InferenceServerException as error:
                 stage.tally.count("hung model", str(error.status()))
                 assert str(error.status()) == "StatusCode.DEADLINE_EXCEEDED", error

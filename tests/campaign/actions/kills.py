@@ -14,7 +14,7 @@ from support.models import add_constant
 from support.processes import children_of, send
 from support.repository_index import index_of
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 from campaign import models
@@ -23,7 +23,7 @@ from campaign.actions.swaps import file_of, new_constant
 from campaign.stage import FRONT_ENDS, Stage
 from campaign.watch.ending import UNLOADED, IndexRows, check_recovery, index_rows
 
-RECOVERY_SECONDS = 30.0
+RECOVERY_SECONDS = PATIENCE_SECONDS
 LONGEST_STOP_SECONDS = 2.0
 ON_POLL = (models.CACHED, models.PYTHON, models.DECOUPLED, models.SUMS, "digits_classifier", *models.SWAPPED)
 ON_EXPLICIT = (models.CALLED, models.PYTHON)

@@ -16,12 +16,13 @@ import numpy as np
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_constant
+from support.waiting import PATIENCE_SECONDS
 
 from campaign import models
 from campaign.action import Kind
 from campaign.stage import SETTLE_SECONDS, Stage
 
-SERVED_SECONDS = 60.0
+SERVED_SECONDS = PATIENCE_SECONDS
 """From the last byte until the new files answer, on a busy machine."""
 HIGHEST_CONSTANT = 1 << 22
 """FP32 holds its sums with the clients' values exactly."""
@@ -158,7 +159,7 @@ def copy_by_rsync(source: Path, target: Path, options: list[str]) -> None:
     """Copy by rsync; without rsync, do what it does: write a hidden file, and rename it over the old one."""
     if shutil.which("rsync"):
         words = ["rsync", "--archive", "--checksum", *options, f"{source}/", f"{target}/"]
-        subprocess.run(words, check=True, capture_output=True, timeout=30)
+        subprocess.run(words, check=True, capture_output=True, timeout=PATIENCE_SECONDS)
         return
     for file in (path for path in source.rglob("*") if path.is_file()):
         place = target / file.relative_to(source)

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from support.waiting import PATIENCE_SECONDS
 from tritonclient.utils import InferenceServerException
 
 from campaign.findings import CUT_OFF
 from campaign.stage import Stage
 from rocserve_client import RocserveError
 
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = PATIENCE_SECONDS
 """Seconds within which an unexcused honest request is answered, on the busiest machine."""
 
 

@@ -14,19 +14,21 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from support.processes import send
+from support.processes import has_ended, send
 from support.repository_index import rows_of
 from support.server import RocserveProcess
 from support.shared_memory import FOLDER as SHARED_MEMORY
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 from campaign.stage import Stage
 from campaign.watch.resources import ResourceWatch
 
-RECOVERY_SECONDS = 60.0
-END_SECONDS = 40.0
-LEFT_SECONDS = 10.0
+RECOVERY_SECONDS = PATIENCE_SECONDS
+END_SECONDS = PATIENCE_SECONDS
+LEFT_SECONDS = PATIENCE_SECONDS
+SHARED_SECONDS = 10.0
+"""Other programs make files there, and remove them soon or keep them open."""
 PROCESS_NUMBER = re.compile(r"(?<![0-9a-f])\d+(?![0-9a-f])")
 """Other programs put process numbers into the names of their shared memory."""
 HEAD_OF_LINE = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ")
@@ -91,14 +93,18 @@ def end(stage: Stage, watch: ResourceWatch) -> None:
     if status:
         stage.findings.add("exit status", f"{watch.name} ended with status {status} at SIGTERM")
     with suppress(AssertionError):
-        wait_until(lambda: not any(map(psutil.Process.is_running, family)), seconds=LEFT_SECONDS)
-    for process in filter(psutil.Process.is_running, family):
+        wait_until(lambda: not any(map(_is_left, family)), seconds=LEFT_SECONDS)
+    for process in filter(_is_left, family):
         stage.findings.add("process left", f"{watch.name}: {process}")
         send(process, signal.SIGKILL)
     for port in (server.port, server.http_port):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 stage.findings.add("socket left", f"{watch.name}: port {port} still takes connections")
+
+
+def _is_left(process: psutil.Process) -> bool:
+    return process.is_running() and not has_ended(process.pid)
 
 
 def shared_files() -> set[str]:
@@ -109,11 +115,32 @@ def check_files(stage: Stage, shared_before: set[str], watches: Sequence[Resourc
     """Check that nothing new is in /dev/shm and nothing in the servers' temporary folder."""
     servers = [server.process.pid for server in stage.servers.values() if server.process is not None]
     ours = {os.getpid(), *servers, *(process.pid for watch in watches for process in watch.family)}
-    if new := {name for name in shared_files() - shared_before if not _is_others(name, ours)}:
+    new: set[str] = set()
+
+    def is_nothing_new() -> bool:
+        names = {name for name in shared_files() - shared_before if not _is_others(name, ours)}
+        new.clear()
+        new.update(names - _in_use(ours) if names else names)
+        return not new
+
+    try:
+        wait_until(is_nothing_new, seconds=SHARED_SECONDS)
+    except AssertionError:
         stage.findings.add("shared memory left", f"in {SHARED_MEMORY}: {sorted(new)}")
     left = [path for path in (stage.folder / "temporary").rglob("*") if path.is_file() and not _is_cache(path)]
     if left:
         stage.findings.add("temporary files left", f"{left}")
+
+
+def _in_use(ours: set[int]) -> set[str]:
+    """The shared memory that other processes have open or mapped."""
+    found: set[str] = set()
+    for pid in set(psutil.pids()) - ours:
+        with suppress(OSError):
+            entries = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
+            entries += Path(f"/proc/{pid}/maps").read_text().split()
+            found |= {entry.removeprefix(f"{SHARED_MEMORY}/") for entry in entries if entry.startswith("/dev/shm/")}
+    return found
 
 
 def _is_others(name: str, ours: set[int]) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 import tritonclient.grpc as triton
 from support.load import RETURNS_SOON
 from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS
 
 from campaign.findings import Findings
 from campaign.stage import Stage
 
 PAUSE_SECONDS = 0.25
-GIVEN_UP_AFTER = 30.0
+GIVEN_UP_AFTER = PATIENCE_SECONDS
 """Timeout of a probe, after which the next one may find the server again."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1), *RETURNS_SOON]
 """Otherwise gRPC lets all clients of a process share one connection."""

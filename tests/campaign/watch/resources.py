@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from campaign.stage import Stage
 
@@ -20,7 +20,7 @@ MOST_PROCESSES = 120
 """Bound for the processes of one server; about thirty serve the models and their swaps."""
 MOST_DESCRIPTORS = 4000
 """Bound for a server process: it has some hundreds, and one for each connection of a flood."""
-QUIET_SECONDS = 30.0
+QUIET_SECONDS = PATIENCE_SECONDS
 """Seconds within which the servers have released what the last action took."""
 
 GROWTH = 0.15
@@ -91,7 +91,7 @@ class ResourceWatch:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_SECONDS)
 
     def _run(self) -> None:
         while not self._stopping.wait(PAUSE_SECONDS):
