@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import resource
 import socket
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -223,9 +225,11 @@ def test_calls_in_flight_finish_within_the_grace_and_new_ones_are_refused(serve:
     stopping = threading.Thread(target=served.transport.stop, args=(PATIENCE_SECONDS,))
     stopping.start()
 
+    timeouts = (0.2 * 2**attempt for attempt in itertools.count())
+
     def refused() -> bool:
         try:
-            other(b"new", timeout=0.2)
+            other(b"new", timeout=next(timeouts))
         except grpc.RpcError as error:
             return error.code() is grpc.StatusCode.UNAVAILABLE
         return False
@@ -281,6 +285,36 @@ def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
     served.do(partial(stream_call.send, b"late"), stream_call.request_next)
     served.do(partial(stream_call.finish, StatusCode.OK, "late"))
     assert not served.transport.live
+
+
+def test_calls_are_told_of_their_end_however_late_its_event_comes(serve: Any) -> None:
+    held: list[UnaryCall] = []
+    told: list[str] = []
+
+    def handle(call: UnaryCall) -> None:
+        call.watch_cancellation(lambda: told.append("left"))
+        held.append(call)
+
+    served = serve(one(handle))
+    future = served.unary().future(b"", timeout=PATIENCE_SECONDS)
+    wait_until(lambda: held)
+    polling = served.transport._polling
+    late: list[tuple[float, Any]] = []
+
+    def next_event(take: Callable[[], Any] = polling.next) -> Any:
+        """The events of gRPC's core; a call's end comes half a second later."""
+        if late and time.monotonic() > late[0][0]:
+            return late.pop()[1]
+        event = take()
+        if getattr(event.tag, "__name__", "") == "_on_close":
+            late.append((time.monotonic() + 0.5, event))
+            return SimpleNamespace(tag=None)
+        return event
+
+    served.do(lambda: setattr(polling, "next", next_event))
+    served.transport.stop(0)
+    assert told == ["left"]
+    wait_until(future.done)
 
 
 def test_an_idle_server_with_open_connections_stops_at_once_and_twice(serve: Any) -> None:

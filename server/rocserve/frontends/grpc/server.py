@@ -62,6 +62,8 @@ OUTSTANDING_REQUESTS = MOST_EVENTS + _REQUESTED_TOGETHER
 
 LAST_EVENTS_SECONDS = 0.05
 """Events are still handled for this time after the server has shut down, and handshakes under way may take as long."""
+MOST_LAST_EVENTS_SECONDS = 10.0
+"""The most time for the events that tell calls of their end: the thread that brings them may have to wait for a CPU."""
 
 AGE_SPREAD = 1.1
 """gRPC's core ends connections between 0.9 and 1.1 times the set age."""
@@ -105,6 +107,7 @@ class GrpcServer:
         self._polling: QueuePolling | WaitingThread
         self._stopping = False
         self._port = 0
+        self._shut_down_at = 0.0
         # While the server shuts down: the time when all calls had been answered.
         self._idle_since: float | None = None
         self._ended = threading.Event()
@@ -255,10 +258,14 @@ class GrpcServer:
 
     def _shut_down(self) -> None:
         self._stopping = True
-        # Events of cancelled calls may come after the shutdown's event, and watchers and streams must get them.
-        self._server.shutdown(
-            self._queue, lambda event: self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, self._end)
-        )
+        self._server.shutdown(self._queue, self._on_shut_down)
+
+    def _on_shut_down(self, event: Event) -> None:
+        self._shut_down_at = time.monotonic()
+        self._end_later()
+
+    def _end_later(self) -> None:
+        self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, self._end)
 
     def _cancel_all(self) -> None:
         # Cancelling the calls of a destroyed server would crash the process.
@@ -268,6 +275,11 @@ class GrpcServer:
             self._server.cancel_all_calls()
 
     def _end(self) -> None:
+        # Events of cancelled calls may come after the shutdown's event, and watchers and streams must get them.
+        is_late = time.monotonic() >= self._shut_down_at + MOST_LAST_EVENTS_SECONDS
+        if not is_late and any(call.is_watched for call in self.live):
+            self._end_later()
+            return
         self.closed = True
         self.live.clear()
         # gRPC's core closes its epoll with the last server.

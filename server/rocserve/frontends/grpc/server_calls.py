@@ -105,6 +105,11 @@ class ServerCall:
         """End the call with an error while it waits for its client."""
 
     @property
+    @abstractmethod
+    def is_watched(self) -> bool:
+        """Return whether somebody must be told when the client leaves."""
+
+    @property
     def peer(self) -> str:
         peer: bytes = self._call.peer()
         return peer.decode(errors="replace")
@@ -165,6 +170,10 @@ class ServerUnaryCall(ServerCall):
             self._end((_NO_METADATA, _status(error.code, error.text, pushback)), _ignore)
 
     end_waiting = reply_error
+
+    @property
+    def is_watched(self) -> bool:
+        return bool(self._watchers)
 
     def _drop(self) -> None:
         """Release the request's memory, unless an answer is being sent."""
@@ -346,6 +355,10 @@ class ServerStreamCall(ServerCall):
     def end_waiting(self, error: ServeError) -> None:
         """Cancel the stream, and drop the messages that wait to be sent, because the client may not read."""
         self._call.cancel(int(error.code), _status_text(error.text))
+
+    @property
+    def is_watched(self) -> bool:
+        return True
 
     def _start_sending(self, message: bytes | None, status: Any) -> None:
         if self._transport.closed:
