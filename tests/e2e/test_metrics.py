@@ -9,8 +9,9 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.models import add_constant, drop
+from support.processes import has_ended
 from support.server import RocserveProcess
-from support.waiting import PATIENCE_SECONDS, wait_until
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 ENSEMBLE = """
@@ -142,12 +143,12 @@ def test_metrics_of_python_models(serve, repository: Path) -> None:
     # A worker's counts stay after its crash; the other instance goes on.
     crashed = server.workers()[0]
     crashed.kill()
-    crashed.wait(PATIENCE_SECONDS)
+    wait_until(lambda: has_ended(crashed.pid), "the worker's end")
     wait_until(lambda: len(server.workers()) == 2, "the worker that takes its place")
     for _ in range(4):
         ask(client, [1, 2])
     wait_until(lambda: scrape(port)['seen_rows{model="m"}'] == "14.0", "the sum after a crash")
-    assert scrape(port)["last_rows"] == "1.0"
+    wait_until(lambda: scrape(port)["last_rows"] == "1.0", "the last of the gauge")
     client.unload_model("m")
     wait_until(lambda: 'seen_rows{model="m"}' not in scrape(port), "the end of the model's metrics")
 

@@ -20,9 +20,12 @@ from support.migraphx_serving import (
     index_entry,
     place,
 )
+from support.processes import has_ended
 from support.server import RocserveProcess
-from support.waiting import PATIENCE_SECONDS, wait_until
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.timeout(300)  # The server compiles many programs.
 
 NETWORKS = {
     "resnet": migraphx_models.mini_resnet(),
@@ -48,9 +51,7 @@ def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         running.wait_until_ready()
         client = running.client()
         for name in (*NETWORKS, "graph", "program"):
-            wait_until(
-                lambda name=name: index_entry(client, name) == ("READY", ""), f"all programs of '{name}'", seconds=60
-            )
+            wait_until(lambda name=name: index_entry(client, name) == ("READY", ""), f"all programs of '{name}'")
         yield running
 
 
@@ -126,8 +127,7 @@ class TestWhatGoesWrong:
         assert compiles(server)
         processes = server.workers()
         server.kill()
-        psutil.wait_procs(processes, timeout=PATIENCE_SECONDS)
-        assert not [process for process in processes if process.is_running()]
+        wait_until(lambda: all(has_ended(process.pid) for process in processes), "the end of all of them")
 
     def test_a_size_that_cannot_be_had_leaves_the_others_in_service(
         self, serve_migraphx: Serve, repository: Path
@@ -138,9 +138,7 @@ class TestWhatGoesWrong:
         server = serve_migraphx(repository)
         server.wait_until_ready()
         client = server.client()
-        wait_until(
-            lambda: "serving without" in index_entry(client, "baked")[1], "the failure of batch size 2", seconds=40
-        )
+        wait_until(lambda: "serving without" in index_entry(client, "baked")[1], "the failure of batch size 2")
         inputs = migraphx_models.random_inputs(model, 2)
         answer = ask(client, "baked", inputs)["y"]
         for row in range(2):
@@ -155,7 +153,7 @@ class TestSharedPrograms:
         place(repository, "mlp", "model.onnx", NETWORKS["mlp"], text)
         server = serve_migraphx(repository)
         server.wait_until_ready()
-        assert len(server.workers()) == 3
+        assert len(server.workers("mlp")) == 3
         assert server.log_text.count("of model 'mlp': saving") == 1
 
     def test_a_worker_that_is_killed_comes_back_without_a_compile(
@@ -166,11 +164,9 @@ class TestSharedPrograms:
         server.wait_until_ready()
         client = server.client()
         wait_until(lambda: index_entry(client, "mlp") == ("READY", ""), "all programs")
-        (worker,) = server.workers()
+        (worker,) = server.workers("mlp")
         worker.kill()
-        wait_until(
-            lambda: [each.pid for each in server.workers()] not in ([], [worker.pid]), "another worker", seconds=40
-        )
+        wait_until(lambda: [each.pid for each in server.workers("mlp")] not in ([], [worker.pid]), "another worker")
         inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 2)
         wait_until(lambda: answers(client, "mlp", inputs), "an answer")
         assert server.log_text.count("of model 'mlp': saving") == 2

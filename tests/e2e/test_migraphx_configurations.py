@@ -23,6 +23,8 @@ from tritonclient.utils import InferenceServerException
 
 from rocserve_client import Client
 
+pytestmark = pytest.mark.timeout(300)  # The server compiles many programs.
+
 MLP = migraphx_models.mlp()
 RESNET = migraphx_models.mini_resnet()
 INPUTS = migraphx_models.random_inputs(MLP, 3)
@@ -117,7 +119,7 @@ def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         client = running.client()
         for name in (*MODELS, "external", "by_pictures", "by_arrays"):
             state = "UNAVAILABLE" if name == "too_large" else "READY"
-            wait_until(ends(client, name, state), f"state {state} of '{name}'", seconds=90)
+            wait_until(ends(client, name, state), f"state {state} of '{name}'")
         yield running
 
 

@@ -155,7 +155,7 @@ def test_a_program_of_another_version_is_rebuilt_and_the_log_says_so(served: Ser
     assert wait_for_state(served.client, served.names[REBUILT], "READY") == ""
     found = ask(served.client, served.names[REBUILT], {"x": INPUTS["x"][:1]})["scores"]
     np.testing.assert_allclose(found, SCORES[:1], atol=1e-4)
-    assert is_logged(served.server, page.text(REBUILT, "log"))
+    wait_until(lambda: is_logged(served.server, page.text(REBUILT, "log")), "the line in the log")
 
 
 def test_a_program_that_crashed_is_not_tried_again(served: Served) -> None:
@@ -166,11 +166,9 @@ def test_a_program_that_crashed_is_not_tried_again(served: Served) -> None:
 
 
 def test_a_slow_compile_says_what_it_is_at(served: Served) -> None:
-    wait_until(
-        lambda: page.text(SLOW).fits(index_entry(served.client, "slow")[1]), "the reason while it compiles", seconds=40
-    )
+    wait_until(lambda: page.text(SLOW).fits(index_entry(served.client, "slow")[1]), "the reason while it compiles")
     assert index_entry(served.client, "slow")[0] == "LOADING"
-    assert is_logged(served.server, page.text(SLOW, "log"))
+    wait_until(lambda: is_logged(served.server, page.text(SLOW, "log")), "the line in the log")
     assert answers(served.client)
 
 

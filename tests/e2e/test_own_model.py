@@ -14,7 +14,7 @@ from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, graph, identity
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.grpc import InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
@@ -243,11 +243,13 @@ def pasted(server: RocserveProcess) -> tuple[str, str]:
 
 
 def run(*command: str, folder: Path | None = None) -> str:
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    ).stdout
 
 
 def test_what_cannot_be_served_is_said_and_ends_with_status_2(tmp_path: Path) -> None:
     """tests/unit/command/test_flags.py has the others."""
     command = [sys.executable, "-m", "rocserve.cli", "serve", "none.onnx"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert (ended.returncode, ended.stderr) == (2, "rocserve serve: there is no file or folder 'none.onnx'\n")

@@ -116,8 +116,8 @@ output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
 """
 KINDS = {
     "none": "",
-    "direct": "sequence_batching { direct { } }",
-    "oldest": "sequence_batching { oldest { max_candidate_sequences: 2 } }",
+    "direct": "sequence_batching { direct { } max_sequence_idle_microseconds: 90000000 }",
+    "oldest": "sequence_batching { oldest { max_candidate_sequences: 2 } max_sequence_idle_microseconds: 90000000 }",
     "iterative": "sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 2 } }",
     "iterative-direct": "sequence_batching { iterative_sequence: true direct { } }",
 }

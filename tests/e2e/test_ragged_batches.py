@@ -17,7 +17,7 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 
 RAGGED_CONFIG = """
 max_batch_size: 8
-dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 5000000 }
+dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 90000000 }
 input { name: "X" data_type: TYPE_FP32 dims: [ -1, -1 ] allow_ragged_batch: true }
 batch_input { kind: BATCH_ELEMENT_COUNT target_name: "COUNT" data_type: TYPE_FP32 source_input: "X" }
 batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "END" data_type: TYPE_INT32 source_input: "X" }
@@ -86,7 +86,7 @@ def ragged_model() -> bytes:
 
 TEXTS_CONFIG = """
 max_batch_size: 8
-dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 5000000 }
+dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 90000000 }
 input { name: "X" data_type: TYPE_STRING dims: [ -1 ] allow_ragged_batch: true }
 batch_input { kind: BATCH_ELEMENT_COUNT target_name: "COUNT" data_type: TYPE_INT32 source_input: "X" }
 output { name: "COUNTS" data_type: TYPE_INT32 dims: [ 1 ] reshape { shape: [ ] } }
@@ -95,7 +95,7 @@ output { name: "COUNTS" data_type: TYPE_INT32 dims: [ 1 ] reshape { shape: [ ] }
 PYTHON_CONFIG = """
 backend: "python"
 max_batch_size: 8
-dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 5000000 }
+dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 90000000 }
 input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
 output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "TOGETHER" data_type: TYPE_INT32 dims: [ 1 ] }

@@ -120,6 +120,18 @@ def properties(server: RocserveProcess, model: str) -> Mapping[str, str]:
         return client.model_metadata(model).properties
 
 
+def refusal(server: RocserveProcess, model: str) -> str:
+    """Wait until the model is unavailable; return the reason, read together with the state: the server may retry."""
+    seen: list[tuple[str, str]] = []
+
+    def is_refused() -> bool:
+        seen.append(models_of(server).get(model, ("", "")))
+        return seen[-1][0] == "UNAVAILABLE"
+
+    wait_until(is_refused, f"the refusal of '{model}'")
+    return seen[-1][1]
+
+
 def answer(server: RocserveProcess, model: str) -> list[list[float]]:
     with server.client() as client:
         found = client.infer(model, [infer_input("X", X)]).as_numpy("Y")
@@ -139,9 +151,14 @@ def answer(server: RocserveProcess, model: str) -> list[list[float]]:
     ],
 )
 def test_models_that_answer_as_recorded_are_served(server: RocserveProcess, model: str, says: str) -> None:
-    wait_until(lambda: models_of(server)[model] == ("READY", ""))
+    wait_until(lambda: models_of(server).get(model) == ("READY", ""))
     assert properties(server, model)["load_check"].endswith(says)
-    (line,) = [line for line in server.log_text.splitlines() if f"{model} 1: " in line and says in line]
+
+    def lines() -> list[str]:
+        return [line for line in server.log_text.splitlines() if f"{model} 1: " in line and says in line]
+
+    wait_until(lines, "the line in the log")
+    (line,) = lines()
     assert line.endswith(" s")
 
 
@@ -161,22 +178,21 @@ def test_models_that_answer_otherwise_are_not(
         f"it does not answer as check.npz says: output 'Y' differs by {differs} of its largest value, the tolerance is"
         f" 0.001: at {place} the model gives {given}, recorded is {recorded}"
     )
-    wait_until(lambda: models_of(server)[model][0] == "UNAVAILABLE")
-    assert models_of(server)[model][1].startswith(f"Invalid argument: {text}")
+    assert refusal(server, model).startswith(f"Invalid argument: {text}")
     labels = f'{{kind="recorded answers",model="{model}",version="1"}}'
-    assert float(scrape(port_of(server))[f"rocserve_load_check_failures_total{labels}"]) >= 1
+    wait_until(
+        lambda: float(scrape(port_of(server)).get(f"rocserve_load_check_failures_total{labels}", 0)) >= 1, "the count"
+    )
 
 
 def test_a_damaged_file_is_no_reason_to_serve_unchecked(server: RocserveProcess) -> None:
-    state, reason = models_of(server)["damaged"]
-    assert state == "UNAVAILABLE"
-    assert "check.npz: it is not an archive of numpy's arrays (numpy.savez)" in reason
+    assert "check.npz: it is not an archive of numpy's arrays (numpy.savez)" in refusal(server, "damaged")
 
 
 @pytest.mark.parametrize("model", ["digits", "digits_preprocess"])
 def test_what_a_client_got_is_an_answer_to_record(server: RocserveProcess, repository: Path, model: str) -> None:
     """Pictures as bytes, texts, and a pipeline of rocAL's."""
-    wait_until(lambda: models_of(server)[model] == ("READY", ""))
+    wait_until(lambda: models_of(server).get(model) == ("READY", ""))
     pictures = np.array([[path.read_bytes()] for path in sorted(DIGITS.iterdir())[:3]], object)
     with Client(server.address) as client:
         outputs = client.infer(model, {"ENCODED": pictures}).outputs
@@ -185,13 +201,13 @@ def test_what_a_client_got_is_an_answer_to_record(server: RocserveProcess, repos
 
 
 def test_a_model_may_be_served_unchecked(server: RocserveProcess) -> None:
-    assert models_of(server)["unchecked"] == ("READY", "")
+    wait_until(lambda: models_of(server).get("unchecked") == ("READY", ""))
     assert "load_check" not in properties(server, "unchecked")
     assert answer(server, "unchecked") == (X + 1).tolist()
 
 
 def test_a_check_that_runs_is_seen(server: RocserveProcess, repository: Path) -> None:
-    wait_until(lambda: models_of(server)["slow"] == ("CHECKING", "comparing its answer with check.npz"))
+    wait_until(lambda: models_of(server).get("slow") == ("CHECKING", "comparing its answer with check.npz"))
     with server.client() as client:
         assert not client.is_model_ready("slow")
     # Beside the repository: a change of the model's own folder would load it again.

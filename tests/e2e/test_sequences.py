@@ -37,8 +37,8 @@ from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
-DIRECT = "direct { } max_sequence_idle_microseconds: 5000000"
-OLDEST = "oldest { max_candidate_sequences: 8 } max_sequence_idle_microseconds: 5000000"
+DIRECT = "direct { } max_sequence_idle_microseconds: 90000000"
+OLDEST = "oldest { max_candidate_sequences: 8 } max_sequence_idle_microseconds: 90000000"
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_a_request_that_is_given_up_ends_only_its_own_sequence(server: RocserveP
                 if chance.random() < 0.7:
                     time.sleep(chance.random() * 0.004)
                     given_up.cancel()
-                result, error = answers.get(timeout=60)
+                result, error = answers.get(timeout=PATIENCE_SECONDS)
                 assert error is None, error
                 assert result is not None
                 results = [result]
@@ -281,7 +281,7 @@ def test_iterative_requests_of_several_clients_share_an_id(server: RocserveProce
                 )
                 seen = []
                 while len(seen) < (1 if leaves else count):
-                    result, error = answers.get(timeout=60)
+                    result, error = answers.get(timeout=PATIENCE_SECONDS)
                     assert error is None, error
                     assert result is not None
                     seen.append(int(result.as_numpy("OUT")[0, 0]))

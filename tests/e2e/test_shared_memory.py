@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from onnx import TensorProto
 from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.models import add_sub, drop, identity
+from support.processes import has_ended, name_of
 from support.server import RocserveProcess, Start
 from support.shared_memory import SharedFile, shared_file
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -50,10 +53,10 @@ class TritonPythonModel:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shared_memory") / "repository"
-    batching = (
-        'platform: "onnx_onnxv1"\nmax_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 1000000 }\n'
-    )
-    drop(folder, "add_sub", add_sub(), 'platform: "onnx_onnxv1"\nmax_batch_size: 8\n')
+    # A request waits until another one arrives.
+    plain = 'platform: "onnx_onnxv1"\nmax_batch_size: 8\n'
+    batching = f"{plain}dynamic_batching {{ preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 90000000 }}\n"
+    drop(folder, "add_sub", add_sub(), plain)
     drop(folder, "patient", add_sub(), batching)
     drop(folder, "wide", identity(TensorProto.FLOAT, ["batch", WIDE]), batching)
     drop(folder, "large", identity(TensorProto.FLOAT, [LARGE]))
@@ -103,6 +106,13 @@ def waits(server: RocserveProcess, model: str = "patient") -> bool:
     return scrape(port_of(server))[f'nv_inference_pending_request_count{{model="{model}",version="1"}}'] == "1"
 
 
+def mapped(process: psutil.Process) -> str:
+    """The process's memory map; "" once it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{process.pid}/maps").read_text()
+    return ""
+
+
 def refused(call: Callable[[], object]) -> str:
     with pytest.raises(InferenceServerException) as caught:
         call()
@@ -110,13 +120,14 @@ def refused(call: Callable[[], object]) -> str:
 
 
 def test_tritonclients_own_way(client):
-    left, right = (shm.create_shared_memory_region(f"{name}_data", f"/rocserve_{name}", 128) for name in ("in", "out"))
+    keys = [f"/rocserve_{os.getpid()}_{name}" for name in ("in", "out")]
+    left, right = (shm.create_shared_memory_region(key, key, 128) for key in keys)
     try:
         shm.set_shared_memory_region(left, [LEFT[0], RIGHT[0]])
-        client.register_system_shared_memory("in_data", "/rocserve_in", 128)
-        client.register_system_shared_memory("out_data", "/rocserve_out", 128)
+        client.register_system_shared_memory("in_data", keys[0], 128)
+        client.register_system_shared_memory("out_data", keys[1], 128)
         status = client.get_system_shared_memory_status(as_json=True)["regions"]
-        assert status["in_data"] == {"name": "in_data", "key": "/rocserve_in", "byte_size": "128"}
+        assert status["in_data"] == {"name": "in_data", "key": keys[0], "byte_size": "128"}
         assert set(status) == {"in_data", "out_data"}
         outputs = []
         for index in (0, 1):
@@ -140,11 +151,8 @@ def test_workers_have_a_clients_file_until_it_is_unregistered_but_for_those_that
     values = np.random.default_rng(4).random(LARGE, dtype=np.float32)
 
     def readers(file: SharedFile) -> dict[str, psutil.Process]:
-        return {
-            process.name(): process
-            for process in server.server_process().children(recursive=True)
-            if file.path.name in (Path("/proc") / str(process.pid) / "maps").read_text()
-        }
+        processes = server.server_process().children(recursive=True)
+        return {name_of(process): process for process in processes if file.path.name in mapped(process)}
 
     with shared_file(values.nbytes) as file:
         file.put(0, values.tobytes())
@@ -156,7 +164,7 @@ def test_workers_have_a_clients_file_until_it_is_unregistered_but_for_those_that
         (worker,) = readers(file).values()
         assert worker.name() == "rocserve:large"
         worker.kill()
-        worker.wait(PATIENCE_SECONDS)
+        wait_until(lambda: has_ended(worker.pid), "the worker's end")
         wait_until(lambda: client.is_model_ready("large"))
         assert (client.infer("large", [entry]).as_numpy("OUTPUT0") == values).all()
         assert [process != worker for process in readers(file).values()] == [True]
@@ -222,8 +230,10 @@ def test_a_large_input_that_is_cut_while_it_waits(client, server):
         client.register_system_shared_memory("wide", file.key, values.nbytes)
         entry = triton.InferInput("INPUT0", values.shape, "FP32")
         entry.set_shared_memory("wide", values.nbytes)
-        assert (client.infer("wide", [entry]).as_numpy("OUTPUT0") == values).all()
         answers = Answers()
+        client.async_infer("wide", [entry], callback=answers)
+        assert (client.infer("wide", [entry]).as_numpy("OUTPUT0") == values).all()
+        assert answers.next() is None
         client.async_infer("wide", [entry], callback=answers)
         wait_until(lambda: waits(server, "wide"))
         file.cut(4096)

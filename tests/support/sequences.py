@@ -126,7 +126,7 @@ sequence_batching {
     input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_INT32 dims: [2]
     initial_state { name: "begin" data_type: TYPE_INT32 dims: [2] data_file: "begin" }
   }
-  max_sequence_idle_microseconds: 5000000
+  max_sequence_idle_microseconds: 90000000
 }
 """
 GROWING_CONFIG = """
@@ -137,7 +137,7 @@ output { name: "WORDS" data_type: TYPE_STRING dims: [-1] }
 sequence_batching {
   state { input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_STRING dims: [-1] }
   oldest { max_candidate_sequences: 16 }
-  max_sequence_idle_microseconds: 5000000
+  max_sequence_idle_microseconds: 90000000
 }
 """
 TEXTS_CONFIG = """
@@ -145,7 +145,7 @@ backend: "onnxruntime"
 max_batch_size: 4
 input { name: "INPUT0" data_type: TYPE_STRING dims: [2] }
 output { name: "OUTPUT0" data_type: TYPE_STRING dims: [2] }
-sequence_batching { max_sequence_idle_microseconds: 5000000 }
+sequence_batching { max_sequence_idle_microseconds: 90000000 }
 """
 CRASHING_MODEL = answering(
     "INPUT",
@@ -158,7 +158,7 @@ backend: "python"
 max_batch_size: 4
 input { name: "INPUT" data_type: TYPE_INT32 dims: [2] }
 output { name: "SUM" data_type: TYPE_INT32 dims: [2] }
-sequence_batching { oldest { max_candidate_sequences: 4 } max_sequence_idle_microseconds: 20000000 }
+sequence_batching { oldest { max_candidate_sequences: 4 } max_sequence_idle_microseconds: 90000000 }
 """
 ENSEMBLE_CONFIG = """
 platform: "ensemble"
