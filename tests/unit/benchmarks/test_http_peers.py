@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from benchmarks.contenders import ServedContender
 from benchmarks.http_peers import HTTP_PEERS, INPUTS, http_peer_cases
 from benchmarks.http_request import HEADER_LENGTH, HttpRequestFailed, plain_json_request
 from benchmarks.probe import WrongAnswer
-from benchmarks.server_process import ServerProcess, free_port
+from benchmarks.server_process import ServerProcess
 
 CASE = http_peer_cases()[0]
 REQUEST = plain_json_request("/add_sub", INPUTS)
@@ -61,10 +62,14 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), AddSub).serve_forever()
 def contender(tmp_path: Path) -> Iterator[ServedContender]:
     (tmp_path / "off").write_text("0")
     (tmp_path / "server.py").write_text(SERVER)
-    port = free_port()
-    command = [sys.executable, str(tmp_path / "server.py"), str(port), str(tmp_path / "off")]
-    with ServerProcess("small", command, None, tmp_path / "log", http_port=port, ready_path="/health") as server:
-        yield ServedContender(server, tmp_path, REQUEST)
+    with socket.socket() as kept:
+        # Nobody else can take the port, and the server can: it reuses addresses too, and this socket does not listen.
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        port = kept.getsockname()[1]
+        command = [sys.executable, str(tmp_path / "server.py"), str(port), str(tmp_path / "off")]
+        with ServerProcess("small", command, None, tmp_path / "log", http_port=port, ready_path="/health") as server:
+            yield ServedContender(server, tmp_path, REQUEST)
 
 
 @pytest.mark.long
