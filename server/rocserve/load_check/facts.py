@@ -14,6 +14,8 @@ class GraphFacts:
     """Integer input -> exclusive end of its values, from the table that it indexes."""
     levels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Input of floats -> numbers that trees compare it with."""
+    words: tuple[str, ...] = ()
+    """Texts that operators know: vocabularies, categories."""
     couples_rows: str = ""
     """Why rows depend on each other, where the operators alone decide it: "DynamicQuantizeLinear takes one scale from
     all rows"; "" = an experiment decides."""

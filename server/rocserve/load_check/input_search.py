@@ -139,6 +139,8 @@ def _styles(inputs: Sequence[CheckedInput]) -> Iterator[Recipe]:
     yield Recipe()
     if any(given.kind == "f" for given in inputs):
         yield from (Recipe(floats=name) for name in ("unit", "whole", "spread"))
+    if any(given.kind == "O" for given in inputs):
+        yield Recipe(sentences=True)
     if any(given.is_mask for given in inputs):
         yield Recipe(mask=0)
     if any(given.is_length for given in inputs):

@@ -15,6 +15,8 @@ from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.tensors import Array, CheckedInput, Feed
 
 _WORDS = ("cat", "the dog sat", "Rome", "1", "stocks fell on monday", "2.5", "Oslo", "red")
+_SENTENCE = 3
+"""Words of a sentence after its first."""
 _WHOLE_END = 5
 """Exclusive end of floats that are whole numbers: ids and categories that a model takes as floats are often few."""
 _LEVEL_STEP, _LEAST_STEP = 0.1, 0.1
@@ -37,6 +39,8 @@ class Recipe:
     floats: str = "normal"
     """ "normal", "unit" (0 to 1), "whole" (small whole numbers), "spread" (normal, times 0.01 to 100), or "levels"
     (close to the numbers that trees compare them with)."""
+    sentences: bool = False
+    """Texts are several words, not one word or category."""
     mask: int = 1
     """Value of masks: what "do not hide" means to the model."""
     full_lengths: bool = True
@@ -56,6 +60,7 @@ class InputMaker:
         self.inputs = inputs
         self._seed = seed
         self.levels = facts.levels
+        self._words = facts.words or _WORDS
         self.ends = {given.name: end for given in inputs if (end := given.end or facts.ends.get(given.name))}
         """Input -> exclusive end of its values, where the model tells it."""
         rows = [row for sample in samples for row in _rows_of(sample, inputs)]
@@ -168,7 +173,10 @@ class InputMaker:
         if given.is_mask:
             values = np.full(shape, recipe.mask)
         elif kind == "O":
-            values = rng.choice(np.array(_WORDS, object), shape)
+            words = np.array(self._words, object)
+            values = rng.choice(words, shape)
+            for _ in range(_SENTENCE if recipe.sentences else 0):
+                values = values + " " + rng.choice(words, shape)
         elif kind == "b":
             values = rng.random(shape) < _TRUE
         elif kind in "iu" and given.is_length and recipe.full_lengths and recipe.sizes:

@@ -39,6 +39,9 @@ _MOST_THRESHOLDS = 4
 _MOST_EXPOSED = 4
 _MOST_LEVELS = 256
 """Of the numbers in a forest's nodes, that many show in which range its inputs lie."""
+_VOCABULARIES = frozenset(("cats_strings", "keys_strings", "pool_strings", "string_vocabulary"))
+"""Attributes of OneHotEncoder, LabelEncoder, TfIdfVectorizer and DictVectorizer with the texts that they know."""
+_MOST_WORDS = 256
 _CHOICES = frozenset(("ArgMax", "ArgMin", "Ceil", "Floor", "Hardmax", "Round", "TopK", *_COMPARISONS))
 """Operators that turn numbers into few values."""
 _LABELS = frozenset(("Add", "And", "ArrayFeatureExtractor", "Cast", "Concat", "Expand", "Flatten", "Gather"))
@@ -69,6 +72,7 @@ def _facts(graph: OnnxGraph) -> GraphFacts:
     return GraphFacts(
         ends=_ends(graph),
         levels=_levels(graph),
+        words=_words(graph),
         couples_rows=next(_couplings(graph), ""),
         is_random=next((node.op_type for node in graph.nodes if _is_random(node, graph)), ""),
         precision=_precision(graph),
@@ -171,6 +175,20 @@ def _levels(graph: OnnxGraph) -> Mapping[str, tuple[float, ...]]:
             levels = levels[np.linspace(0, len(levels) - 1, min(len(levels), _MOST_LEVELS)).astype(int)]
             found |= {name: tuple(levels) for name in graph.sources(node.input[0]) if name in graph.inputs}
     return found
+
+
+def _words(graph: OnnxGraph) -> tuple[str, ...]:
+    """Return texts that operators look up, evenly out of all, since vocabularies are sorted."""
+    words = sorted(
+        {
+            word.decode(errors="replace")
+            for node in graph.nodes
+            for attribute in node.attribute
+            if attribute.name in _VOCABULARIES
+            for word in attribute.strings
+        }
+    )
+    return tuple(words[:: -(-len(words) // _MOST_WORDS) or 1])
 
 
 def _couplings(graph: OnnxGraph) -> Iterator[str]:

@@ -196,3 +196,12 @@ def test_a_damaged_node_has_no_facts() -> None:
     parsed = model("g (int64[N] x) => (float[N, 4] y) { y = Gather(t, x) }", **_TABLE)
     del parsed.graph.node[0].input[1]
     assert onnx_facts(parsed) == NO_FACTS
+
+
+def test_texts_that_operators_know() -> None:
+    known = ", ".join(f'"word{number:03}"' for number in range(600))
+    graph = f"""g (string[N] x) => (int64[N] y) {{
+        y = ai.onnx.ml.LabelEncoder<keys_strings = [{known}], values_int64s = [{", ".join(["1"] * 600)}]>(x) }}"""
+    words = onnx_facts(model(graph)).words
+    assert len(words) == 200 and words[:2] == ("word000", "word003") and words[-1] == "word597"
+    assert onnx_facts(model("g (float[N] x) => (float[N] y) { y = Abs(x) }")).words == ()
