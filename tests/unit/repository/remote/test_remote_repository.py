@@ -117,11 +117,12 @@ async def test_what_came_whole_is_not_taken_again(web: WebServer, tmp_path: Path
         await first.scan(takes=True)
     assert "with the digest" in first.notes()["m"]
     assert files(first) == {}
-    asked_for_files(web)
-    web.damaged = ""
-    again = opened(web, tmp_path)
-    await again.scan(takes=True)
-    assert asked_for_files(web) == ["model.onnx"]
+    # Another server: requests of cancelled downloads may still arrive at the first one.
+    with WebServer() as other:
+        other.hub, other.pinned = dict(MODEL), web.pinned
+        again = opened(other, tmp_path)
+        await again.scan(takes=True)
+        assert asked_for_files(other) == ["model.onnx"]
     assert files(again) == MODEL
 
 
