@@ -42,6 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     RocserveProcess.default_front_ends = config.getoption("front_ends")
+    # Neither a slow machine nor chance decides about examples.
+    settings.register_profile(
+        "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
+    )
+    settings.load_profile("tests")
 
 
 def folder_of(path: Path) -> str:

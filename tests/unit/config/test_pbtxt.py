@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocserve.config.pbtxt import format_model_config, parse_model_config, read_text
@@ -160,11 +160,7 @@ def _filled(draw: st.DrawFn, message: Message, depth: int = 0) -> Message:
     return message
 
 
-BUSY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-"""Neither a slow machine nor chance decides."""
-
-
-@settings(BUSY_MACHINE, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_what_is_printed_is_read_back_the_same(data: st.DataObject) -> None:
     message = data.draw(_filled(ModelConfig()))
@@ -172,7 +168,7 @@ def test_what_is_printed_is_read_back_the_same(data: st.DataObject) -> None:
     assert parse_model_config(format_model_config(message), "config.pbtxt") == message
 
 
-@settings(BUSY_MACHINE, max_examples=300)
+@settings(max_examples=300)
 @given(st.text(st.sampled_from("{}[]<>:;,\"'\\ \n#-1.9einputamedhv_TYPEFP32ÿ\x00"), max_size=40))
 def test_any_text_is_a_configuration_or_a_clear_error(text: str) -> None:
     try:
