@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from support.models import add_constant, answering, drop
 from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 
@@ -67,7 +69,7 @@ def page(browser: Any) -> Iterator[Any]:
 
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", note)
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(1000 * PATIENCE_SECONDS)
     yield page
     context.close()
     assert not faults
@@ -125,7 +127,7 @@ def test_states_change_as_they_do(page: Any, either: RocserveProcess, models: Pa
     row(page, "fresh").locator(".badge.ready").wait_for()
     drop(models, "broken", b"this is no model")
     row(page, "broken").locator(".badge.unavailable").wait_for()
-    assert "onnx" in row(page, "broken").locator(".reason").inner_text().lower()
+    row(page, "broken").locator(".reason", has_text=re.compile("onnx", re.IGNORECASE)).wait_for()
     page.locator(".events li", has_text="broken").first.wait_for()
     drop(models, "broken", add_constant(1.0))
     row(page, "broken").locator(".badge.ready").wait_for()
@@ -174,7 +176,7 @@ def test_a_picture_is_classified(page: Any, either: RocserveProcess) -> None:
     page.get_by_label("choose a file").set_input_files(picture)
     page.locator(".bars li").nth(4).wait_for()
     assert page.locator(".bars .label").first.inner_text() == "two"
-    assert page.locator(".sent").evaluate("image => image.naturalWidth") > 0
+    assert page.locator(".sent").evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
     page.locator(".chart .line.rate").first.wait_for(state="attached")
     assert page.locator("dt", has_text="Answered").locator("xpath=following-sibling::dd").inner_text() >= "0"
     page.get_by_text("Configuration, as completed").click()
@@ -190,6 +192,7 @@ def test_boxes_are_drawn(page: Any, server: RocserveProcess) -> None:
     labels = [text.partition(" ")[0] for text in page.locator(".picture li").all_inner_texts()]
     assert sorted(labels) == sorted(shape["label"] for shape in shapes)
     image = page.locator(".drawn img")
+    image.evaluate("image => image.decode()")
     place, scale = image.bounding_box(), image.evaluate("image => image.clientWidth / image.naturalWidth")
     drawn = [rectangle.bounding_box() for rectangle in page.locator(".drawn rect").all()]
     for shape in shapes:

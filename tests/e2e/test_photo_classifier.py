@@ -9,12 +9,15 @@ import cv2
 import numpy as np
 import pytest
 from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cli import main
 from rocserve.tools.networks.layers import photo_like_images
 from rocserve_client import Client, Output
 
 ROOT = Path(__file__).resolve().parents[2]
+LOAD_SECONDS = 200
+"""The network is large, and is compared with the reference before it serves."""
 MODELS = ("resnet50_preprocess", "resnet50", "resnet50_probabilities", "classify_image")
 
 
@@ -32,9 +35,10 @@ def photo(seed: int) -> bytes:
     return bytes(cv2.imencode(".jpg", levels)[1])
 
 
+@pytest.mark.timeout(400)
 def test_weights_come_while_the_server_runs(repository: Path, tmp_path: Path, untrained_resnet50: Path) -> None:
     with RocserveProcess([repository], log=tmp_path / "log") as server, Client(server.address) as client:
-        client.wait_until_ready(timeout=30.0)
+        client.wait_until_ready(PATIENCE_SECONDS)
         rows = {entry.name: entry for entry in client.repository_index()}
         assert (rows["resnet50"].version, rows["resnet50"].state) == ("", "")
         assert "get one with: rocserve get resnet50" in rows["resnet50"].reason
@@ -44,7 +48,7 @@ def test_weights_come_while_the_server_runs(repository: Path, tmp_path: Path, un
         assert main(["get", "resnet50", "--untrained", f"--model-repository={repository}"]) == 0
         built = (repository / "resnet50" / "1" / "model.onnx").read_bytes()
         assert built == untrained_resnet50.read_bytes(), "the same seed gives the same bytes each time"
-        client.wait_until_ready(60.0, "classify_image")
+        client.wait_until_ready(LOAD_SECONDS, "classify_image")
         images = np.array([[photo(1)], [photo(2)]], dtype=object)
         result = client.infer("classify_image", {"ENCODED": images})
         probabilities = result["PROBABILITIES"]

@@ -187,7 +187,7 @@ def test_exceptions_and_exits_fail_the_batch_and_the_model_goes_on(server):
         assert message in fault.value.message()
     assert client.infer("moody", [text("WORD", "fine")]).as_numpy("ECHO").tolist() == [[b"fine"]]
     wait_until(lambda: "heard fine" in server.log_text, "what the model prints, in the log")
-    assert 'model.py", line 19, in execute' in server.log_text
+    wait_until(lambda: 'model.py", line 19, in execute' in server.log_text, "the traceback in the log")
 
 
 def test_what_models_see_of_requests_and_how_they_are_spread(server):
@@ -197,9 +197,14 @@ def test_what_models_see_of_requests_and_how_they_are_spread(server):
         result = server.client().infer("mirror", [infer_input("X", np.array([[number]], np.int32))])
         return json.loads(result.as_numpy("SEEN")[0, 0]), result.get_response(as_json=True)["parameters"]
 
-    with ThreadPoolExecutor(8) as pool:
-        looks = list(pool.map(look, range(64)))
-    assert len({seen["pid"] for seen, _ in looks}) == 2
+    looks: list[tuple[dict, dict]] = []
+
+    def have_both_been_used() -> bool:
+        with ThreadPoolExecutor(8) as pool:
+            looks.extend(pool.map(look, range(64)))
+        return len({seen["pid"] for seen, _ in looks}) == 2
+
+    wait_until(have_both_been_used, "answers of both instances")
     assert {seen["args"]["model_instance_name"] for seen, _ in looks} == {"mirror_0_0", "mirror_0_1"}
     assert looks[0][1]["kind"] == {"string_param": "mirror"}
     assert looks[0][1]["whole"] == {"bool_param": True}
@@ -211,13 +216,13 @@ def test_what_models_see_of_requests_and_how_they_are_spread(server):
         request_id="r-1",
         sequence_id=77,
         sequence_start=True,
-        timeout=9_000_000,
+        timeout=90_000_000,
         parameters={"mood": "good", "tries": 3, "sure": True},
     )
     seen = json.loads(result.as_numpy("SEEN")[0, 0])
     assert result.as_numpy("PID") is None
     assert (seen["request_id"], seen["correlation_id"], seen["flags"]) == ("r-1", 77, 1)
-    assert (seen["timeout"], seen["requested"]) == (9_000_000, ["SEEN"])
+    assert (seen["timeout"], seen["requested"]) == (90_000_000, ["SEEN"])
     assert seen["parameters"] == {"mood": "good", "tries": 3, "sure": True}
     assert seen["model_parameters"] == {"colour": {"string_value": "green"}}
     folder = server.repositories[0] / "mirror"
@@ -252,9 +257,12 @@ def test_dlpack_and_bfloat16(server):
 
 def test_a_batch_works_in_the_memory_that_the_one_before_has_freed(server):
     client = server.client()
-    faults = [int(client.infer("images_joined", [one("COUNT", 64)]).as_numpy("FAULTS")[0]) for _ in range(4)]
+
+    def needs_few_new_pages() -> bool:
+        return int(client.infer("images_joined", [one("COUNT", 64)]).as_numpy("FAULTS")[0]) < 1000
+
     # 64 images in one array and mirrored take 29 MB, 7,000 pages: glibc alone maps half of them again each time.
-    assert faults[-1] < 1000, faults
+    wait_until(needs_few_new_pages, "a batch in memory that has been freed")
 
 
 def test_an_environment_of_its_own(server):

@@ -50,7 +50,7 @@ def square(number):
 class TritonPythonModel:
     def execute(self, requests):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return answers(requests, pool.map_async(square, asked(requests)).get(20))
+            return answers(requests, pool.map_async(square, asked(requests)).get(90))
 """,
         "forking": """
 import multiprocessing
@@ -80,8 +80,8 @@ class TritonPythonModel:
         forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
         forked.start()
         forked.terminate()
-        forked.join(10)
-        return answers(requests, [executed.wait(10), forked.exitcode or 0])
+        forked.join(90)
+        return answers(requests, [executed.wait(90), forked.exitcode or 0])
 """,
         "parsing": """
 import argparse
@@ -187,15 +187,15 @@ def test_a_model_that_configures_logging_keeps_the_servers_log(server):
         status, text = fault(server, "logging")
         assert (status, "message: ValueError: told behind its own log's back" in text) == ("StatusCode.INTERNAL", True)
     wait_until(lambda: 'raise ValueError("told behind' in server.log_text, "the traceback in the log")
-    assert "logging:1: a word of its own" in server.log_text
+    wait_until(lambda: "logging:1: a word of its own" in server.log_text, "the model's own word in the log")
 
 
 def test_a_model_without_standard_streams_goes_on(server):
-    pids = {worker.pid for worker in server.workers()}
+    pids = {worker.pid for worker in server.workers("muting")}
     assert "message: ValueError: told without standard streams" in fault(server, "muting")[1]
     # The streams are closed by now, and the process is the same.
     assert "Failed to process the request(s) for model 'muting_0'" in fault(server, "muting")[1]
-    assert {worker.pid for worker in server.workers()} == pids
+    assert {worker.pid for worker in server.workers("muting")} == pids
     wait_until(lambda: 'raise ValueError("told without' in server.log_text, "the traceback in the log")
 
 

@@ -18,7 +18,7 @@ from rocserve_client import Client, Internal, InvalidArgument, Unavailable
 
 COMPILE_SECONDS = 400
 """A compile takes half a minute on an idle machine."""
-pytestmark = pytest.mark.timeout(COMPILE_SECONDS + 60)
+pytestmark = pytest.mark.timeout(2 * COMPILE_SECONDS)
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here"

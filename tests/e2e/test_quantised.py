@@ -18,7 +18,7 @@ from rocserve_client import Client
 
 COMPILE_SECONDS = 400
 """A compile takes half a minute on an idle machine."""
-LOAD_SECONDS = 90
+LOAD_SECONDS = 180
 """Importing PyTorch takes many seconds if several models load next to other tests."""
 
 
@@ -28,7 +28,7 @@ def quantised(folder: Path, method: str, out: str, model: str = "digits.pt2", da
     return (folder / out).read_bytes()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason=NO_PYTORCH)
     networks = pytest.importorskip("support.torch_networks", reason=NO_PYTORCH)

@@ -50,10 +50,14 @@ def test_models_that_share_a_resource_run_one_at_a_time(serve, tmp_path: Path) -
     found = spans(server, ["one", "other"] * 6)
     for (_, ended), (began, _) in itertools.pairwise(found):
         assert ended <= began
-    wait_until(
-        lambda: any(entry.state == "UNAVAILABLE" for entry in client.get_model_repository_index().models), "a refusal"
-    )
-    (refused,) = [entry for entry in client.get_model_repository_index().models if entry.state == "UNAVAILABLE"]
+    refusals: list = []
+
+    def is_refused() -> bool:
+        refusals[:] = [entry for entry in client.get_model_repository_index().models if entry.state == "UNAVAILABLE"]
+        return bool(refusals)
+
+    wait_until(is_refused, "a refusal")
+    (refused,) = refusals
     assert refused.name == "greedy"
     assert (
         'Resource count for "R" is limited to 3 which will prevent scheduling of one or more model instances, the'
@@ -126,9 +130,12 @@ def test_models_that_hold_resources_call_models(serve, tmp_path: Path) -> None:
     for number, model in requests:
         x = infer_input("X", np.array([100 * number], np.int32))
         client.async_infer(
-            model, [x], lambda result, error, key=(number, model): answers.put((key, result, error)), client_timeout=60
+            model,
+            [x],
+            lambda result, error, key=(number, model): answers.put((key, result, error)),
+            client_timeout=PATIENCE_SECONDS,
         )
     for _ in requests:
-        (number, model), result, error = answers.get(timeout=70)
+        (number, model), result, error = answers.get(timeout=PATIENCE_SECONDS)
         assert error is None, (model, error)
         assert result.as_numpy("Y").tolist() == [100 * number + sums[model]], model

@@ -33,7 +33,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights") / "models"
     shutil.copytree(ROOT / "model_repository" / "efficientnet_lite0", folder / "efficientnet_lite0")
     command = [sys.executable, "-m", "rocserve.cli", "get", "efficientnet_lite0", f"--model-repository={folder}"]
-    got = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    got = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if "could not be downloaded" in got.stderr:
         pytest.skip("no network here")
     assert got.returncode == 0, got.stderr

@@ -18,7 +18,7 @@ from support.models import add_constant, drop
 from support.repository_index import index_of, reason_of, rows_of
 from support.server import RocserveProcess
 from support.stores import S3_KEYS, BetweenStore, StoreServer, files_of, s3_bucket, s3_server
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 READY = {"1": ("READY", "")}
@@ -205,8 +205,14 @@ def test_a_large_object_comes_in_parts_and_the_index_tells_how_far(polled: tuple
     elsewhere.between.faults.seconds["large/1/weights"] = 1.0
     elsewhere.bucket.put("large/1/weights", content)
     elsewhere.put("large", 1.0)
-    wait_until(lambda: "MB" in reason_of(server, "large"), "how far it is")
-    assert "being taken from s3://" in reason_of(server, "large")
+    reasons: list[str] = []
+
+    def is_told() -> bool:
+        reasons.append(reason_of(server, "large"))
+        return "MB" in reasons[-1]
+
+    wait_until(is_told, "how far it is")
+    assert "being taken from s3://" in reasons[-1]
     wait_for(server, "large", 1.0)
     assert [file.read_bytes() == content for file in elsewhere.folder.rglob("models/large/1/weights")] == [True]
     assert sum(count for path, count in elsewhere.between.faults.asked.items() if path.endswith("weights")) == 3
@@ -225,7 +231,7 @@ def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewher
     second.kill()
 
     elsewhere.between.faults.status["."] = 503
-    wait_until(lambda: any(row.name == elsewhere.url for row in rows_of(server)), "the store's row", 90)
+    wait_until(lambda: any(row.name == elsewhere.url for row in rows_of(server)), "the store's row")
     row = next(row for row in rows_of(server) if row.name == elsewhere.url)
     assert row.state == "UNAVAILABLE"
     assert "503" in row.reason
@@ -262,13 +268,13 @@ def test_a_store_that_fails_costs_no_request_and_the_index_says_why(
     with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2, pause_seconds=0.1) as load:
         for kind, fault in faults.items():
             getattr(elsewhere.between.faults, kind)["."] = fault
-        wait_until(lambda: text in store_row(elsewhere, server), "the store's row", 90)
+        wait_until(lambda: text in store_row(elsewhere, server), "the store's row")
         for kind in faults:
             getattr(elsewhere.between.faults, kind).clear()
         elsewhere.put("m", 2.0)
-        wait_until(lambda: load.answered[2.0], "an answer of what was put meanwhile", 90)
+        wait_until(lambda: load.answered[2.0], "an answer of what was put meanwhile")
     assert (load.failures, load.wrong) == ([], [])
-    assert store_row(elsewhere, server) == ""
+    wait_until(lambda: store_row(elsewhere, server) == "", "an index without the store's row")
 
 
 def test_a_store_that_was_never_reached_makes_nobody_ready(elsewhere: Elsewhere):
@@ -285,7 +291,7 @@ def test_a_store_that_was_never_reached_ends_a_server_that_ends_on_errors(elsewh
     elsewhere.between.faults.status["."] = 403
     server = elsewhere.serve("--exit-on-error=true")
     assert server.process is not None
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_SECONDS) == 1
     assert f"these models failed to load: {elsewhere.url}" in server.log_text
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
+from support.processes import name_of
 from support.repository_index import models_of
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -37,7 +38,7 @@ def workers(server: RocserveProcess) -> dict[str, list[int]]:
     """The process ids of workers, by their titles, of which Linux keeps 15 bytes."""
     found: dict[str, list[int]] = {}
     for process in server.workers():
-        found.setdefault(process.name(), []).append(process.pid)
+        found.setdefault(name_of(process), []).append(process.pid)
     return found
 
 
@@ -77,6 +78,12 @@ def test_who_cannot_share_and_names_a_group_is_refused(serve: Serve, tmp_path: P
         flags = ("--host-policy=cpu,cpu-cores=0-0",)
         reason = "a host policy keeps its instances to CPU cores"
     server = serve(repository, flags=flags)
-    wait_until(lambda: models_of(server).get("m", ("", ""))[0] == "UNAVAILABLE")
+    seen: list[tuple[str, str]] = []
+
+    def is_refused() -> bool:
+        seen.append(models_of(server).get("m", ("", "")))
+        return seen[-1][0] == "UNAVAILABLE"
+
+    wait_until(is_refused, "the refusal")
     text = f"Invalid argument: model 'm' cannot be in the shared worker 'g': {reason}; remove parameter 'shared_worker'"
-    assert models_of(server)["m"][1].startswith(text)
+    assert seen[-1][1].startswith(text)

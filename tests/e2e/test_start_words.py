@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import termios
 import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 def run(*arguments: str) -> str:
     """The output of a server that ends by itself."""
     command = [sys.executable, "-m", "rocserve.cli", "serve", *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert ran.returncode == 1
     return ran.stderr
 
@@ -67,14 +68,14 @@ def test_a_broken_drop_takes_nothing_from_others_and_is_told_everywhere(serve, r
     with urllib.request.urlopen(f"http://{server.http_address}/v2/health/ready", timeout=PATIENCE_SECONDS) as answer:
         assert answer.status == 200
     assert server.client().is_server_ready()
-    metrics = scrape(port_of(server))
-    assert metrics['rocserve_model_served{model="good"}'] == "1"
-    assert metrics['rocserve_model_served{model="bad"}'] == "0"
+    port = port_of(server)
+    wait_until(lambda: scrape(port).get('rocserve_model_served{model="bad"}') == "0", "the metric of the new model")
+    assert scrape(port)['rocserve_model_served{model="good"}'] == "1"
     status = [sys.executable, "-m", "rocserve.cli", "status", f"--url={server.address}", "--once"]
 
     def is_told() -> bool:
         """Between two tries; during a try the state is LOADING."""
-        shown = subprocess.run(status, capture_output=True, text=True, timeout=60, check=False).stdout
+        shown = subprocess.run(status, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False).stdout
         assert ": ready" in shown
         return re.search(r"^bad .* UNAVAILABLE .*Protobuf parsing failed", shown, re.MULTILINE) is not None
 
@@ -197,8 +198,14 @@ def test_a_start_whose_table_nobody_reads_holds_nothing_up(repository: Path, tmp
         # The rest is printed by the loop.
         drop(repository, "good", add_constant(1.0))
         wait_until(lambda: server.client().is_model_ready("good"))
+        waits = bytearray(4)
+
+        def is_full() -> bool:
+            fcntl.ioctl(reader, termios.FIONREAD, waits)
+            return int.from_bytes(waits, sys.byteorder) == held
+
+        wait_until(is_full, "an output that is full")
         read = os.read(reader, 1 << 20)
-        assert len(read) == held
 
         def is_all_read() -> bool:
             nonlocal read

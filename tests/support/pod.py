@@ -96,13 +96,13 @@ class Pod:
         if "grpc" in how:
             with grpc.insecure_channel(f"127.0.0.1:{self.ports['grpc']}") as channel:
                 try:
-                    answer = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
+                    answer = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=PATIENCE_SECONDS)
                 except grpc.RpcError:
                     return False
                 return bool(answer == SERVING)
         try:
             url = f"http://127.0.0.1:{self.ports['http']}{how['httpGet']['path']}"
-            with urllib.request.urlopen(url, timeout=5) as response:
+            with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
                 return bool(response.status == 200)
         except OSError:
             return False
@@ -122,7 +122,7 @@ class Pod:
             assert self._process.poll() is None, self.log
             return self.answers("readinessProbe")
 
-        wait_until(is_ready, f"readiness; the log is in {self._folder}", 60)
+        wait_until(is_ready, f"readiness; the log is in {self._folder}")
 
     def _configuration(self) -> dict[str, Any]:
         """The container's config.json of OCI."""

@@ -25,7 +25,7 @@ import pytest
 from obstore.store import AzureStore, ObjectStore, S3Store
 
 from benchmarks.server_process import free_port
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 TOOLS = Path(__file__).parents[2] / ".cluster-tools"
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
@@ -61,7 +61,7 @@ class StoreServer:
         self._process = subprocess.Popen(
             self._command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        wait_until(self._answers, f"an answer of {self._command[0]}", 60)
+        wait_until(self._answers, f"an answer of {self._command[0]}")
 
     def kill(self) -> None:
         if self._process is not None:
@@ -70,7 +70,7 @@ class StoreServer:
 
     def _answers(self) -> bool:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=5).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=PATIENCE_SECONDS).close()
         except urllib.error.HTTPError:
             return True
         except OSError:
@@ -119,7 +119,7 @@ class GoogleBucket:
         self._post(f"/upload/storage/v1/b/{self._name}/o?uploadType=media&name={name}", content)
 
     def _post(self, path: str, content: bytes) -> None:
-        urllib.request.urlopen(self._api + path, data=content, timeout=10).close()
+        urllib.request.urlopen(self._api + path, data=content, timeout=PATIENCE_SECONDS).close()
 
 
 AZURE_KEYS = {
@@ -194,7 +194,7 @@ class BetweenStore:
                 if status or given is not None:
                     self._answer(status or 200, {}, given or b"<Error><Code>Told</Code></Error>")
                     return
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
                 try:
                     connection.request(self.command, self.path, headers=dict(self.headers))
                     answer = connection.getresponse()
