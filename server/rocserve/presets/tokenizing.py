@@ -23,6 +23,9 @@ _FILE = "tokenizer.json"
 _PADDINGS = ("[PAD]", "<pad>", "<|endoftext|>")
 """The tokens that stand for padding where no file names one. The mask hides them."""
 
+_SHOWN_IDS = 8
+"""Ids up to which an error shows a whole list."""
+
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
@@ -43,6 +46,7 @@ class TritonPythonModel:
         self._tokenizer.no_padding()
         self._vocabulary = _vocabulary(self._tokenizer, parameters.get("vocabulary"))
         self._length = int(parameters.get("length", 0))
+        self._begins, self._ends = _added(self._tokenizer)
         self._prompt = parameters.get("prompt", "")
         self._lowers = parameters.get("lower_case") == "true"
         # Without the tokens' places in the text the library takes less time.
@@ -125,6 +129,14 @@ class TritonPythonModel:
             expected = "at least 1" if most is None else f"1 to {most}"
             raise ValueError(f"IDS has {count} tokens for each text; expected {expected}")
         self._check_ids("IDS", rows)
+        for row in rows.tolist():
+            if row[: len(self._begins)] != self._begins or row[len(row) - len(self._ends) :] != self._ends:
+                raise ValueError(
+                    f"IDS: expected ids that begin with {self._begins} and end with {self._ends}, the tokens that this"
+                    f" model's tokenizer adds to a text, got {_shortened(row)}; ids of another tokenizer, such as those"
+                    " that clients of OpenAI make, mean other texts: send TEXT (LangChain's OpenAIEmbeddings does with"
+                    " check_embedding_ctx_length=False)"
+                )
         return rows
 
     def _check_ids(self, name: str, rows: Array) -> None:
@@ -168,6 +180,19 @@ def _open(path: Path) -> Any:
             f"{_FILE} cannot be read by tokenizers {tokenizers.__version__}: {error}; save it again with"
             " transformers (AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)), or upgrade the package"
         ) from None
+
+
+def _added(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the ids that the tokenizer puts before each text and behind it."""
+    encoding = tokenizer.encode("a")
+    own = [place for place, is_added in enumerate(encoding.special_tokens_mask) if not is_added]
+    if not own:
+        return [], []
+    return encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]
+
+
+def _shortened(ids: list[int]) -> str:
+    return str(ids) if len(ids) <= _SHOWN_IDS else f"[{ids[0]}, {ids[1]}, ..., {ids[-1]}]"
 
 
 def _padding(tokenizer: Any, written: str | None) -> int:
