@@ -42,6 +42,11 @@ class Served:
     def embed(self, model: str, given: Any, **more: Any) -> tuple[int, Any]:
         return self.post("/v1/embeddings", {"model": model, "input": given, **more})
 
+    def inferences(self, model: str) -> int:
+        (statistics,) = self.get(f"/v2/models/{model}/stats")[1]["model_stats"]
+        count: int = statistics["inference_count"]
+        return count
+
     def fault(self, path: str, body: Any) -> tuple[int, str, str | None, str | None]:
         """The status of a refusal, its message, param and code."""
         status, answer = self.post(path, body)
@@ -54,7 +59,7 @@ class Served:
 def served(request: pytest.FixtureRequest, start: Start, tmp_path_factory: pytest.TempPathFactory) -> Served:
     repository = tmp_path_factory.mktemp("openai") / "repository"
     repository.mkdir()
-    matryoshka = 'parameters { key: "matryoshka_dimensions" value { string_value: "2, 3" } }'
+    matryoshka = 'parameters { key: "matryoshka" value { string_value: "2,3" } }'
     notes = drop_text_model(repository, "letters_text", "TEXT or IDS", rows=3, more=matryoshka)
     drop_text_model(repository, "plain", counts=False)
     drop_text_model(repository, "judge_text", "QUERY", rows=2)
@@ -66,6 +71,7 @@ def served(request: pytest.FixtureRequest, start: Start, tmp_path_factory: pytes
 
 def test_vectors_come_in_the_order_of_the_texts(served: Served) -> None:
     (served.notes / "rows").unlink(missing_ok=True)
+    counted = served.inferences("letters_text")
     status, answer = served.embed("letters", TEXTS, user="someone", encoding_format=None)
     assert status == 200
     assert answer == {
@@ -78,6 +84,8 @@ def test_vectors_come_in_the_order_of_the_texts(served: Served) -> None:
     }
     # As many rows in each request as the model takes.
     assert sorted((served.notes / "rows").read_text().split()) == ["1", "3", "3"]
+    # They count as other requests do; the answer may come before they are counted.
+    wait_until(lambda: served.inferences("letters_text") == counted + len(TEXTS), "the statistics")
 
 
 @pytest.mark.parametrize("model", ["letters", "letters_text", "plain"])
@@ -300,7 +308,8 @@ def restricted(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     repository.mkdir()
     drop_text_model(repository, "letters_text", rows=3)
     drop(repository, "a", add_constant(1.0))
-    yield start(repository, SECRET, "--http-restricted-api=metadata:meta-key=other")
+    flags = ("--http-restricted-api=metadata:meta-key=other", "--max-requests-per-client=2")
+    yield start(repository, SECRET, *flags)
 
 
 def test_the_secret_of_inference_is_the_key(restricted: RocserveProcess) -> None:
@@ -331,6 +340,13 @@ def test_openais_client_sends_the_secret(restricted: RocserveProcess, openai: An
         with pytest.raises(openai.AuthenticationError) as refused:
             client.embeddings.create(model="letters", input="banana")
         assert refused.value.code == "invalid_api_key"
+
+
+def test_a_call_of_many_texts_keeps_to_the_limit_of_its_client(restricted: RocserveProcess) -> None:
+    body = {"model": "letters", "input": [f"text {number}" for number in range(60)]}
+    key = {"Authorization": "Bearer secret"}
+    status, answer = ask(restricted, "POST", "/v1/embeddings", body, key, timeout=PATIENCE_SECONDS)
+    assert (status, len(answer["data"])) == (200, 60)
 
 
 def test_the_list_of_models_shows_what_metadata_show(restricted: RocserveProcess) -> None:

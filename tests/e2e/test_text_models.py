@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import TensorProto
+from support.http_requests import ask
 from support.server import RocserveProcess, Start
 from support.text_encoders import (
     SENTENCE_FILES,
@@ -17,6 +19,7 @@ from support.text_encoders import (
     write_encoder,
     write_tokenizer,
 )
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve_client import Client, InvalidArgument
 
@@ -24,6 +27,10 @@ pytest.importorskip("tokenizers", reason="needs the package tokenizers")
 
 LABELS = ("calm", "loud", "odd")
 KINDS = {"O": 0, "PLACE": 1}
+SHORTENED_FILES = {
+    **SENTENCE_FILES,
+    "config.json": {**SENTENCE_FILES["config.json"], "matryoshka_dimensions": [4]},
+}
 LONG = " ".join(SENTENCES * 3)
 TEXTS = (*SENTENCES[:3], "Cat", "unknown words: zebra!", LONG)
 
@@ -48,7 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sentences", encoder(), SENTENCE_FILES, {}),
         ("narrow", encoder(datatype=TensorProto.INT32, inputs=("input_ids",)), {}, {"pooling": "cls"}),
         ("fixed", encoder(shape=("batch", 12)), {}, {"pooling": "last", "normalise": "true"}),
-        ("whole", encoder("sentence_embedding"), SENTENCE_FILES, {}),
+        ("whole", encoder("sentence_embedding"), SHORTENED_FILES, {}),
         (
             "moods",
             encoder("logits", 3),
@@ -202,8 +209,52 @@ def test_a_pair_of_texts_gets_its_score(client: Client, bare) -> None:
         ({"IDS": np.array([[-1]])}, "IDS has the token id -1, but the encoder knows 0 to"),
         ({"IDS": np.ones((1, 33), np.int64)}, "IDS has 33 tokens for each text; expected 1 to 32"),
         ({"IDS": np.ones((1, 0), np.int64)}, "IDS has 0 tokens for each text; expected 1 to 32"),
+        # The ids of another model's tokenizer, which this encoder knows all the same.
+        (
+            {"IDS": np.array([[5, 6, 3]])},
+            r"IDS: expected ids that begin with \[2\] and end with \[3\], the tokens that",
+        ),
+        ({"IDS": np.array([[2, 5, 6]])}, r"tokenizer adds to a text, got \[2, 5, 6\]"),
+        ({"IDS": np.array([[5] * 20])}, r"got \[5, 5, \.\.\., 5\]; ids of another tokenizer"),
     ],
 )
 def test_what_is_not_a_text_is_refused(client: Client, inputs, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         client.infer("sentences_text", inputs)
+
+
+def test_the_same_models_answer_in_openais_form(server: RocserveProcess, client: Client, tmp_path: Path) -> None:
+    def embed(model: str, given: object, **more: object) -> tuple[int, Any]:
+        body = {"model": model, "input": given, **more}
+        return ask(server, "POST", "/v1/embeddings", body, timeout=PATIENCE_SECONDS)
+
+    expected = client.infer("sentences_text", {"TEXT": rows(*TEXTS)})
+    status, answer = embed("sentences", TEXTS)
+    assert (status, answer["model"]) == (200, "sentences_text")
+    vectors = [entry["embedding"] for entry in answer["data"]]
+    # The rows go in other company, and so are rounded otherwise.
+    np.testing.assert_allclose(vectors, expected["EMBEDDING"], atol=1e-5)
+    assert answer["usage"]["prompt_tokens"] == expected["TOKEN_COUNT"].sum()
+    tokenizer = write_tokenizer(tmp_path)
+    ids = [tokenizer.encode(text).ids for text in TEXTS[:5]]
+    status, answer = embed("sentences", ids)
+    assert status == 200
+    np.testing.assert_allclose([entry["embedding"] for entry in answer["data"]], vectors[:5], atol=1e-5)
+    status, answer = embed("sentences", [[5, 6, 7]])
+    assert status == 400
+    assert "LangChain's OpenAIEmbeddings does with check_embedding_ctx_length=False" in answer["error"]["message"]
+    # What config.json says about shorter vectors.
+    whole = client.infer("whole_text", {"TEXT": rows(TEXTS[0])})["EMBEDDING"][0]
+    status, answer = embed("whole", TEXTS[0], dimensions=4)
+    np.testing.assert_allclose(answer["data"][0]["embedding"], whole[:4] / np.linalg.norm(whole[:4]), atol=1e-5)
+    assert embed("sentences", TEXTS[0], dimensions=4)[0] == 400
+    body = {"model": "judge", "query": SENTENCES[0], "documents": TEXTS}
+    status, answer = ask(server, "POST", "/v1/rerank", body, timeout=PATIENCE_SECONDS)
+    assert status == 200
+    scores = client.infer("judge_text", {"QUERY": rows(*[SENTENCES[0]] * len(TEXTS)), "TEXT": rows(*TEXTS)})["SCORE"]
+    found = {entry["index"]: entry["relevance_score"] for entry in answer["results"]}
+    np.testing.assert_allclose([found[place] for place in range(len(TEXTS))], scores[:, 0], atol=1e-5)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    listed = ask(server, "GET", "/v1/models")[1]["data"]
+    assert {"sentences_text", "judge_text"} <= {entry["id"] for entry in listed}
+    assert not {"sentences", "sentences_tokenize", "moods_text", "places_text"} & {entry["id"] for entry in listed}

@@ -26,7 +26,8 @@ from rocserve.frontends.http.openai.bodies import Fault, RerankBody, attempted, 
 from rocserve.frontends.http.openai.calls import TextCall, TextOutputs, rows_of_ids, rows_of_texts
 from rocserve.frontends.http.openai.errors import FieldFault, openai_error
 from rocserve.frontends.http.openai.models import TextModel, TextOutput, text_model
-from rocserve.frontends.http.request import HttpError, MissingSecret
+from rocserve.frontends.http.request import Head, HttpError, MissingSecret
+from rocserve.services.inference import header_forwarding
 
 
 def fault_of(read: Callable[..., Any], body: Any) -> tuple[str, str]:
@@ -233,8 +234,16 @@ class Models:
 
 def call_of(models: Models, memory: RequestMemory) -> TextCall:
     parts: Any = SimpleNamespace(inference=models, memory=memory, reader=InferRequestReader(), forwarding=None)
-    request: Any = SimpleNamespace(began_at=0.0)
+    request: Any = SimpleNamespace(began_at=0.0, head=Head())
     return TextCall(parts, request, None, model_of([TEXT], [EMBEDDING, COUNT]), 2)
+
+
+def test_headers_become_parameters_as_of_other_requests() -> None:
+    call = call_of(Models(), RequestMemory())
+    call._parts.forwarding = header_forwarding("^x-")
+    call._request.head.pairs = [(b"x-tenant", b"seven"), (b"other", b"no")]
+    request = call._infer_request(next(rows_of_texts(call._model, ["a"])))
+    assert dict(request.head.parameters) == {"x-tenant": "seven"}
 
 
 async def turn() -> None:

@@ -32,7 +32,7 @@ from rocserve.plane.guest_loop import worked_off
 
 _Body = TypeVar("_Body")
 
-_MATRYOSHKA = "matryoshka_dimensions"
+_MATRYOSHKA = "matryoshka"
 """Parameter of a model: the lengths to which its vectors may be cut, or "any"."""
 
 
@@ -138,7 +138,7 @@ def _check_dimensions(model: TextModel, width: int, wanted: int | None) -> None:
     if wanted < width and (allowed == "any" or wanted in lengths):
         return
     expected = f"at most {width}" if allowed == "any" else " or ".join(map(str, sorted({*lengths, width})))
-    reason = "" if allowed else f"; its files do not say that they may be cut (config.json: {_MATRYOSHKA})"
+    reason = "" if allowed else "; its files do not say that they may be cut (config.json: matryoshka_dimensions)"
     raise FieldFault(
         "dimensions",
         f"dimensions: expected {expected}, the length of the vectors of model '{model.config.name}', got"
