@@ -237,7 +237,7 @@ def test_a_table_tells_what_is_served_and_why_not(tmp_path: Path) -> None:
 
 def pasted(server: RocserveProcess) -> tuple[str, str]:
     """The shell line and the Python lines that the server has printed."""
-    wait_until(lambda: "print(result" in server.printed, "what can be pasted")
+    wait_until(lambda: "print(result" in (text := server.printed) and text.endswith("\n\n"), "what can be pasted")
     _, _, shell, _, python, _ = server.printed.split("\n\n")[-6:]
     return shell, python
 
