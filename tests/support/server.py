@@ -60,6 +60,8 @@ class RocserveProcess:
             "--exit-on-error=false",
             # The default would depend on the number of CPUs.
             f"--front-ends={self.default_front_ends}",
+            # On a busy machine the default would leave rows undecided, and then nothing is batched.
+            f"--load-check-seconds={PATIENCE_SECONDS:g}",
             *flags,
         ]
         self._log = log
