@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Self, Unpack
 
 import grpc
 import grpc.aio
 
+from rocserve.core.requests import ParameterValue
 from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.async_stream import AsyncStream, grpc_errors
 from rocserve_client.calls import Answer
 from rocserve_client.connection import BaseClient, Headers, grpc_timeout
-from rocserve_client.errors import InvalidArgument, RocserveError
+from rocserve_client.embedding import (
+    REQUESTS_AT_ONCE,
+    Embedding,
+    TimeLeft,
+    generated_name,
+    makes_vectors,
+    no_vectors,
+)
+from rocserve_client.errors import InvalidArgument, NotFound, RocserveError
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
 from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
+from rocserve_client.tensors import Array
 
 
 class AsyncClient(BaseClient):
@@ -60,6 +71,54 @@ class AsyncClient(BaseClient):
             return await self._call(calls.infer(model, inputs, outputs, options), timeout, headers)
         except InvalidArgument as error:
             raise calls.with_cast_advice(error, cast) from error.__cause__
+
+    async def embed(
+        self,
+        model: str,
+        texts: str | Sequence[str],
+        *,
+        priority: int = 0,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        timeout: float | None = None,
+        headers: Headers = None,
+    ) -> Array:
+        """Return the vector of a text, or of several texts a row each, in their order.
+
+        `model`: one that takes TEXT and returns EMBEDDING, or the encoder for which `preprocess: text` generates it.
+        One more call asks for the model's configuration: a request has as many texts as the model takes. Eight requests
+        at most are under way at once; if one fails, its error is raised and the others are cancelled.
+        """
+        options = RequestOptions(priority=priority, parameters=parameters or {})
+        self._connection.check_request(options)
+        left = TimeLeft(timeout)
+        embedding = Embedding(await self._vector_model(model, left, headers), texts, options)
+        results: list[InferResult] = []
+        waiting: deque[asyncio.Task[InferResult]] = deque()
+        try:
+            for call in embedding.calls():
+                if len(waiting) == REQUESTS_AT_ONCE:
+                    results.append(await waiting.popleft())
+                waiting.append(asyncio.create_task(self._call(call, left.seconds(), headers)))
+            while waiting:
+                results.append(await waiting.popleft())
+        finally:
+            for begun in waiting:
+                begun.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        return embedding.vectors(results)
+
+    async def _vector_model(self, model: str, left: TimeLeft, headers: Headers) -> model_config_pb2.ModelConfig:
+        """Return the configuration of the model that makes the vectors. Raises InvalidArgument if it does not."""
+        config = await self.model_config(model, timeout=left.seconds(), headers=headers)
+        if makes_vectors(config):
+            return config
+        try:
+            generated = await self.model_config(generated_name(model), timeout=left.seconds(), headers=headers)
+        except NotFound:
+            raise no_vectors(config) from None
+        if not makes_vectors(generated):
+            raise no_vectors(generated)
+        return generated
 
     def stream(self, *, timeout: float | None = None, headers: Headers = None) -> AsyncStream:
         """Open a stream of requests and answers, to be used in an `async with` statement."""

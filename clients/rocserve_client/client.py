@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Self, Unpack
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, Self, Unpack
 
 import grpc
 
+from rocserve.core.requests import ParameterValue
 from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.calls import Answer
 from rocserve_client.connection import BaseClient, Headers, grpc_timeout
-from rocserve_client.errors import CLOSED, Cancelled, InvalidArgument, RocserveError, error_from_grpc
+from rocserve_client.embedding import (
+    REQUESTS_AT_ONCE,
+    Embedding,
+    TimeLeft,
+    generated_name,
+    makes_vectors,
+    no_vectors,
+)
+from rocserve_client.errors import CLOSED, Cancelled, InvalidArgument, NotFound, RocserveError, error_from_grpc
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
 from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
 from rocserve_client.stream import Stream
+from rocserve_client.tensors import Array
 
 
 class Client(BaseClient):
@@ -63,6 +76,53 @@ class Client(BaseClient):
             return self._call(calls.infer(model, inputs, outputs, options), timeout, headers)
         except InvalidArgument as error:
             raise calls.with_cast_advice(error, cast) from error.__cause__
+
+    def embed(
+        self,
+        model: str,
+        texts: str | Sequence[str],
+        *,
+        priority: int = 0,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        timeout: float | None = None,
+        headers: Headers = None,
+    ) -> Array:
+        """Return the vector of a text, or of several texts a row each, in their order.
+
+        `model`: one that takes TEXT and returns EMBEDDING, or the encoder for which `preprocess: text` generates it.
+        One more call asks for the model's configuration: a request has as many texts as the model takes. Eight requests
+        at most are under way at once; if one fails, its error is raised and the others are cancelled.
+        """
+        options = RequestOptions(priority=priority, parameters=parameters or {})
+        self._connection.check_request(options)
+        left = TimeLeft(timeout)
+        embedding = Embedding(self._vector_model(model, left, headers), texts, options)
+        results: list[InferResult] = []
+        waiting: deque[_Begun[InferResult]] = deque()
+        try:
+            for call in embedding.calls():
+                if len(waiting) == REQUESTS_AT_ONCE:
+                    results.append(waiting.popleft().result())
+                waiting.append(self._begin(call, left.seconds(), headers))
+            while waiting:
+                results.append(waiting.popleft().result())
+        finally:
+            for begun in waiting:
+                begun.cancel()
+        return embedding.vectors(results)
+
+    def _vector_model(self, model: str, left: TimeLeft, headers: Headers) -> model_config_pb2.ModelConfig:
+        """Return the configuration of the model that makes the vectors. Raises InvalidArgument if it does not."""
+        config = self.model_config(model, timeout=left.seconds(), headers=headers)
+        if makes_vectors(config):
+            return config
+        try:
+            generated = self.model_config(generated_name(model), timeout=left.seconds(), headers=headers)
+        except NotFound:
+            raise no_vectors(config) from None
+        if not makes_vectors(generated):
+            raise no_vectors(generated)
+        return generated
 
     def stream(self, *, timeout: float | None = None, headers: Headers = None) -> Stream:
         """Open a stream of requests and answers, to be used in a `with` statement."""
@@ -138,13 +198,47 @@ class Client(BaseClient):
             time.sleep(PAUSE_S)
 
     def _call(self, call: calls.UnaryCall[Answer], timeout: float | None, headers: Headers) -> Answer:
-        method = self._methods.get(call.path)
-        if method is None:
-            method = self._methods[call.path] = self._channel.unary_unary(call.path)
-        try:
+        method = self._method(call.path)
+        with _grpc_errors():
             message = method(call.request, timeout=grpc_timeout(timeout), metadata=self._connection.metadata(headers))
-        except grpc.RpcError as error:
-            raise error_from_grpc(error) from error
-        except ValueError as error:
-            raise Cancelled(CLOSED) from error
         return call.decode(message)
+
+    def _begin(self, call: calls.UnaryCall[Answer], timeout: float | None, headers: Headers) -> _Begun[Answer]:
+        method, metadata = self._method(call.path), self._connection.metadata(headers)
+        with _grpc_errors():
+            return _Begun(method.future(call.request, timeout=grpc_timeout(timeout), metadata=metadata), call.decode)
+
+    def _method(self, path: str) -> Any:
+        method = self._methods.get(path)
+        if method is None:
+            method = self._methods[path] = self._channel.unary_unary(path)
+        return method
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun(Generic[Answer]):
+    """A call that is under way."""
+
+    _future: Any
+    """gRPC's."""
+    _decode: Callable[[bytes], Answer]
+
+    def result(self) -> Answer:
+        """Wait for the answer. Raises RocserveError."""
+        with _grpc_errors():
+            message = self._future.result()
+        return self._decode(message)
+
+    def cancel(self) -> None:
+        self._future.cancel()
+
+
+@contextmanager
+def _grpc_errors() -> Iterator[None]:
+    """Translate what grpc raises in a `with` block to this package's exceptions."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from_grpc(error) from error
+    except ValueError as error:
+        raise Cancelled(CLOSED) from error

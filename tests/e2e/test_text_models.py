@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from support.text_encoders import (
 )
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve_client import Client, InvalidArgument
+from rocserve_client import AsyncClient, Client, InvalidArgument
 
 pytest.importorskip("tokenizers", reason="needs the package tokenizers")
 
@@ -152,6 +153,29 @@ def test_an_encoder_without_a_mask_gets_one_text_a_request(client: Client, bare)
     np.testing.assert_allclose(result["EMBEDDING"], bare("narrow", 6)(SENTENCES[0])[0], atol=1e-5)
     with pytest.raises(InvalidArgument, match="unexpected shape for input 'TEXT'"):
         client.infer("narrow_text", {"TEXT": rows(*SENTENCES[:2])})
+
+
+@pytest.mark.parametrize("name", ["sentences", "sentences_text", "narrow"])
+def test_the_client_embeds_texts(server: RocserveProcess, client: Client, name: str) -> None:
+    """`sentences` takes several texts in a request, `narrow` one."""
+    ensemble = f"{name.removesuffix('_text')}_text"
+    single = [rows(text) if name != "narrow" else rows(text)[0] for text in TEXTS]
+    expected = np.vstack([client.infer(ensemble, {"TEXT": text})["EMBEDDING"].reshape(1, -1) for text in single])
+    # The rows go in other company, and so are rounded otherwise.
+    np.testing.assert_allclose(client.embed(name, TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(client.embed(name, TEXTS[0]), expected[0], atol=1e-5)
+
+    async def ask() -> np.ndarray:
+        async with AsyncClient(f"127.0.0.1:{server.port}") as client:
+            return await client.embed(name, TEXTS)
+
+    np.testing.assert_allclose(asyncio.run(ask()), expected, atol=1e-5)
+
+
+def test_the_client_says_that_a_model_makes_no_vectors(client: Client) -> None:
+    for name in ("moods", "moods_text"):
+        with pytest.raises(InvalidArgument, match="model 'moods_text' does not turn texts into vectors: expected"):
+            client.embed(name, "a")
 
 
 def test_an_encoder_of_one_length_gets_its_length(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
+from rocserve.core.tensors import bytes_elements
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol import model_config_pb2
 from rocserve_client import AsyncClient, Client
 
 
@@ -69,12 +73,86 @@ class LoopbackServer:
                 index.models.add(name=name, version=version, state=state, reason=reason)
         return index
 
+    def model_config(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.requests.append(request)
+        answer = pb.ModelConfigResponse()
+        answer.config.name, answer.config.max_batch_size = "echo", 4
+        return answer
+
     def keep(self, answer: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
         def handle(request: Any, context: grpc.ServicerContext) -> Any:
             self.requests.append(request)
             return answer
 
         return handle
+
+
+@dataclass
+class VectorServer(LoopbackServer):
+    """A server with models of text: `rows` takes four texts in a request, `single` and `behind_text` one, and `behind`
+    is the encoder of the latter. A text's vector: its length, its first and its last byte. `shapes` takes no text."""
+
+    texts: list[list[str]] = field(default_factory=list)
+    """Of each request, in the order of their arrival."""
+    under_way: int = 0
+    most_under_way: int = 0
+    gate: int = 0
+    """Requests are answered once so many have arrived."""
+    cancelled: int = 0
+    _arrival: threading.Condition = field(default_factory=threading.Condition)
+
+    def model_config(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.requests.append(request)
+        name = request.name
+        if name not in ("rows", "single", "behind", "behind_text", "shapes"):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        answer = pb.ModelConfigResponse()
+        config = answer.config
+        config.name, config.max_batch_size = name, 4 if name == "rows" else 0
+        if name in ("behind", "shapes"):
+            config.input.add(name="input_ids", data_type=model_config_pb2.TYPE_INT64, dims=[-1])
+            config.output.add(name="OUT", data_type=model_config_pb2.TYPE_FP32, dims=[-1, 3])
+        else:
+            config.input.add(name="TEXT", data_type=model_config_pb2.TYPE_STRING, dims=[1])
+            config.input.add(name="IDS", data_type=model_config_pb2.TYPE_INT64, dims=[-1], optional=True)
+            config.output.add(name="EMBEDDING", data_type=model_config_pb2.TYPE_FP32, dims=[3])
+        return answer
+
+    def model_infer(self, request: Any, context: grpc.ServicerContext) -> Any:
+        (text,), (raw,) = request.inputs, request.raw_input_contents
+        assert (request.outputs[0].name, text.name, text.datatype) == ("EMBEDDING", "TEXT", "BYTES")
+        elements = [bytes(element) for element in bytes_elements(raw, math.prod(text.shape), "TEXT")]
+        assert list(text.shape) == ([len(elements), 1] if request.model_name == "rows" else [1])
+        with self._arrival:
+            self.requests.append(request)
+            self.texts.append([element.decode() for element in elements])
+            self.under_way += 1
+            self.most_under_way = max(self.most_under_way, self.under_way)
+            self._arrival.notify_all()
+            self._arrival.wait_for(lambda: len(self.texts) >= self.gate)
+        try:
+            if b"fail" in elements:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "asked to fail")
+            if b"wait" in elements:
+                self._wait_for_end(context)
+        finally:
+            with self._arrival:
+                self.under_way -= 1
+        vectors = np.array([[len(element), element[0], element[-1]] for element in elements], np.float32)
+        answer = pb.ModelInferResponse(model_name=request.model_name)
+        if b"empty" in elements:
+            vectors = vectors[:0]
+        shape = vectors.shape if request.model_name == "rows" else (vectors.size,)
+        answer.outputs.add(name="EMBEDDING", datatype="FP32", shape=shape)
+        answer.raw_output_contents.append(vectors.tobytes())
+        return answer
+
+    def _wait_for_end(self, context: grpc.ServicerContext) -> None:
+        ended = threading.Event()
+        if context.add_callback(ended.set):
+            ended.wait()
+        with self._arrival:
+            self.cancelled += 1
 
 
 def decoupled(request: Any) -> Iterator[Any]:
@@ -120,12 +198,6 @@ def model_metadata() -> Any:
     return answer
 
 
-def model_config() -> Any:
-    answer = pb.ModelConfigResponse()
-    answer.config.name, answer.config.max_batch_size = "echo", 4
-    return answer
-
-
 class _Handler(grpc.GenericRpcHandler):
     """The service of a LoopbackServer; records the metadata of every call."""
 
@@ -139,7 +211,7 @@ class _Handler(grpc.GenericRpcHandler):
             "ServerLive": server.keep(pb.ServerLiveResponse(live=True)),
             "ServerMetadata": server.keep(pb.ServerMetadataResponse(name="x", version="1", extensions=["a", "b"])),
             "ModelMetadata": server.keep(model_metadata()),
-            "ModelConfig": server.keep(model_config()),
+            "ModelConfig": server.model_config,
             "ModelStatistics": server.keep(model_statistics()),
             "RepositoryModelLoad": server.keep(pb.RepositoryModelLoadResponse()),
             "RepositoryModelUnload": server.keep(pb.RepositoryModelUnloadResponse()),
@@ -165,7 +237,7 @@ class _Handler(grpc.GenericRpcHandler):
 def start(server: LoopbackServer, credentials: grpc.ServerCredentials | None = None) -> grpc.Server:
     """Serve on a free port of loopback; the address goes into `server`."""
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    grpc_server = grpc.server(ThreadPoolExecutor(8), handlers=[_Handler(server)], options=unlimited)
+    grpc_server = grpc.server(ThreadPoolExecutor(16), handlers=[_Handler(server)], options=unlimited)
     if credentials is None:
         server.address = f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
     else:
@@ -177,6 +249,14 @@ def start(server: LoopbackServer, credentials: grpc.ServerCredentials | None = N
 @pytest.fixture
 def loopback() -> Iterator[LoopbackServer]:
     server = LoopbackServer()
+    grpc_server = start(server)
+    yield server
+    grpc_server.stop(None).wait()
+
+
+@pytest.fixture
+def vectors() -> Iterator[VectorServer]:
+    server = VectorServer()
     grpc_server = start(server)
     yield server
     grpc_server.stop(None).wait()
