@@ -157,6 +157,11 @@ def test_reranking(served: Served) -> None:
         (1, {"text": "the llama of Peru"}),
     ]
     assert len(served.post("/v1/rerank", {**body, "top_n": 9})[1]["results"]) == 4
+    # The model would read the query with each document: a thousand times the bytes that were sent.
+    long = {"model": "judge", "query": "a" * 100_000, "documents": ["a"] * 1000}
+    status, message, param, _ = served.fault("/v1/rerank", long)
+    assert (status, param) == (400, "query")
+    assert "query: expected at most 67108 bytes beside 1000 documents" in message
 
 
 def test_the_list_of_models(served: Served) -> None:

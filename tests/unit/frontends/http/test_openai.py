@@ -198,7 +198,8 @@ def test_texts_of_like_length_share_a_request() -> None:
     shares = list(rows_of_texts(model, ["ccc", "a", "bb", "dddd", "e"]))
     assert [share.places for share in shares] == [[1, 4], [2, 0], [3]]
     assert shares[2].inputs == [("TEXT", "BYTES", (1,), b"\x04\x00\x00\x00dddd")]
-    ids = list(rows_of_ids(model_of([OPTIONAL_TEXT, IDS], [EMBEDDING]), [[1], [2, 3], [4], [5], [6, 7]]))
+    given = [np.array(ids) for ids in ([1], [2, 3], [4], [5], [6, 7])]
+    ids = list(rows_of_ids(model_of([OPTIONAL_TEXT, IDS], [EMBEDDING]), given))
     assert [(share.places, share.inputs[0][2]) for share in ids] == [([0, 2], (1,)), ([3], (1,)), ([1, 4], (2,))]
 
 
@@ -327,3 +328,10 @@ def test_long_documents_are_written_in_steps() -> None:
         ],
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
     }
+
+
+def test_of_equal_scores_the_first_document_comes_first() -> None:
+    outputs = TextOutputs(np.array([[1.0], [2.0]] * 50, np.float32), 0)
+    body = RerankBody("m", "q", ["a"] * 100, None, False)
+    answer = json.loads(b"".join(result_of(rerank_answer("m", outputs, body))))
+    assert [entry["index"] for entry in answer["results"]] == [*range(1, 100, 2), *range(0, 100, 2)]

@@ -6,12 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import names_hint
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.json_text import checked_text, parse_json
 from rocserve.frontends.http.openai.errors import FieldFault
 
+Ids = np.ndarray[Any, np.dtype[np.int64]]
 _Body = TypeVar("_Body")
 
 MOST_TEXTS = 2048
@@ -24,8 +27,8 @@ _FORMATS = ("float", "base64")
 class EmbeddingsBody:
     model: str
     texts: Sequence[str]
-    ids: Sequence[Sequence[int]]
-    """Token ids in place of texts: a list for each. Either this or `texts` is empty."""
+    ids: Sequence[Ids]
+    """Token ids in place of texts, of each text an array. Either this or `texts` is empty."""
     is_base64: bool
     dimensions: int | None
     """The length of vectors that the client asks for."""
@@ -110,7 +113,7 @@ def _count(given: Mapping[str, Any], name: str) -> int | None:
     return value
 
 
-def _texts_or_ids(value: Any) -> tuple[Sequence[str], Sequence[Sequence[int]]]:
+def _texts_or_ids(value: Any) -> tuple[Sequence[str], Sequence[Ids]]:
     expected = "input: expected a text, a list of texts, a list of token ids, or a list of such lists"
     if type(value) is str:
         return [_item("input", "input", value)], ()
@@ -134,13 +137,14 @@ def _item(member: str, where: str, value: Any) -> str:
     return _encodable(member, value)
 
 
-def _ids(value: Any, where: str) -> Sequence[int]:
+def _ids(value: Any, where: str) -> Ids:
+    """Return an array, which another process hands over at once, as it does not a list of millions of numbers."""
     if type(value) is not list or not value:
         raise FieldFault("input", f"{where}: expected a list of token ids, got {_shown(value)}")
     for place, number in enumerate(value):
         if type(number) is not int or not 0 <= number <= _LARGEST_ID:
             raise FieldFault("input", f"{where}[{place}]: expected a token id, a whole number, got {_shown(number)}")
-    return value
+    return np.array(value, np.int64)
 
 
 def _documents(value: Any) -> Sequence[str]:

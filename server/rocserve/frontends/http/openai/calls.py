@@ -16,6 +16,7 @@ from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferRes
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 from rocserve.frontends.http.answer_bodies import detached
 from rocserve.frontends.http.inference import HttpParts, HttpResponder
+from rocserve.frontends.http.openai.bodies import Ids
 from rocserve.frontends.http.openai.models import IDS, QUERY, TEXT, TOKEN_COUNT, TextModel
 from rocserve.frontends.http.request import Request
 from rocserve.services.inference import NOT_FOR_DECOUPLED
@@ -56,12 +57,12 @@ def rows_of_texts(model: TextModel, texts: Sequence[str], query: str | None = No
         yield _Rows(places, inputs)
 
 
-def rows_of_ids(model: TextModel, ids: Sequence[Sequence[int]]) -> Iterator[_Rows]:
-    """Share lists of token ids among requests. Only lists of equal length share a request."""
+def rows_of_ids(model: TextModel, ids: Sequence[Ids]) -> Iterator[_Rows]:
+    """Share arrays of token ids among requests. Only arrays of equal length share a request."""
     ordered = sorted(range(len(ids)), key=lambda place: len(ids[place]))
     for length, group in groupby(ordered, lambda place: len(ids[place])):
         for places in _shares(model, list(group)):
-            elements = np.array([ids[place] for place in places], "<i8").tobytes()
+            elements = np.stack([ids[place] for place in places]).tobytes()
             yield _Rows(places, [(IDS, "INT64", (length,), elements)])
 
 

@@ -120,9 +120,21 @@ class OpenAiService:
 
     async def _rerank(self, request: Request, timeout: float | None, body: RerankBody) -> Steps[list[bytes]]:
         model = await self._models.find(body.model, TextOutput.SCORE)
+        self._check_query(body)
         shares = rows_of_texts(model, body.documents, body.query)
         outputs = await self._call(request, timeout, model).run(len(body.documents), shares)
         return rerank_answer(model.config.name, outputs, body)
+
+    def _check_query(self, body: RerankBody) -> None:
+        """Raise FieldFault if the query, of which each document gets a copy, would make a small body a large one."""
+        count, length = len(body.documents), len(body.query.encode())
+        most = max(self._parts.settings.max_input_size // count, 1)
+        if length > most:
+            raise FieldFault(
+                "query",
+                f"query: expected at most {most} bytes beside {count} documents, as the model reads it again with each,"
+                f" got {length}; send fewer documents, or raise --http-max-input-size",
+            )
 
     def _call(self, request: Request, timeout: float | None, model: TextModel) -> TextCall:
         return TextCall(self._parts, request, timeout, model, self._most_in_flight)
