@@ -37,6 +37,11 @@ PATHS = (
     "/v2/logging",
     "/v2/models",
     "/v2/hardware",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/models",
+    "/v1/models/%ff%fe",
+    "/v1/nothing",
     "/nothing",
 )
 WRONG_VALUES: tuple[Any, ...] = (

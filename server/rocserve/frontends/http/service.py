@@ -60,7 +60,7 @@ _NO_SUCH_CALL = (
 _BEARER = "bearer "
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, HEAD, POST",
-    "Access-Control-Allow-Headers": "*",
+    "Access-Control-Allow-Headers": "*, Authorization",  # Browsers do not count it among any headers.
     "Access-Control-Max-Age": "600",
 }
 _EXPOSED = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length", "Vary": "Origin"}
