@@ -26,6 +26,7 @@ from rocserve.frontends.http.openai.bodies import Fault, RerankBody, attempted, 
 from rocserve.frontends.http.openai.calls import TextCall, TextOutputs, rows_of_ids, rows_of_texts
 from rocserve.frontends.http.openai.errors import FieldFault, openai_error
 from rocserve.frontends.http.openai.models import TextModel, TextOutput, text_model
+from rocserve.frontends.http.openai.service import _check_dimensions, _cut
 from rocserve.frontends.http.request import Head, HttpError, MissingSecret
 from rocserve.services.inference import header_forwarding
 
@@ -335,3 +336,21 @@ def test_of_equal_scores_the_first_document_comes_first() -> None:
     body = RerankBody("m", "q", ["a"] * 100, None, False)
     answer = json.loads(b"".join(result_of(rerank_answer("m", outputs, body))))
     assert [entry["index"] for entry in answer["results"]] == [*range(1, 100, 2), *range(0, 100, 2)]
+
+
+def test_a_faulty_list_of_lengths_is_named() -> None:
+    model = text_model(config_of([TEXT], [EMBEDDING], parameters={"matryoshka": "1;2"}))
+    assert model is not None
+    with pytest.raises(ServeError, match="parameter 'matryoshka': expected numbers with commas between them, or any"):
+        _check_dimensions(model, 2, 1)
+    anything = text_model(config_of([TEXT], [EMBEDDING], parameters={"matryoshka": "any"}))
+    assert anything is not None
+    _check_dimensions(anything, 2, 1)
+    with pytest.raises(FieldFault, match="dimensions: expected at most 2, the length of the vectors"):
+        _check_dimensions(anything, 2, 3)
+
+
+def test_a_vector_of_zeros_is_cut_to_zeros() -> None:
+    outputs = _cut(TextOutputs(np.array([[0, 0, 3], [3, 4, 5]], np.float32), 1), 2)
+    np.testing.assert_allclose(outputs.values, [[0, 0], [0.6, 0.8]], rtol=1e-6)
+    assert outputs.values.dtype == np.float32

@@ -37,7 +37,7 @@ class TextOutputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class Rows:
     """One infer request: which texts it has, and its inputs."""
 
     places: Sequence[int]
@@ -46,7 +46,7 @@ class _Rows:
     """Name, datatype, shape of one row, elements of all rows."""
 
 
-def rows_of_texts(model: TextModel, texts: Sequence[str], query: str | None = None) -> Iterator[_Rows]:
+def rows_of_texts(model: TextModel, texts: Sequence[str], query: str | None = None) -> Iterator[Rows]:
     """Share texts among requests. Texts of like length go together: the encoder sees each row padded to the request's
     longest."""
     ordered = sorted(range(len(texts)), key=lambda place: len(texts[place]))
@@ -54,16 +54,16 @@ def rows_of_texts(model: TextModel, texts: Sequence[str], query: str | None = No
         inputs = [(TEXT, "BYTES", (1,), encode_bytes_elements(texts[place] for place in places))]
         if query is not None:
             inputs.append((QUERY, "BYTES", (1,), encode_bytes_elements([query] * len(places))))
-        yield _Rows(places, inputs)
+        yield Rows(places, inputs)
 
 
-def rows_of_ids(model: TextModel, ids: Sequence[Ids]) -> Iterator[_Rows]:
+def rows_of_ids(model: TextModel, ids: Sequence[Ids]) -> Iterator[Rows]:
     """Share arrays of token ids among requests. Only arrays of equal length share a request."""
     ordered = sorted(range(len(ids)), key=lambda place: len(ids[place]))
     for length, group in groupby(ordered, lambda place: len(ids[place])):
         for places in _shares(model, list(group)):
             elements = np.stack([ids[place] for place in places]).tobytes()
-            yield _Rows(places, [(IDS, "INT64", (length,), elements)])
+            yield Rows(places, [(IDS, "INT64", (length,), elements)])
 
 
 def _shares(model: TextModel, places: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -82,12 +82,12 @@ class TextCall:
     _model: TextModel
     _most_in_flight: int = MOST_IN_FLIGHT
 
-    async def run(self, count: int, shares: Iterable[_Rows]) -> TextOutputs:
+    async def run(self, count: int, shares: Iterable[Rows]) -> TextOutputs:
         """Return the outputs for `count` texts. Raises the ServeError of the request that failed first; the others are
         then cancelled."""
-        outcomes: list[tuple[_Rows, np.ndarray[Any, np.dtype[np.float32]]]] = []
+        outcomes: list[tuple[Rows, np.ndarray[Any, np.dtype[np.float32]]]] = []
         tokens = 0
-        waiting: deque[tuple[_Rows, _RowsResponder]] = deque()
+        waiting: deque[tuple[Rows, _RowsResponder]] = deque()
 
         async def take() -> None:
             nonlocal tokens
@@ -121,7 +121,7 @@ class TextCall:
         ordered[order] = values
         return TextOutputs(ordered, tokens)
 
-    def _infer_request(self, rows: _Rows) -> InferRequest:
+    def _infer_request(self, rows: Rows) -> InferRequest:
         config = self._model.config
         lead = (len(rows.places),) if config.max_batch_size > 0 else ()
         inputs = [InputHead(name, datatype, (*lead, *shape), NO_PARAMETERS) for name, datatype, shape, _ in rows.inputs]

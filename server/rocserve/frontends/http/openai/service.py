@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, internal
 from rocserve.core.request_memory import Holding
 from rocserve.core.steps import Steps
 from rocserve.frontends.http.body import IDENTITY, LARGE_JSON, request_encoding
@@ -24,7 +24,14 @@ from rocserve.frontends.http.openai.bodies import (
     read_embeddings,
     read_rerank,
 )
-from rocserve.frontends.http.openai.calls import MOST_IN_FLIGHT, TextCall, TextOutputs, rows_of_ids, rows_of_texts
+from rocserve.frontends.http.openai.calls import (
+    MOST_IN_FLIGHT,
+    Rows,
+    TextCall,
+    TextOutputs,
+    rows_of_ids,
+    rows_of_texts,
+)
 from rocserve.frontends.http.openai.errors import FieldFault, openai_error
 from rocserve.frontends.http.openai.models import TextModel, TextModels, TextOutput
 from rocserve.frontends.http.request import JSON, Request, Response
@@ -34,6 +41,18 @@ _Body = TypeVar("_Body")
 
 _MATRYOSHKA = "matryoshka"
 """Parameter of a model: the lengths to which its vectors may be cut, or "any"."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a call's body asks of a model."""
+
+    model: TextModel
+    count: int
+    """The number of texts."""
+    shares: Iterator[Rows]
+    write: Callable[[TextOutputs], Steps[list[bytes]]]
+    """Writes the body of the answer. Raises ServeError."""
 
 
 @dataclass(eq=False)
@@ -57,51 +76,58 @@ class OpenAiService:
         return Response(200, json_bytes(self._models.entry(model)), JSON)
 
     async def embed(self, request: Request) -> Response | None:
-        return await self._answer(request, read_embeddings, self._embed)
+        return await self._answer(request, read_embeddings, self._embedding)
 
     async def rerank(self, request: Request) -> Response | None:
-        return await self._answer(request, read_rerank, self._rerank)
+        return await self._answer(request, read_rerank, self._reranking)
 
     async def _answer(
         self,
         request: Request,
         read: Callable[[Mapping[str, Any]], _Body],
-        answer: Callable[[Request, float | None, _Body], Any],
+        prepare: Callable[[_Body], Awaitable[_Work]],
     ) -> Response | None:
         """Returns None if the answer has been sent."""
         parts, headers = self._parts, request.head.headers
         holding = Holding()
         try:
-            timeout = request_timeout(headers, parts.settings.request_timeout_seconds)
-            encoding = request_encoding(headers.get("content-encoding") or IDENTITY)
-            is_plain = encoding == IDENTITY
-            data = await (parts.bodies.read if is_plain else parts.bodies.read_compressed)(request, holding)
-            attempt = partial(attempted, read)
-            body = await parts.large.parse(attempt, data) if len(data) > LARGE_JSON else attempt(data)
-            if isinstance(body, Fault):
-                raise FieldFault(body.member, body.text)
-            steps: Steps[list[bytes]] = await answer(request, timeout, body)
-            return await self._send(request, steps)
+            try:
+                timeout = request_timeout(headers, parts.settings.request_timeout_seconds)
+                encoding = request_encoding(headers.get("content-encoding") or IDENTITY)
+                is_plain = encoding == IDENTITY
+                data = await (parts.bodies.read if is_plain else parts.bodies.read_compressed)(request, holding)
+                attempt = partial(attempted, read)
+                body = await parts.large.parse(attempt, data) if len(data) > LARGE_JSON else attempt(data)
+                if isinstance(body, Fault):
+                    raise FieldFault(body.member, body.text)
+                work = await prepare(body)
+            except ServeError as error:
+                parts.inference.refuse(error, str)
+                raise
+            call = TextCall(parts, request, timeout, work.model, self._most_in_flight)
+            return await self._send(request, work, await call.run(work.count, work.shares))
         except ServeError as error:
-            parts.inference.refuse(error, str)
             return openai_error(error)
         finally:
             parts.memory.requests.release(holding)
 
-    async def _send(self, request: Request, steps: Steps[list[bytes]]) -> Response | None:
-        memory, holding = self._parts.memory, Holding()
-        pieces = await worked_off(self._parts.inference.plane, steps)
-        length = sum(map(len, pieces))
-        if length <= ONE_PIECE:
-            return Response(200, b"".join(pieces), JSON)
+    async def _send(self, request: Request, work: _Work, outputs: TextOutputs) -> Response | None:
+        answers, holding = self._parts.memory.answers, Holding()
         try:
-            memory.answers.admit(holding, length)
+            answers.admit(holding, outputs.values.nbytes)
+            pieces = await worked_off(self._parts.inference.plane, work.write(outputs))
+            length = sum(map(len, pieces))
+            if length <= ONE_PIECE:
+                return Response(200, b"".join(pieces), JSON)
+            answers.release(holding)
+            answers.admit(holding, length)
             await request.respond_in_parts(pieces, JSON)
+            return None
         finally:
-            memory.answers.release(holding)
-        return None
+            answers.release(holding)
 
-    async def _embed(self, request: Request, timeout: float | None, body: EmbeddingsBody) -> Steps[list[bytes]]:
+    async def _embedding(self, body: EmbeddingsBody) -> _Work:
+        """Raises ServeError."""
         model = await self._models.find(body.model, TextOutput.EMBEDDING)
         _check_dimensions(model, model.width, body.dimensions)
         if body.ids and not model.takes_ids:
@@ -110,20 +136,24 @@ class OpenAiService:
                 f"model '{model.config.name}' takes texts, and input has token ids; send the texts themselves"
                 " (LangChain's OpenAIEmbeddings does with check_embedding_ctx_length=False)",
             )
-        shares = rows_of_ids(model, body.ids) if body.ids else rows_of_texts(model, body.texts)
-        count = len(body.ids) or len(body.texts)
-        outputs = await self._call(request, timeout, model).run(count, shares)
-        _check_dimensions(model, outputs.values.shape[1], body.dimensions)
-        if body.dimensions is not None:
-            outputs = _cut(outputs, body.dimensions)
-        return embeddings_answer(model.config.name, outputs, body.is_base64)
 
-    async def _rerank(self, request: Request, timeout: float | None, body: RerankBody) -> Steps[list[bytes]]:
+        def write(outputs: TextOutputs) -> Steps[list[bytes]]:
+            _check_dimensions(model, outputs.values.shape[1], body.dimensions)
+            if body.dimensions is not None:
+                outputs = _cut(outputs, body.dimensions)
+            return embeddings_answer(model.config.name, outputs, body.is_base64)
+
+        shares = rows_of_ids(model, body.ids) if body.ids else rows_of_texts(model, body.texts)
+        return _Work(model, len(body.ids) or len(body.texts), shares, write)
+
+    async def _reranking(self, body: RerankBody) -> _Work:
+        """Raises ServeError."""
         model = await self._models.find(body.model, TextOutput.SCORE)
         self._check_query(body)
         shares = rows_of_texts(model, body.documents, body.query)
-        outputs = await self._call(request, timeout, model).run(len(body.documents), shares)
-        return rerank_answer(model.config.name, outputs, body)
+        return _Work(
+            model, len(body.documents), shares, lambda outputs: rerank_answer(model.config.name, outputs, body)
+        )
 
     def _check_query(self, body: RerankBody) -> None:
         """Raise FieldFault if the query, of which each document gets a copy, would make a small body a large one."""
@@ -136,9 +166,6 @@ class OpenAiService:
                 f" got {length}; send fewer documents, or raise --http-max-input-size",
             )
 
-    def _call(self, request: Request, timeout: float | None, model: TextModel) -> TextCall:
-        return TextCall(self._parts, request, timeout, model, self._most_in_flight)
-
 
 def _check_dimensions(model: TextModel, width: int, wanted: int | None) -> None:
     """Raise FieldFault if the vectors of a model do not have, and may not be cut to, the length that a client wants.
@@ -146,7 +173,15 @@ def _check_dimensions(model: TextModel, width: int, wanted: int | None) -> None:
     if wanted is None or width in (-1, wanted):
         return
     allowed = model.config.parameters.get(_MATRYOSHKA, "")
-    lengths = [int(length) for length in allowed.split(",")] if allowed and allowed != "any" else []
+    lengths: list[int] = []
+    if allowed and allowed != "any":
+        try:
+            lengths = [int(length) for length in allowed.split(",")]
+        except ValueError:
+            raise internal(
+                f"model '{model.config.name}': parameter '{_MATRYOSHKA}': expected numbers with commas between them, or"
+                f" any, got '{allowed}'"
+            ) from None
     if wanted < width and (allowed == "any" or wanted in lengths):
         return
     expected = f"at most {width}" if allowed == "any" else " or ".join(map(str, sorted({*lengths, width})))
