@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models import add_constant, answering, drop
+from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS
 
@@ -267,6 +267,18 @@ def test_keyboard_dark_and_narrow(page: Any, server: RocserveProcess) -> None:
     page.get_by_text("/v2/models/{model}/infer").wait_for()
     brightness = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert max(map(int, brightness.removeprefix("rgb(").removesuffix(")").split(","))) < 64
+
+
+def test_the_focus_stays_at_a_model_that_gets_another_row(page: Any, server: RocserveProcess, models: Path) -> None:
+    folder = drop(models, "mended", add_constant(1.0), "max_batch_size: wrong")
+    visit(page, server)
+    row(page, "mended").locator(".badge.unavailable").wait_for()
+    assert row(page, "mended").locator(".version").inner_text() == ""
+    row(page, "mended").get_by_role("link").focus()
+    drop(models, "mended", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    row(page, "mended").locator(".badge.ready").wait_for()
+    assert page.evaluate("document.activeElement.textContent") == "mended"
+    shutil.rmtree(folder)
 
 
 def test_a_restricted_api_asks_for_its_header(page: Any, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ function showModels() {
     const models = data.overview?.models ?? [];
     none.hidden = models.length > 0 || !data.overview;
     const keys = new Set(models.map(keyOf));
+    const focused = table.contains(document.activeElement) ? document.activeElement.textContent : null;
     for (const [key, row] of rows) if (!keys.has(key)) { row.element.remove(); rows.delete(key); }
     models.forEach((model, index) => {
       const key = keyOf(model);
@@ -71,6 +72,9 @@ function showModels() {
       // The table's first child is its head.
       if (table.children[index + 1] !== row.element) table.insertBefore(row.element, table.children[index + 1] ?? null);
     });
+    // A model whose version becomes known has another row.
+    if (focused !== null && !table.contains(document.activeElement))
+      ([...table.querySelectorAll("a")].find((link) => link.textContent === focused) ?? view).focus();
     if (shown === data.events) return;
     shown = data.events;
     events.replaceChildren(...data.events.map((event) => {
