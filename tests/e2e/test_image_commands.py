@@ -143,7 +143,7 @@ def test_ctrl_c_ends_them(silent, verb):
 
 
 async def test_somebody_who_never_answers_is_no_server(silent, monkeypatch):
-    monkeypatch.setattr(asking, "CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(asking, "ANSWER_TIMEOUT_S", 0.3)
     url = f"127.0.0.1:{silent.getsockname()[1]}"
     async with AsyncClient(url) as client:
         with pytest.raises(ServeError, match=f"no server answers at {url}"):

@@ -23,7 +23,8 @@ from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show, table
 from rocserve.tools.verb import UsageError, Verb
 from rocserve_client import Client, IndexEntry, ModelStatistics, RocserveError, Tls
 
-_CALL_TIMEOUT_S = 5.0
+_CALL_TIMEOUT_S = 30.0
+"""A server on a busy machine may need seconds. That no server listens is known at once."""
 _LONGEST_PAUSE_S = 86_400
 _HEADER = re.compile(r"([A-Za-z0-9_.-]+)=([ -~]*)")
 _LEAST_REASON = 40

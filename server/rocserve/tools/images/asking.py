@@ -26,7 +26,8 @@ from rocserve_client import (
     Unavailable,
 )
 
-CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 30.0
+"""A server on a busy machine may need seconds. That no server listens is known at once."""
 _CONCURRENT_REQUESTS = 8
 _LARGEST_IMAGE = 1 << 30
 """Bytes of an uncompressed image with 16 bits per channel and as many pixels as a pipeline accepts by default. The
@@ -99,15 +100,15 @@ async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetad
     """Return the metadata of a model that is ready. Raises ServeError if no server answers or the model is not ready,
     RocserveError for an unexpected answer."""
     try:
-        await client.server_live(timeout=CONNECT_TIMEOUT_S)
+        await client.server_live(timeout=ANSWER_TIMEOUT_S)
     except (Unavailable, DeadlineExceeded) as error:
         raise unavailable(f"no server answers at {url} ({error.text}); start one with: rocserve serve MODEL") from None
     try:
-        if await client.model_ready(model, timeout=CONNECT_TIMEOUT_S):
-            return await client.model_metadata(model, timeout=CONNECT_TIMEOUT_S)
+        if await client.model_ready(model, timeout=ANSWER_TIMEOUT_S):
+            return await client.model_metadata(model, timeout=ANSWER_TIMEOUT_S)
     except (NotFound, Unavailable):
         pass  # The repository index has the reason.
-    entries = {entry.name: entry for entry in await client.repository_index(timeout=CONNECT_TIMEOUT_S)}
+    entries = {entry.name: entry for entry in await client.repository_index(timeout=ANSWER_TIMEOUT_S)}
     if model not in entries:
         raise invalid_argument(f"the server at {url} has no model '{model}'{names_hint('it has', model, entries)}")
     reason = entries[model].reason or f"it is {entries[model].state or 'not loaded'}"
