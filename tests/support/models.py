@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import indent
 
 import onnx
@@ -157,13 +158,33 @@ def drop(
     version: int = 1,
     filename: str = "model.onnx",
 ) -> Path:
-    """Write a model with its file, a Python model's script, or None for an ensemble; returns the model's folder."""
+    """Write a model with its file, a Python model's script, or None for an ensemble; returns the model's folder. A new
+    folder, of a model or of a version, appears with all of its files; a file that exists is replaced as a whole."""
     folder = repository / name
-    (folder / str(version)).mkdir(parents=True, exist_ok=True)
-    if isinstance(model, str):
-        (folder / str(version) / "model.py").write_text(model)
-    elif model is not None:
-        (folder / str(version) / filename).write_bytes(model)
+    files: dict[str, bytes] = {}
+    if model is not None:
+        is_script = isinstance(model, str)
+        files[f"{version}/{'model.py' if is_script else filename}"] = model.encode() if is_script else model
     if config:
-        (folder / "config.pbtxt").write_text(config)
+        files["config.pbtxt"] = config.encode()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Not within the repository, where a server may look.
+    with TemporaryDirectory(dir=repository.resolve().parent) as beside:
+        made = Path(beside, "model")
+        (made / str(version)).mkdir(parents=True)
+        for path, content in files.items():
+            (made / path).parent.mkdir(parents=True, exist_ok=True)
+            (made / path).write_bytes(content)
+        _move_in(made, folder)
     return folder
+
+
+def _move_in(made: Path, place: Path) -> None:
+    """Move a file or a folder; the entries of a folder that exists are moved in one by one, in the order
+    of their names."""
+    if made.is_dir() and place.is_dir():
+        for entry in sorted(made.iterdir()):
+            _move_in(entry, place / entry.name)
+    else:
+        # A file behind a link is replaced behind it.
+        made.rename(place.resolve())
