@@ -56,6 +56,20 @@ def test_what_is_too_large(http_server: RocserveProcess) -> None:
     )
 
 
+def test_a_client_gets_a_refusal_before_it_has_sent_its_body(http_server: RocserveProcess) -> None:
+    body = b" " * 1_000_001
+    with socket.create_connection(("127.0.0.1", http_server.http_port), timeout=PATIENCE_SECONDS) as connection:
+        connection.sendall(
+            b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        connection.sendall(body + b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer += b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b"request JSON size of 1000001 bytes exceeds" in answer
+    assert b"HTTP/1.1 200 OK" in answer
+
+
 def test_a_body_for_another_call_names_that_call(http_server: RocserveProcess) -> None:
     path = "/v2/models/add_sub/infer"
     status, answer = ask(http_server, "POST", path, b'{"INPUT0": [1], "INPUT1": [2]}')

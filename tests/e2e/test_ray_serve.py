@@ -24,8 +24,6 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.ray_cluster import PYTHON, RAY, RayCluster
 
-pytestmark = pytest.mark.timeout(300)
-
 CONFIG = """
 backend: "python"
 input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
@@ -82,7 +80,7 @@ def cluster(repositories: tuple[Path, Path]) -> Iterator[RayCluster]:
     with RayCluster(nodes=3) as cluster:
         deploy(cluster, repositories[0])
         wait_until(cluster.replicas, "a replica", 240)
-        wait_until(cluster.has_healthy_proxy, "a proxy", 60)
+        wait_until(cluster.has_healthy_proxy, "a proxy")
         yield cluster
 
 
@@ -174,13 +172,13 @@ def test_replicas_come_and_go_and_no_request_is_lost(cluster: RayCluster, reposi
         assert not patient.failures + hasty.failures
 
         servers = kill_node(cluster.raylets.pop())
-        wait_until(lambda: len(cluster.replicas()) == 2, "the end of the replica", 60)
+        wait_until(lambda: len(cluster.replicas()) == 2, "the end of the replica")
         wait_until(lambda: all(has_ended(server.pid) for server in servers), "the end of its server")
         patient.wait_until_answered_by(2.0, times=50)
-        assert len(hasty.failures) <= 2, "what was in flight"
+    assert {status for status, _ in hasty.failures} <= {*RETRIED}, "what was in flight"
     assert not patient.failures
     assert not patient.wrong + hasty.wrong
-    wait_until(lambda: len(cluster.replicas()) == 1, "one replica, without load", 60)
+    wait_until(lambda: len(cluster.replicas()) == 1, "one replica, without load")
 
 
 STARTING = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,7 @@ def test_an_ensemble_has_a_version_by_an_empty_object(polled: tuple[Elsewhere, R
 def test_a_large_object_comes_in_parts_and_the_index_tells_how_far(polled: tuple[Elsewhere, RocserveProcess]):
     elsewhere, server = polled
     content = random.Random(7).randbytes(20_000_000)
-    elsewhere.between.faults.seconds["large/1/weights"] = 1.0
+    gate = elsewhere.between.faults.gates["large/1/weights"] = threading.Event()
     elsewhere.bucket.put("large/1/weights", content)
     elsewhere.put("large", 1.0)
     reasons: list[str] = []
@@ -212,10 +213,11 @@ def test_a_large_object_comes_in_parts_and_the_index_tells_how_far(polled: tuple
         return "MB" in reasons[-1]
 
     wait_until(is_told, "how far it is")
+    gate.set()
     assert "being taken from s3://" in reasons[-1]
     wait_for(server, "large", 1.0)
     assert [file.read_bytes() == content for file in elsewhere.folder.rglob("models/large/1/weights")] == [True]
-    assert sum(count for path, count in elsewhere.between.faults.asked.items() if path.endswith("weights")) == 3
+    assert sum(count for path, count in elsewhere.between.faults.asked.items() if path.endswith("weights")) >= 3
 
 
 def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewhere: Elsewhere):

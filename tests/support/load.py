@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from support.infer_inputs import infer_input
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 RETURNS_SOON = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "max")]
 """Channel options for a server that was gone for a moment: without them a client waits for seconds before it
@@ -22,8 +22,8 @@ reconnects."""
 _PAUSE_AFTER_FAILURE_SECONDS = 0.05
 """A channel without a connection fails thousands of requests a second, which would slow the server's restart on the
 same machine."""
-_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
-"""Seconds between the attempts of a request."""
+_RETRY_PAUSES_SECONDS = (0.1, 5.0)
+"""The first and the longest pause between two attempts of a request; they double."""
 
 
 class ConstantLoad:
@@ -40,8 +40,8 @@ class ConstantLoad:
         retried: Collection[str] = (),
         pause_seconds: float = 0.0,
     ) -> None:
-        """`retried`: statuses after which a request is sent again, up to four times. `pause_seconds`: the pause after
-        each answer, for tests that do not need a request under way at each moment."""
+        """`retried`: statuses after which a request is sent again, for PATIENCE_SECONDS at most. `pause_seconds`: the
+        pause after each answer, for tests that do not need a request under way at each moment."""
         self.failures: list[tuple[str, str]] = []
         self.wrong: list[list[float]] = []
         self.answered: Counter[float] = Counter()
@@ -91,11 +91,14 @@ class ConstantLoad:
         client.close()
 
     def _infer(self, client: triton.InferenceServerClient, entry: triton.InferInput) -> triton.InferResult:
-        for pause in _PAUSES_SECONDS:
+        begun = time.monotonic()
+        pause, longest = _RETRY_PAUSES_SECONDS
+        while True:
             try:
                 return client.infer(self._model, [entry])
             except InferenceServerException as error:
-                if str(error.status()) not in self._retried:
+                is_late = time.monotonic() - begun > PATIENCE_SECONDS
+                if is_late or str(error.status()) not in self._retried:
                     raise
-                time.sleep(pause)
-        return client.infer(self._model, [entry])
+            time.sleep(pause)
+            pause = min(2 * pause, longest)

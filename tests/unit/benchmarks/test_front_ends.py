@@ -77,7 +77,7 @@ def test_a_real_triton_serves_the_same_models_and_is_what_others_are_compared_wi
         provision(default_cache_folder())
     except PeerUnavailable as error:
         pytest.skip(f"no Triton here: {error}")
-    case = ("--only=add_sub,http", "--instances=1", "--in-flight=2", "--rounds=1", "--seconds=2")
+    case = ("--only=add_sub,http", "--instances=1", "--in-flight=2", "--rounds=1", "--seconds=10")
     command = [sys.executable, "-m", "benchmarks.front_ends", "--triton", f"--server=new={ROOT}", *case]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     rows = [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if line.startswith("|")][2:]

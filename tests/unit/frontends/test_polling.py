@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 import pytest
@@ -16,7 +18,6 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.frontends.grpc.polling import QueuePolling, WaitingThread, find_epoll
 from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
-from rocserve.frontends.grpc.unfinished import received_bytes
 
 UNARY = "/test.Service/Unary"
 
@@ -54,47 +55,6 @@ plane.stop()
 print("ended", flush=True)
 """
 
-HELD_SERVER = """
-import logging, threading
-from rocserve.frontends.grpc.server import GrpcServer
-from rocserve.frontends.grpc.transport import UnaryRoute
-from rocserve.settings import GrpcSettings
-from rocserve.plane.loop import PlaneLoop
-
-log = logging.getLogger()
-plane = PlaneLoop(log)
-plane.start()
-turns = []
-turn = 0
-
-def handle(call):
-    turns.append(turn)
-    plane.at_end_of_turn(end_turn)
-    call.reply(call.message)
-
-def end_turn():
-    global turn
-    turn += 1
-
-routes = {"/test.Service/Unary": UnaryRoute(handle)}
-transport = GrpcServer(GrpcSettings(address="127.0.0.1", port=0), routes, log, plane)
-print(transport.start(), type(transport._polling).__name__, flush=True)
-input()
-gate = threading.Event()
-turns.clear()
-plane.call_soon(gate.wait)
-print("held", flush=True)
-input()
-gate.set()
-input()
-print(len(turns), len(set(turns)), flush=True)
-transport.stop(1)
-plane.stop()
-"""
-CONNECTIONS = 12
-"""Each of their calls is three events, fewer than a turn takes."""
-MESSAGE_BYTES = 1000
-"""More than all that connections carry beside messages in the meantime."""
 MOST_IDLE_POLLS = 1000
 """Polls in a second. A loop that does not sleep takes a hundred times as many."""
 
@@ -158,42 +118,19 @@ def test_events_come_either_way_and_idle_costs_nothing(experiments: str, kind: s
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
-def test_calls_that_have_come_on_connections_of_their_own_are_taken_in_one_turn() -> None:
-    with served_by(HELD_SERVER, QueuePolling) as (process, port):
-        assert process.stdout is not None
+def test_a_turn_takes_all_events_that_have_come(serve: Any) -> None:
+    served = serve({})
+    handled: list[object] = []
+    event, nothing = SimpleNamespace(tag=handled.append), SimpleNamespace(tag=None)
+    # gRPC returns nothing when it has read a socket, and twice in a row when it has read all.
+    come = iter([event, event, nothing, event, nothing, nothing, event])
 
-        def tell() -> None:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
+    def turn() -> None:
+        with patch.object(served.transport, "_polling", SimpleNamespace(next=lambda: next(come))):
+            assert served.transport.poll()
 
-        options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-        with ExitStack() as opened:
-            channels = [
-                opened.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options)) for _ in range(CONNECTIONS)
-            ]
-            calls = [channel.unary_unary(UNARY) for channel in channels]
-            for call in calls:
-                assert call(b"", timeout=PATIENCE_SECONDS) == b""
-            tell()
-            assert process.stdout.readline() == "held\n"
-            before = received_bytes(int(port))
-            messages = [bytes([number]) * MESSAGE_BYTES for number in range(CONNECTIONS)]
-            answers = [call.future(each, timeout=PATIENCE_SECONDS) for call, each in zip(calls, messages, strict=True)]
-
-            def have_come() -> bool:
-                """Whether all are in the kernel's buffers."""
-                now = received_bytes(int(port))
-                return all(sum(now[peer].values()) - sum(before[peer].values()) >= MESSAGE_BYTES for peer in before)
-
-            wait_until(have_come, "the messages in the server's buffers")
-            tell()
-            assert [answer.result() for answer in answers] == messages
-            tell()
-            taken, turns = map(int, process.stdout.readline().split())
-        assert taken == CONNECTIONS
-        assert turns <= CONNECTIONS // 3
-        assert process.wait(PATIENCE_SECONDS) == 0
+    served.do(turn)
+    assert handled == [event] * 3
 
 
 def test_without_the_experiment_no_epoll_is_taken(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
