@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import http.client
 import json
 import threading
@@ -138,6 +139,14 @@ def test_large_bodies_and_answers(served: Served) -> None:
     status, message, param, _ = served.fault("/v1/embeddings", {"model": "letters", "input": [*texts, "one more"]})
     assert (status, param) == (400, "input")
     assert "expected at most 2048 elements, got 2049" in message
+
+
+def test_a_compressed_body(served: Served) -> None:
+    body = gzip.compress(json.dumps({"model": "letters", "input": "banana"}).encode())
+    status, answer = served.post("/v1/embeddings", body, **{"Content-Encoding": "gzip"})
+    assert (status, answer["data"][0]["embedding"]) == (200, vector_of("banana"))
+    status, answer = served.post("/v1/embeddings", body, **{"Content-Encoding": "br"})
+    assert (status, answer["error"]["message"]) == (501, "Unsupported compression type")
 
 
 def test_reranking(served: Served) -> None:

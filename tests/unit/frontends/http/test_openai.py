@@ -172,7 +172,7 @@ def overload() -> ServeError:
         (HttpError(405, "no", {"Allow": "POST"}), 405, "invalid_request_error", None, None),
         (overload(), 429, "rate_limit_error", None, "rate_limit_exceeded"),
         (ServeError(StatusCode.RESOURCE_EXHAUSTED, "no"), 429, "rate_limit_error", None, "rate_limit_exceeded"),
-        # The server's memory is full, whoever asks.
+        # The server's memory is full, for any client.
         (MemoryFull("no"), 503, "server_error", None, None),
         (unavailable("no"), 503, "server_error", None, None),
         (internal("no"), 500, "server_error", None, None),
@@ -218,18 +218,18 @@ class Models:
         self.held.append((request, responder))
         responder.watch_cancellation(lambda: self.cancelled.append(number))
 
-    def answer(self, number: int) -> None:
-        """Answer with the length of each text, twice, and a token for each."""
+    def answer(self, number: int, width: int = 2) -> None:
+        """Answer with vectors that have the length of the text everywhere, and a token for each text."""
         request, responder = self.held[number]
         rows = request.head.inputs[0].shape[0]
         data, lengths = bytes(request.data[0]), []
         while data:
             lengths.append(int.from_bytes(data[:4], "little"))
             data = data[4 + lengths[-1] :]
-        values = np.repeat(np.array(lengths, np.float32), 2).tobytes()
+        values = np.repeat(np.array(lengths, np.float32), width).tobytes()
         outputs = [
             Tensor("TOKEN_COUNT", DataType.INT32, (rows, 1), np.ones(rows, np.int32).tobytes()),
-            Tensor("EMBEDDING", DataType.FP32, (rows, 2), values),
+            Tensor("EMBEDDING", DataType.FP32, (rows, width), values),
         ]
         responder.send(InferResponse.of("m", "1", "", outputs))
 
@@ -257,7 +257,7 @@ async def test_a_call_has_only_so_many_requests_at_once() -> None:
     models, memory = Models(), RequestMemory()
     call = call_of(models, memory)
     texts = ["eeeee", "a", "dddd", "bb", "ccc"]
-    running = asyncio.create_task(call.run(len(texts), rows_of_texts(call._model, texts)))
+    running = asyncio.create_task(call.run(rows_of_texts(call._model, texts)))
     await turn()
     assert len(models.held) == 2
     # Equal heads are one object, so a version plans them once.
@@ -280,7 +280,7 @@ async def test_a_call_has_only_so_many_requests_at_once() -> None:
 async def test_the_first_failure_ends_a_call() -> None:
     models, memory = Models(), RequestMemory()
     call = call_of(models, memory)
-    running = asyncio.create_task(call.run(5, rows_of_texts(call._model, list("abcde"))))
+    running = asyncio.create_task(call.run(rows_of_texts(call._model, list("abcde"))))
     await turn()
     models.held[0][1].send(internal("no"))
     with pytest.raises(ServeError, match="no"):
@@ -291,10 +291,21 @@ async def test_the_first_failure_ends_a_call() -> None:
     assert memory.used_bytes == 0
 
 
+async def test_vectors_of_unlike_lengths_are_refused() -> None:
+    models = Models()
+    call = call_of(models, RequestMemory())
+    running = asyncio.create_task(call.run(rows_of_texts(call._model, list("abcd"))))
+    await turn()
+    models.answer(0)
+    models.answer(1, width=3)
+    with pytest.raises(ServeError, match="model 'm' gave vectors of unlike lengths for the texts of one call"):
+        await running
+
+
 async def test_a_client_that_leaves_cancels_all_requests_of_its_call() -> None:
     models = Models()
     call = call_of(models, RequestMemory())
-    running = asyncio.create_task(call.run(5, rows_of_texts(call._model, list("abcde"))))
+    running = asyncio.create_task(call.run(rows_of_texts(call._model, list("abcde"))))
     await turn()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -308,7 +319,7 @@ async def test_a_deadline_that_passes_ends_a_call() -> None:
     call = call_of(models, RequestMemory())
     call._timeout = 0.001  # The request began at 0.
     with pytest.raises(ServeError) as raised:
-        await call.run(5, rows_of_texts(call._model, list("abcde")))
+        await call.run(rows_of_texts(call._model, list("abcde")))
     assert raised.value.code is StatusCode.DEADLINE_EXCEEDED
     models.plane.turn()
     assert models.cancelled == list(range(len(models.held)))

@@ -82,9 +82,9 @@ class TextCall:
     _model: TextModel
     _most_in_flight: int = MOST_IN_FLIGHT
 
-    async def run(self, count: int, shares: Iterable[Rows]) -> TextOutputs:
-        """Return the outputs for `count` texts. Raises the ServeError of the request that failed first; the others are
-        then cancelled."""
+    async def run(self, shares: Iterable[Rows]) -> TextOutputs:
+        """Return the outputs for all texts. Answers are taken in the order of the requests: raises the ServeError of
+        the first that failed, and cancels those after it."""
         outcomes: list[tuple[Rows, np.ndarray[Any, np.dtype[np.float32]]]] = []
         tokens = 0
         waiting: deque[tuple[Rows, _RowsResponder]] = deque()
@@ -115,6 +115,10 @@ class TextCall:
         finally:
             for _, responder in waiting:
                 responder.cancel()
+        if len({part.shape[1] for _, part in outcomes}) > 1:
+            raise internal(
+                f"model '{self._model.config.name}' gave vectors of unlike lengths for the texts of one call"
+            )
         values = np.concatenate([part for _, part in outcomes])
         order = np.concatenate([rows.places for rows, _ in outcomes])
         ordered = np.empty_like(values)

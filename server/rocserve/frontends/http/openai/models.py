@@ -1,4 +1,4 @@
-"""Finds the models of text that /v1 serves: the signature decides, whoever wrote the model."""
+"""Finds the models of text that /v1 serves, by their signatures: generated models, and others of the same form."""
 
 from __future__ import annotations
 

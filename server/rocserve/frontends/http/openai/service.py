@@ -48,8 +48,6 @@ class _Work:
     """What a call's body asks of a model."""
 
     model: TextModel
-    count: int
-    """The number of texts."""
     shares: Iterator[Rows]
     write: Callable[[TextOutputs], Steps[list[bytes]]]
     """Writes the body of the answer. Raises ServeError."""
@@ -105,7 +103,7 @@ class OpenAiService:
                 parts.inference.refuse(error, str)
                 raise
             call = TextCall(parts, request, timeout, work.model, self._most_in_flight)
-            return await self._send(request, work, await call.run(work.count, work.shares))
+            return await self._send(request, work, await call.run(work.shares))
         except ServeError as error:
             return openai_error(error)
         finally:
@@ -144,16 +142,14 @@ class OpenAiService:
             return embeddings_answer(model.config.name, outputs, body.is_base64)
 
         shares = rows_of_ids(model, body.ids) if body.ids else rows_of_texts(model, body.texts)
-        return _Work(model, len(body.ids) or len(body.texts), shares, write)
+        return _Work(model, shares, write)
 
     async def _reranking(self, body: RerankBody) -> _Work:
         """Raises ServeError."""
         model = await self._models.find(body.model, TextOutput.SCORE)
         self._check_query(body)
         shares = rows_of_texts(model, body.documents, body.query)
-        return _Work(
-            model, len(body.documents), shares, lambda outputs: rerank_answer(model.config.name, outputs, body)
-        )
+        return _Work(model, shares, lambda outputs: rerank_answer(model.config.name, outputs, body))
 
     def _check_query(self, body: RerankBody) -> None:
         """Raise FieldFault if the query, of which each document gets a copy, would make a small body a large one."""
