@@ -38,7 +38,13 @@ def server(serve: Any, repository: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     drop(repository, "m", add_constant(1.0))
     running = serve(repository)
     running.wait_until_ready()
+    wait_for(running, '"1 model served"')  # The last line of the start.
     yield running
+
+
+def wait_for(server: RocserveProcess, text: str) -> None:
+    """Wait for a whole line with the text. Lines may be written after their request is answered."""
+    wait_until(lambda: any(text in line for line in server.log_text.split("\n")[:-1]), f"the line: {text}")
 
 
 def ask(server: RocserveProcess, shape: tuple[int, ...] = (1, 2), model: str = "m", **options: object) -> None:
@@ -47,7 +53,6 @@ def ask(server: RocserveProcess, shape: tuple[int, ...] = (1, 2), model: str = "
 
 def test_lines_are_tritons(server: RocserveProcess) -> None:
     pattern = re.compile(r'[IWE]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ \w+\.py:\d+\] "(?:[^"\\]|\\.)*"')
-    wait_until(lambda: '"1 model served"' in server.log_text, "the end of the start in the log")
     lines = server.log_text.splitlines()
     assert any("Started GRPCInferenceService at " in line for line in lines)
     assert [line for line in lines if not pattern.fullmatch(line)] == []
@@ -58,22 +63,24 @@ def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> 
     ask(server, request_id="before")
     client.update_log_settings({"log_verbose_level": 1})
     ask(server, request_id="told")
+    wait_for(server, "[request id: told] inference of model 'm' version 1 ends")
     with pytest.raises(InferenceServerException):
         ask(server, (1, 3), request_id="wrong")
+    wait_for(server, "[request id: wrong] inference of model 'm' ends")
     empty = triton.InferInput("X", [1, 2], "FP32")
     with pytest.raises(InferenceServerException):
         client.infer("m", [empty], request_id="empty")
-    # gRPC's thread writes its line after it has answered; the next line is HTTP's.
-    wait_until(lambda: "[request id: empty]" in server.log_text, "the words on the empty one")
+    wait_for(server, "[request id: empty]")
     refused = {"id": "refused", "inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": ["a", "b"]}]}
     connection = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_SECONDS)
     connection.request("POST", "/v2/models/m/infer", json.dumps(refused))
     assert connection.getresponse().status == 500
     connection.close()
+    wait_for(server, "[request id: refused]")
     ask(server)
+    wait_for(server, "[request id: <id_unknown>] inference of model 'm' version 1 ends")
     client.update_log_settings({"log_verbose_level": 0})
     ask(server, request_id="after")
-    wait_until(lambda: server.log_text.count("[request id: <id_unknown>]") == 2, "the words on the last one")
     messages = [line.partition('] "')[2] for line in server.log_text.splitlines() if "[request id: " in line]
     assert [re.sub(r"\d+\.\d{3} ms", "_ ms", line) for line in messages] == [
         "[request id: told] inference of model 'm' begins: X FP32 [1, 2]\"",
