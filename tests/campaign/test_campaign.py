@@ -96,7 +96,6 @@ def run_only(folder: Path, *breaks: Callable[[Stage, random.Random], None], **ch
     return run(dataclasses.replace(OPTIONS, **changes), [Action(kind.name, 1) for kind in kinds], kinds, folder)  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(600)
 def test_what_is_broken_on_purpose_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ending, "RECOVERY_SECONDS", 3.0)
     try:
@@ -131,7 +130,6 @@ def waiting_for_the_end(stage: Stage, random: random.Random) -> None:
     wait_until(stage.ending.is_set, "the end of the campaign")
 
 
-@pytest.mark.timeout(600)
 def test_a_server_that_takes_too_much_ends_the_campaign(tmp_path: Path):
     outcome = run_only(tmp_path, waiting_for_the_end, most_mib=1.0)
     assert set(outcome.findings.counts) == {"too much taken"}
@@ -147,7 +145,6 @@ def answered_clients(stage: Stage, random: random.Random) -> None:
     wait_until(have_answers, "right answers for each client")
 
 
-@pytest.mark.timeout(600)
 def test_a_short_campaign_keeps_all_promises(tmp_path: Path):
     drawn_kinds, last = catalogue.chosen(["swap", "kill"]), Kind("last.answers", answered_clients)
     actions = [*itertools.islice(drawn(1, drawn_kinds), 4), Action(last.name, 1)]

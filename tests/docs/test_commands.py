@@ -81,7 +81,6 @@ def test_each_command_is_marked(page: Path) -> None:
             )
 
 
-@pytest.mark.timeout(600)  # Servers are started here, on small machines next to other tests.
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in _blocks(page))], ids=_name)
 def test_commands_work_as_they_stand_there(page: Path, tmp_path: Path) -> None:
     for folder in ("model_repository", "clients", "tests/data/digits", "tests/data/shapes"):

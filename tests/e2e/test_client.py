@@ -204,7 +204,6 @@ def test_the_status_verb(rocserve_server: RocserveProcess):
     assert "no answer from a server at 127.0.0.1:1" in absent.stderr
 
 
-@pytest.mark.timeout(300)  # It starts a server, and tries to download photographs.
 def test_the_demo(tmp_path: Path):
     """On the sample as a clone has it. Without a network the demo shows no photographs, and says so."""
     script = ROOT / "clients" / "examples" / "demo.py"

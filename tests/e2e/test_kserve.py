@@ -68,7 +68,6 @@ def answers(kserve: Environment, *questions: Question) -> list[Mapping[str, Any]
     return outputs
 
 
-@pytest.mark.timeout(600)
 def test_its_clients_are_served_over_rest_and_grpc(
     kserve: Environment, http_server: RocserveProcess, tmp_path: Path
 ) -> None:
@@ -78,7 +77,6 @@ def test_its_clients_are_served_over_rest_and_grpc(
     assert outputs["OUTPUT0"] == [2, 4, 6, 8]
 
 
-@pytest.mark.timeout(600)
 def test_the_objects_are_as_kserve_has_them(kserve: Environment) -> None:
     text = "---\n".join([rendered("kserve"), rendered("kserve/namespaced"), *map(Path.read_text, EXAMPLES)])
     ran = subprocess.run(
@@ -95,7 +93,6 @@ def test_the_objects_are_as_kserve_has_them(kserve: Environment) -> None:
     ]
 
 
-@pytest.mark.timeout(600)
 def test_what_inference_services_name_is_served(kserve: Environment, tmp_path: Path) -> None:
     require_containers()
     with ExitStack() as running:
@@ -121,7 +118,6 @@ def test_what_inference_services_name_is_served(kserve: Environment, tmp_path: P
             assert pod.wait(PATIENCE_SECONDS) == 0, pod.log
 
 
-@pytest.mark.timeout(300)
 def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
     """Clients stay connected to the ending pod, as behind a Service's address, until it makes them reconnect."""
     require_containers()

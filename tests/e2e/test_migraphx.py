@@ -25,8 +25,6 @@ from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
-pytestmark = pytest.mark.timeout(300)  # The server compiles many programs.
-
 NETWORKS = {
     "resnet": migraphx_models.mini_resnet(),
     "mlp": migraphx_models.mlp(),

@@ -23,8 +23,6 @@ from tritonclient.utils import InferenceServerException
 
 from rocserve_client import Client
 
-pytestmark = pytest.mark.timeout(300)  # The server compiles many programs.
-
 MLP = migraphx_models.mlp()
 RESNET = migraphx_models.mini_resnet()
 INPUTS = migraphx_models.random_inputs(MLP, 3)

@@ -21,7 +21,6 @@ from tritonclient.utils import InferenceServerException
 
 from rocserve.cli import main
 
-pytestmark = pytest.mark.timeout(300)
 """The first test waits until all models are loaded, perhaps on one slow processor."""
 
 MLP = migraphx_models.mlp()

@@ -35,7 +35,6 @@ def photo(seed: int) -> bytes:
     return bytes(cv2.imencode(".jpg", levels)[1])
 
 
-@pytest.mark.timeout(400)
 def test_weights_come_while_the_server_runs(repository: Path, tmp_path: Path, untrained_resnet50: Path) -> None:
     with RocserveProcess([repository], log=tmp_path / "log") as server, Client(server.address) as client:
         client.wait_until_ready(PATIENCE_SECONDS)

@@ -22,8 +22,6 @@ from support.waiting import wait_until
 from rocserve import cli
 from rocserve_client import Client, Internal, Unavailable
 
-pytestmark = pytest.mark.timeout(600)
-
 LOAD_SECONDS = 120
 """Importing PyTorch takes a second, or many if several models load next to other tests."""
 TRACED = """

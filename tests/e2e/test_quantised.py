@@ -28,7 +28,6 @@ def quantised(folder: Path, method: str, out: str, model: str = "digits.pt2", da
     return (folder / out).read_bytes()
 
 
-@pytest.mark.timeout(600)
 def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason=NO_PYTORCH)
     networks = pytest.importorskip("support.torch_networks", reason=NO_PYTORCH)
@@ -60,7 +59,7 @@ def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Pa
 
 
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
-@pytest.mark.timeout(COMPILE_SECONDS + 200)
+@pytest.mark.timeout(2 * COMPILE_SECONDS)
 def test_fixed_sizes_have_int8_kernels_by_inductor(serve: Callable[..., RocserveProcess], tmp_path: Path) -> None:
     """A program for any batch has none, and is right all the same."""
     torch = pytest.importorskip("torch", reason=NO_PYTORCH)

@@ -131,7 +131,6 @@ def differences(given: np.ndarray, expected: rocal_reference.Result, deviation: 
     return (np.abs(given.astype(np.float64) - right) * deviation)[~expected.mistaken[:height, :width]]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(
     not is_installed("amd.rocal"),
     reason="no amd.rocal; docs/reference/rocal-amd.md says how it is found, or a stand-in for it",

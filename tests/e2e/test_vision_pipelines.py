@@ -15,8 +15,6 @@ from support.slow_yolo import opencv_suppress, slow_decode
 
 from rocserve_client import Client
 
-pytestmark = pytest.mark.timeout(400)  # The networks are large.
-
 ROOT = Path(__file__).parents[2]
 PHOTO = ROOT / "tests" / "data" / "shapes" / "02.jpg"
 GEOMETRIES = (

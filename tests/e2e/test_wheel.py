@@ -9,7 +9,6 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
-import pytest
 from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from tritonclient.grpc import InferRequestedOutput
@@ -26,7 +25,6 @@ def run(*command: str | Path, folder: Path) -> str:
     return ended.stdout
 
 
-@pytest.mark.timeout(400)  # It builds packages, and a network.
 def test_the_wheel_serves_an_image_with_what_get_brings(tmp_path: Path) -> None:
     # The wheel is built from the source distribution, which must be complete.
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", folder=ROOT)

@@ -162,7 +162,6 @@ def test_names_that_cannot_be_printed_are_refused_by_themselves(serve, repositor
         assert client.infer(name, [tensor()]).as_numpy("Y").tolist() == [[1.0, 1.0]]
 
 
-@pytest.mark.timeout(240)
 def test_many_folders_that_lack_their_files_keep_no_other_waiting(serve, repository: Path) -> None:
     for number in range(400):
         drop(repository, f"broken{number}", None, MODEL)

@@ -80,7 +80,6 @@ def write_onnx_model(repository: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [write_python_model, write_onnx_model])
-@pytest.mark.timeout(180)
 def test_a_configuration_that_is_cut_takes_nothing_away(serve, repository: Path, write) -> None:
     folder = write(repository)
     path = folder / "config.pbtxt"

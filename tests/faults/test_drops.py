@@ -7,7 +7,6 @@ import shutil
 import time
 from pathlib import Path
 
-import pytest
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.repository_index import index_of, reason_of
@@ -26,7 +25,6 @@ def wait_until_state(server: RocserveProcess, version: str, state: str) -> None:
     wait_until(lambda: index_of(server, "m").get(version, ("", ""))[0] == state, f"version {version} {state}")
 
 
-@pytest.mark.timeout(240)
 def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
     model = drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository, f"--repository-settle-secs={SETTLE_SECONDS}")

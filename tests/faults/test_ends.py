@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-import pytest
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, drop
@@ -80,7 +79,6 @@ def rename_without_pause(repository: Path, elsewhere: Path, stop: threading.Even
                 source.rename(target)
 
 
-@pytest.mark.timeout(180)
 def test_the_end_comes_through_storms_of_renames(repository: Path, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     for index in range(10):

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.repository_index import models_of
@@ -18,7 +17,6 @@ KILLS = 50
 THREADS = 8
 
 
-@pytest.mark.timeout(240)
 def test_fifty_kills_under_load(serve, repository: Path):
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository)

@@ -160,7 +160,6 @@ def test_small_requests_that_grow_large_within_an_ensemble_are_bounded(server: R
     wait_until_free(server)
 
 
-@pytest.mark.timeout(180)
 def test_however_requests_end_the_memory_is_free_again(server: RocserveProcess) -> None:
     ends: Counter[str] = Counter()
     threads = [threading.Thread(target=misbehave, args=(server, seed, ends)) for seed in range(CLIENTS)]

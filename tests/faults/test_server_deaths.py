@@ -129,7 +129,6 @@ def steady(server: RocserveProcess) -> dict[str, int]:
     return now
 
 
-@pytest.mark.timeout(600)  # 30 s on an idle machine, six times that on a machine with ten times the work.
 @pytest.mark.parametrize("front_ends", [0, 1])
 def test_deaths_under_load(serve, repository: Path, front_ends: int) -> None:
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
@@ -306,7 +305,6 @@ def test_models_that_requests_loaded_make_room_for_each_other_afterwards_too(ser
     assert index["pinned"] == ("READY", "")
 
 
-@pytest.mark.timeout(300)
 def test_models_that_share_a_process_under_load(serve, repository: Path) -> None:
     """The process outlives the server, with each of its models that has not changed."""
     names = ("same", "other", "changed", "gone")
@@ -427,7 +425,6 @@ def test_models_that_requests_loaded_and_unloaded(serve, repository: Path) -> No
         assert not client.is_model_ready("at_start")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("flag", ["--front-ends=1", "--shared-workers=2"])
 def test_more_models_than_are_loaded_at_once(serve, repository: Path, flag: str) -> None:
     """Pinned models, and models that are asked for before the next server serves, are taken over; all other workers

@@ -95,7 +95,6 @@ def code_of(call: grpc.Call) -> grpc.StatusCode:
     return call.code()
 
 
-@pytest.mark.timeout(600)  # Thousands of calls.
 @settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

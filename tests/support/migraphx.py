@@ -171,7 +171,8 @@ class ChildPytest:
         reading, writing = os.pipe()
         environment = {**os.environ, REPORTS: str(writing), "ROCSERVE_MIGRAPHX_ROOT": str(root)}
         environment.pop("PYTEST_ADDOPTS", None)
-        options = ["-q", "--color=no", "-p", "no:cacheprovider", "--timeout=100"]
+        # A test that hangs ends there first, which tells where.
+        options = ["-q", "--color=no", "-p", "no:cacheprovider", "--timeout=500"]
         self._output = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115 - `end` closes it
         self._process = subprocess.Popen(
             [*python_words(root), "-m", "pytest", *options, *tests],

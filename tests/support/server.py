@@ -24,6 +24,8 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 _PR_SET_PDEATHSIG = 1
 _FRONT_ENDS = ("rocserve:grpc:", "rocserve:http:")
 _STARTED = re.compile(r'Started (GRPCInference|HTTP)Service at \S+?:(\d+)[",\n]')
+_READY_SECONDS = 3 * PATIENCE_SECONDS
+"""Several models, each of which may be checked for PATIENCE_SECONDS."""
 
 
 class RocserveProcess:
@@ -134,7 +136,10 @@ class RocserveProcess:
 
     def wait_until_ready(self) -> None:
         client = self.client()
-        wait_until(client.is_server_ready, f"readiness; the log says:\n{self.log_text}")
+        try:
+            wait_until(client.is_server_ready, "readiness", _READY_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the log says:\n{self.log_text}") from None
 
     def family(self) -> list[psutil.Process]:
         """All processes of the server but the supervisor: they stay in its session even if their parent ends."""

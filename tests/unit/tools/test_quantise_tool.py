@@ -21,7 +21,7 @@ from rocserve.core.errors import ServeError
 from rocserve.tools.quantise.verb import QuantiseOptions, read_inputs
 
 # PyTorch takes up to half a minute of a processor's time for one of them.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 Array = np.ndarray[Any, Any]
 

@@ -339,7 +339,6 @@ asyncio.run(main())
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)  # Eight workers start, some of them without the zygote's imports.
 def test_all_end_with_the_server_whatever_they_do(tmp_path: Path) -> None:
     """However the workers were started, and however the server ends: four servers concurrently, because most of the
     time is waiting."""

@@ -28,7 +28,6 @@ from rocserve.workers.launcher import WorkerLauncher
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(600),  # Each worker imports PyTorch, which takes half a minute on a busy machine.
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH),
 ]
 
