@@ -44,7 +44,9 @@ class TritonPythonModel:
         self._truncate(is_pair=any(each["name"] == "QUERY" for each in config["input"]))
         self._padding = _padding(self._tokenizer, parameters.get("padding"))
         self._tokenizer.no_padding()
-        self._vocabulary = _vocabulary(self._tokenizer, parameters.get("vocabulary"))
+        highest = max(self._tokenizer.get_vocab().values(), default=0)
+        self._vocabulary = _vocabulary(self._tokenizer, highest + 1, parameters.get("vocabulary"))
+        self._may_exceed = highest >= self._vocabulary
         self._length = int(parameters.get("length", 0))
         self._begins, self._ends = _added(self._tokenizer)
         self._prompt = parameters.get("prompt", "")
@@ -102,7 +104,8 @@ class TritonPythonModel:
             rows[row, :count] = encoding.ids
             if "types" in self._roles:
                 types[row, :count] = encoding.type_ids
-        self._check_ids("TEXT", rows)
+        if self._may_exceed:
+            self._check_ids("TEXT", rows)
         outputs = self._inputs(rows, types, counts)
         if self._has_places:
             outputs |= _places(encodings, width)
@@ -204,12 +207,12 @@ def _padding(tokenizer: Any, written: str | None) -> int:
     return next((number for number in known if number is not None), 0)
 
 
-def _vocabulary(tokenizer: Any, written: str | None) -> int:
-    """Return the number of the encoder's ids, from its own file if that has it. Raises ServeError if the tokenizer has
-    more. Added tokens do not count: some files have some that no text has."""
-    own = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0) + 1
+def _vocabulary(tokenizer: Any, tokens: int, written: str | None) -> int:
+    """Return the number of the encoder's ids: that of its own file, else that of the tokenizer (`tokens`). Raises
+    ServeError if the tokenizer has more. Added tokens do not count: some files have some that no text has."""
     if written is None:
-        return max(own, max(tokenizer.get_vocab().values(), default=0) + 1)
+        return tokens
+    own = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0) + 1
     if own > int(written):
         raise invalid_argument(
             f"{_FILE} has {own} tokens, but the encoder knows {written} (config.json's vocab_size): it is the tokenizer"

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 from rocserve.backends.registry import BackendRegistry, discover_backends
@@ -21,6 +21,7 @@ from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.generated_models import GeneratedModel
 from rocserve.config.pbtxt import format_model_config
 from rocserve.config.preset_models import preset_models
+from rocserve.config.text_files import TOKENIZER
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_names import ModelKey
 from rocserve.core.requests import Signature
@@ -36,6 +37,7 @@ from rocserve.tools.model_choice import advised, newest_version, read_folder
 from rocserve.tools.verb import Verb
 
 _LOG = logging.getLogger("rocserve.config")
+_LINE_FEED = b"\n"
 
 
 def describe(definition: ModelDefinition, version: int, settings: EngineSettings | None = None) -> Signature:
@@ -133,13 +135,14 @@ def _save(made: Sequence[GeneratedModel], folder: Path) -> None:
 
 
 def _printed(model: GeneratedModel) -> str:
-    """Return the model's non-empty files as text; of the labels only their number."""
-    texts = {path: content.decode() for path, content in model.files.items() if content}
-    return "".join(
-        f"\n# {model.name}/{path}"
-        + (f" ({text.count(chr(10))} lines)\n" if path.name == LABELS_FILENAME else f"\n{text}")
-        for path, text in texts.items()
-    )
+    """Return the model's non-empty files as text; of labels and tokenizers only their size."""
+    return "".join(f"\n# {model.name}/{path}{_content(path, data)}" for path, data in model.files.items() if data)
+
+
+def _content(path: PurePosixPath, data: bytes) -> str:
+    if path.name == LABELS_FILENAME:
+        return f" ({data.count(_LINE_FEED)} lines)\n"
+    return f" ({len(data)} bytes)\n" if path.name == TOKENIZER else f"\n{data.decode()}"
 
 
 def _header(definition: ModelDefinition, written: messages.ModelConfig) -> str:

@@ -25,6 +25,17 @@ def row(number: int, state: str = "READY", reason: str = "") -> IndexEntry:
     return IndexEntry(f"m{number}", "1", state, reason)
 
 
+def test_of_inputs_that_stand_for_each_other_the_first_is_shown() -> None:
+    inputs = (
+        InputConfig("TEXT", DataType.BYTES, (1,), optional=True),
+        InputConfig("IDS", DataType.INT64, (-1,), optional=True),
+    )
+    config = ModelConfig("m_text", inputs=inputs, outputs=(OutputConfig("EMBEDDING", DataType.FP32, (8,)),))
+    assert "client.infer('m_text', {'TEXT': np.full((1,), b'text', 'object')})" in "\n".join(
+        python_lines(config, "localhost:8001", takes_files=False)
+    )
+
+
 def test_few_models_have_a_row_each() -> None:
     lines = printed(*(row(number) for number in range(30)))
     assert len(lines) == 30 + 2

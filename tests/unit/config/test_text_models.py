@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from rocserve.backends.registry import discover_backends
+from rocserve.config import definition
 from rocserve.config.class_names import ClassNames
 from rocserve.config.generated_models import GeneratedModel
-from rocserve.config.model_folder import ModelFolder
+from rocserve.config.model_folder import FlatModel, ModelFolder
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.config.text_files import TextFiles, has_tokenizer, read_text_files
 from rocserve.config.text_models import text_models
@@ -267,6 +269,36 @@ def test_labels_are_those_of_a_file_else_of_the_configuration_else_numbered() ->
 )
 def test_what_does_not_fit_is_refused(given: ModelConfig, of: TextFiles, said: str) -> None:
     assert said in refusal(given, of)
+
+
+@pytest.mark.parametrize(
+    ("contents", "guesses", "installed", "preset"),
+    [
+        (("tokenizer.json",), True, True, "text"),
+        (("tokenizer.json", "config.pbtxt"), True, True, None),
+        ((), True, True, None),
+        (("tokenizer.json",), False, True, None),
+        (("tokenizer.json",), True, False, None),
+    ],
+)
+def test_a_folder_without_a_configuration_and_with_a_tokenizer_is_of_text(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    contents: Sequence[str],
+    guesses: bool,
+    installed: bool,
+    preset: str | None,
+) -> None:
+    monkeypatch.setattr(definition, "has_tokenizers", lambda: installed)
+    for name in ("model.onnx", *contents):
+        (tmp_path / name).touch()
+    reading = definition.FolderReading(
+        tmp_path, discover_backends(), flat=FlatModel("model.onnx"), guesses_preset=guesses
+    )
+    (found,) = reading.definitions()
+    assert found.config.parameters.get("preprocess") == preset
+    assert found.is_preset_guessed == (preset is not None)
+    assert any("pip install" in text for text in found.warnings) == (not installed)
 
 
 def write(folder: Path, **contents: str) -> ModelFolder:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.backends.registry import discover_backends
+from rocserve.config.model_folder import FlatModel
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScanner, find_single_model
 from rocserve.settings import RepositorySettings
@@ -43,6 +44,8 @@ def scanned(what: Path, name: str = "") -> ModelScan | None:
         (["resnet.onnx", "config.json", "labels.txt", "export.py"], WhatKind.FILES, "resnet"),
         (["resnet.onnx", "resnet.onnx.data"], WhatKind.FILES, "resnet"),
         (["model.onnx", "model_quantized.onnx", "config.json", "tokenizer.json"], WhatKind.FILES, "w"),
+        (["onnx/model.onnx", "onnx/model_fp16.onnx", "config.json", "tokenizer.json"], WhatKind.FILES, "w"),
+        (["encoder.onnx", "config.json", "tokenizer.json"], WhatKind.FILES, "encoder"),
         (["Net.MXR"], WhatKind.FILES, "Net"),
         (["graph.pb"], WhatKind.FILES, "graph"),
         (["model.py", "helpers.py"], WhatKind.FILES, "w"),
@@ -58,6 +61,19 @@ def test_a_folder_that_is_one_model(tmp_path: Path, files: list[str], kind: What
     single = find_single_model(make(tmp_path / "w", *files), "", REGISTRY)
     assert single is not None
     assert (single.kind, single.name) == (kind, name)
+
+
+def test_the_model_of_an_export_for_several_engines_lies_below(tmp_path: Path) -> None:
+    scan = scanned(make(tmp_path / "w", "onnx/model.onnx", "tokenizer.json", "config.json"))
+    assert scan is not None
+    assert scan.flat == FlatModel("onnx/model.onnx")
+    assert not scan.refusal
+
+
+def test_a_tokenizer_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
+    scan = scanned(make(tmp_path / "w", "tokenizer.json", "config.json", "model.safetensors"))
+    assert scan is not None
+    assert "holds tokenizer.json, and no model: expected model.onnx, onnx/model.onnx or model.pt2" in scan.refusal
 
 
 @pytest.mark.parametrize("files", [["m/1/model.onnx"], ["m/config.pbtxt", "stray.onnx"], ["README.md"]])
