@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
 from support.server import RocserveProcess
+from support.text_models import drop_text_model, vector_of
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
@@ -81,7 +82,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for model in SAMPLE_REPOSITORY.iterdir():
         if model.name.startswith(("digits", "detect_shapes")):
             shutil.copytree(model, repository / model.name)
-    drop(repository, MARKUP, HOSTILE % MARKUP, HOSTILE_CONFIG)
+    labelled = HOSTILE_CONFIG.replace('name: "OUT"', 'name: "OUT" label_filename: "labels.txt"')
+    drop(repository, MARKUP, HOSTILE % MARKUP, labelled)
+    (repository / MARKUP / "labels.txt").write_text("one\n")
+    drop_text_model(repository, "sentences", "TEXT or IDS", rows=4)
+    drop_text_model(repository, "judge", "QUERY")
     return repository
 
 
@@ -215,6 +220,58 @@ def test_json_is_asked_and_failures_are_told(page: Any, server: RocserveProcess,
     page.locator(".events li", has_text="expected 1 inputs but got 0").wait_for()
 
 
+def cosine(one: str, other: str) -> float:
+    vectors = np.array([vector_of(one), vector_of(other)])
+    return float(vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors, axis=1)))
+
+
+def test_texts_get_vectors_and_the_nearest_of_the_last_texts(page: Any, either: RocserveProcess) -> None:
+    visit(page, either, "sentences")
+    box = page.get_by_label("text for TEXT")
+    texts = ["a cat", MARKUP, "zzz " * 60, "banana"]
+    for text in texts:
+        box.fill(text)
+        page.get_by_role("button", name="Run").click()
+        page.locator(".answer h3", has_text="EMBEDDING").wait_for()
+        shown = page.locator(".answer section", has_text="EMBEDDING").locator("pre").inner_text()
+        assert [float(number) for number in shown.split(", ")] == pytest.approx(vector_of(text), rel=1e-3)
+    assert page.locator(".answer section", has_text="TOKEN_COUNT").locator("pre").inner_text() == "1"
+    # A text that was sent before is not its own neighbour.
+    for number, text in enumerate(("a cup", "a cat")):
+        box.fill(text)
+        box.press("Control+Enter")
+        page.locator(".bars.texts li").nth(3).wait_for()
+        others = sorted({*texts, *(["a cup"] if number else [])} - {text}, key=lambda other: -cosine(text, other))
+        assert page.locator(".bars .label").all_inner_texts() == [other.strip() for other in others]
+        values = [float(value) for value in page.locator(".bars .value").all_inner_texts()]
+        assert values == pytest.approx([cosine(text, other) for other in others], abs=1e-3)
+    assert page.evaluate("document.body.dataset.hacked") is None
+    assert page.locator("img[src=x]").count() == 0
+    # Only what a request must have is proposed.
+    proposed = json.loads(page.get_by_label("request as JSON").input_value())
+    assert [tensor["name"] for tensor in proposed["inputs"]] == ["TEXT"]
+    page.get_by_text("Drop JSON here").wait_for()
+
+
+def test_each_text_of_a_pair_has_a_box(page: Any, server: RocserveProcess) -> None:
+    visit(page, server, "judge")
+    page.get_by_label("text for QUERY").fill("red green blue")
+    page.get_by_label("text for TEXT").fill("blue sky, green grass")
+    page.get_by_role("button", name="Run").click()
+    page.locator(".answer section", has_text="SCORE").locator("pre", has_text="2").wait_for()
+
+
+def test_pictures_come_before_texts_where_a_model_may_take_both(page: Any, server: RocserveProcess) -> None:
+    visit(page, server, "digits")
+    page.get_by_text("Drop a picture or JSON here").wait_for()
+    box = page.get_by_label("text for ENCODED")
+    assert box.is_hidden()
+    page.get_by_text("Text", exact=True).click()
+    box.fill("no picture")
+    page.get_by_role("button", name="Run").click()
+    page.locator(".answer .reason").wait_for()
+
+
 def test_what_is_dropped_is_asked(page: Any, server: RocserveProcess) -> None:
     visit(page, server, "digits")
     page.locator(".try").wait_for()
@@ -237,6 +294,8 @@ def test_markup_in_names_and_answers_does_nothing(page: Any, server: RocservePro
     row(page, MARKUP).get_by_role("link").click()
     page.locator("h2", has_text=MARKUP).wait_for()
     page.get_by_text("Request as JSON").click()
+    # Classes are made of numbers, whatever labels an output of texts has.
+    assert "outputs" not in json.loads(page.get_by_label("request as JSON").input_value())
     for text in ("answer", "fail"):
         page.get_by_label("request as JSON").fill(
             json.dumps({"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [text]}]})

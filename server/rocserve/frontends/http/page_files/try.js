@@ -1,8 +1,9 @@
-// Sends a picture or JSON to a model, and shows the answer.
+// Sends a text, a picture or JSON to a model, and shows the answer.
 
 import { ask } from "./data.js";
 import { h, number, svg } from "./dom.js";
 import { pathOf } from "./model.js";
+import { areTexts, isVector, LastTexts, textBoxes, vector } from "./text.js";
 
 const SHOWN_CLASSES = 5;
 const SHOWN_ELEMENTS = 1000;
@@ -10,25 +11,36 @@ const SHOWN_ELEMENTS = 1000;
 const isNumber = (datatype) => /FP|BF/.test(datatype);
 const count = (shape) => shape.reduce((product, size) => product * size, 1);
 
-/** The smallest request, with zeros as data. It asks for classes where an output has labels. */
+/** The inputs that a request must have. If all are optional, as TEXT or IDS, the first is enough. */
+function needed(metadata, config) {
+  const optional = new Set((config.input ?? []).filter((input) => input.optional).map(({ name }) => name));
+  const inputs = metadata.inputs.filter(({ name }) => !optional.has(name));
+  return inputs.length ? inputs : metadata.inputs.slice(0, 1);
+}
+
+/** Numbers with labels are requested as classes, because only classes come with labels. Undefined if there are none. */
+function labelledOutputs(metadata, config) {
+  const labelled = new Set((config.output ?? []).filter((output) => output.label_filename).map(({ name }) => name));
+  if (!metadata.outputs.some(({ name, datatype }) => labelled.has(name) && isNumber(datatype))) return undefined;
+  return metadata.outputs.map(({ name, datatype }) => labelled.has(name) && isNumber(datatype)
+    ? { name, parameters: { classification: SHOWN_CLASSES } } : { name });
+}
+
+/** The smallest request, with zeros as data. */
 function template(metadata, config) {
-  const inputs = metadata.inputs.map(({ name, datatype, shape }) => {
+  const inputs = needed(metadata, config).map(({ name, datatype, shape }) => {
     const sizes = shape.map((size) => (size === -1 ? 1 : size));
     const element = datatype === "BYTES" ? "" : datatype === "BOOL" ? false : 0;
     const data = count(sizes) <= SHOWN_ELEMENTS ? Array(count(sizes)).fill(element) : [];
     return { name, datatype, shape: sizes, data };
   });
-  const labelled = new Set((config.output ?? []).filter((output) => output.label_filename).map(({ name }) => name));
-  if (labelled.size === 0) return JSON.stringify({ inputs }, null, 1);
-  const outputs = metadata.outputs.map(({ name }) => labelled.has(name)
-    ? { name, parameters: { classification: SHOWN_CLASSES } } : { name });
-  return JSON.stringify({ inputs, outputs }, null, 1);
+  return JSON.stringify({ inputs, outputs: labelledOutputs(metadata, config) }, null, 1);
 }
 
-/** The input that takes a picture's bytes; null if the model has none. */
-function pictureInput(metadata) {
-  const [input] = metadata.inputs;
-  if (metadata.inputs.length !== 1 || input.shape.some((size) => size !== -1 && size !== 1)) return null;
+/** The input that takes a picture's bytes; null if there is none. TEXT is what models of text call theirs. */
+function pictureInput(inputs) {
+  const [input] = inputs;
+  if (inputs.length !== 1 || input.name === "TEXT" || input.shape.some((size) => size !== -1 && size !== 1)) return null;
   return input.datatype === "BYTES" || (input.datatype === "UINT8" && input.shape.includes(-1)) ? input : null;
 }
 
@@ -53,16 +65,16 @@ function requestedOutputs(metadata, config) {
 }
 
 async function pictureRequest(file, metadata, config) {
-  const input = pictureInput(metadata);
+  const input = pictureInput(needed(metadata, config));
   const shape = input.shape.map(() => 1);
   if (input.datatype === "UINT8") shape[input.shape.lastIndexOf(-1)] = file.size;
   const data = [{ b64: await base64(file) }];
   return { inputs: [{ ...input, shape, data }], outputs: requestedOutputs(metadata, config) };
 }
 
-function bars(classes) {
+function bars(classes, kind = "bars") {
   const most = Math.max(1, ...classes.map(({ value }) => value));
-  return h("ol", { class: "bars" }, ...classes.map(({ label, value }) => {
+  return h("ol", { class: kind }, ...classes.map(({ label, value }) => {
     const bar = h("span", { class: "bar" });
     bar.style.width = `${Math.max(0, (100 * value) / most)}%`;
     return h("li", {}, h("span", { class: "label" }, label), bar, h("span", { class: "value" }, value.toFixed(3)));
@@ -107,13 +119,19 @@ function tensor(output) {
     h("pre", { tabindex: "0" }, JSON.stringify(data.slice(0, SHOWN_ELEMENTS)).slice(1, -1) + more));
 }
 
-async function show(response, request, picture) {
+/** `lastTexts`: null unless the request is one text from its box. */
+async function show(response, request, picture, lastTexts) {
   const outputs = Object.fromEntries(response.outputs.map((output) => [output.name, output]));
   if (picture && outputs.BOXES && (outputs.LABELS || outputs.CLASSES)) return [await drawn(picture, outputs)];
   const asClasses = (request.outputs ?? []).filter((output) => output.parameters?.classification);
   const asked = new Set(asClasses.map((output) => output.name));
-  const parts = response.outputs.map((output) => asked.has(output.name)
-    ? h("section", {}, h("h3", {}, output.name), bars(classes(output))) : tensor(output));
+  const parts = response.outputs.map((output) => {
+    if (asked.has(output.name)) return h("section", {}, h("h3", {}, output.name), bars(classes(output)));
+    return lastTexts && isVector(output) ? vector(output) : tensor(output);
+  });
+  const found = lastTexts && response.outputs.find(isVector);
+  const near = found ? lastTexts.nearest(request.inputs[0].data[0], found.data) : [];
+  if (near.length) parts.unshift(h("section", {}, h("h3", {}, "Nearest of the last texts"), bars(near, "bars texts")));
   if (picture) parts.unshift(h("img", { src: picture, alt: "the picture that was sent", class: "sent" }));
   return parts;
 }
@@ -122,12 +140,17 @@ export function tryIt(name, version, metadata, config) {
   const text = h("textarea", { rows: 8, spellcheck: "false", "aria-label": "request as JSON" });
   text.value = template(metadata, config);
   const answer = h("div", { class: "answer", "aria-live": "polite" });
-  const takesPictures = pictureInput(metadata) !== null;
+  const inputs = needed(metadata, config);
+  const takesTexts = areTexts(inputs);
+  const takesPictures = pictureInput(inputs) !== null;
   const accept = takesPictures ? "image/*,.json" : ".json";
   const file = h("input", { type: "file", accept, onchange: () => take(file.files[0]) });
+  const kept = inputs.length === 1 ? new LastTexts() : null;
+  const boxes = textBoxes(inputs, (filled) =>
+    send(() => ({ inputs: filled, outputs: labelledOutputs(metadata, config) }), kept));
   let picture = "";
 
-  async function send(make) {
+  async function send(make, lastTexts = null) {
     URL.revokeObjectURL(picture);
     picture = "";
     answer.replaceChildren("…");
@@ -136,7 +159,7 @@ export function tryIt(name, version, metadata, config) {
       const began = performance.now();
       const response = await ask(`${pathOf(name, version)}/infer`, { method: "POST", body: JSON.stringify(request) });
       const took = performance.now() - began;
-      const parts = await show(response, request, picture);
+      const parts = await show(response, request, picture, lastTexts);
       answer.replaceChildren(...parts, h("p", {}, `Answered in ${number(took)} ms.`));
     } catch (error) {
       answer.replaceChildren(h("p", { class: "reason" }, error.message));
@@ -162,10 +185,12 @@ export function tryIt(name, version, metadata, config) {
     take(event.dataTransfer.files[0]);
   };
   const what = takesPictures ? "a picture or JSON" : "JSON";
+  const files = h("p", {}, h("label", { class: "drop" }, `Drop ${what} here, or choose a file: `, file));
+  const texts = takesTexts ? h("details", { open: !takesPictures }, h("summary", {}, "Text"), boxes) : null;
   return h("section", { class: "try", ondragover, ondrop },
     h("h2", {}, "Try it"),
-    h("p", {}, h("label", { class: "drop" }, `Drop ${what} here, or choose a file: `, file)),
-    h("details", { open: !takesPictures }, h("summary", {}, "Request as JSON"), text,
+    ...(takesPictures ? [files, texts] : [texts, files]),
+    h("details", { open: !takesPictures && !takesTexts }, h("summary", {}, "Request as JSON"), text,
       h("p", {}, h("button", { type: "button", onclick: () => send(() => JSON.parse(text.value)) }, "Send"))),
     answer);
 }

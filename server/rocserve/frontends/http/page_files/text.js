@@ -1,0 +1,54 @@
+// Boxes for a model's texts, the head of a vector, and which of the last texts are nearest to a new one.
+
+import { h, number } from "./dom.js";
+
+const SHOWN_NUMBERS = 8;
+const SHOWN_TEXTS = 5;
+const KEPT_TEXTS = 100;
+
+/** Whether each of these inputs takes one text. */
+export const areTexts = (inputs) => inputs.length > 0
+  && inputs.every(({ datatype, shape }) => datatype === "BYTES" && shape.every((size) => size === -1 || size === 1));
+
+/** A box for each input. Calls `send` with the inputs of a request. */
+export function textBoxes(inputs, send) {
+  const boxes = inputs.map(({ name }) => h("textarea", { rows: 2, "aria-label": `text for ${name}`, onkeydown }));
+  const run = () => send(inputs.map(({ name, datatype, shape }, index) =>
+    ({ name, datatype, shape: shape.map(() => 1), data: [boxes[index].value] })));
+  function onkeydown(event) {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
+  }
+  return h("div", {}, ...inputs.map(({ name }, index) => h("label", {}, name, boxes[index])),
+    h("p", {}, h("button", { type: "button", onclick: run }, "Run"), " ", h("small", {}, "or Ctrl+Enter")));
+}
+
+/** Whether an output is one vector of floating-point numbers. */
+export const isVector = ({ datatype, shape, data }) =>
+  /FP/.test(datatype) && data?.length > 1 && shape.at(-1) === data.length;
+
+const lengthOf = (vector) => Math.hypot(...vector);
+
+function cosine(one, other) {
+  const product = one.reduce((sum, value, index) => sum + value * other[index], 0);
+  return product / (lengthOf(one) * lengthOf(other)) || 0;
+}
+
+export function vector({ name, datatype, shape, data }) {
+  const head = data.slice(0, SHOWN_NUMBERS).map((value) => Number(value.toPrecision(4))).join(", ");
+  const more = data.length > SHOWN_NUMBERS ? `, … ${data.length - SHOWN_NUMBERS} more` : "";
+  const form = `${datatype} [${shape.join(", ")}], length ${number(lengthOf(data), 3)}`;
+  return h("section", {}, h("h3", {}, `${name} `, h("small", {}, form)), h("pre", { tabindex: "0" }, head + more));
+}
+
+/** The texts that were sent since the last load of the model, with their vectors. */
+export class LastTexts {
+  #kept = [];
+
+  /** Returns the nearest of the kept texts as { label, value }, and keeps the new one. */
+  nearest(text, values) {
+    const others = this.#kept.filter((kept) => kept.text !== text);
+    const found = others.map((kept) => ({ label: kept.text, value: cosine(values, kept.values) }));
+    this.#kept = [...others, { text, values }].slice(-KEPT_TEXTS);
+    return found.sort((one, other) => other.value - one.value).slice(0, SHOWN_TEXTS);
+  }
+}
