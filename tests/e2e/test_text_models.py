@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 from support.http_requests import ask
+from support.models import add_constant
 from support.server import RocserveProcess, Start
 from support.text_encoders import (
     SENTENCE_FILES,
@@ -18,9 +19,10 @@ from support.text_encoders import (
     BareEncoder,
     encoder,
     write_encoder,
+    write_json,
     write_tokenizer,
 )
-from support.waiting import PATIENCE_SECONDS
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve_client import AsyncClient, Client, InvalidArgument
 
@@ -221,6 +223,41 @@ def test_a_pair_of_texts_gets_its_score(client: Client, bare) -> None:
     result = client.infer("judge_text", {"QUERY": columns[0], "TEXT": columns[1]})
     expected = [logistic(encode(*pair)) for pair in pairs]
     np.testing.assert_allclose(result["SCORE"], expected, atol=1e-5)
+
+
+def test_a_folder_as_exports_leave_it_is_served_and_its_files_followed(tmp_path: Path, bare) -> None:
+    folder = tmp_path / "sentences"
+    (folder / "onnx").mkdir(parents=True)
+    (folder / "onnx" / "model.onnx").write_bytes(encoder())
+    write_json(folder, SENTENCE_FILES)
+    write_tokenizer(folder)
+    words = (folder / "tokenizer.json").read_text()
+    tokens = bare("sentences", 32)(SENTENCES[0])
+    with RocserveProcess([], str(folder), log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        client = Client(f"127.0.0.1:{server.port}")
+
+        def gives(vector: np.ndarray) -> bool:
+            found = client.infer("sentences_text", {"TEXT": rows(SENTENCES[0])})["EMBEDDING"][0]
+            return bool(np.allclose(found, vector / np.linalg.norm(vector), atol=1e-5))
+
+        assert gives(tokens.mean(axis=0))
+        write_json(folder, {"1_Pooling/config.json": {"pooling_mode_cls_token": True}})
+        wait_until(lambda: gives(tokens[0]), "the new pooling")
+        (folder / "tokenizer.json").write_text(words[: len(words) // 2])
+        wait_until(lambda: "tokenizer.json cannot be read by tokenizers" in server.log_text, "the damage to be seen")
+        assert gives(tokens[0]), "what was served before goes on"
+
+
+def test_a_folder_whose_model_takes_no_tokens_serves_it_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "adder"
+    folder.mkdir()
+    (folder / "model.onnx").write_bytes(add_constant(1.0))
+    write_tokenizer(folder)
+    with RocserveProcess([], str(folder), log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        assert [entry.name for entry in Client(f"127.0.0.1:{server.port}").repository_index()] == ["adder"]
+        assert "adder_text is not served: model 'adder': preprocess 'text' is for a model with" in server.log_text
 
 
 @pytest.mark.parametrize(
