@@ -20,14 +20,13 @@ from support.models import drop, graph
 from support.processes import command_of
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import LOAD_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve.backends.installed import has_file
 from rocserve_client import Client
 
 FREE = "import torch; print(torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0)"
-LOAD_SECONDS = 60
 MIB = 1 << 20
 CONFIG = """
 max_batch_size: 8

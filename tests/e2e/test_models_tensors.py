@@ -13,11 +13,11 @@ import pytest
 from support.models import drop
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess
+from support.waiting import LOAD_SECONDS
 
 from rocserve.backends.installed import has_file
 from rocserve_client import Client
 
-LOAD_SECONDS = 60
 HAS_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 
 CONFIG = """

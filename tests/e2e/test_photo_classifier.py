@@ -9,15 +9,13 @@ import cv2
 import numpy as np
 import pytest
 from support.server import RocserveProcess
-from support.waiting import PATIENCE_SECONDS
+from support.waiting import LOAD_SECONDS, PATIENCE_SECONDS
 
 from rocserve.cli import main
 from rocserve.tools.networks.layers import photo_like_images
 from rocserve_client import Client, Output
 
 ROOT = Path(__file__).resolve().parents[2]
-LOAD_SECONDS = 200
-"""The network is large, and is compared with the reference before it serves."""
 MODELS = ("resnet50_preprocess", "resnet50", "resnet50_probabilities", "classify_image")
 
 

@@ -17,13 +17,11 @@ from support.migraphx import CHECKOUT
 from support.models import drop
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import LOAD_SECONDS, wait_until
 
 from rocserve import cli
 from rocserve_client import Client, Internal, Unavailable
 
-LOAD_SECONDS = 120
-"""Importing PyTorch takes a second, or many if several models load next to other tests."""
 TRACED = """
 platform: "pytorch_libtorch"
 max_batch_size: 8

@@ -12,14 +12,13 @@ import pytest
 from support.migraphx_serving import config, place
 from support.pytorch import NO_PYTORCH
 from support.server import RocserveProcess
+from support.waiting import LOAD_SECONDS
 
 from rocserve import cli
 from rocserve_client import Client
 
 COMPILE_SECONDS = 400
 """A compile takes half a minute on an idle machine."""
-LOAD_SECONDS = 180
-"""Importing PyTorch takes many seconds if several models load next to other tests."""
 
 
 def quantised(folder: Path, method: str, out: str, model: str = "digits.pt2", data: str = "images.npy") -> bytes:

@@ -19,13 +19,11 @@ import psutil
 import tritonclient.grpc as triton
 
 from support.processes import command_of, has_ended, name_of, send
-from support.waiting import PATIENCE_SECONDS, wait_until
+from support.waiting import LOAD_SECONDS, PATIENCE_SECONDS, wait_until
 
 _PR_SET_PDEATHSIG = 1
 _FRONT_ENDS = ("rocserve:grpc:", "rocserve:http:")
 _STARTED = re.compile(r'Started (GRPCInference|HTTP)Service at \S+?:(\d+)[",\n]')
-_READY_SECONDS = 3 * PATIENCE_SECONDS
-"""Several models, each of which may be checked for PATIENCE_SECONDS."""
 
 
 class RocserveProcess:
@@ -137,7 +135,7 @@ class RocserveProcess:
     def wait_until_ready(self) -> None:
         client = self.client()
         try:
-            wait_until(client.is_server_ready, "readiness", _READY_SECONDS)
+            wait_until(client.is_server_ready, "readiness", LOAD_SECONDS)
         except AssertionError as error:
             raise AssertionError(f"{error}; the log says:\n{self.log_text}") from None
 

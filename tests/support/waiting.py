@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 PATIENCE_SECONDS = 90.0
 """Longer than anything takes on a busy machine."""
+LOAD_SECONDS = 3 * PATIENCE_SECONDS
+"""Longer than models need until they serve: the check of each may take PATIENCE_SECONDS."""
 _PAUSES_SECONDS = (0.01, 0.1)
 """The first and the longest pause between two checks: a check costs processor time that the awaited work may need."""
 _PAUSE_SHARE = 0.05
