@@ -11,19 +11,26 @@ import json
 import os
 import sys
 import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 OBJECT_STORE_BYTES = 80 << 20
 """For each node; Ray needs at least 75 MiB. Serve's requests are not stored there."""
-MISSED_CHECKS = 5
-"""Health checks, a second apart, after which a node counts as dead."""
+MISSED_CHECKS = 20
+"""Health checks, a second apart, after which a node counts as dead. A busy machine may stand for some of them."""
+NODE_SECONDS = 300.0
+"""Limit of a node's start. Ray gives it 30 s, which a busy machine may need."""
 
 
 class Driver:
     def __init__(self, folder: str) -> None:
+        from ray._private import services
         from ray.cluster_utils import Cluster
 
+        services.get_node = partial(_wait_for_node, services.get_node)
         self._shared = {"object_store_memory": OBJECT_STORE_BYTES, "temp_dir": folder, "include_dashboard": False}
         self._cluster = Cluster()
         self._client: Any = None
@@ -71,6 +78,18 @@ class Driver:
                 pass
             self._client = _get_global_client()
         self._client.deploy_apps(schema)
+
+
+def _wait_for_node(get_node: Callable[..., Any], *arguments: object) -> Any:
+    """Ask for a node until it is known. Raises RuntimeError after NODE_SECONDS."""
+    end = time.monotonic() + NODE_SECONDS
+    while True:
+        try:
+            return get_node(*arguments)
+        except RuntimeError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.5)
 
 
 def main() -> None:
