@@ -159,8 +159,9 @@ class TritonPythonModel:
         numbers = np.array(counts, np.int32)[:, np.newaxis]
         places = np.arange(width)
         arrays = {"ids": rows, "types": types, "mask": places < numbers}
-        arrays["positions"] = np.broadcast_to(places, rows.shape)
-        outputs = {name: arrays[role].astype(datatype) for role, (name, datatype) in self._roles.items()}
+        if "positions" in self._roles:
+            arrays["positions"] = np.broadcast_to(places, rows.shape)
+        outputs = {name: arrays[role].astype(datatype, copy=False) for role, (name, datatype) in self._roles.items()}
         return {**outputs, "TOKEN_COUNT": numbers}
 
 
