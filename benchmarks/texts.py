@@ -1,7 +1,7 @@
 """Texts on the CPU: what the server adds to the tokenizer, and MiniLM with 32 requests in flight, on several builds.
 
 usage: python -m benchmarks.texts [--server 'NAME=TREE [FLAG ...]'] [--rounds 5] [--seconds 3] [--models DIR]
-                                  [--only own,encoders] [--write NAME]
+                                  [--only own,encoders] [--parameter KEY=VALUE] [--write NAME]
 
 own: CPU time for each text of all of the server's processes, beside that of the package tokenizers alone on the same
 texts. The encoder is a table that the ids are looked up in, 384 numbers wide as MiniLM's output, so that tokenizing,
@@ -33,7 +33,6 @@ from statistics import quantiles
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
@@ -185,16 +184,20 @@ def write_light_encoder(folder: Path, tokenizer: Path) -> None:
     gives = [helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["batch", "sequence", _WIDTH])]
     node = helper.make_node("Gather", ["rows", "input_ids"], ["last_hidden_state"])
     graph = helper.make_graph([node], "light", takes, gives, [numpy_helper.from_array(rows, "rows")])
-    (folder / "1").mkdir(parents=True)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "1/model.onnx"
-    )
-    (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     parameters = {"preprocess": "text", "max_tokens": str(_MOST), "normalise": "true"}
-    written = [
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
+    write_encoder(folder, model.SerializeToString(), parameters)
+    (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+
+
+def write_encoder(folder: Path, model: bytes, parameters: Mapping[str, str]) -> None:
+    """A model's folder, whose configuration has only parameters: the server completes it."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(model)
+    lines = [
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
     ]
-    (folder / "config.pbtxt").write_text("max_batch_size: 64\n" + "\n".join(written) + "\n")
+    (folder / "config.pbtxt").write_text("".join(lines))
 
 
 def own_part(tokenizer_file: Path, tokenizer: Any, drawn: Texts, rounds: int, seconds: float, folder: Path) -> str:
@@ -233,24 +236,28 @@ def own_part(tokenizer_file: Path, tokenizer: Any, drawn: Texts, rounds: int, se
 def encoders_part(
     files: Mapping[str, Path],
     drawn: Texts,
-    servers: Sequence[tuple[str, Path | None, Sequence[str]]],
+    parameters: Mapping[str, str],
+    servers: Sequence[tuple[str, Path, Sequence[str]]],
     rounds: int,
     seconds: float,
     folder: Path,
 ) -> str:
     names = {title: f"encoder_{number}" for number, title in enumerate(files)}
-    repository = folder / "encoders"
     for title, file in files.items():
-        version_folder = repository / names[title] / "1"
-        version_folder.mkdir(parents=True)
-        (version_folder / "model.onnx").write_bytes(file.read_bytes())
+        for repository, written in ((folder / _OURS, parameters), (folder / "others", {})):
+            write_encoder(repository / names[title], file.read_bytes(), written)
     measured: dict[tuple[str, str], list[Load]] = {}
     with ExitStack() as stack:
         running = [
-            stack.enter_context(
-                rocserve_server(repository, free_port(), folder / f"{name}.log", *flags, name=name, tree=tree)
-            )
-            for name, tree, flags in servers
+            stack.enter_context(rocserve_server(folder / _OURS, free_port(), folder / "ours.log", name=_OURS)),
+            *(
+                stack.enter_context(
+                    rocserve_server(
+                        folder / "others", free_port(), folder / f"{name}.log", *flags, name=name, tree=tree
+                    )
+                )
+                for name, tree, flags in servers
+            ),
         ]
         for title, file in files.items():
             requests = requests_of_ids(file, drawn.ids)
@@ -308,6 +315,14 @@ def shown(values: Sequence[float], digits: int) -> str:
     return f"{spread.median:,.{digits}f} ({spread.least:,.{digits}f} to {spread.most:,.{digits}f})"
 
 
+def parse_parameter(text: str) -> tuple[str, str]:
+    """Raises ArgumentTypeError."""
+    key, found, value = text.partition("=")
+    if not key or not found:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
+    return key, value
+
+
 def progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -315,6 +330,15 @@ def progress(line: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", dest="servers", action="append", default=[], type=parse_server)
+    parser.add_argument(
+        "--parameter",
+        dest="parameters",
+        action="append",
+        default=[],
+        type=parse_parameter,
+        metavar="KEY=VALUE",
+        help="a parameter of the encoders on this checkout only",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--models", type=Path, help="a folder that keeps the models")
@@ -340,8 +364,12 @@ def main() -> int:
         if "encoders" in options.only:
             fetched = fetch(_ENCODERS.values(), models)
             files = {title: fetched[model] for title, model in _ENCODERS.items()}
-            servers = [(_OURS, None, []), *options.servers]
-            sections.append(encoders_part(files, drawn, servers, options.rounds, options.seconds, folder))
+            parameters = dict(options.parameters)
+            if parameters:
+                sections[1] += "\n- parameters of the encoders on this checkout: " + str(parameters)
+            sections.append(
+                encoders_part(files, drawn, parameters, options.servers, options.rounds, options.seconds, folder)
+            )
     page = "\n\n".join(sections) + "\n"
     print(page)
     if options.write:
