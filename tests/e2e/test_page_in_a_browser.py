@@ -44,6 +44,31 @@ backend: "python"
 input { name: "IN" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
 """
+MOODS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().ravel()[0] for request in requests]
+        scores = [np.array([0.25, 0.75] if text.isupper() else [0.75, 0.25], np.float32) for text in texts]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("PROBABILITIES", score)]) for score in scores]
+"""
+MOODS_CONFIG = """
+backend: "python"
+input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "PROBABILITIES" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" }
+"""
+MOODS_OF_AN_ENSEMBLE = """
+platform: "ensemble"
+input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "PROBABILITIES" data_type: TYPE_FP32 dims: [ 2 ] }
+ensemble_scheduling { step {
+  model_name: "moods" model_version: -1
+  input_map { key: "TEXT" value: "TEXT" } output_map { key: "PROBABILITIES" value: "PROBABILITIES" }
+} }
+"""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 
@@ -87,6 +112,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (repository / MARKUP / "labels.txt").write_text("one\n")
     drop_text_model(repository, "sentences", "TEXT or IDS", rows=4)
     drop_text_model(repository, "judge", "QUERY")
+    drop(repository, "moods", MOODS, MOODS_CONFIG)
+    (repository / "moods" / "labels.txt").write_text("calm\nloud\n")
+    (repository / "moods_text" / "1").mkdir(parents=True)
+    (repository / "moods_text" / "config.pbtxt").write_text(MOODS_OF_AN_ENSEMBLE)
     return repository
 
 
@@ -251,6 +280,18 @@ def test_texts_get_vectors_and_the_nearest_of_the_last_texts(page: Any, either: 
     proposed = json.loads(page.get_by_label("request as JSON").input_value())
     assert [tensor["name"] for tensor in proposed["inputs"]] == ["TEXT"]
     page.get_by_text("Drop JSON here").wait_for()
+
+
+def test_a_text_gets_its_labels_which_are_no_vector(page: Any, server: RocserveProcess) -> None:
+    # The configuration of the ensemble does not name the labels.
+    visit(page, server, "moods_text")
+    for text, label in (("QUICK", "loud"), ("slow", "calm")):
+        page.get_by_label("text for TEXT").fill(text)
+        page.get_by_role("button", name="Run").click()
+        page.locator(".bars li").nth(1).wait_for()
+        assert page.locator(".bars .label").all_inner_texts()[0] == label
+        assert page.locator(".bars .value").all_inner_texts() == ["0.750", "0.250"]
+        assert page.get_by_text("Nearest of the last texts").count() == 0
 
 
 def test_each_text_of_a_pair_has_a_box(page: Any, server: RocserveProcess) -> None:

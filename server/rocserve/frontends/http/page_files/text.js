@@ -2,6 +2,7 @@
 
 import { h, number } from "./dom.js";
 
+export const VECTOR = "EMBEDDING";
 const SHOWN_NUMBERS = 8;
 const SHOWN_TEXTS = 5;
 const KEPT_TEXTS = 100;
@@ -22,9 +23,9 @@ export function textBoxes(inputs, send) {
     h("p", {}, h("button", { type: "button", onclick: run }, "Run"), " ", h("small", {}, "or Ctrl+Enter")));
 }
 
-/** Whether an output is one vector of floating-point numbers. */
-export const isVector = ({ datatype, shape, data }) =>
-  /FP/.test(datatype) && data?.length > 1 && shape.at(-1) === data.length;
+/** Whether an output is the vector of one text or picture; models of text call it so. */
+export const isVector = ({ name, datatype, shape, data }) =>
+  name === VECTOR && /FP/.test(datatype) && data?.length > 1 && shape.at(-1) === data.length;
 
 const lengthOf = (vector) => Math.hypot(...vector);
 

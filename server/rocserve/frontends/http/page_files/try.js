@@ -3,7 +3,7 @@
 import { ask } from "./data.js";
 import { h, number, svg } from "./dom.js";
 import { pathOf } from "./model.js";
-import { areTexts, isVector, LastTexts, textBoxes, vector } from "./text.js";
+import { areTexts, isVector, LastTexts, textBoxes, vector, VECTOR } from "./text.js";
 
 const SHOWN_CLASSES = 5;
 const SHOWN_ELEMENTS = 1000;
@@ -54,12 +54,13 @@ async function base64(file) {
   return url.slice(url.indexOf(",") + 1);
 }
 
-/** Outputs of probabilities are requested as classes, because only classes come with labels. */
+/** For a text or a picture: outputs of probabilities are requested as classes, because only classes come with labels,
+ * which an ensemble's configuration does not name. */
 function requestedOutputs(metadata, config) {
   const isDetector = metadata.outputs.some((output) => output.name === "BOXES");
   return metadata.outputs.map(({ name, datatype }) => {
     const dims = config.output.find((output) => output.name === name)?.dims ?? [];
-    const isClasses = !isDetector && isNumber(datatype) && dims.length === 1 && dims[0] > 1;
+    const isClasses = !isDetector && name !== VECTOR && isNumber(datatype) && dims.length === 1 && dims[0] > 1;
     return isClasses ? { name, parameters: { classification: SHOWN_CLASSES } } : { name };
   });
 }
@@ -127,7 +128,7 @@ async function show(response, request, picture, lastTexts) {
   const asked = new Set(asClasses.map((output) => output.name));
   const parts = response.outputs.map((output) => {
     if (asked.has(output.name)) return h("section", {}, h("h3", {}, output.name), bars(classes(output)));
-    return lastTexts && isVector(output) ? vector(output) : tensor(output);
+    return isVector(output) ? vector(output) : tensor(output);
   });
   const found = lastTexts && response.outputs.find(isVector);
   const near = found ? lastTexts.nearest(request.inputs[0].data[0], found.data) : [];
@@ -147,7 +148,7 @@ export function tryIt(name, version, metadata, config) {
   const file = h("input", { type: "file", accept, onchange: () => take(file.files[0]) });
   const kept = inputs.length === 1 ? new LastTexts() : null;
   const boxes = textBoxes(inputs, (filled) =>
-    send(() => ({ inputs: filled, outputs: labelledOutputs(metadata, config) }), kept));
+    send(() => ({ inputs: filled, outputs: requestedOutputs(metadata, config) }), kept));
   let picture = "";
 
   async function send(make, lastTexts = null) {
