@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import NO_PURPOSE, Purpose
+from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import Buffer, Tensor, TensorHead, heads_of
@@ -308,6 +309,9 @@ class TensorSpec:
     """The model does not say how many dimensions the tensor has; the shape is then (-1,)."""
     labels: tuple[str, ...] = ()
     """The output's class names, if the model knows them."""
+    dimension_names: tuple[str, ...] = ()
+    """The file's name of each dimension, "" for one without a name; empty = the file names none. Equal names are equal
+    sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,3 +335,4 @@ class Signature:
     dependent_rows: str = ""
     """Why requests must not be joined although the shapes allow it: rows depend on each other, or that is unknown; "" =
     they may be joined."""
+    padding: Padding = NO_PADDING

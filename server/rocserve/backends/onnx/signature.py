@@ -111,7 +111,8 @@ def _spec(kind: str, node: Any, declared: tuple[int, ...], file: ModelFile) -> T
     if node.shape:
         # A varying dimension is a name or None.
         shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
-        return TensorSpec(node.name, datatype, shape)
+        names = tuple(dim if isinstance(dim, str) else "" for dim in node.shape)
+        return TensorSpec(node.name, datatype, shape, dimension_names=names if any(names) else ())
     # ONNX Runtime gives an empty list for a scalar, and for a tensor whose rank it does not know.
     if node.name in file.scalars and all(dim == 1 for dim in declared):
         return TensorSpec(node.name, datatype, ())

@@ -1,0 +1,151 @@
+"""Reads the parameters `sizes` and `padding`: to which sizes a model's open dimensions are padded, and with what.
+
+    parameters { key: "sizes" value: { string_value: "sequence=16,32,64,128; IMAGE:1=224,320" } }
+    parameters { key: "padding" value: { string_value: "0; input_ids=1" } }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rocserve.backends.batch_sizes import parse_batch_sizes
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.padding import PaddedDimension, Padding
+from rocserve.core.printable import names_hint
+from rocserve.core.ragged import RaggedBatching
+from rocserve.core.requests import Signature, TensorSpec
+
+SIZES = "sizes"
+VALUES = "padding"
+_MASK = "mask"
+"""Part of the names of inputs that say which elements are real. Whatever `padding` says of all inputs, added elements
+are not real."""
+_LARGEST = 2**53
+"""Larger whole numbers are not told apart as floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDimension:
+    """An open dimension of a model's inputs: the places that have one label, and so one length in a request."""
+
+    label: str
+    inputs: Mapping[str, tuple[int, ...]]
+    outputs: Mapping[str, tuple[int, ...]]
+    datatypes: frozenset[DataType]
+    """Of the inputs."""
+
+    def padded(self, sizes: tuple[int, ...]) -> PaddedDimension:
+        return PaddedDimension(self.label, sizes, self.inputs, self.outputs)
+
+
+def has_rows(config: ModelConfig, signature: Signature) -> bool:
+    """Return whether the first dimension of each tensor counts the rows of a batch, as the configuration says, or will
+    say when it is completed."""
+    is_completed = config.has_open_batch and signature.supports_batching and not signature.dependent_rows
+    return config.max_batch_size > 0 or is_completed
+
+
+def open_dimensions(config: ModelConfig, signature: Signature) -> Sequence[OpenDimension]:
+    """Return the dimensions that requests may send in any length, but for the rows of a batch."""
+    first = int(has_rows(config, signature))
+    declared = {entry.name: entry.model_dims for entry in (*config.inputs, *config.outputs) if not entry.any_rank}
+    rows = {spec.dimension_names[0] for spec in signature.inputs if first and spec.dimension_names}
+
+    def labels(spec: TensorSpec) -> Iterable[tuple[int, str]]:
+        """Yield the open places of a tensor, and their labels."""
+        own = () if spec.any_rank else declared.get(spec.name, spec.shape[first:])
+        for place, (size, given) in enumerate(zip(spec.shape[first:], own, strict=False), first):
+            name = spec.dimension_names[place] if spec.dimension_names else ""
+            # The configuration may fix a size that the file leaves open.
+            if size == given == -1 and (not name or name not in rows):
+                yield place, name or f"{spec.name}:{place - first}"
+
+    def places(specs: Iterable[TensorSpec], label: str) -> Mapping[str, tuple[int, ...]]:
+        found = {spec.name: tuple(place for place, own in labels(spec) if own == label) for spec in specs}
+        return {name: own for name, own in found.items() if own}
+
+    found: list[OpenDimension] = []
+    for label in dict.fromkeys(label for spec in signature.inputs for _, label in labels(spec)):
+        inputs = places(signature.inputs, label)
+        datatypes = frozenset(spec.datatype for spec in signature.inputs if spec.name in inputs)
+        found.append(OpenDimension(label, inputs, places(signature.outputs, label), datatypes))
+    return found
+
+
+def written_padding(config: ModelConfig, signature: Signature) -> Padding:
+    """Return what the parameters say; no dimensions if `sizes` is not written. Raises ServeError (INVALID_ARGUMENT)."""
+    text = config.parameters.get(SIZES, "").strip()
+    dimensions = open_dimensions(config, signature) if text else ()
+    sizes = _written_sizes(text, config, {each.label: each for each in dimensions}) if text else {}
+    padded = tuple(each.padded(sizes[each.label]) for each in dimensions if each.label in sizes)
+    return Padding(padded, padding_values(config, signature, padded))
+
+
+def _written_sizes(
+    text: str, config: ModelConfig, dimensions: Mapping[str, OpenDimension]
+) -> Mapping[str, tuple[int, ...]]:
+    prefix = f"parameter '{SIZES}' of model '{config.name}'"
+    if RaggedBatching(config):
+        raise invalid_argument(
+            f"{prefix} pads requests of unlike lengths, and allow_ragged_batch, batch_input and batch_output join them"
+            " without padding; remove one or the other"
+        )
+    found: dict[str, tuple[int, ...]] = {}
+    for entry in filter(None, map(str.strip, text.split(";"))):
+        label, is_pair, sizes = entry.rpartition("=")
+        label = label.strip()
+        if not is_pair or not label:
+            raise invalid_argument(f"{prefix} must be as in \"sequence=16,32,64; IMAGE:1=224,320\", not '{entry}'")
+        if label not in dimensions:
+            hint = names_hint("its open dimensions are", label, dimensions)
+            raise invalid_argument(
+                f"{prefix} names the dimension '{label}', which the model does not have, or which is not open"
+                f"{hint or '; none of its dimensions is open'}"
+            )
+        if label in found:
+            raise invalid_argument(f"{prefix} names the dimension '{label}' twice")
+        if DataType.BYTES in dimensions[label].datatypes:
+            raise invalid_argument(f"{prefix} names the dimension '{label}' of texts, which cannot be padded")
+        found[label] = parse_batch_sizes(sizes, None, f"dimension '{label}' in {prefix}")
+    return found
+
+
+def padding_values(
+    config: ModelConfig, signature: Signature, dimensions: Iterable[PaddedDimension]
+) -> Mapping[str, float]:
+    """Return the values other than 0 with which padded inputs are filled. Raises ServeError (INVALID_ARGUMENT)."""
+    padded = {name for dimension in dimensions for name in dimension.inputs}
+    specs = {spec.name: spec for spec in signature.inputs if spec.name in padded}
+    text, values = config.parameters.get(VALUES, ""), dict.fromkeys(specs, 0.0)
+    for entry in sorted(filter(None, map(str.strip, text.split(";"))), key=lambda entry: "=" in entry):
+        name, is_pair, number = entry.rpartition("=")
+        name = name.strip()
+        if is_pair and name not in specs:
+            hint = names_hint("the padded inputs are", name, specs)
+            raise _unfit(config, f"names the input '{name}', which is not padded{hint or ': no input is'}")
+        meant = [name] if is_pair else [each for each in specs if _MASK not in each.lower()]
+        for each in meant:
+            values[each] = _value(number.strip(), specs[each], config)
+    return {name: value for name, value in values.items() if value}
+
+
+def _value(text: str, spec: TensorSpec, config: ModelConfig) -> float:
+    try:
+        value = float(text)
+        kind = np.dtype(np.float32) if spec.datatype is DataType.BF16 else spec.datatype.numpy_dtype
+        # Whole numbers beyond 2^53 are not told apart as floats.
+        fits = kind.kind == "f" or (abs(value) <= _LARGEST and float(np.array(int(value), kind)) == value)
+    except (ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise _unfit(config, f"must be numbers that {spec.datatype.value} holds for input '{spec.name}', not '{text}'")
+    return value
+
+
+def _unfit(config: ModelConfig, why: str) -> ServeError:
+    return invalid_argument(f"parameter '{VALUES}' of model '{config.name}' {why}")
