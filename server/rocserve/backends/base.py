@@ -15,6 +15,7 @@ import numpy as np
 from rocserve.core.errors import ServeError
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
 from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.padding import Lengths, PaddedOutput
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 from rocserve.settings import EngineSettings
@@ -178,6 +179,8 @@ class Batch:
     """Rows of each request in the first dimension; (1,) without batching."""
     cuts: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
     """Shapes of the requests' parts, by output, for outputs that contain the parts one after the other, not rows."""
+    padded: Mapping[str, PaddedOutput] = field(default_factory=dict)
+    """The outputs that are cut back for each request, because its inputs were padded."""
     outputs_by_request: Sequence[tuple[str, ...]] = ()
     """The outputs that each request wants; empty = each wants all of `requested_outputs`."""
     reference_outputs: tuple[str, ...] = ()
@@ -224,8 +227,9 @@ class LoadedModel(Protocol):
 class Execution(Protocol):
     """Runs batches of a model, one at a time, next to the model's other executions. All calls come on one thread."""
 
-    def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        """Return memory, by name, to which a batch's inputs are copied before `start`; empty = any memory will do."""
+    def input_memory(self, rows: int, sizes: Lengths) -> Mapping[str, memoryview]:
+        """Return memory, by name, to which a batch's inputs are copied before `start`; empty = any memory will do.
+        `sizes`: of the batch's bucket; empty if the model pads nothing."""
         return {}
 
     def start(self, batch: Batch) -> None:

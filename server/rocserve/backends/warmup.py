@@ -14,8 +14,9 @@ from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument, unreadable
 from rocserve.core.model_config import ModelConfig, WarmupInput, control_inputs, state_inputs
+from rocserve.core.padding import Buckets, Padding
 from rocserve.core.ragged import RaggedBatching
-from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
+from rocserve.core.tensors import Tensor, encode_bytes_elements, scalar, tensor_from_numpy
 
 _FOLDER = "warmup"
 _SEED = 0
@@ -38,9 +39,12 @@ def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[s
             yield sample.name, batch
 
 
-def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
-    """Return a batch as one of requests of different shapes, for engines that get such batches."""
-    ragged = RaggedBatching(config)
+def as_served(batch: Batch, config: ModelConfig, padding: Padding) -> Batch:
+    """Return a batch as the engine gets it from the server: padded, or as one of requests of different shapes. Raises
+    ServeError (INVALID_ARGUMENT) if it is larger than the largest sizes."""
+    ragged, buckets = RaggedBatching(config), Buckets(padding)
+    if buckets:
+        return _padded(batch, buckets)
     if not ragged:
         return batch
     batching = config.max_batch_size > 0
@@ -55,6 +59,24 @@ def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
     made, cuts = ragged.parts(shapes)
     inputs.update((tensor.name, tensor) for tensor in made)
     return Batch(inputs, batch.requested_outputs, batch.request_sizes, cuts)
+
+
+def _padded(batch: Batch, buckets: Buckets) -> Batch:
+    try:
+        lengths = buckets.lengths((name, tensor.shape) for name, tensor in batch.inputs.items())
+        sizes = buckets.sizes_for(lengths)
+    except ValueError as fault:
+        raise invalid_argument(str(fault)) from None
+    inputs: dict[str, Tensor] = {}
+    for name, tensor in batch.inputs.items():
+        inputs[name] = tensor
+        if name in buckets.inputs:
+            shape = buckets.padded_shape(name, tensor.shape, sizes)
+            array = np.full(shape, scalar(tensor.datatype, buckets.value(name)), tensor.datatype.numpy_dtype)
+            array[tuple(map(slice, tensor.shape))] = tensor.numpy()
+            inputs[name] = tensor_from_numpy(name, array, tensor.datatype)
+    padded = buckets.padded_outputs([lengths] * len(batch.request_sizes), sizes)
+    return Batch(inputs, batch.requested_outputs, batch.request_sizes, padded=padded)
 
 
 def _tensor(name: str, entry: WarmupInput, rows: int, model_folder: Path) -> Tensor:

@@ -1,7 +1,7 @@
 """Reads the parameters `sizes` and `padding`: to which sizes a model's open dimensions are padded, and with what.
 
-    parameters { key: "sizes" value: { string_value: "sequence=16,32,64,128; IMAGE:1=224,320" } }
-    parameters { key: "padding" value: { string_value: "0; input_ids=1" } }
+parameters { key: "sizes" value: { string_value: "sequence=16,32,64,128; IMAGE:1=224,320" } }
+parameters { key: "padding" value: { string_value: "0; input_ids=1" } }
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Open dimensions that are padded: each request is filled up to a few sizes, its bucket, so that the engine sees only
-these sizes, and requests of unlike lengths share a batch. Shapes are as the model sees them, with the batch dimension.
-"""
+"""Open dimensions that are padded: each request is filled up to one of a few sizes in each of them, its bucket. So the
+engine sees only these sizes, and requests of unlike lengths share a batch. Shapes are as the model sees them, with the
+batch dimension."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ Lengths = tuple[int, ...]
 that has the dimension."""
 
 ABSENT = -1
+
+SIZES_PROPERTY = "sizes"
+"""Property of a version that pads: its dimensions and their sizes, as the parameter `sizes` has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,8 @@ class PaddedDimension:
                 raise ValueError(f"one of {listed([*map(str, self.sizes)])}, because {self.fault}")
         elif not 0 < length <= self.sizes[-1]:
             raise ValueError(
-                f"1 to {self.sizes[-1]}, the largest of its sizes {listed([*map(str, self.sizes)])}; send less, or write"
-                " larger sizes into config.pbtxt (parameter 'sizes')"
+                f"1 to {self.sizes[-1]}, the largest of its sizes {listed([*map(str, self.sizes)])}; send less, or"
+                " write larger sizes into config.pbtxt (parameter 'sizes')"
             )
         return self.sizes[place]
 
@@ -56,15 +60,42 @@ class Padding:
     values: Mapping[str, float] = field(default_factory=dict)
     """Input -> the value of the elements that are added; 0 if it is not here."""
 
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Return the version's property; none if nothing is padded."""
+        text = "; ".join(f"{each.label}={','.join(map(str, each.sizes))}" for each in self.dimensions)
+        return {SIZES_PROPERTY: text} if text else {}
+
 
 NO_PADDING = Padding()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """What requests have in common that the engine sees in one shape. Equal buckets of one model are the same object,
+    as long as the model remembers them."""
+
+    sizes: Lengths
+    row_elements: int
+    """Elements of one row of the inputs that are padded, filled up."""
+    row_work: int
+    """How many times the elements of a row in the smallest bucket these are."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedOutput:
+    """How an output of a batch is cut back. Both map its places to sizes."""
+
+    sizes: Mapping[int, int]
+    lengths: Sequence[Mapping[int, int]]
+    """By request."""
 
 
 class Buckets:
     """A model's buckets; false if none of its dimensions has a few sizes."""
 
     def __init__(self, padding: Padding) -> None:
-        self.padding = padding
+        self._padding = padding
         self._dimensions = padding.dimensions
         self.inputs = _by_tensor(dimension.inputs for dimension in self._dimensions)
         """Input -> (place in its shape, index of the dimension)."""
@@ -88,9 +119,9 @@ class Buckets:
                 lengths[index], given_by[index] = shape[place], name
         return tuple(lengths)
 
-    def bucket(self, lengths: Lengths) -> Lengths:
-        """Return the sizes to which a request or a batch of these lengths is filled up. Raises ValueError if there is
-        none."""
+    def sizes_for(self, lengths: Lengths) -> Lengths:
+        """Return the sizes to which a request or a batch of these lengths is filled up. Raises ValueError for a length
+        without a size."""
         return tuple([
             length if length == ABSENT else self._size(dimension, length)
             for dimension, length in zip(self._dimensions, lengths, strict=True)
@@ -105,12 +136,43 @@ class Buckets:
                 f"dimension '{dimension.label}' of input {inputs} is {length}, expected {expected}"
             ) from None
 
-    def padded_shape(self, name: str, shape: Shape, bucket: Lengths) -> Shape:
-        """Return an input's shape in a bucket."""
-        sizes = [*shape]
+    def elements(self, shapes: Iterable[tuple[str, Shape]]) -> int:
+        """Return the elements of those inputs that are padded."""
+        return sum(math.prod(shape) for name, shape in shapes if name in self.inputs)
+
+    def bucket(self, shapes: Sequence[tuple[str, Shape]], rows: int) -> Bucket:
+        """Return the bucket of a request. Raises ValueError as `lengths` and `sizes_for`."""
+        sizes = self.sizes_for(self.lengths(shapes))
+        least = tuple(
+            own if own == ABSENT or dimension.fault else dimension.sizes[0]
+            for own, dimension in zip(sizes, self._dimensions, strict=True)
+        )
+        elements, fewest = (
+            self.elements((name, self.padded_shape(name, shape, each)) for name, shape in shapes) // rows
+            for each in (sizes, least)
+        )
+        return Bucket(sizes, elements, -(-elements // max(fewest, 1)))
+
+    def padded_shape(self, name: str, shape: Shape, sizes: Lengths) -> Shape:
+        """Return an input's shape in the bucket of these sizes."""
+        padded = [*shape]
         for place, index in self.inputs.get(name, ()):
-            sizes[place] = bucket[index]
-        return tuple(sizes)
+            padded[place] = sizes[index]
+        return tuple(padded)
+
+    def value(self, name: str) -> float:
+        """Return the value with which an input is filled up."""
+        return self._padding.values.get(name, 0.0)
+
+    def padded_outputs(self, requests: Sequence[Lengths], sizes: Lengths) -> Mapping[str, PaddedOutput]:
+        """Return how the outputs of a batch are cut back, by name."""
+        return {
+            name: PaddedOutput(
+                {place: sizes[index] for place, index in places if sizes[index] != ABSENT},
+                [{place: own[index] for place, index in places if own[index] != ABSENT} for own in requests],
+            )
+            for name, places in self.outputs.items()
+        }
 
     def shared_shape(self, name: str, shape: Shape) -> Shape:
         """Return an input's shape with -1 where the requests of a batch may have unlike lengths."""

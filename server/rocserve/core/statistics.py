@@ -113,6 +113,10 @@ class StatisticsTotals(BatchStatistics):
     reject: Duration = field(default_factory=Duration)
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
+    real_elements: int = 0
+    """Elements of the inputs that were padded (core/padding.py), as clients sent them."""
+    padded_elements: int = 0
+    """Elements that were added to them."""
     backend_failures: int = 0
     """How many failures are the model's or its engine's fault."""
     latencies: Mapping[str, SummaryReading | HistogramReading] = field(default_factory=dict)
@@ -150,6 +154,10 @@ class Execution(NamedTuple):
     """Each request ran alone, with `rows` rows: each is an execution, with an equal part of the times."""
     padding_rows: int = 0
     """How many of `rows` are padding: these count in the batch size, but not as inferences."""
+    real_elements: int = 0
+    """Elements of the inputs that were padded, as the clients sent them."""
+    padded_elements: int = 0
+    """Elements that were added to them."""
 
 
 _Counters = TypeVar("_Counters", bound=BatchStatistics | ResponseStatistics)
@@ -190,7 +198,11 @@ class ModelStatistics:
         # Batch size -> executions, and the time of their three phases.
         sizes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         while uncounted:
-            begin, input_end, output_start, end, starts, request_end, size, is_grouped, absent = uncounted.popleft()
+            begin, input_end, output_start, end, starts, request_end, size, is_grouped, absent, real, padded = (
+                uncounted.popleft()
+            )
+            numbers.real_elements += real
+            numbers.padded_elements += padded
             count = len(starts)
             alike = count if is_grouped else 1
             moved, ran, laid = (

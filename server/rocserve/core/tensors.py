@@ -101,6 +101,13 @@ def bfloat16_values(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def scalar(datatype: DataType, value: float) -> np.generic:
+    """Return a number as an element of an array of this datatype."""
+    if datatype is DataType.BF16:
+        return np.uint16(np.float32(value).view(np.uint32) >> 16)
+    return datatype.numpy_dtype.type(value)
+
+
 def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes:
     """Encode elements in KServe's binary form; text becomes UTF-8."""
     parts: list[bytes | memoryview] = []

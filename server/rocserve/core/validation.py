@@ -11,6 +11,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.padding import NO_PADDING, Bucket, Buckets, Padding
 from rocserve.core.printable import listed, names_hint
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import (
@@ -69,7 +70,8 @@ class RequestPlan:
     inputs: tuple[InputPlan, ...]
     """In the order of the request's data."""
     batch_key: tuple[tuple[str, DataType, tuple[int, ...]], ...]
-    """Equal for requests that may share a batch: names, datatypes, shapes (no batch dimension; ragged: none)."""
+    """Equal for requests that may share a batch: names, datatypes, shapes (no batch dimension; ragged: none; padded
+    dimensions: -1)."""
     outputs: tuple[str, ...]
     """The requested outputs, each once."""
     classifications: Mapping[str, int]
@@ -84,6 +86,15 @@ class RequestPlan:
     """As in RequestHead."""
     is_small: bool = True
     """As in RequestHead."""
+    bucket: Bucket | None = None
+    """None = nothing is padded."""
+    real_elements: int = 0
+    """Elements of the inputs that are padded, as the client sends them."""
+
+    @property
+    def work(self) -> int:
+        """Return how much the request is for its engine: its rows, or as many rows of the smallest bucket."""
+        return self.batch_size if self.bucket is None else self.batch_size * self.bucket.row_work
 
     @cached_property
     def input_bytes(self) -> list[int]:
@@ -113,14 +124,17 @@ class RequestValidator:
     """Turns request heads into plans and caches them, because clients repeat their heads. Of several faulty inputs the
     last is reported, and errors list inputs from last to first, as Triton does."""
 
-    def __init__(self, config: ModelConfig, sees_requests: bool = False) -> None:
-        """`sees_requests`: the model sees single requests, with the client's own parameters."""
+    def __init__(self, config: ModelConfig, sees_requests: bool = False, padding: Padding = NO_PADDING) -> None:
+        """`sees_requests`: the model sees single requests, with the client's own parameters. `padding`: the
+        signature's."""
         self._config = config
         self.sees_requests = sees_requests
         self._inputs = {entry.name: entry for entry in config.inputs}
         self._required = tuple(entry.name for entry in config.inputs if not entry.optional)
         self._outputs = tuple(entry.name for entry in config.outputs)
         self._plans = Memo[RequestHead, RequestPlan]()
+        self._buckets = Buckets(padding)
+        self._known_buckets = Memo[object, Bucket]()
 
     def validate(self, request: InferRequest) -> RequestPlan:
         """Set a request's plan and check its data. Raises ServeError (INVALID_ARGUMENT) with Triton's text."""
@@ -176,15 +190,13 @@ class RequestValidator:
         inputs = tuple(
             self._plan_input(entry, prefix, entry.name in head.references) for entry in reversed(head.inputs)
         )[::-1]
-        rows = int(self._config.max_batch_size > 0)
-        shared = (
-            (entry.name, entry.head.datatype, () if self._inputs[entry.name].allow_ragged_batch else entry.shape[rows:])
-            for entry in inputs
-        )
+        shared = ((entry.name, entry.head.datatype, self._shared_shape(entry)) for entry in inputs)
+        batch_key = tuple(sorted(shared, key=lambda key: key[0]))
+        shapes = [(entry.name, entry.shape) for entry in inputs]
         return RequestPlan(
             batch_size=batch_size,
             inputs=inputs,
-            batch_key=tuple(sorted(shared, key=lambda key: key[0])),
+            batch_key=batch_key,
             outputs=outputs,
             classifications=classifications,
             priority=int(head.parameters.get("priority", 0)),
@@ -192,7 +204,25 @@ class RequestValidator:
             parameters=client_parameters(head) if self.sees_requests else NO_PARAMETERS,
             reference_outputs=tuple(name for name in outputs if name in head.reference_outputs),
             is_small=head.is_small,
+            bucket=self._bucket(shapes, batch_key, batch_size, prefix) if self._buckets else None,
+            real_elements=self._buckets.elements(shapes),
         )
+
+    def _shared_shape(self, entry: InputPlan) -> tuple[int, ...]:
+        """Return what requests of one batch have in common of an input's shape."""
+        if self._inputs[entry.name].allow_ragged_batch:
+            return ()
+        return self._buckets.shared_shape(entry.name, entry.shape)[int(self._config.max_batch_size > 0) :]
+
+    def _bucket(
+        self, shapes: Sequence[tuple[str, tuple[int, ...]]], batch_key: object, batch_size: int, prefix: str
+    ) -> Bucket:
+        try:
+            bucket = self._buckets.bucket(shapes, batch_size)
+        except ValueError as fault:
+            raise invalid_argument(f"{prefix}{fault} (model '{self._config.name}')") from None
+        key = (bucket.sizes, batch_key)
+        return self._known_buckets.get(key) or self._known_buckets.keep(key, bucket)
 
     def _check_input_names(self, head: RequestHead, prefix: str) -> None:
         names = [entry.name for entry in head.inputs]

@@ -137,6 +137,7 @@ class WorkerVersionLoader:
                 self.limiter,
                 self.sequences.of(f"{definition.folder}:{definition.name}"),
                 read_initial_states(complete.config, complete.files),
+                signature.padding,
             )
             self._check_rows(order, complete, signature, workers.group.load_check)
             recorded = await self._recorded_answers(order)

@@ -238,6 +238,16 @@ class FormedBatch:
             self.dropped = set()
         self.dropped.add(request)
 
+    def elements(self) -> tuple[int, int]:
+        """Return the elements of the inputs that are padded: as the clients sent them, and those that are added."""
+        plans = [request.plan for request in self.undropped]
+        filled = [plan.bucket.row_elements for plan in plans if plan.bucket is not None]
+        if not self.is_grouped:
+            filled = [max(filled, default=0)] * len(plans)
+        real = sum([plan.real_elements for plan in plans])
+        total = sum([plan.batch_size * own for plan, own in zip(plans, filled, strict=True)])
+        return real, total + self.padding_rows * max(filled, default=0) - real
+
 
 class BatchAnswerer:
     """Lists the requests of a batch for its worker, answers them, and counts them in the statistics."""
@@ -279,7 +289,10 @@ class BatchAnswerer:
             if batch.is_grouped:
                 rows = batch.requests[0].plan.batch_size
             now_ns, grouped = time.monotonic_ns(), batch.is_grouped
-            self._statistics.record_batch(Execution(*times, queue_starts, now_ns, rows, grouped, batch.padding_rows))
+            elements = batch.elements() if batch.requests[0].plan.bucket is not None else (0, 0)
+            self._statistics.record_batch(
+                Execution(*times, queue_starts, now_ns, rows, grouped, batch.padding_rows, *elements)
+            )
         answers.send()
         return True
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
@@ -47,15 +47,23 @@ from rocserve.scheduling.queue import RequestQueue
 
 
 class BatchDecision(NamedTuple):
-    """How many requests from the front of the queue run now, or when to decide again."""
+    """How many requests run now, or when to decide again."""
 
     request_count: int
+    """They are the first of the queue, or of `chosen`."""
     decide_again_at_ns: int = 0
     """time.monotonic_ns() at which the oldest request has waited long enough; 0 = no need."""
     is_full: bool = False
     """No later request could join the batch."""
     is_grouped: bool = False
     """The requests go to the worker in one message, but the engine runs them one after another."""
+    chosen: Sequence[InferRequest] = ()
+    """The requests of the batch, if not the first of the queue; those that wait together if none runs now."""
+
+    def members(self, queue: Iterable[InferRequest]) -> Sequence[InferRequest]:
+        """Return the requests of the batch; all that wait for it if none runs now."""
+        count = self.request_count or None
+        return self.chosen[:count] if self.chosen else list(islice(queue, count))
 
 
 _ONE = BatchDecision(1, is_full=True)
@@ -71,14 +79,12 @@ class NoBatching:
     back costs more than such an engine's work and is then paid once for all of them."""
 
     largest = 1
-    """The most rows that are run together; a single request may have more."""
 
     def __init__(self, times: ComputeTimes | None) -> None:
         """`times`: the model's; None = no groups, because inputs cannot be joined or outputs cannot be cut apart."""
         self._times = times
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
-        """Decide for a free instance; the queue must not be empty."""
         if queue.count == 1 or self._times is None:
             return _ONE
         longest = min(queue.count, LARGEST_GROUP, LONGEST_GROUP_NS // max(self._times.request_ns, 1))
@@ -144,10 +150,20 @@ class DynamicBatcher:
         return BatchDecision(0, oldest_ns + self._delay_ns)
 
 
-BatchPolicy = NoBatching | DynamicBatcher
+class BatchPolicy(Protocol):
+    """Decides which requests of a model run together."""
+
+    @property
+    def largest(self) -> int:
+        """The most work (RequestPlan.work) that is run together; a single request may have more."""
+
+    def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
+        """Decide for a free instance; the queue must not be empty."""
 
 
-def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: bool = False) -> BatchPolicy:
+def batch_policy(
+    config: ModelConfig, times: ComputeTimes, answers_requests: bool = False
+) -> NoBatching | DynamicBatcher:
     """Return the policy that a model's configuration asks for. `answers_requests`: the model sees each request
     separately."""
     batching = config.dynamic_batching
@@ -196,7 +212,7 @@ class Triage:
         """Return whether a request would end too late even if it began to run alone at `now`, in time.monotonic(), and
         took no longer than the fastest of the last batches."""
         deadline = request.deadline
-        return deadline is not None and deadline <= now + self.times.at_best(request.plan.batch_size)
+        return deadline is not None and deadline <= now + self.times.at_best(request.plan.work)
 
     def note(self, request: InferRequest) -> None:
         latest = half_time(request, self.times.of(self._policy.largest))
@@ -235,7 +251,7 @@ class Triage:
                 level.newest_first = level.has_dropped or half_time(level.overtakable[0], self.times.of(1)) < now
         while queue:
             decision = self._policy.decide(queue, now_ns)
-            members = list(islice(queue, decision.request_count or None))
+            members = decision.members(queue)
             late = [request for request in members if self.is_hopeless(request, begins)] or self._overdue(
                 members, begins
             )
@@ -270,20 +286,21 @@ class Triage:
 
     def _fitting(self, decision: BatchDecision, members: Sequence[InferRequest], begins: float) -> BatchDecision:
         """Return the decision for as many of the first requests as end in time together, at least one."""
-        rows = 0
+        work = 0
         soonest = math.inf
         for count, request in enumerate(members):
-            rows += request.plan.batch_size
+            work += request.plan.work
             soonest = min(soonest, request.deadline or math.inf)
-            if count and begins + self.times.of(rows) > soonest:
-                return BatchDecision(count, is_full=True, is_grouped=decision.is_grouped and count > 1)
+            if count and begins + self.times.of(work) > soonest:
+                is_grouped = decision.is_grouped and count > 1
+                return BatchDecision(count, is_full=True, is_grouped=is_grouped, chosen=decision.chosen)
         if decision.request_count or soonest == math.inf:
             return decision
         # The batch waits to grow, at most until one of its requests has used half of its time.
         latest = min(half_time(request, self._run_seconds) for request in members if request.deadline is not None)
         if latest <= begins:
-            return BatchDecision(len(members))
-        return BatchDecision(0, min(decision.decide_again_at_ns, int(latest * 1e9)))
+            return BatchDecision(len(members), chosen=decision.chosen)
+        return BatchDecision(0, min(decision.decide_again_at_ns, int(latest * 1e9)), chosen=decision.chosen)
 
 
 def half_time(request: InferRequest, run_seconds: float) -> float:

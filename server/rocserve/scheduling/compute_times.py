@@ -75,14 +75,14 @@ class ComputeTimes:
         self.request_ns += (engine_ns // len(requests) - self.request_ns) >> 2
         if batch.is_first:
             return
-        rows = requests[0].plan.batch_size
+        work = requests[0].plan.work
         nanoseconds = outcome.compute_end_ns - (outcome.input_end_ns if batch.sent_ahead else batch.compute_start_ns)
         if len(requests) > 1:
             if batch.is_grouped:
                 nanoseconds //= len(requests)
             else:
-                rows = sum([request.plan.batch_size for request in requests])
-        self.add(rows, nanoseconds, outcome.compute_end_ns)
+                work = sum([request.plan.work for request in requests])
+        self.add(work, nanoseconds, outcome.compute_end_ns)
 
     def add(self, rows: int, nanoseconds: int, ended_ns: int) -> None:
         """Record that `rows` rows took `nanoseconds` from their start on an instance to their outputs."""

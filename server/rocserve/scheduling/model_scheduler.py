@@ -8,7 +8,8 @@ from rocserve.core.errors import ServeError, copied_error, deadline_exceeded, un
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
 from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.batch_policy import NOTHING, Triage, batch_policy
+from rocserve.scheduling.batch_policy import NOTHING, BatchPolicy, DynamicBatcher, Triage, batch_policy
+from rocserve.scheduling.bucket_batcher import BucketBatcher
 from rocserve.scheduling.queue import QueueFull, RequestQueue
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
@@ -22,9 +23,13 @@ class ModelScheduler(Scheduler):
         batching = parts.config.dynamic_batching
         self._queue: RequestQueue = RequestQueue(batching, parts.limits)
         super().__init__(parts, sends_ahead=not self._queue.has_policies)
-        self._policy = batch_policy(parts.config, self._times, parts.answers_requests)
         self._sequencer = ResponseSequencer() if batching is not None and batching.preserve_ordering else None
-        self._triage = Triage(self._queue, self._policy, self._times, keeps_order=self._sequencer is not None)
+        keeps_order = self._sequencer is not None
+        policy = batch_policy(parts.config, self._times, parts.answers_requests)
+        self._policy: BatchPolicy = policy
+        if parts.padding.dimensions and isinstance(policy, DynamicBatcher):
+            self._policy = BucketBatcher(policy, keeps_order)
+        self._triage = Triage(self._queue, self._policy, self._times, keeps_order)
 
     # Requests
 
@@ -88,7 +93,9 @@ class ModelScheduler(Scheduler):
             if claimed is None:
                 return
             instance = claimed
-            batch = FormedBatch(queue.take(decision.request_count), now_ns, decision.is_grouped)
+            count, chosen = decision.request_count, decision.chosen
+            requests = queue.take_chosen(chosen[:count]) if chosen else queue.take(count)
+            batch = FormedBatch(requests, now_ns, decision.is_grouped)
             if self._sequencer is not None:
                 for request in batch.requests:
                     # Tickets are given late, so a request that is refused while it waits delays no other. A request

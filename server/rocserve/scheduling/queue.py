@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from operator import attrgetter
@@ -87,6 +87,22 @@ class Level:
                 source.clear()
             else:
                 next_requests += [source.popleft() for _ in range(room)]
+
+    def take_chosen(self, chosen: set[InferRequest]) -> None:
+        """Remove those of the requests that are here."""
+        if self.newest_first and self.overtakable and self.waiting:
+            # The oldest of the others begins the next batch.
+            self._overtakable_turn = not self._overtakable_turn
+        for requests in (self.waiting, self.overtakable, self.delayed):
+            passed: list[InferRequest] = []
+            while requests and chosen:
+                request = requests.popleft()
+                if request in chosen:
+                    chosen.discard(request)
+                else:
+                    passed.append(request)
+            requests.extendleft(reversed(passed))
+        self._forget_overload()
 
     def remove(self, request: InferRequest) -> None:
         """Remove a request. Raises ValueError if it is not here."""
@@ -206,13 +222,26 @@ class RequestQueue:
                 self._close_if_empty(number)
             if len(next_requests) == count:
                 break
-        self.count -= len(next_requests)
-        for request in next_requests:
+        self._note_taken(next_requests)
+        return next_requests
+
+    def take_chosen(self, requests: Sequence[InferRequest]) -> list[InferRequest]:
+        """Remove these requests, wherever they wait, and return them."""
+        chosen = set(requests)
+        for number in {request.level for request in requests}:
+            self._levels[number].take_chosen(chosen)
+            if number != self._default_level:
+                self._close_if_empty(number)
+        self._note_taken(requests)
+        return [*requests]
+
+    def _note_taken(self, requests: Sequence[InferRequest]) -> None:
+        self.count -= len(requests)
+        for request in requests:
             request.waiting = False
             self._nbytes -= request.nbytes
             if request.deadline is not None:
                 self.deadline_count -= 1
-        return next_requests
 
     def remove(self, request: InferRequest) -> None:
         """Remove a waiting request: its time has passed, or its client has left."""

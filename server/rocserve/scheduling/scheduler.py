@@ -15,6 +15,7 @@ from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import Responder
@@ -65,6 +66,8 @@ class SchedulerParts:
     """The versions of the model, because sequences may continue in the versions that this one replaces."""
     initial_states: Mapping[str, bytes] = field(default_factory=dict)
     """Input name -> content of the file with which the state of each sequence begins."""
+    padding: Padding = NO_PADDING
+    """The signature's."""
 
 
 class Scheduler(ABC):
@@ -79,7 +82,7 @@ class Scheduler(ABC):
         """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken."""
         config = self._config = parts.config
         self.version = parts.version
-        self.validator = RequestValidator(config, parts.answers_requests)
+        self.validator = RequestValidator(config, parts.answers_requests, parts.padding)
         self._statistics = parts.statistics
         self._log = parts.log
         self._plane = parts.plane

@@ -14,10 +14,11 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import References
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.padding import NO_PADDING, Buckets, Lengths, Padding, largest
 from rocserve.core.ragged import RaggedBatching, Shape
 from rocserve.core.requests import RequestForm
 from rocserve.core.tensor_places import aligned
-from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, tensor_from_numpy
+from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, TensorHead, octets, scalar, tensor_from_numpy
 from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import HeapReader, fill
 from rocserve.workers.worker_end import ReceivedRequest, WorkerEnd
@@ -50,8 +51,9 @@ class BatchGatherer:
         self,
         end: WorkerEnd,
         config: ModelConfig,
-        input_memory: Callable[[int], Mapping[str, memoryview]],
+        input_memory: Callable[[int, Lengths], Mapping[str, memoryview]],
         reads_files: bool,
+        padding: Padding = NO_PADDING,
     ) -> None:
         """`input_memory`: see Execution. `reads_files`: see backends.base.model_reads_files."""
         self._files = end.files
@@ -61,6 +63,8 @@ class BatchGatherer:
         self._output_order = tuple(output.name for output in config.outputs)
         self._ragged = RaggedBatching(config)
         self._is_ragged = bool(self._ragged)
+        self._buckets = Buckets(padding)
+        self._lengths: Memo[RequestForm, Lengths] = Memo(_REMEMBERED)
         self._single: Memo[tuple[RequestForm, int], Batch] = Memo(_REMEMBERED)
         self._gathered: Memo[tuple[RequestForm, int], _Gathered] = Memo(_REMEMBERED)
         self._memory = memoryview(bytearray())
@@ -70,21 +74,23 @@ class BatchGatherer:
         """Join the requests to one batch. Its inputs are valid until the batch is done or the next is asked for."""
         form = requests[0].form
         alike = len(requests) == 1 or not any(request.form is not form for request in requests)
-        if form.places.sizes is None or self._is_ragged or not alike:
-            return self._joined_batch(requests)
+        lengths = [self._lengths_of(request.form) for request in requests] if self._buckets else ()
+        sizes = self._buckets.sizes_for(largest(lengths)) if lengths else ()
+        if form.places.sizes is None or self._is_ragged or not alike or (lengths and lengths[0] != sizes):
+            return self._joined_batch(requests, lengths, sizes)
         key = (form, len(requests))
         gathered = self._gathered.get(key)
         if (
             gathered is None
             and len(requests) == 1
             and form.places.end > COPIED_SOONER
-            and not self._engine_memory(form.layout.rows)
+            and not self._engine_memory(form.layout.rows, sizes)
         ):
             # Small inputs lie in many places, so a copy costs less than a Batch for each place. An output that shares
             # the gathered inputs' memory is copied before the next batch is gathered.
             return self._batch_in_place(requests[0])
         if gathered is None:
-            gathered = self._gathered.keep(key, self._new_gathered(form, len(requests)))
+            gathered = self._gathered.keep(key, self._new_gathered(form, len(requests), sizes))
         batch, columns = gathered
         for index, request in enumerate(requests):
             block = self._files[request.file].view(request.place, form.places.end)
@@ -92,6 +98,13 @@ class BatchGatherer:
                 size = end - begin
                 column[index * size : (index + 1) * size] = block[begin:end]
         return batch
+
+    def _lengths_of(self, form: RequestForm) -> Lengths:
+        lengths = self._lengths.get(form)
+        if lengths is None:
+            shapes = ((head.name, head.shape) for head in form.layout.inputs)
+            lengths = self._lengths.keep(form, self._buckets.lengths(shapes))
+        return lengths
 
     def _batch_in_place(self, request: ReceivedRequest) -> Batch:
         key = (request.form, request.place)
@@ -114,15 +127,13 @@ class BatchGatherer:
             return data
         return [*map(bytes, data)]
 
-    def _new_gathered(self, form: RequestForm, count: int) -> _Gathered:
+    def _new_gathered(self, form: RequestForm, count: int, sizes: Lengths) -> _Gathered:
         layout = form.layout
         inputs: dict[str, Tensor] = {}
         columns: list[memoryview] = []
-        lent, begin = self._engine_memory(layout.rows * count), 0
-        if not lent and len(self._memory) < form.places.end * count:
-            # Remembered batches refer to the old memory.
-            self._gathered.clear()
-            self._memory = memoryview(bytearray(form.places.end * count))
+        lent, begin = self._engine_memory(layout.rows * count, sizes), 0
+        if not lent:
+            self._ensure_memory(form.places.end * count)
         for head in layout.inputs:
             shape = head.shape if count == 1 else (head.shape[0] * count, *head.shape[1:])
             nbytes = math.prod(shape) * head.datatype.itemsize
@@ -134,13 +145,20 @@ class BatchGatherer:
         )
         return batch, columns
 
-    def _engine_memory(self, rows: int) -> Mapping[str, memoryview]:
-        return self._input_memory(rows) if self._batching and not self._is_ragged else {}
+    def _ensure_memory(self, nbytes: int) -> None:
+        if len(self._memory) < nbytes:
+            # Remembered batches refer to the old memory.
+            self._gathered.clear()
+            self._memory = memoryview(bytearray(nbytes))
 
-    def _joined_batch(self, requests: Sequence[ReceivedRequest]) -> Batch:
-        """Join requests that differ in the order of inputs, in the outputs that they want, or in shapes."""
+    def _engine_memory(self, rows: int, sizes: Lengths) -> Mapping[str, memoryview]:
+        return self._input_memory(rows, sizes) if self._batching and not self._is_ragged else {}
+
+    def _joined_batch(self, requests: Sequence[ReceivedRequest], lengths: Sequence[Lengths], sizes: Lengths) -> Batch:
+        """Join requests that differ in the order of inputs, in the outputs that they want, or in shapes. `lengths`: of
+        the requests' padded dimensions, which are filled up to `sizes`."""
         rows = tuple([one.form.layout.rows for one in requests])
-        lent = self._engine_memory(sum(rows))
+        lent = self._engine_memory(sum(rows), sizes)
         parts: dict[str, list[Buffer]] = {head.name: [] for head in requests[0].form.layout.inputs}
         shapes: dict[str, list[Shape]] = {name: [] for name in parts}
         for request in requests:
@@ -152,8 +170,13 @@ class BatchGatherer:
             name = head.name
             # References are not put into the memory that the engine lends for the values of their input.
             memory = lent.get(name) if head.datatype is not DataType.BYTES else None
-            data = _joined(parts[name], memory)
-            inputs[name] = Tensor(name, head.datatype, self._shape(name, shapes[name]), data)
+            shape = self._shape(name, shapes[name])
+            if name in self._buckets.inputs:
+                shape = self._buckets.padded_shape(name, shape, sizes)
+                data = self._filled(head, shape, memory, parts[name], shapes[name])
+            else:
+                data = _joined(parts[name], memory)
+            inputs[name] = Tensor(name, head.datatype, shape, data)
         for head in requests[0].form.layout.references:
             shape = head.shape
             if self._batching:
@@ -169,7 +192,23 @@ class BatchGatherer:
         requested, wanted = by_request[0], {name for names in by_request for name in names}
         if len(wanted) != len(requested):
             requested = tuple(name for name in self._output_order if name in wanted)
-        return Batch(inputs, requested, rows, cuts, by_request, reference_outputs)
+        padded = self._buckets.padded_outputs(lengths, sizes)
+        return Batch(inputs, requested, rows, cuts, padded, by_request, reference_outputs)
+
+    def _filled(
+        self, head: TensorHead, shape: Shape, memory: memoryview | None, parts: Sequence[Buffer], own: Sequence[Shape]
+    ) -> Buffer:
+        """Write the requests' data, of shapes `own`, into an array of `shape`, and fill up the rest."""
+        dtype = head.datatype.numpy_dtype
+        array = np.empty(shape, dtype) if memory is None else np.ndarray(shape, dtype, memory)
+        array.fill(scalar(head.datatype, self._buckets.value(head.name)))
+        row = 0
+        for part, sizes in zip(parts, own, strict=True):
+            places = [slice(size) for size in sizes]
+            if self._batching:
+                places[0] = slice(row, row := row + sizes[0])
+            array[tuple(places)] = np.ndarray(sizes, dtype, part)
+        return octets(array)
 
     def _shape(self, name: str, shapes: Sequence[Shape]) -> Shape:
         if name in self._ragged.inputs:

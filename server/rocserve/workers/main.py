@@ -210,7 +210,10 @@ class Session:
         return 0
 
     def _properties(self) -> dict[str, str]:
-        return dict(model_properties(self._service.model)) if self._service is not None else {}
+        if self._service is None:
+            return {}
+        model = self._service.model
+        return {**model.signature.padding.properties, **model_properties(model)}
 
     def _report(self, text: str, is_check: bool = False) -> None:
         """Send an engine's report to the server."""

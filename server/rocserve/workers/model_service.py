@@ -32,7 +32,8 @@ from rocserve.backends.request_model import (
     RequestModelSource,
     Result,
 )
-from rocserve.backends.warmup import warm_up_samples, with_ragged_shapes
+from rocserve.backends.warmup import as_served, warm_up_samples
+from rocserve.backends.written_sizes import SIZES
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError, StatusCode
@@ -142,12 +143,19 @@ class TensorService(ModelService):
     def __post_init__(self) -> None:
         self.model = importlib.import_module(self._load.engine).load(self._source())
         self._config = self._load.config
+        if self._config.parameters.get(SIZES, "").strip() and not self.model.signature.padding.dimensions:
+            self._log.warning(
+                "model '%s': parameter '%s' has no effect: its engine does not pad requests",
+                self._load.model_name,
+                SIZES,
+            )
         self.batches_at_once = len(model_executions(self.model))
 
     def warm_up(self, message: WarmUp) -> None:
         samples = self._samples(message)
         with _naming_samples(name for name, _ in samples):
-            self.model.warm_up([with_ragged_shapes(batch, message.config) for _, batch in samples])
+            padding = self.model.signature.padding
+            self.model.warm_up([as_served(batch, message.config, padding) for _, batch in samples])
         self._config = message.config
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
@@ -244,7 +252,8 @@ class BatchLane:
 
     def __post_init__(self, model: LoadedModel, config: ModelConfig) -> None:
         reads_files = model_reads_files(model)
-        self._gatherer = BatchGatherer(self._end, config, self._execution.input_memory, reads_files)
+        memory, padding = self._execution.input_memory, model.signature.padding
+        self._gatherer = BatchGatherer(self._end, config, memory, reads_files, padding)
         self._writer = ResultWriter(self._end, model.signature, config.max_batch_size > 0)
         self._received: ReceivedBatch
         self._batch: Batch | None = None

@@ -12,7 +12,7 @@ import numpy as np
 
 from rocserve.backends.base import Batch, LoadedModel, model_executions
 from rocserve.backends.request_model import ModelRequest, ModelResponse, RequestModel, Rescheduled, Result
-from rocserve.backends.warmup import with_ragged_shapes
+from rocserve.backends.warmup import as_served
 from rocserve.core.errors import ServeError
 from rocserve.core.load_check import RECORDED_ANSWERS, RECORDED_FILE, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
@@ -60,17 +60,21 @@ def check_recorded_answers(
 
 
 def _answer_of_tensors(model: LoadedModel, batch: Batch, config: ModelConfig) -> Mapping[str, Array | Tensor]:
-    ragged = with_ragged_shapes(batch, config)
+    served = as_served(batch, config, model.signature.padding)
     # As batches are served: by the first execution.
     execution, *_ = model_executions(model)
-    execution.start(ragged)
+    execution.start(served)
     result = execution.result()
     for failure in result.failures.values():
         raise failure
     outputs = dict(result.outputs)
-    for name, (shape, *_) in ragged.cuts.items():
+    for name, (shape, *_) in served.cuts.items():
         if isinstance(array := outputs.get(name), np.ndarray):
             outputs[name] = array.reshape(shape)
+    for name, padded in served.padded.items():
+        if isinstance(array := outputs.get(name), np.ndarray):
+            places = [slice(padded.lengths[0].get(place, size)) for place, size in enumerate(array.shape)]
+            outputs[name] = array[tuple(places)]
     return outputs
 
 

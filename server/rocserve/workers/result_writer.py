@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from operator import attrgetter, methodcaller
@@ -17,6 +17,7 @@ from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
+from rocserve.core.padding import PaddedOutput
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, bytes_elements, flat_octets, octets, tensor_from_numpy
@@ -129,7 +130,7 @@ class ResultWriter:
         except KeyError as missing:
             raise internal(f"the engine gave no output {missing}, only {sorted(outputs)}") from None
         key = None
-        if not result.failures and not batch.cuts:
+        if not result.failures and not batch.cuts and not _is_padded(batch, names):
             try:
                 arrays = tuple(map(_SHAPE_AND_DTYPE, values))
             except AttributeError:
@@ -190,7 +191,7 @@ class ResultWriter:
                 )
         # The server cuts rows of one size; everything else is cut here.
         is_text = any(self._datatype(name, value) is DataType.BYTES for name, value in values.items())
-        if failures or (len(sizes) > 1 and (is_text or batch.cuts)):
+        if failures or _is_padded(batch, values) or (len(sizes) > 1 and (is_text or batch.cuts)):
             results += answer_results(self._end.sender, self._split(batch, values, failures))
             return
         tensors = [self._cut(name, one, batch.cuts.get(name, (one.shape,)))[0] for name, one in values.items()]
@@ -218,7 +219,11 @@ class ResultWriter:
         self, batch: Batch, values: Mapping[str, Array | Tensor], failures: Mapping[int, ServeError]
     ) -> list[Answer]:
         columns = [
-            self._cut(name, value, batch.cuts.get(name) or [(size, *value.shape[1:]) for size in batch.request_sizes])
+            self._cut_back(name, value, batch.request_sizes, batch.padded[name])
+            if name in batch.padded
+            else self._cut(
+                name, value, batch.cuts.get(name) or [(size, *value.shape[1:]) for size in batch.request_sizes]
+            )
             for name, value in values.items()
         ]
         longest = _FAILURE_TEXTS // max(len(failures), 1)
@@ -240,12 +245,38 @@ class ResultWriter:
             parts = [tensor_from_numpy(name, flat[begin:end], datatype).data for begin, end in pairwise(counts)]
         return [Tensor(name, datatype, tuple(shape), part) for shape, part in zip(shapes, parts, strict=True)]
 
+    def _cut_back(self, name: str, value: Array | Tensor, rows: Sequence[int], padded: PaddedOutput) -> list[Tensor]:
+        """Cut a padded output into those of the requests. Raises ServeError (INTERNAL) if it is not as long as the
+        padded inputs."""
+        datatype, array = self._datatype(name, value), value.numpy() if isinstance(value, Tensor) else value
+        for place, size in padded.sizes.items():
+            if array.shape[place : place + 1] != (size,):
+                raise internal(
+                    f"output '{name}' has the shape {list(array.shape)}, expected {size} for dimension {place}, as its"
+                    " inputs have been padded to that size"
+                )
+        tensors: list[Tensor] = []
+        row = 0
+        for count, lengths in zip(rows, padded.lengths, strict=True):
+            places = [slice(size) for size in array.shape]
+            if self._batching:
+                places[0] = slice(row, row := row + count)
+            for place, length in lengths.items():
+                places[place] = slice(length)
+            tensors.append(tensor_from_numpy(name, array[tuple(places)], datatype))
+        return tensors
+
     def _datatype(self, name: str, value: Array | Tensor) -> DataType:
         """Return the declared datatype if the array can have it, else the datatype of the array's dtype."""
         if isinstance(value, Tensor):
             return value.datatype
         declared = self._datatypes.get(name)
         return declared if declared is not None and declared.numpy_dtype == value.dtype else datatype_of(value)
+
+
+def _is_padded(batch: Batch, names: Iterable[str]) -> bool:
+    padded = batch.padded
+    return bool(padded) and any(name in padded for name in names)
 
 
 def _octets(array: Array | Tensor) -> Buffer:

@@ -7,6 +7,7 @@ from rocserve.backends.migraphx.configuration import options as migraphx_options
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
 from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO, ROCM
+from rocserve.backends.written_sizes import SIZES, VALUES
 
 _PROVIDER_PARAMETERS = frozenset(
     name for kind in (CUDA, ROCM, OPENVINO, MIGRAPHX_PROVIDER) for name in (*kind.options, *kind.ignored)
@@ -37,7 +38,9 @@ _SESSION_PARAMETERS = frozenset(
 here, because other entries name folders to read weights from, or files to write."""
 
 # cache_dir is left out because it names a folder that OpenVINO writes to.
-REQUEST_PARAMETERS = migraphx_options.REQUEST_PARAMETERS | _SESSION_PARAMETERS | (_PROVIDER_PARAMETERS - {"cache_dir"})
+REQUEST_PARAMETERS = (
+    migraphx_options.REQUEST_PARAMETERS | _SESSION_PARAMETERS | (_PROVIDER_PARAMETERS - {"cache_dir"}) | {SIZES, VALUES}
+)
 
 
 BACKEND = BackendSpec(

@@ -37,6 +37,7 @@ from rocserve.backends.onnx.rows_check import RowsCheck
 from rocserve.backends.onnx.runs import Array, InPlaceRun, Run, SizedRun, is_on_cpu, session_run
 from rocserve.backends.onnx.signature import fixed_dimensions, session_signature
 from rocserve.backends.onnx.strings import bytes_array, text_array
+from rocserve.backends.written_sizes import written_padding
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckFailed, LoadCheckReport
@@ -140,7 +141,7 @@ def _load_session(
             for specs in (signature.inputs, signature.outputs)
         )
         signature = replace(signature, inputs=inputs, outputs=outputs, supports_batching=True)
-        return OnnxModel(run, signature, model.config, session_facts(session))
+        return _padded(OnnxModel(run, signature, model.config, session_facts(session)), model)
     shapes = [spec.shape[1:] for spec in signature.inputs]
     if plan.on_gpu and signature.supports_batching and not any(-1 in shape for shape in shapes):
         # CUDA's provider plans its convolutions again, for about 0.2 s, whenever a session gets another shape.
@@ -171,6 +172,13 @@ def _load_session(
     if check is None:
         rows_check = RowsCheck(model, opener, weights)
         opened.signature, opened.load_check = rows_check.run(session, opened.signature)
+        opened = _padded(opened, model)
+    return opened
+
+
+def _padded(opened: OnnxModel, model: ModelSource) -> OnnxModel:
+    """Let a model pad the dimensions that the parameter `sizes` names. Raises ServeError (INVALID_ARGUMENT)."""
+    opened.signature = replace(opened.signature, padding=written_padding(model.config, opened.signature))
     return opened
 
 

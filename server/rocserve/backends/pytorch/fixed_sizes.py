@@ -22,6 +22,7 @@ from rocserve.backends.batch_sizes import pieces
 from rocserve.backends.device_tensors import DeviceTensors
 from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.core.errors import ServeError
+from rocserve.core.padding import Lengths
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor
 
@@ -92,7 +93,7 @@ class SizedExecution:
         self._failures: Mapping[int, ServeError]
         self._outputs: list[Any] = []
 
-    def input_memory(self, rows: int) -> Mapping[str, memoryview]:
+    def input_memory(self, rows: int, sizes: Lengths) -> Mapping[str, memoryview]:
         """Return pinned memory, by input name, which saves a copy; empty = the batch is above the largest size."""
         size = next((size for size in self.by_size if size >= rows), None)
         return {} if size is None else self.by_size[size].memory

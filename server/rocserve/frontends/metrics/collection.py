@@ -19,6 +19,7 @@ from rocserve.core import latencies
 from rocserve.core.custom_metrics import MetricFamily, Sample
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.load_check import CheckFailure
+from rocserve.core.padding import SIZES_PROPERTY
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder
 from rocserve.core.statistics import StatisticsTotals
@@ -87,6 +88,13 @@ _RESTARTS = {
         "How often a worker of the version had to be started again",
     )
 }
+_PADDING = {
+    "rocserve_real_elements_total": (
+        "numbers.real_elements",
+        "Elements of the inputs that are padded, as clients sent them",
+    ),
+    "rocserve_padded_elements_total": ("numbers.padded_elements", "Elements that were added to these inputs"),
+}
 _GAUGES = {
     "nv_inference_pending_request_count": (
         "version.pending_requests",
@@ -131,6 +139,8 @@ def model_families(readings: Sequence[VersionReading], with_latency_counters: bo
         "Number of failed inference requests, all batch sizes",
         [sample for reading in readings for sample in _failures(reading)],
     )
+    if padding := [reading for reading in readings if SIZES_PROPERTY in reading.version.properties]:
+        yield from _families(_PADDING, padding)
     yield from _families(_RESTARTS, readings)
     yield from _families(_GAUGES, readings, "gauge")
     kept = [(reading.labels, reading.numbers.latencies) for reading in readings]

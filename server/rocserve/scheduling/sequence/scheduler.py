@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from operator import attrgetter
+from typing import cast
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, copied_error, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig, SequenceBatching
+from rocserve.core.padding import Padding
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import DynamicBatcher
+from rocserve.scheduling.bucket_batcher import BucketBatcher
 from rocserve.scheduling.deadlines import Alarm
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
@@ -38,7 +41,9 @@ _ARRIVAL = attrgetter("queue_start_ns")
 class DirectStrategy:
     """Forms batches by Triton's strategy "direct": each sequence keeps its row, and rows between are padding."""
 
-    def __init__(self, config: ModelConfig, batching: SequenceBatching, inputs: SequenceInputs) -> None:
+    def __init__(
+        self, config: ModelConfig, batching: SequenceBatching, inputs: SequenceInputs, padding: Padding
+    ) -> None:
         self.slot_count = max(config.max_batch_size, 1)
         direct = batching.direct
         self._delay_ns = direct.max_queue_delay_microseconds * 1000 if direct is not None else 0
@@ -62,20 +67,23 @@ class DirectStrategy:
 class OldestStrategy:
     """Forms batches by Triton's strategy "oldest": each slot hands one request at a time to a dynamic batcher."""
 
-    def __init__(self, config: ModelConfig, batching: SequenceBatching, inputs: SequenceInputs) -> None:
+    def __init__(
+        self, config: ModelConfig, batching: SequenceBatching, inputs: SequenceInputs, padding: Padding
+    ) -> None:
         oldest = batching.oldest
         assert oldest is not None, "the other strategy"
         rows = max(config.max_batch_size, 1)
         self.slot_count = oldest.max_candidate_sequences or rows
         preferred = oldest.preferred_batch_sizes if config.max_batch_size else ()
-        self._batcher = DynamicBatcher(rows, preferred or (rows,), oldest.max_queue_delay_microseconds * 1000)
+        batcher = DynamicBatcher(rows, preferred or (rows,), oldest.max_queue_delay_microseconds * 1000)
+        self._batcher = BucketBatcher(batcher, oldest.preserve_ordering) if padding.dimensions else batcher
         self._inputs = inputs
 
     def choose(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest] | int:
         decision = self._batcher.decide(self._inputs.ready_requests(instance), now_ns)
         if not decision.request_count:
             return decision.decide_again_at_ns
-        return list(itertools.islice(self._inputs.ready_requests(instance), decision.request_count))
+        return [*cast(Sequence[SequenceRequest], decision.members(self._inputs.ready_requests(instance)))]
 
 
 _DEFAULT_IDLE_MICROSECONDS = 1_000_000
@@ -99,7 +107,7 @@ class SequenceScheduler(Scheduler):
             config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
         )
         kind = DirectStrategy if batching.oldest is None else OldestStrategy
-        self._strategy: DirectStrategy | OldestStrategy = kind(config, batching, self._inputs)
+        self._strategy: DirectStrategy | OldestStrategy = kind(config, batching, self._inputs, parts.padding)
         self._instances: dict[Instance, SequenceInstance] = {}
         self._instance_count = 0
         """Instances that were ever attached."""
