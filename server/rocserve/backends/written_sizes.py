@@ -14,7 +14,7 @@ import numpy as np
 from rocserve.backends.batch_sizes import parse_batch_sizes
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import ModelConfig, state_inputs
 from rocserve.core.padding import PaddedDimension, Padding
 from rocserve.core.printable import names_hint
 from rocserve.core.ragged import RaggedBatching
@@ -51,7 +51,10 @@ def has_rows(config: ModelConfig, signature: Signature) -> bool:
 
 
 def open_dimensions(config: ModelConfig, signature: Signature) -> Sequence[OpenDimension]:
-    """Return the dimensions that requests may send in any length, but for the rows of a batch."""
+    """Return the dimensions that requests may send in any length, but for the rows of a batch, and for those of a
+    sequence's states, whose sizes the model decides."""
+    batching = config.sequence_batching
+    states = frozenset(state.name for state in state_inputs(batching)) if batching is not None else frozenset()
     first = int(has_rows(config, signature))
     declared = {entry.name: entry.model_dims for entry in (*config.inputs, *config.outputs) if not entry.any_rank}
     rows = {spec.dimension_names[0] for spec in signature.inputs if first and spec.dimension_names}
@@ -72,6 +75,8 @@ def open_dimensions(config: ModelConfig, signature: Signature) -> Sequence[OpenD
     found: list[OpenDimension] = []
     for label in dict.fromkeys(label for spec in signature.inputs for _, label in labels(spec)):
         inputs = places(signature.inputs, label)
+        if not states.isdisjoint(inputs):
+            continue
         datatypes = frozenset(spec.datatype for spec in signature.inputs if spec.name in inputs)
         found.append(OpenDimension(label, inputs, places(signature.outputs, label), datatypes))
     return found

@@ -1,9 +1,22 @@
 """Forms batches of requests that are padded (core/padding.py): of unlike lengths, in one bucket.
 
 The batch is that of the oldest request: the oldest of the others in its bucket join it. So each bucket is a queue of
-its own, and the queues take turns by their oldest requests. If room is left, requests of smaller buckets join, the
-next smaller first, as long as the batch has few padded elements for each real one: they run earlier than in a queue of
-their own, and what they cost is bounded.
+its own, and the queues take turns by their oldest requests. If room is left for all requests of a smaller bucket, they
+join, and a batch less has to run, as long as few elements are padded for each real one. The next smaller bucket is
+asked first.
+
+Simulated were single requests with lengths of 8 to 512, log-normal around 40 (sigma 0.8), batches of up to 64 rows that
+take 0.8 ms and 0.9 us for each element, with a constant number of requests in flight, and the sizes 16, 24, 32, 48, ...
+512. Padded elements for each real one, and requests per second:
+
+| in flight | own bucket only | all of a bucket, up to 0.35 | up to 0.5 | single requests, up to 0.35 |
+|---|---|---|---|---|
+| 16 | 0.20, 3549 | 0.27, 4179 | 0.39, 4781 | 0.30, 4242 |
+| 64 | 0.20, 8051 | 0.28, 8764 | 0.41, 9172 | 0.33, 8910 |
+| 256 | 0.20, 12744 | 0.21, 12745 | 0.28, 12517 | 0.27, 12585 |
+| 1024 | 0.20, 13709 | 0.20, 13644 | 0.21, 13651 | 0.22, 13564 |
+
+With the sizes 16, 32, 64, ... 512, the buckets alone pad 0.43.
 """
 
 from __future__ import annotations
@@ -16,8 +29,8 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch_policy import BatchDecision, DynamicBatcher
 
-MOST_PADDED = 0.25
-"""Padded elements for each real one that a batch may have with a request of a smaller bucket."""
+MOST_PADDED = 0.35
+"""Padded elements for each real one that a batch may have with requests of a smaller bucket; see above."""
 MOST_SEEN = 1024
 """Waiting requests among which a batch is chosen: looking at each takes some 50 ns of the data plane's thread."""
 
@@ -69,34 +82,30 @@ class BucketBatcher:
     def _with_smaller(
         self, bucket: Bucket, own: list[InferRequest], groups: Mapping[Bucket, list[InferRequest]]
     ) -> Sequence[InferRequest]:
-        """Return a bucket's requests, followed by those of smaller buckets that may join."""
+        """Return a bucket's requests, followed by those of the smaller buckets that join."""
         if len(groups) == 1:
             return own
-        filling = _Filling(own[0].plan)
-        for request in own:
-            filling.add(request.plan)
+        filling = _Filling(own[0].plan, self._rows)
+        filling.add(own)
         members = own.copy()
         for other in sorted(groups, key=_row_elements, reverse=True):
-            for request in groups[other] if other is not bucket else ():
-                if filling.rows + request.plan.batch_size > self._rows or not filling.add_smaller(request.plan):
-                    break
-                members.append(request)
+            if other is not bucket and filling.takes(groups[other]):
+                members += groups[other]
         return members
 
     def _decide_in_order(self, queue: Iterable[InferRequest], now_ns: int) -> BatchDecision:
         members: list[InferRequest] = []
         filling: _Filling | None = None
         for request in queue:
-            plan = request.plan
-            filling = filling or _Filling(plan)
-            if plan.bucket is filling.bucket:
-                filling.add(plan)
-            elif not filling.add_smaller(plan):
+            filling = filling or _Filling(request.plan, self._rows)
+            if request.plan.bucket is filling.bucket:
+                filling.add((request,))
+            elif not filling.takes((request,)):
                 # The next request does not join, so the batch cannot grow.
                 count = self._batcher.decide(members, now_ns).request_count
                 return BatchDecision(count or len(members), is_full=True)
             members.append(request)
-            if filling.rows > self._rows:
+            if filling.rows >= self._rows:
                 break
         return self._batcher.decide(members, now_ns)
 
@@ -104,29 +113,29 @@ class BucketBatcher:
 class _Filling:
     """Counts what is in a batch of a bucket."""
 
-    __slots__ = ("_key", "_real", "bucket", "rows")
+    __slots__ = ("_key", "_most", "_real", "bucket", "rows")
 
-    def __init__(self, first: RequestPlan) -> None:
+    def __init__(self, first: RequestPlan, most_rows: int) -> None:
         self.bucket = _bucket(first)
         self.rows = 0
         self._key = first.batch_key
+        self._most = most_rows
         self._real = 0
 
-    def add(self, plan: RequestPlan) -> None:
-        self.rows += plan.batch_size
-        self._real += plan.real_elements
+    def add(self, requests: Sequence[InferRequest]) -> None:
+        self.rows += sum([request.plan.batch_size for request in requests])
+        self._real += sum([request.plan.real_elements for request in requests])
 
-    def add_smaller(self, plan: RequestPlan) -> bool:
-        """Add a request of another bucket, if that is smaller and few elements are then padded; return whether it
-        was."""
-        own, other = self.bucket, _bucket(plan)
-        if plan.batch_key != self._key or any(map(operator.gt, other.sizes, own.sizes)):
+    def takes(self, requests: Sequence[InferRequest]) -> bool:
+        """Add all requests of another bucket, if it is smaller, room is left, and few elements are then padded."""
+        own, first, rows, real = self.bucket, requests[0].plan, self.rows, self._real
+        if first.batch_key != self._key or any(map(operator.gt, _bucket(first).sizes, own.sizes)):
             return False
-        real = self._real + plan.real_elements
-        if (self.rows + plan.batch_size) * own.row_elements > (1 + MOST_PADDED) * real:
-            return False
-        self.add(plan)
-        return True
+        self.add(requests)
+        if self.rows <= self._most and self.rows * own.row_elements <= (1 + MOST_PADDED) * self._real:
+            return True
+        self.rows, self._real = rows, real
+        return False
 
 
 def _bucket(plan: RequestPlan) -> Bucket:

@@ -12,6 +12,7 @@ import numpy as np
 from rocserve.backends.base import Batch
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import References
+from rocserve.core.errors import invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.padding import NO_PADDING, Buckets, Lengths, Padding, largest
@@ -74,8 +75,7 @@ class BatchGatherer:
         """Join the requests to one batch. Its inputs are valid until the batch is done or the next is asked for."""
         form = requests[0].form
         alike = len(requests) == 1 or not any(request.form is not form for request in requests)
-        lengths = [self._lengths_of(request.form) for request in requests] if self._buckets else ()
-        sizes = self._buckets.sizes_for(largest(lengths)) if lengths else ()
+        lengths, sizes = self._bucket_of(requests) if self._buckets else ((), ())
         if form.places.sizes is None or self._is_ragged or not alike or (lengths and lengths[0] != sizes):
             return self._joined_batch(requests, lengths, sizes)
         key = (form, len(requests))
@@ -99,12 +99,20 @@ class BatchGatherer:
                 column[index * size : (index + 1) * size] = block[begin:end]
         return batch
 
-    def _lengths_of(self, form: RequestForm) -> Lengths:
-        lengths = self._lengths.get(form)
-        if lengths is None:
-            shapes = ((head.name, head.shape) for head in form.layout.inputs)
-            lengths = self._lengths.keep(form, self._buckets.lengths(shapes))
-        return lengths
+    def _bucket_of(self, requests: Sequence[ReceivedRequest]) -> tuple[Sequence[Lengths], Lengths]:
+        """Return the requests' lengths, and the sizes to which they are filled up. Raises ServeError (INVALID_ARGUMENT)
+        if there are none, which the server has checked."""
+        lengths: list[Lengths] = []
+        try:
+            for request in requests:
+                own = self._lengths.get(request.form)
+                if own is None:
+                    shapes = ((head.name, head.shape) for head in request.form.layout.inputs)
+                    own = self._lengths.keep(request.form, self._buckets.lengths(shapes))
+                lengths.append(own)
+            return lengths, self._buckets.sizes_for(largest(lengths))
+        except ValueError as fault:
+            raise invalid_argument(str(fault)) from None
 
     def _batch_in_place(self, request: ReceivedRequest) -> Batch:
         key = (request.form, request.place)
