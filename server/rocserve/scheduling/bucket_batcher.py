@@ -65,17 +65,20 @@ class BucketBatcher:
     def _groups(self, queue: Iterable[InferRequest]) -> Mapping[Bucket, list[InferRequest]]:
         """Return the requests by bucket, in their order, as far as they are needed for a batch."""
         groups: dict[Bucket, list[InferRequest]] = {}
-        first: InferRequest | None = None
+        own: Bucket | None = None
+        passed: InferRequest | None = None
+        """The first request of another bucket."""
         rows = 0
         for seen, request in enumerate(queue):
-            bucket = _bucket(request.plan)
-            if first is None:
-                first, own = request, bucket
-            elif rows >= self._rows or seen >= MOST_SEEN or (request.level != first.level and len(groups) > 1):
-                # Requests of a lower level must not pass those of a higher one that do not join.
+            if rows >= self._rows or seen >= MOST_SEEN or (passed is not None and request.level != passed.level):
+                # A request does not pass one of a higher level.
                 break
+            bucket = _bucket(request.plan)
+            own = own or bucket
             if bucket is own:
                 rows += request.plan.batch_size
+            else:
+                passed = passed or request
             groups.setdefault(bucket, []).append(request)
         return groups
 

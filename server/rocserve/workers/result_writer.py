@@ -218,14 +218,7 @@ class ResultWriter:
     def _split(
         self, batch: Batch, values: Mapping[str, Array | Tensor], failures: Mapping[int, ServeError]
     ) -> list[Answer]:
-        columns = [
-            self._cut_back(name, value, batch.request_sizes, batch.padded[name])
-            if name in batch.padded
-            else self._cut(
-                name, value, batch.cuts.get(name) or [(size, *value.shape[1:]) for size in batch.request_sizes]
-            )
-            for name, value in values.items()
-        ]
+        columns = [self._parts(name, value, batch) for name, value in values.items()]
         longest = _FAILURE_TEXTS // max(len(failures), 1)
         return [
             ServeError(failures[index].code, failures[index].text[:longest])
@@ -233,6 +226,14 @@ class ResultWriter:
             else ModelResponse([column[index] for column in columns])
             for index in range(len(batch.request_sizes))
         ]
+
+    def _parts(self, name: str, value: Array | Tensor, batch: Batch) -> list[Tensor]:
+        """Return the requests' parts of an output."""
+        sizes = batch.request_sizes
+        if name in batch.padded:
+            return self._cut_back(name, value, sizes, batch.padded[name])
+        rows = [(size, *value.shape[1:]) for size in sizes] if self._batching else [tuple(value.shape)]
+        return self._cut(name, value, batch.cuts.get(name, rows))
 
     def _cut(self, name: str, value: Array | Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
         """Cut an output into consecutive tensors. Raises ServeError (INTERNAL) if its bytes do not fit its shape."""

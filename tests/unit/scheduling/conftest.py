@@ -12,6 +12,7 @@ from support.hand_loop import HandLoop, Turned
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig
+from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestValidator
@@ -41,14 +42,15 @@ class Bench:
         limits: QueueLimits,
         instances: int,
         limiter: RateLimiter | None = None,
+        padding: Padding = NO_PADDING,
     ) -> None:
         self.statistics = ModelStatistics()
         self.loop = loop
         log = logging.getLogger("test")
-        parts = SchedulerParts(model, 1, self.statistics, loop, limits, log, limiter=limiter)
+        parts = SchedulerParts(model, 1, self.statistics, loop, limits, log, limiter=limiter, padding=padding)
         self.scheduler = Turned(loop, ModelScheduler(parts))
         self.config = model
-        self.validator = RequestValidator(model)
+        self.validator = RequestValidator(model, padding=padding)
         self.instances = [self.new_instance() for _ in range(instances)]
         for instance in self.instances:
             self.scheduler.attach(instance)
@@ -126,8 +128,10 @@ def make_bench(loop: HandLoop):
         instances: int = 1,
         width: int = -1,
         limiter: RateLimiter | None = None,
+        padding: Padding = NO_PADDING,
     ) -> Bench:
-        return Bench(config(batching, max_batch_size, width), loop, limits or QueueLimits(), instances, limiter)
+        model = config(batching, max_batch_size, width)
+        return Bench(model, loop, limits or QueueLimits(), instances, limiter, padding)
 
     return make
 
