@@ -227,10 +227,8 @@ class BatchGatherer:
 
 
 def _joined(parts: Sequence[Buffer], memory: memoryview | None) -> Buffer:
-    if len(parts) == 1:
-        return parts[0]
     if memory is None:
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
     joined = memory[: sum(map(len, parts))]
     fill(joined, parts)
     return joined.toreadonly()
