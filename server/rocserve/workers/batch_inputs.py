@@ -22,10 +22,11 @@ from rocserve.core.tensor_places import aligned
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, TensorHead, octets, scalar, tensor_from_numpy
 from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import HeapReader, fill
+from rocserve.workers.entries import REMEMBERED_LAYOUTS
 from rocserve.workers.worker_end import ReceivedRequest, WorkerEnd
 
 _REMEMBERED = 256
-"""Entries of each memo."""
+"""Batches in each memo."""
 _READ_IN_FILES = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64))
 """Datatypes of inputs that a model may read in a client's file, although the client may change them meanwhile. Engines
 never check a value of these types and then use it as an index."""
@@ -65,7 +66,7 @@ class BatchGatherer:
         self._ragged = RaggedBatching(config)
         self._is_ragged = bool(self._ragged)
         self._buckets = Buckets(padding)
-        self._lengths: Memo[RequestForm, Lengths] = Memo(_REMEMBERED)
+        self._lengths: Memo[RequestForm, Lengths] = Memo(REMEMBERED_LAYOUTS)
         self._single: Memo[tuple[RequestForm, int], Batch] = Memo(_REMEMBERED)
         self._gathered: Memo[tuple[RequestForm, int], _Gathered] = Memo(_REMEMBERED)
         self._memory = memoryview(bytearray())

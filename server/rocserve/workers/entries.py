@@ -100,9 +100,9 @@ LONGEST_TEXT_BYTES = 1 << 20
 LARGEST_REMEMBERED_LAYOUT = 32 << 10
 """Bytes of a layout in a table of requests. A larger layout, such as with thousands of parameters, is kept for its
 batch only."""
-REMEMBERED_LAYOUTS = 256
-"""Number of layouts, the last ones sent, that a sender may refer to. The receiver keeps twice as many, and all that
-were defined since it last read tensors: a batch may need more."""
+REMEMBERED_LAYOUTS = 1024
+"""Number of layouts, the last ones sent, that a sender may refer to: each length of a text has one. The receiver keeps
+twice as many, and all that were defined since it last read tensors: a batch may need more."""
 LARGEST_LAYOUT = (1 << 32) - 1
 """An entry has no room for a larger number of a layout; the next one gets the number 0."""
 

@@ -68,7 +68,7 @@ def test_two_batches_in_flight_have_their_own_results(model: LoadedModel) -> Non
 def test_what_is_put_into_the_engines_memory_runs_from_there(model: LoadedModel) -> None:
     x = np.arange(48, dtype=np.int32).reshape(3, 16)
     for execution in model_executions(model):
-        memory = execution.input_memory(3)
+        memory = execution.input_memory(3, ())
         tensors = {}
         for name in ("INPUT0", "INPUT1"):
             octets = memory[name][: x.nbytes]

@@ -92,14 +92,14 @@ def test_a_batch_above_the_largest_size_runs_in_pieces(model: LoadedModel, torch
     x = np.concatenate([inputs["x"]] * times)
     start(execution, x)
     check(execution, x, {name: np.concatenate([value] * times) for name, value in expected.items()})
-    assert execution.input_memory(len(x)) == {}
+    assert execution.input_memory(len(x), ()) == {}
 
 
 def test_what_is_put_into_the_engines_memory_runs_from_there(model: LoadedModel, torch_files: TorchFiles) -> None:
     inputs, expected = torch_files.values("classifier")
     for execution in model_executions(model):
         x = inputs["x"][:3]
-        memory = execution.input_memory(3)["x"][: x.nbytes]
+        memory = execution.input_memory(3, ())["x"][: x.nbytes]
         memory[:] = x.tobytes()
         execution.start(Batch({"x": Tensor("x", DataType.FP32, x.shape, memory)}, ("scores", "best"), (1, 2)))
         check(execution, x, expected)

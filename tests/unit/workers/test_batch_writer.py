@@ -111,7 +111,7 @@ def test_requests_of_several_sizes_are_gathered_in_the_engines_memory(peer: Peer
     memory = {name: memoryview(bytearray(1 << 12)) for name in "AB"}
     asked: list[int] = []
     gatherer = BatchGatherer(
-        peer.end_of_worker, ModelConfig("m", max_batch_size=8), lambda rows: asked.append(rows) or memory, False
+        peer.end_of_worker, ModelConfig("m", max_batch_size=8), lambda rows, _: asked.append(rows) or memory, False
     )
     rows = [np.full((count, 16), count, np.int32) for count in (1, 3, 2)]
     members = [
@@ -129,14 +129,14 @@ def test_requests_of_several_sizes_are_gathered_in_the_engines_memory(peer: Peer
 
 def test_the_first_batch_of_a_lane_may_have_no_values(peer: Peer) -> None:
     """It was gathered in read-only memory, until a batch with values had come."""
-    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m"), lambda rows: {}, False)
+    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m"), lambda rows, _: {}, False)
     batch = gatherer.batch(peer.execute([batch_input("A", np.zeros((0, 3), np.int32))]).requests)
     assert batch.inputs["A"].numpy().shape == (0, 3)
 
 
 def test_batches_of_all_sizes_are_gathered_in_the_same_memory(peer: Peer) -> None:
     """Each size had its own memory, which stayed: 64 requests kept memory for 2,080."""
-    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=64), lambda rows: {}, False)
+    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=64), lambda rows, _: {}, False)
     tracemalloc.start()
     try:
         for count in (*range(2, 17), *range(16, 1, -1)):

@@ -186,7 +186,8 @@ def test_a_layout_is_sent_once_and_anew_when_it_is_no_longer_known(sides: Sides)
 
 
 def test_many_layouts_are_known_until_the_tensors_come_that_refer_to_them(sides: Sides) -> None:
-    sent = [sides.send([tensor_from_numpy("x", np.full(width, 7))]) for width in range(5 * REMEMBERED_LAYOUTS)]
+    arrays = (np.full(width, 7, np.int8) for width in range(5 * REMEMBERED_LAYOUTS))
+    sent = [sides.send([tensor_from_numpy("x", array)]) for array in arrays]
     for width, fields in enumerate(sent):
         ((tensor,), _) = sides.known.read(*fields)
         assert tensor.numpy().tolist() == [7] * width

@@ -273,7 +273,7 @@ def test_a_file_that_cannot_be_given_has_its_inputs_copied(
 def test_a_model_sees_the_file_itself_where_that_is_safe(
     peer: Peer, file: SharedFile, datatype: DataType, reads_files: bool, is_seen: bool
 ) -> None:
-    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=8), lambda rows: {}, reads_files)
+    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=8), lambda rows, _: {}, reads_files)
     received = execute(peer, in_file(opened(file), datatype))
     batch = gatherer.batch(received.requests)
     file.put(BEGIN, b"abcd")
@@ -283,7 +283,7 @@ def test_a_model_sees_the_file_itself_where_that_is_safe(
 
 def test_a_batch_of_several_is_gathered_from_files_and_the_heap(peer: Peer, file: SharedFile) -> None:
     file.put(BEGIN, b"abcd")
-    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=8), lambda rows: {}, True)
+    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=8), lambda rows, _: {}, True)
     lying = in_file(opened(file))
     received = execute(peer, lying, (lying[0], [b"wxyz" * COUNT], 0, b""))
     data = bytes(gatherer.batch(received.requests).inputs["A"].data)
