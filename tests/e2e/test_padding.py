@@ -23,6 +23,7 @@ from support.server import RocserveProcess, Start
 from support.shared_memory import shared_file
 from support.waiting import PATIENCE_SECONDS, wait_until
 
+from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve_client import Client
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -32,16 +33,24 @@ OUTPUTS = ("tokens", "pooled")
 TOLERANCE = 1e-5
 """The sums over a longer axis are rounded otherwise."""
 
-JOINED = f"""
+TENSORS = f"""
 backend: "onnxruntime"
 max_batch_size: 8
-dynamic_batching {{ preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 80000000 }}
 input {{ name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] }}
 input {{ name: "attention_mask" data_type: TYPE_INT64 dims: [ -1 ] }}
 output {{ name: "tokens" data_type: TYPE_FP32 dims: [ -1, 16 ] }}
 output {{ name: "pooled" data_type: TYPE_FP32 dims: [ 16 ] }}
 {SIZES}
 """
+JOINED = TENSORS + "dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 80000000 }"
+TRIED = (
+    TENSORS
+    + """
+model_warmup { name: "short" batch_size: 2
+  inputs { key: "input_ids" value { data_type: TYPE_INT64 dims: [ 5 ] zero_data: true } }
+  inputs { key: "attention_mask" value { data_type: TYPE_INT64 dims: [ 5 ] zero_data: true } } }
+"""
+)
 
 WHOLE = f"""
 backend: "onnxruntime"
@@ -150,25 +159,28 @@ def summing() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server(start: Start, tmp_path_factory) -> RocserveProcess:
+def bare() -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(encoder().SerializeToString(), options)
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, tmp_path_factory, bare: ort.InferenceSession) -> RocserveProcess:
     repository = tmp_path_factory.mktemp("padding")
     model = encoder().SerializeToString()
     drop(repository, "encoder", model, SIZES)
     drop(repository, "joined", model, JOINED)
     drop(repository, "whole", model, WHOLE)
+    recorded = feed(np.random.default_rng(6), 2, 7)
+    answers = dict(zip(OUTPUTS, bare.run([*OUTPUTS], recorded), strict=True))
+    write_recorded(drop(repository, "tried", model, TRIED) / "check.npz", RecordedAnswers(recorded, answers))
     drop(repository, "tokenizer", TOKENIZER, TOKENIZER_CONFIG)
     drop(repository, "texts", None, ENSEMBLE)
     drop(repository, "prefixes", PREFIXES, PREFIXES_CONFIG)
     drop(repository, "direct", summing(), SEQUENCES % "direct { }")
     drop(repository, "oldest", summing(), SEQUENCES % "oldest { }")
     return start(repository, "--allow-client-shm=true", *metrics.FLAGS)
-
-
-@pytest.fixture(scope="module")
-def bare() -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(encoder().SerializeToString(), options)
 
 
 def feed(rng: np.random.Generator, rows: int, length: int) -> dict[str, np.ndarray]:
@@ -262,6 +274,11 @@ def test_metadata_tell_the_sizes(server: RocserveProcess) -> None:
     with Client(server.address) as client:
         assert client.model_metadata("encoder").properties["sizes"] == "sequence=8,16,32"
         assert "sizes" not in client.model_metadata("tokenizer").properties
+
+
+def test_samples_and_recorded_requests_are_padded_too(server: RocserveProcess) -> None:
+    with Client(server.address) as client:
+        assert "recorded answers" in client.model_metadata("tried").properties["load_check"]
 
 
 def test_an_ensemble_whose_member_is_padded(server: RocserveProcess, bare: ort.InferenceSession) -> None:

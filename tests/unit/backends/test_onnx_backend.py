@@ -48,9 +48,12 @@ def run_one(model: LoadedModel, name: str, array: np.ndarray[Any, Any]) -> Any:
 
 def test_add_sub(model_source: SourceMaker) -> None:
     model = load(model_source("model.onnx", add_sub()))
-    spec = (DataType.INT32, (-1, 16))
-    assert model.signature.inputs == (TensorSpec("INPUT0", *spec), TensorSpec("INPUT1", *spec))
-    assert model.signature.outputs == (TensorSpec("OUTPUT0", *spec), TensorSpec("OUTPUT1", *spec))
+    inputs, outputs = (
+        tuple(TensorSpec(name, DataType.INT32, (-1, 16), dimension_names=("batch", "")) for name in names)
+        for names in (("INPUT0", "INPUT1"), ("OUTPUT0", "OUTPUT1"))
+    )
+    assert model.signature.inputs == inputs
+    assert model.signature.outputs == outputs
     assert model.signature.supports_batching
     left = np.arange(48, dtype=np.int32).reshape(3, 16)
     right = left[::-1].copy()
@@ -126,7 +129,7 @@ def test_a_batch_of_1_in_the_file_is_run_row_by_row_where_the_configuration_batc
 )
 def test_every_datatype_goes_through(model_source: SourceMaker, element_type: int, datatype: DataType) -> None:
     model = load(model_source("model.onnx", identity(element_type, ["batch", 3])))
-    assert model.signature.outputs == (TensorSpec("OUTPUT0", datatype, (-1, 3)),)
+    assert model.signature.outputs == (TensorSpec("OUTPUT0", datatype, (-1, 3), dimension_names=("batch", "")),)
     array = np.array([[0, 1, 1], [1, 0, 1]]).astype(datatype.numpy_dtype)
     for rows in (array, array[:0]):
         given = Tensor("INPUT0", datatype, rows.shape, rows.tobytes())

@@ -226,7 +226,8 @@ TWO = np.array([2], np.float32)
 
 def test_an_input_with_a_default_may_be_left_out(model_source: SourceMaker) -> None:
     model = load(model_source("model.onnx", scaled(TWO)))
-    assert model.signature.inputs == (TensorSpec("X", FP32, (-1, 2)), TensorSpec("k", FP32, (1,)))
+    rows = TensorSpec("X", FP32, (-1, 2), dimension_names=("rows", ""))
+    assert model.signature.inputs == (rows, TensorSpec("k", FP32, (1,)))
     assert model.signature.optional_inputs == {"k"}
     # A batch of several requests could have only one k.
     assert model.signature.dependent_rows.startswith("input 'k' has a default in the file, and requests may set it")

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 from support.outputs import tensors_of
-from support.workers import Workshop, on_plane
+from support.waiting import until
+from support.workers import Workshop, config_of, on_plane
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import StatusCode
@@ -157,3 +158,9 @@ async def test_what_is_too_long_is_refused_in_the_worker_too(workshop: Workshop)
     outcome, _ = await run(instance, [member(made(1, 9, 3))])
     assert outcome.error is not None and outcome.error.code is StatusCode.INVALID_ARGUMENT
     assert "dimension 'H' of input 'IMAGE' is 9, expected 1 to 8" in outcome.error.text
+
+
+async def test_an_engine_that_does_not_pad_says_so(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    await workshop.serving(config=config_of("add_sub", parameters={"behaviour": "add_sub", "sizes": "n=4"}))
+    text = "model 'm': parameter 'sizes' has no effect: its engine does not pad requests"
+    await until(lambda: text in caplog.text, "the warning")
