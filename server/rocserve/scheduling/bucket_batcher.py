@@ -21,10 +21,11 @@ With the sizes 16, 32, 64, ... 512, the buckets alone pad 0.43.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 
-from rocserve.core.padding import Bucket
+from rocserve.core.padding import Bucket, Padding
 from rocserve.core.requests import InferRequest
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch_policy import BatchDecision, DynamicBatcher
@@ -38,9 +39,11 @@ MOST_SEEN = 1024
 class BucketBatcher:
     """Chooses requests for a DynamicBatcher, which then sees only those that may run together."""
 
-    def __init__(self, batcher: DynamicBatcher, keeps_order: bool) -> None:
+    def __init__(self, batcher: DynamicBatcher, padding: Padding, keeps_order: bool) -> None:
         """`keeps_order`: no request may run before an earlier one."""
-        self.largest = self._rows = batcher.largest
+        self._rows = batcher.largest
+        # At most: an input may have only some of the dimensions.
+        self.largest = self._rows * math.prod(-(-each.sizes[-1] // each.sizes[0]) for each in padding.dimensions)
         self._batcher = batcher
         self._keeps_order = keeps_order
 
@@ -52,7 +55,6 @@ class BucketBatcher:
         waits: BatchDecision | None = None
         groups = self._groups(queue)
         for bucket, own in groups.items():
-            self.largest = max(self.largest, self._rows * bucket.row_work)
             members = self._with_smaller(bucket, own, groups)
             decision = self._batcher.decide(members, now_ns)._replace(chosen=members)
             if decision.request_count:

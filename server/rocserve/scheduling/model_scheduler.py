@@ -28,7 +28,7 @@ class ModelScheduler(Scheduler):
         policy = batch_policy(parts.config, self._times, parts.answers_requests)
         self._policy: BatchPolicy = policy
         if parts.padding.dimensions and isinstance(policy, DynamicBatcher):
-            self._policy = BucketBatcher(policy, keeps_order)
+            self._policy = BucketBatcher(policy, parts.padding, keeps_order)
         self._triage = Triage(self._queue, self._policy, self._times, keeps_order)
 
     # Requests

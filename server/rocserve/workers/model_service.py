@@ -33,7 +33,7 @@ from rocserve.backends.request_model import (
     Result,
 )
 from rocserve.backends.warmup import as_served, warm_up_samples
-from rocserve.backends.written_sizes import SIZES
+from rocserve.backends.written_sizes import SIZES, VALUES
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError, StatusCode
@@ -143,11 +143,13 @@ class TensorService(ModelService):
     def __post_init__(self) -> None:
         self.model = importlib.import_module(self._load.engine).load(self._source())
         self._config = self._load.config
-        if self._config.parameters.get(SIZES, "").strip() and not self.model.signature.padding.dimensions:
+        written = [name for name in (SIZES, VALUES) if self._config.parameters.get(name, "").strip()]
+        if written and not self.model.signature.padding.dimensions:
             self._log.warning(
-                "model '%s': parameter '%s' has no effect: its engine does not pad requests",
+                "model '%s': parameter '%s' has no effect: %s",
                 self._load.model_name,
-                SIZES,
+                written[0],
+                "its engine does not pad requests" if written[0] == SIZES else f"'{SIZES}' says what is padded",
             )
         self.batches_at_once = len(model_executions(self.model))
 

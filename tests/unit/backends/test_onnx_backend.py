@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from support.encoders import encoder
 from support.models import add_sub, graph, identity
 from support.waiting import wait_until
 
-from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_executions, model_properties
+from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource, model_executions, model_properties
 from rocserve.backends.onnx import backend
 from rocserve.backends.onnx.opener import session_options
 from rocserve.backends.onnx.providers import ProviderPlan
@@ -518,3 +519,23 @@ def test_strings_are_warmed_up(model_source: SourceMaker, caplog: pytest.LogCapt
     caplog.set_level("DEBUG")
     load(model_source("model.onnx", identity(TensorProto.STRING, ["batch", 2]))).warm_up([])
     assert not caplog.text
+
+
+def test_the_memory_of_a_batch_is_measured_at_the_largest_sizes(
+    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[int, ...]] = []
+    execute = backend.OnnxModel.execute
+
+    def noting(model: backend.OnnxModel, batch: Batch) -> BatchResult:
+        shapes.append(batch.inputs["input_ids"].shape)
+        return execute(model, batch)
+
+    monkeypatch.setattr(backend.OnnxModel, "execute", noting)
+    sizes = {"sizes": "sequence=8,32"}
+    model = load(model_source("model.onnx", encoder().SerializeToString(), parameters=sizes))
+    assert shapes == [(1, 32), (2, 32)]
+    assert model.signature.padding.properties == {"sizes": "sequence=8,32"}
+    shapes.clear()
+    model.warm_up([])
+    assert shapes == [(1, 8)]

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from rocserve.core.errors import StatusCode
 from rocserve.core.model_config import DynamicBatching
 from rocserve.core.padding import PaddedDimension, Padding
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.validation import RequestValidator
-from rocserve.scheduling.batch_policy import DynamicBatcher
+from rocserve.scheduling.batch_policy import DynamicBatcher, Triage
 from rocserve.scheduling.bucket_batcher import MOST_PADDED, BucketBatcher
+from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
 
 from .conftest import Bench, config
@@ -97,18 +99,21 @@ class Waiting:
 
     def __init__(self, seed: int, keeps_order: bool = False) -> None:
         self.queue = RequestQueue(BATCHING, QueueLimits())
-        self.batcher = BucketBatcher(DynamicBatcher(8, (8,), 0), keeps_order)
+        self.batcher = BucketBatcher(DynamicBatcher(8, (8,), 0), PADDING, keeps_order)
         self._validator = RequestValidator(config(BATCHING), padding=PADDING)
         self._random = random.Random(seed)
         self._now_ns = 0
 
-    def come(self) -> None:
-        rows, width = self._random.choice((1, 1, 1, 2, 8)), min(int(self._random.lognormvariate(2, 0.8)) + 1, 32)
-        request = InferRequest(RequestHead("m", "", ()), "", [])
+    def come(self, rows: int = 0, width: int = 0, deadline: float | None = None) -> InferRequest:
+        """Add a request, random unless its size is given."""
+        rows = rows or self._random.choice((1, 1, 1, 2, 8))
+        width = width or min(int(self._random.lognormvariate(2, 0.8)) + 1, 32)
+        request = InferRequest(RequestHead("m", "", ()), "", [], deadline)
         request.plan = self._validator.plan(RequestHead("m", "", (InputHead("IN", "FP32", (rows, width)),)), "")
         request.nbytes, request.queue_start_ns = 4 * rows * width, self._now_ns
         self._now_ns += 1
         self.queue.push(request)
+        return request
 
     def batches(self, count: int) -> Iterator[tuple[Sequence[InferRequest], Sequence[InferRequest]]]:
         """Yield what waited, and what of it runs."""
@@ -147,3 +152,41 @@ def test_random_requests(seed: int) -> None:
 def test_random_requests_in_their_order() -> None:
     for waiting, chosen in Waiting(7, keeps_order=True).batches(300):
         assert waiting[: len(chosen)] == [*chosen]
+
+
+def late(bench: Bench, clock: list[int]) -> float:
+    """Let the engine take 1 ms for a row of 4 elements and 100 ms for one of 32. Returns a deadline in 50 ms."""
+    for width, milliseconds in ((4, 1), (32, 100)) * 6:
+        bench.submit(1.0, width=width)
+        clock[0] += milliseconds * 1_000_000
+        bench.executions[-1].finish()
+    return clock[0] / 1e9 + 0.05
+
+
+def test_a_deadline_is_compared_with_the_time_of_its_bucket(make_bench, clock: list[int]) -> None:
+    bench = make_bench(BATCHING, padding=PADDING)
+    deadline = late(bench, clock)
+    busy = bench.submit(0.0, rows=8, width=4)
+    long, short = (bench.submit(1.0, width=width, deadline=deadline) for width in (32, 4))
+    bench.executions[-1].finish()
+    assert busy.response is not None
+    assert long.error is not None and long.error.code is StatusCode.DEADLINE_EXCEEDED
+    bench.executions[-1].finish()
+    assert short.response is not None
+
+
+def test_a_batch_is_not_filled_beyond_a_deadline() -> None:
+    waiting, times = Waiting(0), ComputeTimes()
+    triage = Triage(waiting.queue, waiting.batcher, times, keeps_order=False)
+    for _ in range(3):
+        for rows in (1, 2, 4):
+            # Of 32 elements each, eight times those of the smallest size.
+            times.add(8 * rows, rows * 100_000_000, 1)
+    assert waiting.batcher.largest == 64
+    requests = [waiting.come(1, width, deadline=0.25) for width in (32, 8, 31, 30, 4)]
+    for request in requests:
+        triage.note(request)
+    own = waiting.batcher.decide(waiting.queue, 1).members(waiting.queue)
+    assert own == [requests[place] for place in (0, 2, 3, 1)]
+    decision = triage.decide(1, 0)
+    assert decision.members(waiting.queue) == [requests[0], requests[2]] and decision.is_full

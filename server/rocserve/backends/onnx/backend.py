@@ -42,6 +42,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.padding import Buckets
 from rocserve.core.ragged import RaggedBatching, made_tensors
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
@@ -141,7 +142,9 @@ def _load_session(
             for specs in (signature.inputs, signature.outputs)
         )
         signature = replace(signature, inputs=inputs, outputs=outputs, supports_batching=True)
-        return _padded(OnnxModel(run, signature, model.config, session_facts(session)), model)
+        opened = OnnxModel(run, signature, model.config, session_facts(session))
+        _pad(opened, model)
+        return opened
     shapes = [spec.shape[1:] for spec in signature.inputs]
     if plan.on_gpu and signature.supports_batching and not any(-1 in shape for shape in shapes):
         # CUDA's provider plans its convolutions again, for about 0.2 s, whenever a session gets another shape.
@@ -166,20 +169,22 @@ def _load_session(
     opened = OnnxModel(
         session_run(session, signature), signature, model.config, session_facts(session), _in_place=in_place
     )
+    if check is None:
+        _pad(opened, model)
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
         # First, because it measures how much memory the first batches take.
         opened.bound_batches(model.instance_count, model.memory_bytes)
     if check is None:
         rows_check = RowsCheck(model, opener, weights)
         opened.signature, opened.load_check = rows_check.run(session, opened.signature)
-        opened = _padded(opened, model)
+        # Without independent rows, the first dimension is one like the others.
+        _pad(opened, model)
     return opened
 
 
-def _padded(opened: OnnxModel, model: ModelSource) -> OnnxModel:
+def _pad(opened: OnnxModel, model: ModelSource) -> None:
     """Let a model pad the dimensions that the parameter `sizes` names. Raises ServeError (INVALID_ARGUMENT)."""
     opened.signature = replace(opened.signature, padding=written_padding(model.config, opened.signature))
-    return opened
 
 
 def load_fixed_shapes(
@@ -256,9 +261,9 @@ class OnnxModel:
 
     def bound_batches(self, at_once: int, memory_bytes: int) -> None:
         """Set the signature's max_batch_size to the rows that fit into memory with `at_once` concurrent batches (see
-        rows_that_fit), measured on zeros."""
+        rows_that_fit), measured on zeros of the largest sizes."""
         try:
-            rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows)), at_once, memory_bytes)
+            rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows, -1)), at_once, memory_bytes)
         except ServeError:
             # The model does not take zeros; the warm-up tells why.
             return
@@ -268,7 +273,7 @@ class OnnxModel:
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Run zeros at each fixed batch size (one row if there are neither sizes nor samples), then the samples. Open
-        dimensions of zeros have the configuration's size, else 1. A failure on zeros is only logged."""
+        dimensions of zeros have the smallest size or the configuration's, else 1. A failure on zeros is only logged."""
         # Warm-up batches run like served batches, through the first execution.
         execution, *_ = model_executions(self)
         if self._sizes or not samples:
@@ -330,7 +335,10 @@ class OnnxModel:
         del self._run
         self._in_place = None
 
-    def _zeros(self, rows: int) -> Batch:
+    def _zeros(self, rows: int, size: int = 0) -> Batch:
+        """Return a batch of zeros. `size`: index of the size that padded dimensions have."""
+        padding = self.signature.padding
+        buckets, sizes = Buckets(padding), tuple(dimension.sizes[size] for dimension in padding.dimensions)
         declared = {entry.name: entry for entry in self._config.inputs}
         inputs: dict[str, Tensor] = {}
         # The inputs that the server computes, for one request of zeros.
@@ -347,13 +355,14 @@ class OnnxModel:
                 shape = (rows, *entry.model_dims) if self._config.max_batch_size > 0 else entry.model_dims
                 if entry.allow_ragged_batch:
                     shape = (math.prod(abs(size) for size in shape),)
+            shape = buckets.padded_shape(spec.name, shape, sizes)
             if shape[:1] == (-1,):
                 shape = (rows, *shape[1:])
-            sizes = [1 if dim == -1 else dim for dim in shape]
+            whole = [1 if dim == -1 else dim for dim in shape]
             try:
-                zeros = np.zeros(sizes, dtype=spec.datatype.numpy_dtype)
+                zeros = np.zeros(whole, dtype=spec.datatype.numpy_dtype)
             except (MemoryError, ValueError) as error:
-                raise unavailable(f"input '{spec.name}' of shape {sizes} does not fit into memory: {error}") from None
+                raise unavailable(f"input '{spec.name}' of shape {whole} does not fit into memory: {error}") from None
             if spec.datatype is DataType.BYTES:
                 zeros.fill(b"")
             inputs[spec.name] = tensor_from_numpy(spec.name, zeros, spec.datatype)

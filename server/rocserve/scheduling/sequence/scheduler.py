@@ -76,7 +76,7 @@ class OldestStrategy:
         self.slot_count = oldest.max_candidate_sequences or rows
         preferred = oldest.preferred_batch_sizes if config.max_batch_size else ()
         batcher = DynamicBatcher(rows, preferred or (rows,), oldest.max_queue_delay_microseconds * 1000)
-        self._batcher = BucketBatcher(batcher, oldest.preserve_ordering) if padding.dimensions else batcher
+        self._batcher = BucketBatcher(batcher, padding, oldest.preserve_ordering) if padding.dimensions else batcher
         self._inputs = inputs
 
     def choose(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest] | int:
