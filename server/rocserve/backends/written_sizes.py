@@ -6,8 +6,8 @@ parameters { key: "padding" value: { string_value: "0; input_ids=1" } }
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from rocserve.backends.batch_sizes import parse_batch_sizes
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig, state_inputs
-from rocserve.core.padding import PaddedDimension, Padding
+from rocserve.core.padding import Lengths, PaddedDimension, Padding, Shape
 from rocserve.core.printable import names_hint
 from rocserve.core.ragged import RaggedBatching
 from rocserve.core.requests import Signature, TensorSpec
@@ -89,6 +89,35 @@ def written_padding(config: ModelConfig, signature: Signature) -> Padding:
     sizes = _written_sizes(text, config, {each.label: each for each in dimensions}) if text else {}
     padded = tuple(each.padded(sizes[each.label]) for each in dimensions if each.label in sizes)
     return Padding(padded, padding_values(config, signature, padded))
+
+
+def with_measured_outputs(
+    padding: Padding, config: ModelConfig, shapes: Callable[[Lengths], Mapping[str, Shape]]
+) -> Padding:
+    """Return the padding with those places of the outputs that follow a dimension in fact, whatever they are called.
+    `shapes`: runs the model with these lengths, and returns the shapes of its outputs. Raises ServeError
+    (INVALID_ARGUMENT) if an output has other lengths than the inputs, so that it cannot be cut back."""
+    first = tuple(each.sizes[0] for each in padding.dimensions)
+    before = shapes(first) if first else {}
+    found: list[PaddedDimension] = []
+    for index, dimension in enumerate(padding.dimensions):
+        # A second size, if there is one: the model need not take others.
+        other = dimension.sizes[1] if len(dimension.sizes) > 1 else dimension.sizes[0] + 1
+        after = shapes((*first[:index], other, *first[index + 1 :]))
+        outputs: dict[str, tuple[int, ...]] = {}
+        for name, shape in before.items():
+            pairs = [*zip(shape, after[name], strict=False)]
+            follows = tuple(place for place, (size, now) in enumerate(pairs) if size != now)
+            if len(shape) != len(after[name]) or any(pairs[place] != (first[index], other) for place in follows):
+                raise invalid_argument(
+                    f"parameter '{SIZES}' of model '{config.name}' cannot pad dimension '{dimension.label}': output"
+                    f" '{name}' has the shape {list(shape)} for the size {first[index]} and {list(after[name])} for"
+                    f" {other}, and can be cut back only where its sizes are those of the dimension; remove it"
+                )
+            if follows:
+                outputs[name] = follows
+        found.append(replace(dimension, outputs=outputs))
+    return replace(padding, dimensions=tuple(found))
 
 
 def _written_sizes(

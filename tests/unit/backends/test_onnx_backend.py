@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support.encoders import encoder
+from support.load_check import model as onnx_model
 from support.models import add_sub, graph, identity
 from support.waiting import wait_until
 
@@ -534,8 +535,47 @@ def test_the_memory_of_a_batch_is_measured_at_the_largest_sizes(
     monkeypatch.setattr(backend.OnnxModel, "execute", noting)
     sizes = {"sizes": "sequence=8,32"}
     model = load(model_source("model.onnx", encoder().SerializeToString(), parameters=sizes))
-    assert shapes == [(1, 32), (2, 32)]
+    assert shapes[:2] == [(1, 32), (2, 32)]
     assert model.signature.padding.properties == {"sizes": "sequence=8,32"}
     shapes.clear()
     model.warm_up([])
     assert shapes == [(1, 8)]
+
+
+def test_outputs_that_follow_a_dimension_are_found_whatever_they_are_called(model_source: SourceMaker) -> None:
+    text = """g (float[batch, n] x) => (float[batch, other] doubled, float[a, b] same, float[batch, n] sum) {
+        doubled = Add(x, x) same = Identity(x) sum = ReduceSum<keepdims = 1>(x, one) }"""
+    content = onnx_model(text, one=np.array([1])).SerializeToString()
+    model = load(model_source("model.onnx", content, parameters={"sizes": "n=4,8"}))
+    (found,) = model.signature.padding.dimensions
+    assert (found.inputs, found.outputs) == ({"x": (1,)}, {"doubled": (1,), "same": (1,)})
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("y = Concat<axis = 1>(x, x)", "output 'y' has the shape [2, 8] for the size 4 and [2, 16] for 8"),
+        ("y = Slice(x, one, end, one)", "output 'y' has the shape [2, 3] for the size 4 and [2, 7] for 8"),
+        ("y = Reshape(x, flat)", "output 'y' has the shape [8] for the size 4 and [16] for 8"),
+    ],
+)
+def test_what_cannot_be_cut_back_is_not_padded(model_source: SourceMaker, body: str, text: str) -> None:
+    weights = {"one": np.array([1]), "end": np.array([1 << 30]), "flat": np.array([-1])}
+    content = onnx_model(f"g (float[batch, n] x) => (float[a, b] y) {{ {body} }}", **weights)
+    content.graph.output[0].type.tensor_type.ClearField("shape")
+    config = {
+        "inputs": (InputConfig("x", DataType.FP32, (-1,)),),
+        "outputs": (OutputConfig("y", DataType.FP32, (-1,)),),
+    }
+    parameters = {"sizes": "n=4,8"}
+    source = model_source("model.onnx", content.SerializeToString(), parameters=parameters, max_batch_size=4, **config)
+    with pytest.raises(ServeError, match="cannot pad dimension 'n'") as refused:
+        load(source)
+    assert refused.value.code is StatusCode.INVALID_ARGUMENT and text in refused.value.text
+
+
+def test_a_model_that_takes_no_zeros_is_not_padded(model_source: SourceMaker) -> None:
+    text = "g (int64[batch, n] x) => (float[batch, n] y) { ids = Sub(x, one) y = Gather(table, ids) }"
+    content = onnx_model(text, one=np.array([3]), table=np.ones(2, np.float32)).SerializeToString()
+    with pytest.raises(ServeError, match=r"'sizes' of model 'model' needs a model that takes zeros, .* data bounds"):
+        load(model_source("model.onnx", content, parameters={"sizes": "n=4,8"}))

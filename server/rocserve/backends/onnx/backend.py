@@ -37,12 +37,12 @@ from rocserve.backends.onnx.rows_check import RowsCheck
 from rocserve.backends.onnx.runs import Array, InPlaceRun, Run, SizedRun, is_on_cpu, session_run
 from rocserve.backends.onnx.signature import fixed_dimensions, session_signature
 from rocserve.backends.onnx.strings import bytes_array, text_array
-from rocserve.backends.written_sizes import written_padding
+from rocserve.backends.written_sizes import has_rows, with_measured_outputs, written_padding
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.padding import Buckets
+from rocserve.core.padding import Buckets, Lengths, Shape
 from rocserve.core.ragged import RaggedBatching, made_tensors
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
@@ -143,7 +143,7 @@ def _load_session(
         )
         signature = replace(signature, inputs=inputs, outputs=outputs, supports_batching=True)
         opened = OnnxModel(run, signature, model.config, session_facts(session))
-        _pad(opened, model)
+        opened.pad()
         return opened
     shapes = [spec.shape[1:] for spec in signature.inputs]
     if plan.on_gpu and signature.supports_batching and not any(-1 in shape for shape in shapes):
@@ -170,7 +170,7 @@ def _load_session(
         session_run(session, signature), signature, model.config, session_facts(session), _in_place=in_place
     )
     if check is None:
-        _pad(opened, model)
+        opened.signature = replace(signature, padding=written_padding(model.config, signature))
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
         # First, because it measures how much memory the first batches take.
         opened.bound_batches(model.instance_count, model.memory_bytes)
@@ -178,13 +178,8 @@ def _load_session(
         rows_check = RowsCheck(model, opener, weights)
         opened.signature, opened.load_check = rows_check.run(session, opened.signature)
         # Without independent rows, the first dimension is one like the others.
-        _pad(opened, model)
+        opened.pad()
     return opened
-
-
-def _pad(opened: OnnxModel, model: ModelSource) -> None:
-    """Let a model pad the dimensions that the parameter `sizes` names. Raises ServeError (INVALID_ARGUMENT)."""
-    opened.signature = replace(opened.signature, padding=written_padding(model.config, opened.signature))
 
 
 def load_fixed_shapes(
@@ -259,11 +254,32 @@ class OnnxModel:
         self._takes_text = any(spec.datatype is DataType.BYTES for spec in inputs)
         self._bfloat16 = frozenset(spec.name for spec in outputs if spec.datatype is DataType.BF16)
 
+    def pad(self) -> None:
+        """Pad the dimensions that the parameter `sizes` names. Raises ServeError (INVALID_ARGUMENT) if they cannot be
+        padded."""
+        padding = written_padding(self._config, self.signature)
+        # One row alone may lose its dimension.
+        rows = 1 + has_rows(self._config, self.signature)
+
+        def shapes(lengths: Lengths) -> Mapping[str, Shape]:
+            try:
+                found = self.execute(self._zeros(rows, Buckets(padding), lengths)).outputs
+            except ServeError as error:
+                raise invalid_argument(
+                    f"parameter 'sizes' of model '{self._config.name}' needs a model that takes zeros, by which it is"
+                    f" found which outputs are cut back: {error.text}"
+                ) from None
+            return {name: tuple(value.shape) for name, value in found.items()}
+
+        padding = with_measured_outputs(padding, self._config, shapes)
+        self.signature = replace(self.signature, padding=padding)
+
     def bound_batches(self, at_once: int, memory_bytes: int) -> None:
         """Set the signature's max_batch_size to the rows that fit into memory with `at_once` concurrent batches (see
         rows_that_fit), measured on zeros of the largest sizes."""
         try:
-            rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows, -1)), at_once, memory_bytes)
+            largest = self._sizes_of(-1)
+            rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows, *largest)), at_once, memory_bytes)
         except ServeError:
             # The model does not take zeros; the warm-up tells why.
             return
@@ -279,7 +295,7 @@ class OnnxModel:
         if self._sizes or not samples:
             try:
                 for size in self._sizes or (1,):
-                    execution.start(self._zeros(size))
+                    execution.start(self._zeros(size, *self._sizes_of(0)))
                     execution.result()
             except ServeError as error:
                 _LOG.debug("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
@@ -335,10 +351,13 @@ class OnnxModel:
         del self._run
         self._in_place = None
 
-    def _zeros(self, rows: int, size: int = 0) -> Batch:
-        """Return a batch of zeros. `size`: index of the size that padded dimensions have."""
+    def _sizes_of(self, place: int) -> tuple[Buckets, Lengths]:
+        """Return for each padded dimension its size at `place`."""
         padding = self.signature.padding
-        buckets, sizes = Buckets(padding), tuple(dimension.sizes[size] for dimension in padding.dimensions)
+        return Buckets(padding), tuple(dimension.sizes[place] for dimension in padding.dimensions)
+
+    def _zeros(self, rows: int, buckets: Buckets, lengths: Lengths) -> Batch:
+        """Return a batch of zeros. `lengths`: of the padded dimensions."""
         declared = {entry.name: entry for entry in self._config.inputs}
         inputs: dict[str, Tensor] = {}
         # The inputs that the server computes, for one request of zeros.
@@ -355,7 +374,7 @@ class OnnxModel:
                 shape = (rows, *entry.model_dims) if self._config.max_batch_size > 0 else entry.model_dims
                 if entry.allow_ragged_batch:
                     shape = (math.prod(abs(size) for size in shape),)
-            shape = buckets.padded_shape(spec.name, shape, sizes)
+            shape = buckets.padded_shape(spec.name, shape, lengths)
             if shape[:1] == (-1,):
                 shape = (rows, *shape[1:])
             whole = [1 if dim == -1 else dim for dim in shape]
