@@ -16,7 +16,7 @@ from rocserve.backends.warmup import as_served
 from rocserve.core.errors import ServeError
 from rocserve.core.load_check import RECORDED_ANSWERS, RECORDED_FILE, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.load_check.recorded import compare_recorded, joined, read_recorded, recorded_request
 from rocserve.load_check.tensors import Array
 from rocserve.workers.batch_inputs import split_sample
@@ -71,10 +71,13 @@ def _answer_of_tensors(model: LoadedModel, batch: Batch, config: ModelConfig) ->
     for name, (shape, *_) in served.cuts.items():
         if isinstance(array := outputs.get(name), np.ndarray):
             outputs[name] = array.reshape(shape)
-    for name, padded in served.padded.items():
-        if isinstance(array := outputs.get(name), np.ndarray):
-            places = [slice(padded.lengths[0].get(place, size)) for place, size in enumerate(array.shape)]
-            outputs[name] = array[tuple(places)]
+    for name in served.padded.keys() & outputs.keys():
+        value, (lengths,) = outputs[name], served.padded[name].lengths
+        own = tuple(slice(lengths.get(place, size)) for place, size in enumerate(value.shape))
+        if isinstance(value, Tensor):
+            outputs[name] = tensor_from_numpy(name, value.numpy()[own], value.datatype)
+        else:
+            outputs[name] = value[own]
     return outputs
 
 

@@ -16,6 +16,7 @@ from rocserve.core.errors import StatusCode
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.requests import Member, RequestForm, RequestLayout
 from rocserve.core.tensors import Tensor, TensorHead
+from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome
 
@@ -158,6 +159,17 @@ async def test_what_is_too_long_is_refused_in_the_worker_too(workshop: Workshop)
     outcome, _ = await run(instance, [member(made(1, 9, 3))])
     assert outcome.error is not None and outcome.error.code is StatusCode.INVALID_ARGUMENT
     assert "dimension 'H' of input 'IMAGE' is 9, expected 1 to 8" in outcome.error.text
+
+
+async def test_a_recorded_request_is_padded(workshop: Workshop) -> None:
+    inputs = made(2, 3, 3)
+    outputs = {name: array for name, array in inputs.items() if name != "SCALE"}
+    file = workshop.folder / "check.npz"
+    write_recorded(file, RecordedAnswers(inputs, {**outputs, "SEEN": np.full((2, 2), 4)}))
+    group = workshop.group(engine="rocserve_padding_engine", config=config())
+    await group.load()
+    await group.warm_up(config(), "", str(file))
+    assert group.load_check.text == "recorded answers are equal"
 
 
 async def test_an_engine_that_does_not_pad_says_so(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
