@@ -168,6 +168,12 @@ def padding_values(
     return {name: value for name, value in values.items() if value}
 
 
+def written_values(config: ModelConfig) -> frozenset[str]:
+    """Return the inputs of which the parameter `padding` gives the value by name."""
+    entries = config.parameters.get(VALUES, "").split(";")
+    return frozenset(entry.rpartition("=")[0].strip() for entry in entries if "=" in entry)
+
+
 def _value(text: str, spec: TensorSpec, config: ModelConfig) -> float:
     try:
         value = float(text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, StatusCode
 
-ROWS, REFERENCE, RECORDED_ANSWERS = KINDS = ("rows", "reference", "recorded answers")
+ROWS, PADDING, REFERENCE, RECORDED_ANSWERS = KINDS = ("rows", "padding", "reference", "recorded answers")
 """The kinds of failures; label `kind` of the metric."""
 RECORDED_FILE = "check.npz"
 """The file of recorded answers, in a version's folder, or in the model's folder for all versions."""
@@ -80,7 +80,7 @@ class LoadCheckFailed(ServeError):
     """The load check refuses a version, or an engine for it: with engine "auto", the next engine is tried."""
 
     def __init__(self, kind: str, text: str, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> None:
-        """`kind`: ROWS, REFERENCE or RECORDED_ANSWERS. The text tells the output and the difference."""
+        """`kind`: one of KINDS. The text tells the output and the difference."""
         super().__init__(code, text)
         self.kind = kind
 

@@ -55,10 +55,17 @@ class InputMaker:
     """Makes rows by their names: the same name, recipe and seed give the same row."""
 
     def __init__(
-        self, inputs: Sequence[CheckedInput], facts: GraphFacts, seed: int, samples: Sequence[Feed] = ()
+        self,
+        inputs: Sequence[CheckedInput],
+        facts: GraphFacts,
+        seed: int,
+        samples: Sequence[Feed] = (),
+        are_requests: bool = False,
     ) -> None:
+        """`are_requests`: rows are never joined, so an input without rows need not be the same for all of them."""
         self.inputs = inputs
         self._seed = seed
+        self._are_requests = are_requests
         self.levels = facts.levels
         self._words = facts.words or _WORDS
         self.ends = {given.name: end for given in inputs if (end := given.end or facts.ends.get(given.name))}
@@ -68,11 +75,11 @@ class InputMaker:
         """Rows of the samples, as far as they can share a batch with the first one."""
 
     def row(self, recipe: Recipe, name: str, has_largest: bool = False) -> dict[str, Array]:
-        """Make the inputs of one row. An input without rows is the same for all names. `has_largest`: integers
-        are all their largest value, because a model may look up those of one place only."""
+        """Make the inputs of one row. An input without rows is the same for all names, if rows are joined.
+        `has_largest`: integers are all their largest value, because a model may look up those of one place only."""
         row = {}
         for given in self.inputs:
-            rng = self._random(name if given.has_rows else "", given.name)
+            rng = self._random(name if given.has_rows or self._are_requests else "", given.name)
             values = self._sampled(given, name, rng) if recipe.from_samples else None
             if values is None:
                 values = self._made(given, recipe, rng)
@@ -160,7 +167,7 @@ class InputMaker:
         rows = [row[given.name] for row in self.sample_rows if given.name in row]
         if not rows:
             return None
-        index = row_number(name) if given.has_rows else 0
+        index = row_number(name) if given.has_rows or self._are_requests else 0
         values = rows[index % len(rows)]
         # What a mask or a length is does not follow from its values alone.
         if index < len(rows) or given.is_mask or given.is_length or values.size < 2:

@@ -60,6 +60,11 @@ class CheckedInput:
                 if isinstance(part, str) and part != ROWS:
                     yield part
 
+    def symbol(self, place: int) -> str:
+        """Return the name of the open dimension at a place; "" if it is a number or a sum."""
+        first, *others = self._parts(place, self.shape[place])
+        return first if isinstance(first, str) and not others else ""
+
     def shape_with(self, sizes: Mapping[str, int], rows: int = 1) -> tuple[int, ...]:
         """Return the shape with these sizes of the open dimensions."""
         known = {**sizes, ROWS: rows}

@@ -29,6 +29,7 @@ from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, DeviceStream, device_executions, device_stream
 from rocserve.backends.onnx.external_weights import ExternalWeights, find_external_weights
 from rocserve.backends.onnx.opener import SessionOpener, session_facts
+from rocserve.backends.onnx.padding_check import PaddingCheck
 from rocserve.backends.onnx.plugins import installed_plugins
 from rocserve.backends.onnx.provider_check import ProviderCheck
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
@@ -144,6 +145,7 @@ def _load_session(
         signature = replace(signature, inputs=inputs, outputs=outputs, supports_batching=True)
         opened = OnnxModel(run, signature, model.config, session_facts(session))
         opened.pad()
+        _check_padding(opened, session, PaddingCheck(model, opener, weights))
         return opened
     shapes = [spec.shape[1:] for spec in signature.inputs]
     if plan.on_gpu and signature.supports_batching and not any(-1 in shape for shape in shapes):
@@ -179,7 +181,15 @@ def _load_session(
         opened.signature, opened.load_check = rows_check.run(session, opened.signature)
         # Without independent rows, the first dimension is one like the others.
         opened.pad()
+        _check_padding(opened, session, PaddingCheck(model, opener, weights))
     return opened
+
+
+def _check_padding(opened: OnnxModel, session: Any, check: PaddingCheck) -> None:
+    """Try what the model pads, in the time that the rows have left. Raises LoadCheckFailed as `PaddingCheck.run`."""
+    seconds = check.model.settings.load_check_seconds - opened.load_check.seconds
+    opened.signature, report = check.run(session, opened.signature, max(seconds, 0.0))
+    opened.load_check = opened.load_check.then(report)
 
 
 def load_fixed_shapes(

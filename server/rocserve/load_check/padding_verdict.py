@@ -1,0 +1,82 @@
+"""What the padding check finds of a model's dimensions, and what users read of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rocserve.core.load_check import PADDING, LoadCheckReport
+from rocserve.core.padding import PaddedDimension, Padding
+from rocserve.core.printable import listed
+
+
+class PaddingState(enum.Enum):
+    ALLOWED = "allowed"
+    REFUSED = "refused"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionVerdict:
+    """Whether one dimension may be padded."""
+
+    label: str
+    state: PaddingState
+    reason: str
+    """A clause for log and index."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingVerdict:
+    """Whether the dimensions of a padding may be padded, in their order."""
+
+    dimensions: tuple[DimensionVerdict, ...]
+    values: Mapping[str, float]
+    """Input -> the value to pad with, where that is not 0."""
+    runs: int = 0
+    is_lasting: bool = True
+    """Whether another check would find the same; not if the time ended it."""
+
+    def in_state(self, state: PaddingState) -> Sequence[DimensionVerdict]:
+        return [one for one in self.dimensions if one.state is state]
+
+    @property
+    def refusals(self) -> str:
+        """Why dimensions must not be padded; "" = nothing shows that."""
+        return listed([*dict.fromkeys(one.reason for one in self.in_state(PaddingState.REFUSED))], "; ")
+
+    def report(self, warns_of_undecided: bool) -> LoadCheckReport:
+        """Return what users read where `sizes` is written: it is obeyed, with a warning if answers change, and with
+        `warns_of_undecided` also if nothing is known of them."""
+        refused, undecided = self.in_state(PaddingState.REFUSED), self.in_state(PaddingState.UNDECIDED)
+        doubts = dict.fromkeys(one.reason for one in (*refused, *(undecided if warns_of_undecided else ())))
+        return LoadCheckReport(
+            tuple(dict.fromkeys(one.reason for one in self.dimensions)),
+            f"padded as configured, but {listed([*doubts], '; ')}" if doubts else "",
+            (PADDING,) if refused else (),
+        )
+
+
+def undecided(padding: Padding, reason: str, is_lasting: bool = False) -> PaddingVerdict:
+    """Return the verdict where nothing is known of any dimension."""
+    return all_dimensions(padding, PaddingState.UNDECIDED, unclear(padding.dimensions, reason), is_lasting)
+
+
+def all_dimensions(padding: Padding, state: PaddingState, reason: str, is_lasting: bool = True) -> PaddingVerdict:
+    """Return the verdict where one reason holds for all dimensions."""
+    verdicts = tuple(DimensionVerdict(one.label, state, reason) for one in padding.dimensions)
+    return PaddingVerdict(verdicts, padding.values, is_lasting=is_lasting)
+
+
+def named(dimensions: Sequence[PaddedDimension]) -> str:
+    names = listed([f"'{one.label}'" for one in dimensions])
+    return f"dimension{'s' if len(dimensions) > 1 else ''} {names}"
+
+
+def refused(dimensions: Sequence[PaddedDimension], why: str) -> str:
+    return f"{named(dimensions)} must not be padded: {why}"
+
+
+def unclear(dimensions: Sequence[PaddedDimension], why: str) -> str:
+    return f"padding of {named(dimensions)} not checked: {why}"
