@@ -154,9 +154,9 @@ class Buckets:
         return Bucket(sizes, elements, -(-elements // max(fewest, 1)))
 
     def padded_shape(self, name: str, shape: Shape, sizes: Lengths) -> Shape:
-        """Return an input's shape in the bucket of these sizes."""
+        """Return an input's or output's shape in the bucket of these sizes."""
         padded = [*shape]
-        for place, index in self.inputs.get(name, ()):
+        for place, index in (*self.inputs.get(name, ()), *self.outputs.get(name, ())):
             padded[place] = sizes[index]
         return tuple(padded)
 

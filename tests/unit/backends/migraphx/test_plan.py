@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import migraphx_models
+from support.encoders import encoder
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.migraphx.configuration.options import Target, compile_options, serving_options
 from rocserve.backends.migraphx.model_files.graph import GraphTensor
-from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
+from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs, planned_memory
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, SourceKind
 from rocserve.cache.digests import file_digest
 from rocserve.core.datatypes import DataType
@@ -304,3 +306,80 @@ def test_an_input_with_a_default_is_a_constant_unless_the_configuration_names_it
     assert folder.refusal(content, inputs=(image, bias)).startswith(
         "model 'm': input 'bias' has a default in model.onnx, which MIGraphX takes as a constant; leave the input out"
     )
+
+
+def _encoder_config(sizes: str, max_batch_size: int = 4, **more: str) -> dict[str, Any]:
+    dims = (-1,) if max_batch_size else (-1, -1)
+    return {
+        "max_batch_size": max_batch_size,
+        "inputs": tuple(InputConfig(name, DataType.INT64, dims) for name in ("input_ids", "attention_mask")),
+        "outputs": (OutputConfig("tokens", DataType.FP32, (*dims, 16)), OutputConfig("pooled", DataType.FP32, (16,))),
+        "parameters": {"sizes": sizes, **more},
+    }
+
+
+def _open_image(sizes: str, max_batch_size: int) -> dict[str, Any]:
+    dims = (3, -1, -1)
+    return {"max_batch_size": max_batch_size, "parameters": {"sizes": sizes}, **_config(dims)}
+
+
+class TestPaddedDimensions:
+    CONTENT = encoder(layers=1).SerializeToString()
+
+    def test_a_program_for_each_batch_size_and_size_the_first_takes_all_requests(self, folder: Folder) -> None:
+        plan = folder.plan(self.CONTENT, **_encoder_config("sequence=8,32,16", 2))
+        assert [recipe.title for recipe in plan.recipes] == [
+            "batch size 1, sequence 32",
+            "batch size 1, sequence 8",
+            "batch size 1, sequence 16",
+            "batch size 2, sequence 8",
+            "batch size 2, sequence 16",
+            "batch size 2, sequence 32",
+        ]
+        assert _shapes(plan)[3] == {"input_ids": (2, 8), "attention_mask": (2, 8)}
+        assert [tensor.shape for tensor in plan.inputs] == [(-1, -1), (-1, -1)]
+        (dimension,) = plan.padding.dimensions
+        assert (dimension.inputs, dimension.outputs) == (
+            {"input_ids": (1,), "attention_mask": (1,)},
+            {"tokens": (1,)},
+        )
+
+    def test_dimensions_that_are_padded_together(self, folder: Folder) -> None:
+        plan = folder.plan(_image("n", 3, "h", "w"), **_open_image("h=32,64; w=32,48", 1))
+        assert [recipe.input_shapes["image"] for recipe in plan.recipes] == [
+            (1, 3, 64, 48),
+            (1, 3, 32, 32),
+            (1, 3, 32, 48),
+            (1, 3, 64, 32),
+        ]
+        assert plan.recipes[1].title == "batch size 1, h 32, w 32"
+
+    def test_the_key_is_that_of_the_same_shapes_without_padding(self, folder: Folder) -> None:
+        plan = folder.plan(self.CONTENT, **_encoder_config("sequence=8,16", 1))
+        fixed = _encoder_config("", 1)
+        fixed["inputs"] = tuple(replace(entry, dims=(16,)) for entry in fixed["inputs"])
+        assert folder.plan(self.CONTENT, **fixed).recipes[0].key == plan.recipes[0].key
+
+    def test_the_memory_of_a_program_is_that_at_its_sizes(self, folder: Folder) -> None:
+        plan = folder.plan(self.CONTENT, **_encoder_config("sequence=8,16", 2))
+        by_title = {recipe.title: planned_memory(recipe, plan).tensor_bytes for recipe in plan.recipes}
+        # Two INT64 inputs, tokens of 16 FP32 and the pooled vector, for two rows of 8.
+        assert by_title["batch size 2, sequence 8"] == 2 * (8 * 8 * 2 + 8 * 16 * 4 + 16 * 4)
+
+    def test_the_number_of_programs_is_bounded(self, folder: Folder) -> None:
+        lengths = ",".join(map(str, range(1, 31)))
+        assert folder.refusal(self.CONTENT, **_encoder_config(f"sequence={lengths}", 16)) == (
+            "model 'm' would have 150 programs (5 batch sizes x 30 sizes of 'sequence'), and MIGraphX compiles at most"
+            " 128 for a model; name fewer in parameter 'batch_sizes' or 'sizes'"
+        )
+
+    def test_other_parameters_that_contradict_it(self, folder: Folder) -> None:
+        assert "leave 'input_ids' out of 'input_shapes'" in folder.refusal(
+            self.CONTENT, **_encoder_config("sequence=8", input_shapes="input_ids: 8")
+        )
+        assert "parameter 'sizes' does not work with precision \"int8\"" in folder.refusal(
+            self.CONTENT, **_encoder_config("sequence=8", **_INT8["parameters"])
+        )
+        assert "names the dimension 'length', which the model does not have" in folder.refusal(
+            self.CONTENT, **_encoder_config("length=8")
+        )

@@ -23,12 +23,14 @@ from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, Mode
 from rocserve.backends.migraphx.model_files.known_faults import KnownFault
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
+from rocserve.backends.migraphx.planning.buckets import at_largest, planned_padding, programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.tensors import nchw
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import NO_PURPOSE, ModelConfig, Purpose
+from rocserve.core.padding import NO_PADDING, Buckets, Lengths, Padding
 from rocserve.core.printable import readable_size
 
 Shape = tuple[int, ...]
@@ -39,7 +41,7 @@ class ProgramPlan:
     recipes: tuple[ProgramRecipe, ...]
     """In compile order; at least one."""
     inputs: tuple[GraphTensor, ...]
-    """As clients see them: images of TensorFlow graphs are NHWC. Only the batch is open."""
+    """As clients see them: images of TensorFlow graphs are NHWC. Only the batch, and what is padded, is open."""
     outputs: tuple[GraphTensor, ...]
     """In the program's order, as clients see them. The batch is open."""
     batches: bool
@@ -52,6 +54,26 @@ class ProgramPlan:
     faults: Mapping[str, KnownFault] = field(default_factory=dict)
     """Operator -> what MIGraphX may compute wrongly, and no comparison finds."""
     purpose: Purpose = NO_PURPOSE
+    padding: Padding = NO_PADDING
+
+    def shape_in(self, tensor: GraphTensor, recipe: ProgramRecipe) -> Shape | None:
+        """Return the shape that an input or output has in a program, as clients see it, with -1 for the batch and for
+        what only the program tells; None = the file does not even have the number of dimensions."""
+        shape, buckets = tensor.shape, Buckets(self.padding)
+        return None if shape is None else buckets.padded_shape(tensor.name, shape, tuple(recipe.sizes.values()))
+
+    def with_outputs(self, names: Sequence[str]) -> ProgramPlan:
+        """Return the plan with other names of the outputs."""
+        renamed = {tensor.name: name for tensor, name in zip(self.outputs, names, strict=True)}
+        dimensions = tuple(
+            replace(one, outputs={renamed[name]: places for name, places in one.outputs.items()})
+            for one in self.padding.dimensions
+        )
+        return replace(
+            self,
+            outputs=tuple(replace(tensor, name=renamed[tensor.name]) for tensor in self.outputs),
+            padding=replace(self.padding, dimensions=dimensions),
+        )
 
 
 def plan_programs(
@@ -109,7 +131,10 @@ def plan_programs(
             f" {path.name} takes {taken} and gives {given}. Leave the parameter out, or set max_batch_size if the first"
             " dimension is the batch"
         )
-    shapes = _input_shapes(model.config, serving.input_shapes, graph.inputs, batch is not None, no_batch)
+    rows_fault = no_batch or ("" if batch is not None else "no batch")
+    padding = planned_padding(model.config, options, serving.input_shapes, graph, rows_fault)
+    sized = at_largest(graph.inputs, padding)
+    shapes = _input_shapes(model.config, serving.input_shapes, sized, batch is not None, no_batch)
     for name, dims in (*shapes.items(), *((output.name, output.dims or ()) for output in graph.outputs)):
         if is_beyond_memory(dims):
             raise invalid_argument(f"model '{model.name}': tensor '{name}' has a shape that no memory holds")
@@ -121,9 +146,16 @@ def plan_programs(
         calibration_digest=calibration_digest(options, model.model_folder),
     )
     lead: Dims = () if batch is None else ("",)
+    buckets = Buckets(padding)
+
+    def planned_input(tensor: GraphTensor) -> GraphTensor:
+        open_places = {place: "" for place, _ in buckets.inputs.get(tensor.name, ())}
+        dims = (*lead, *shapes[tensor.name])
+        return replace(tensor, dims=tuple(open_places.get(place, dim) for place, dim in enumerate(dims)))
+
     return ProgramPlan(
-        recipes=_recipes(first, serving, batch, largest, shapes),
-        inputs=tuple(replace(tensor, dims=(*lead, *shapes[tensor.name])) for tensor in graph.inputs),
+        recipes=_recipes(model.name, first, serving, batch, largest, shapes, padding),
+        inputs=tuple(map(planned_input, graph.inputs)),
         outputs=tuple(
             tensor if tensor.dims is None else replace(tensor, dims=(*lead, *tensor.dims[len(lead) :]))
             for tensor in graph.outputs
@@ -134,6 +166,7 @@ def plan_programs(
         is_quantised=graph.is_quantised,
         faults=graph.faults,
         purpose=graph.purpose,
+        padding=padding,
     )
 
 
@@ -146,21 +179,35 @@ def read_graph(kind: SourceKind, path: Path, model_folder: Path, output_names: S
 
 
 def _recipes(
-    first: ProgramRecipe, serving: ServingOptions, batch: int | None, largest: int, shapes: Mapping[str, Shape]
+    model_name: str,
+    first: ProgramRecipe,
+    serving: ServingOptions,
+    batch: int | None,
+    largest: int,
+    shapes: Mapping[str, Shape],
+    padding: Padding,
 ) -> tuple[ProgramRecipe, ...]:
-    def of_rows(*rows: int, **options: Any) -> ProgramRecipe:
+    buckets, labels = Buckets(padding), [dimension.label for dimension in padding.dimensions]
+
+    def of_rows(rows: Shape, sizes: Lengths, **options: Any) -> ProgramRecipe:
         """Return the recipe with MIGraphX's shapes: NCHW for NHWC images of TensorFlow graphs."""
-        full = {name: (*rows, *shape) for name, shape in shapes.items()}
+        full = {name: buckets.padded_shape(name, (*rows, *shape), sizes) for name, shape in shapes.items()}
         if first.source.kind is SourceKind.TENSORFLOW:
             full = {name: nchw(shape) for name, shape in full.items()}
-        return replace(first, input_shapes=full, **options)
+        return replace(first, input_shapes=full, sizes=dict(zip(labels, sizes, strict=True)), **options)
 
     if batch is None:
-        return (of_rows(),)
+        return tuple(of_rows((), sizes) for _, sizes in programs(padding, (0,), model_name))
     if serving.dynamic_batch:
-        return (of_rows(1, largest_batch=largest, rebatched=batch > 0),)
-    sizes = serving.batch_sizes or default_batch_sizes(largest)
-    return tuple(of_rows(size, batch_size=size, rebatched=batch not in (0, size)) for size in sizes)
+        return tuple(
+            of_rows((1,), sizes, largest_batch=largest, rebatched=batch > 0)
+            for _, sizes in programs(padding, (0,), model_name)
+        )
+    batch_sizes = serving.batch_sizes or default_batch_sizes(largest)
+    return tuple(
+        of_rows((rows,), sizes, batch_size=rows, rebatched=batch not in (0, rows))
+        for rows, sizes in programs(padding, batch_sizes, model_name)
+    )
 
 
 def batch_dimension(graph: ModelGraph) -> int | None:
@@ -291,10 +338,10 @@ def planned_memory(recipe: ProgramRecipe, plan: ProgramPlan) -> ProgramMemory:
     tensors = (
         (
             tensor.datatype.itemsize,
-            [batch if index == 0 and size == -1 else size for index, size in enumerate(tensor.shape)],
+            [batch if index == 0 and size == -1 else size for index, size in enumerate(shape)],
         )
         for tensor in (*plan.inputs, *plan.outputs)
-        if tensor.datatype is not None and tensor.shape is not None
+        if tensor.datatype is not None and (shape := plan.shape_in(tensor, recipe)) is not None
     )
     weight_bytes = plan.weight_bytes * _BYTES_OF_FOUR[recipe.options.precision] // 4
     return ProgramMemory(recipe, weight_bytes, _tensor_bytes(tensors), None)
@@ -334,6 +381,7 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
         recipe = program.recipe
         remedies = {
             'smaller "batch_sizes"': max(recipe.batch_size, recipe.largest_batch) > 1,
+            'smaller "sizes"': bool(recipe.sizes),
             '"precision" fp16': recipe.options.precision is Precision.FP32 and program.weight_bytes > 0,
             "fewer instances (instance_group count)": True,
         }

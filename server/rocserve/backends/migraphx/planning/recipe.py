@@ -61,7 +61,7 @@ class ProgramSource:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRecipe:
-    """Describes one program: a model at one batch size."""
+    """Describes one program: a model at one batch size, and at one size of each dimension that is padded."""
 
     source: ProgramSource
     options: CompileOptions
@@ -72,6 +72,8 @@ class ProgramRecipe:
     """Above 0: one program for batches of 1 to this size; `batch_size` is then 0."""
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Input's name -> shape, for all inputs, with the batch dimension (1 if `largest_batch` is set)."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Dimension that is padded -> its size in `input_shapes`, in the order of the model's Padding."""
     rebatched: bool = False
     """Whether the file fixes another batch size. If so, the program is compared with a program of that size."""
     output_names: tuple[str, ...] = ()
@@ -82,9 +84,16 @@ class ProgramRecipe:
     @property
     def title(self) -> str:
         """The program's name among the model's programs, for people."""
-        if self.largest_batch:
-            return f"batch sizes 1 to {self.largest_batch}"
-        return f"batch size {self.batch_size}" if self.batch_size else "the program"
+        rows = [f"batch sizes 1 to {self.largest_batch}"] if self.largest_batch else []
+        rows += [f"batch size {self.batch_size}"] if self.batch_size else []
+        return ", ".join((*rows, *(f"{label} {size}" for label, size in self.sizes.items()))) or "the program"
+
+    @property
+    def short_title(self) -> str:
+        """The title where other words tell what the numbers are: batch size x sizes."""
+        rows = [f"1-{self.largest_batch}" if self.largest_batch else str(self.batch_size)]
+        has_rows = self.largest_batch or self.batch_size
+        return "x".join((*(rows if has_rows else ()), *map(str, self.sizes.values()))) or "all"
 
     @property
     def untuned(self) -> ProgramRecipe | None:
@@ -106,8 +115,11 @@ class ProgramRecipe:
             source=replace(self.source, path=""),
             options=replace(self.options, calibration_data="", calibration_pipeline=""),
         )
+        facts = json.loads(to_json(anywhere))
+        # The input shapes say what is compiled; what their places are called changes nothing.
+        del facts["sizes"]
         # Mappings keep the order of the configuration or the graph, which has no meaning.
-        text = json.dumps([_COMPILE_REVISION, json.loads(to_json(anywhere))], separators=(",", ":"), sort_keys=True)
+        text = json.dumps([_COMPILE_REVISION, facts], separators=(",", ":"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Compiles batch sizes while a model serves."""
+"""Compiles the programs of further sizes while a model serves."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError
+from rocserve.core.printable import listed
 
 THREAD_NAME = "batch sizes"
 
 
 @dataclass(eq=False)
 class BackgroundSizes:
-    """Compiles the remaining batch sizes one by one and puts them into service. A failed size does not stop the others.
-    The sizes need a separate thread because a compile takes minutes, while the worker's main thread listens to the
-    server and its second thread answers batches."""
+    """Compiles the programs of the remaining sizes one by one and puts them into service. A failed size does not stop
+    the others. They need a separate thread because a compile takes minutes, while the worker's main thread listens to
+    the server and its second thread answers batches."""
 
     _sizes: Sequence[str]
     """For people; a tuned program that replaces another counts as a size."""
@@ -27,6 +28,9 @@ class BackgroundSizes:
     _report: Callable[[str], None]
     """Sends the state to the server; "" = done."""
     _log: logging.Logger
+    _one: str = "batch size"
+    """What a size is called."""
+    _many: str = "batch sizes"
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +55,7 @@ class BackgroundSizes:
         for index, size in enumerate(self._sizes):
             if self._stopping.is_set():
                 return
-            missing = f"serving; batch sizes still to come: {', '.join(self._sizes[index:])}"
+            missing = f"serving; {self._many} still to come: {listed(self._sizes[index:])}"
 
             def report(text: str, missing: str = missing) -> None:
                 self._report(f"{missing}; {text}" if text else missing)
@@ -65,14 +69,14 @@ class BackgroundSizes:
                     return
                 if isinstance(error, ServeError):
                     failures[size] = error.text
-                    self._log.warning("batch size %s is not in service: %s", size, error.text)
+                    self._log.warning("%s %s is not in service: %s", self._one, size, error.text)
                 else:
                     failures[size] = str(error) or type(error).__name__
-                    self._log.error("batch size %s is not in service", size, exc_info=error)
+                    self._log.error("%s %s is not in service", self._one, size, exc_info=error)
         if not self._stopping.is_set():
             # All failed sizes come before the first reason because readers cut long texts.
-            text = "; ".join(f"batch size {size}: {reason}" for size, reason in failures.items())
+            text = "; ".join(f"{self._one} {size}: {reason}" for size, reason in failures.items())
             if failures:
-                sizes = f"batch sizes {', '.join(failures)}: " if len(failures) > 1 else ""
+                sizes = f"{self._many} {listed([*failures])}: " if len(failures) > 1 else ""
                 text = f"serving without {sizes}{text}"
             self._report(text)

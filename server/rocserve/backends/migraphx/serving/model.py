@@ -30,9 +30,9 @@ from rocserve.backends.migraphx.serving.model_check import (
     ModelCheck,
     ReferenceEngine,
     checked_model,
-    program_rows,
 )
-from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramLayout, ProgramRunner
+from rocserve.backends.migraphx.serving.layout import ProgramLayout
+from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRunner
 from rocserve.backends.migraphx.tensors import varies_with_values
 from rocserve.backends.parameters import asked_engine
 from rocserve.core.errors import ServeError, internal, unavailable
@@ -90,7 +90,6 @@ class MigraphxModel:
         """Run the requests of a batch one by one, because a row's answer changes with its neighbours."""
         found: dict[str, list[Array]] = {name: [] for name in wanted}
         failures: dict[int, ServeError] = {}
-        shapes = {spec.name: spec for spec in self.signature.outputs}
         start = 0
         for index, rows in enumerate(batch.request_sizes):
             inputs = {name: array[start : start + rows] for name, array in batch.arrays.items()}
@@ -99,10 +98,7 @@ class MigraphxModel:
                 answer = self._runner.run(inputs, wanted)
             except ServeError as error:
                 failures[index] = error
-                answer = {
-                    name: np.zeros((rows, *shapes[name].shape[1:]), shapes[name].datatype.numpy_dtype)
-                    for name in wanted
-                }
+                answer = self._runner.blank(inputs, wanted)
             for name in wanted:
                 found[name].append(answer[name])
         return BatchResult({name: np.concatenate(parts) for name, parts in found.items()}, failures)
@@ -169,8 +165,7 @@ def _checked(
     own = {tensor.name for tensor in plan.outputs}
     if model_file and len(config.outputs) == len(plan.outputs) and any(out.name not in own for out in config.outputs):
         # A compiled program's outputs have the configuration's names, so its replacement's outputs have them, too.
-        pairs = zip(plan.outputs, config.outputs, strict=True)
-        plan = replace(plan, outputs=tuple(replace(tensor, name=entry.name) for tensor, entry in pairs))
+        plan = plan.with_outputs([entry.name for entry in config.outputs])
     precision = quantised_in if plan.is_quantised else ""
     facts = {name: text for name, text in (("precision", precision), ("note", note)) if text}
     compiled = _Compiled(context, plan, check, checked)
@@ -179,9 +174,9 @@ def _checked(
     soonest = context.compiler.first_to_serve(first)
     loaded = compiled.program(soonest)
     runner = ProgramRunner(context.model.name, loaded, check.dependent_rows if check.couples_rows else "")
-    later = {str(recipe.batch_size): recipe for recipe in others}
+    later = {recipe.short_title: recipe for recipe in others}
     if soonest is not first:
-        later = {f"{first.batch_size or 'all'} (tuned)": first, **later}
+        later = {f"{first.short_title} (tuned)": first, **later}
 
     def prepare(size: str, report: Callable[[str], None]) -> None:
         try:
@@ -198,10 +193,20 @@ def _checked(
     *_, last = ("", *later)
     if not later:
         check.close()
-    background = BackgroundSizes(tuple(later), prepare, check.call_off, context.model.report, context.log)
+    background = BackgroundSizes(
+        tuple(later), prepare, check.call_off, context.model.report, context.log, *_names_of_sizes(plan)
+    )
     model = MigraphxModel(context, compiled.signature(loaded.layout), runner, facts, check, background)
     context.model.report("")
     return model
+
+
+def _names_of_sizes(plan: ProgramPlan) -> tuple[str, str]:
+    """Return what one and what several of the short titles of recipes are called."""
+    labels = [*(("batch",) if plan.batches else ()), *plan.recipes[0].sizes]
+    if not plan.padding.dimensions:
+        return "batch size", "batch sizes"
+    return f"program ({' x '.join(labels)})", f"programs ({' x '.join(labels)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,17 +220,17 @@ class _Compiled:
         """Return the recipe's program, compiled if it is not cached. `report` is given if the model serves already."""
         context, plan, model = self.context, self.plan, self.context.model
         check_memory(model.name, planned_memory(recipe, plan), model.device)
-        cached = self.check.program(self.checked, recipe, report)
+        checked = self.checked.of_program(self.plan, recipe)
+        cached = self.check.program(checked, recipe, report)
         try:
             self._check_outputs(cached.about)
             check_memory(model.name, compiled_memory(cached), model.device)
             program = context.open_program(cached.path)
         finally:
             cached.release()
-        rows, names = program_rows(plan.batches, recipe), tuple(tensor.name for tensor in plan.outputs)
-        loaded = replace(self.checked.tensors, outputs=names, rows=rows).open(program)
-        if rows is not None:
-            loaded.layout.check_batch(rows.least, model.name)
+        loaded = replace(checked.tensors, outputs=tuple(tensor.name for tensor in plan.outputs)).open(program)
+        if loaded.rows is not None:
+            loaded.layout.check_batch(loaded.rows.least, model.name)
         return loaded
 
     def _check_outputs(self, about: ProgramAbout) -> None:
@@ -287,4 +292,5 @@ class _Compiled:
             max_batch_size=most,
             purpose=self.plan.purpose,
             dependent_rows=self.check.dependent_rows,
+            padding=self.plan.padding,
         )

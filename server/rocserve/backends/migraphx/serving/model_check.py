@@ -71,6 +71,16 @@ class CheckedModel:
     file_batch: int
     """The rows that the file takes; 0 = any."""
 
+    def of_program(self, plan: ProgramPlan, recipe: ProgramRecipe) -> CheckedModel:
+        """Return the model at the sizes of one of its programs."""
+        rows = program_rows(plan.batches, recipe)
+        tensors = replace(self.tensors, rows=rows, sizes=tuple(recipe.sizes.values()), padding=plan.padding)
+        return replace(self, shapes=_shapes(plan, recipe), tensors=tensors)
+
+
+def _shapes(plan: ProgramPlan, recipe: ProgramRecipe) -> Mapping[str, tuple[int, ...]]:
+    return {tensor.name: (plan.shape_in(tensor, recipe) or ())[plan.batches :] for tensor in plan.inputs}
+
 
 def checked_model(plan: ProgramPlan, pad_with_first_row: bool) -> CheckedModel:
     source, options = plan.recipes[0].source, plan.recipes[0].options
@@ -78,7 +88,7 @@ def checked_model(plan: ProgramPlan, pad_with_first_row: bool) -> CheckedModel:
     return CheckedModel(
         onnx_file=Path(source.path) if is_onnx else None,
         digest=source.digest,
-        shapes={tensor.name: (tensor.shape or ())[plan.batches :] for tensor in plan.inputs},
+        shapes=_shapes(plan, plan.recipes[0]),
         tensors=ProgramTensors(
             tuple(tensor.name for tensor in plan.inputs),
             tuple(tensor.name for tensor in plan.outputs),
@@ -118,8 +128,8 @@ class ModelCheck:
     """What was found before the model served."""
     rows: RowsVerdict | None = field(default=None, init=False)
     """None = the rows were not checked."""
-    _references: dict[int, _Reference] = field(default_factory=dict, init=False)
-    """Rows of each case -> what the reference gave."""
+    _references: dict[tuple[object, ...], _Reference] = field(default_factory=dict, init=False)
+    """Rows of each case, and the inputs' shapes -> what the reference gave."""
 
     def __post_init__(self) -> None:
         model = self._context.model
@@ -242,10 +252,13 @@ class ModelCheck:
         return ReferenceEngine(self._reference_name, self._context.onnxruntime, job)
 
     def _reference(self, model: CheckedModel, engine: ReferenceEngine, rows: int, checks_rows: bool) -> _Reference:
-        """Return what the reference gives for cases of so many rows. It runs once for each number of rows."""
-        if (known := self._references.get(rows)) is not None:
+        """Return what the reference gives for cases of so many rows. It runs once for each number of rows, at each of
+        the model's sizes."""
+        key = (rows, *sorted(model.shapes.items()))
+        if (known := self._references.get(key)) is not None:
             return known
-        seconds, path = self._context.model.settings.load_check_seconds, Path(self._folder.name, f"{rows}.npz")
+        seconds = self._context.model.settings.load_check_seconds
+        path = Path(self._folder.name, f"{len(self._references)}.npz")
         try:
             result = engine.runner.run(
                 engine.job(model.shapes, checks_rows, str(path), rows, seconds),
@@ -256,8 +269,8 @@ class ModelCheck:
         except JobError as error:
             # The model is served as it would be without a reference.
             result = OnnxReferenceResult(None, 0, error.text)
-        self._references[rows] = _Reference(path, result)
-        return self._references[rows]
+        self._references[key] = _Reference(path, result)
+        return self._references[key]
 
     def _rows_on_migraphx(self, model: CheckedModel, recipe: ProgramRecipe | None, program_file: str) -> RowsVerdict:
         context = self._context

@@ -1,0 +1,139 @@
+"""Programs of models whose open dimensions are padded, on the real engine, target ref, compared with ONNX Runtime."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from support.encoders import VOCABULARY, encoder
+from support.load_check import model
+from support.migraphx_engine import Array, Engine, answers, batch, given, wait_for_all_sizes, wanted
+
+from rocserve.backends.warmup import as_served
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.padding import Padding
+
+pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
+
+NETWORK = encoder(layers=1).SerializeToString()
+SIZES = "sequence=4,8"
+TENSORS = {
+    "inputs": tuple(given(name, -1, datatype=DataType.INT64) for name in ("input_ids", "attention_mask")),
+    "outputs": (wanted("tokens", -1, 16), wanted("pooled", 16)),
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def engine(tmp_path: Path, cache: Path) -> Engine:
+    return Engine(tmp_path, cache)
+
+
+def request(rows: int, length: int) -> dict[str, Array]:
+    chance = np.random.default_rng([rows, length])
+    return {
+        "input_ids": chance.integers(1, VOCABULARY, (rows, length)),
+        "attention_mask": np.ones((rows, length), np.int64),
+    }
+
+
+def padded(inputs: dict[str, Array], padding: Padding) -> dict[str, Array]:
+    """The inputs as the server gives them to the engine."""
+    served = as_served(batch(inputs), ModelConfig("model"), padding)
+    return {name: np.asarray(array) for name, array in served.arrays.items()}
+
+
+def assert_right(found: dict[str, Array], inputs: dict[str, Array], size: int) -> None:
+    tokens, pooled = onnxruntime.InferenceSession(NETWORK).run(["tokens", "pooled"], inputs)
+    assert found["tokens"].shape == (len(tokens), size, 16)
+    np.testing.assert_allclose(found["tokens"][:, : tokens.shape[1]], tokens, atol=1e-5)
+    np.testing.assert_allclose(found["pooled"], pooled, atol=1e-5)
+
+
+def test_answers_of_each_batch_size_and_length(engine: Engine) -> None:
+    loaded = engine.complete(NETWORK, 2, sizes=SIZES, **TENSORS)
+    assert loaded.signature.padding.properties == {"sizes": "sequence=4,8"}
+    assert [spec.shape for spec in loaded.signature.inputs] == [(-1, -1), (-1, -1)]
+    assert [spec.shape for spec in loaded.signature.outputs] == [(-1, -1, 16), (-1, 16)]
+    assert loaded.properties["batch_sizes"] == "1, 2"
+    # Three rows run in pieces.
+    for rows, length in itertools.product((1, 2, 3), (1, 3, 4, 5, 8)):
+        inputs = request(rows, length)
+        assert_right(answers(loaded, padded(inputs, loaded.signature.padding)), inputs, 4 if length <= 4 else 8)
+    with pytest.raises(ServeError, match="expected 1 to 8, the largest of its sizes 4, 8"):
+        answers(loaded, request(1, 9))
+    loaded.close()
+
+
+def test_it_is_ready_with_a_program_that_takes_every_request(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, tmp_path / "cache")
+    loaded = engine.load(NETWORK, 2, sizes=SIZES, **TENSORS)
+    assert any("compiling batch size 1, sequence 8 of model 'model'" in text for text in engine.reports)
+    assert not any("sequence 4" in text or "batch size 2" in text for text in engine.reports)
+    assert (loaded.properties["batch_sizes"], engine.reports[-1]) == ("1", "")
+    for rows, length in itertools.product((1, 3), (2, 8)):
+        inputs = request(rows, length)
+        assert_right(answers(loaded, padded(inputs, loaded.signature.padding)), inputs, 4 if length <= 4 else 8)
+    engine.reports.clear()
+    loaded.warm_up([])
+    wait_for_all_sizes()
+    assert [text for text in engine.reports if ";" not in text.removeprefix("serving;")] == [
+        "serving; programs (batch x sequence) still to come: 1x4, 2x4, 2x8",
+        "serving; programs (batch x sequence) still to come: 2x4, 2x8",
+        "serving; programs (batch x sequence) still to come: 2x8",
+        "",
+    ]
+    loaded.close()
+    # Another server compiles nothing.
+    engine.reports.clear()
+    engine.complete(NETWORK, 2, sizes=SIZES, **TENSORS).close()
+    assert not [text for text in engine.reports if "compiling" in text]
+
+
+def test_a_model_without_a_batch_dimension_pads_each_of_its_dimensions(engine: Engine) -> None:
+    inputs = tuple(given(name, -1, -1, datatype=DataType.INT64) for name in ("input_ids", "attention_mask"))
+    outputs = (wanted("tokens", -1, -1, 16), wanted("pooled", -1, 16))
+    loaded = engine.complete(NETWORK, 0, sizes="batch=1,2; sequence=4,8", inputs=inputs, outputs=outputs)
+    assert "batch_sizes" not in loaded.properties
+    for rows, length in ((1, 3), (2, 4), (2, 7)):
+        own = request(rows, length)
+        found = answers(loaded, padded(own, loaded.signature.padding))
+        assert_right(found, own, 4 if length <= 4 else 8)
+    loaded.close()
+
+
+def test_one_program_of_each_size_for_all_batches(engine: Engine) -> None:
+    """MIGraphX cannot compile the encoder's Range for open batches."""
+    network = model(
+        """g (float[batch, length, 2] x) => (float[batch, length, 2] y, float[batch, 2] longest) {
+            y = Relu(x) longest = ReduceMax<keepdims = 0>(x, one) }""",
+        one=np.array([1]),
+    )
+    tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2), wanted("longest", 2))}
+    loaded = engine.complete(
+        network.SerializeToString(), 3, sizes="length=4,8", padding="-100", dynamic_batch="true", **tensors
+    )
+    assert loaded.properties["batch_sizes"] == "1 to 3"
+    for rows, length in ((1, 3), (3, 8), (2, 5)):
+        x = np.random.default_rng(length).normal(size=(rows, length, 2)).astype(np.float32)
+        found = answers(loaded, padded({"x": x}, loaded.signature.padding))
+        np.testing.assert_array_equal(found["y"][:, :length], np.maximum(x, 0))
+        np.testing.assert_array_equal(found["longest"], x.max(1))
+    loaded.close()
+
+
+def test_an_output_that_follows_a_length_under_another_name_is_not_served_wrongly(engine: Engine) -> None:
+    network = model("g (float[batch, length, 2] x) => (float[batch, other, 2] y) { y = Relu(x) }")
+    tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2),)}
+    loaded = engine.complete(network.SerializeToString(), 1, sizes="length=4,8", **tensors)
+    assert "the dimensions that follow an input's need its name in the file" in engine.reports[-1]
+    loaded.close()
