@@ -17,6 +17,7 @@ from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.tensors import client_view, migraphx_name
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.printable import listed
 from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import SWITCH, flag, part, text
 from rocserve.tools.measuring.candidates import Candidate, MeasuredInput, on_migraphx, random_inputs
@@ -170,8 +171,9 @@ def _read_data(
         raise ServeError(error.code, error.text.replace(inner, name)) from None
 
 
-BATCH = "{batch}"
-"""Placeholder for the batch size in an output file's name."""
+BATCH, SIZES = "{batch}", "{sizes}"
+"""Placeholders for the batch size, and for the sizes of padded dimensions (such as 32 or 224x320), in an output file's
+name."""
 
 _COLUMNS = ("program", "precision", "from", "seconds", "size", "scratch")
 
@@ -185,7 +187,8 @@ class CompileOptions:
     output: str = flag(
         "",
         text("FILE.mxr"),
-        "also write the program to this file; {batch} in its name becomes the batch size, which several programs need",
+        "also write the program to this file; {batch} in its name becomes the batch size, {sizes} the sizes of padded"
+        " dimensions, which several programs need",
         exclusive=True,
     )
     compare: bool = flag(
@@ -256,18 +259,30 @@ def check_output(output: str, recipes: Sequence[ProgramRecipe]) -> None:
         return
     if Path(output).suffix != ".mxr":
         raise invalid_argument(f"--output: expected a name that ends in .mxr, got '{output}'")
-    if len(recipes) > 1 and BATCH not in output:
-        sizes = ", ".join(str(recipe.batch_size) for recipe in recipes)
+    if len({output_path(output, recipe) for recipe in recipes}) < len(recipes):
+        batches, sizes = ({get(recipe) for recipe in recipes} for get in (_rows, _sizes))
+        wanted = [mark for mark, values in ((BATCH, batches), (SIZES, sizes)) if len(values) > 1]
+        named = ", ".join(str(rows) for rows in sorted(batches))
+        programs = f"batch sizes {named}" if len(sizes) == 1 else listed([recipe.title for recipe in recipes], "; ")
+        choose = "choose one with --batch-sizes, or " if len(sizes) == 1 else ""
         raise invalid_argument(
-            f"--output takes one program, and there are {len(recipes)} (batch sizes {sizes}); choose one with"
-            f" --batch-sizes, or have {BATCH} in the file's name"
+            f"--output takes one program, and there are {len(recipes)} ({programs}); {choose}have"
+            f" {' and '.join(wanted)} in the file's name"
         )
     if not Path(output).absolute().parent.is_dir():
         raise invalid_argument(f"--output: the folder {Path(output).absolute().parent} does not exist")
 
 
 def output_path(output: str, recipe: ProgramRecipe) -> Path:
-    return Path(output.replace(BATCH, str(recipe.batch_size or recipe.largest_batch)))
+    return Path(output.replace(BATCH, str(_rows(recipe))).replace(SIZES, _sizes(recipe)))
+
+
+def _rows(recipe: ProgramRecipe) -> int:
+    return recipe.batch_size or recipe.largest_batch
+
+
+def _sizes(recipe: ProgramRecipe) -> str:
+    return "x".join(map(str, recipe.sizes.values()))
 
 
 VERB = Verb(

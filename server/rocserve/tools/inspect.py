@@ -234,10 +234,11 @@ def inspect(options: InspectOptions) -> None:
     rows = [(kind, one.name, one.datatype, _dimensions(one), size(one.bytes)) for kind, one in tensors]
     show(out, table(first.title, ("", "name", "type", "shape", "bytes"), rows, left=4))
     if others:
-        say(out, f"{', '.join(program.title for program in others)}: the same, with as many rows")
+        say(out, f"{'; '.join(program.title for program in others)}: the same at these sizes")
     _print_memory(inspection, out)
     # The programs of a model differ only in their sizes. The largest one shows the most.
-    _print_operators(inspection.programs[-1], inspection.place, out)
+    largest = max(inspection.programs, key=lambda program: sum(tensor.bytes for tensor in program.inputs))
+    _print_operators(largest, inspection.place, out)
     if options.text:
         for program in inspection.programs:
             if program.before_text:
@@ -289,6 +290,9 @@ def _print_memory(inspection: Inspection, out: Console) -> None:
         )
     columns = ("memory", "weights", "inputs", "outputs", "scratch", "results", "to GPU", "from GPU", ".mxr file")
     show(out, table("", columns, rows))
+    if len(inspection.programs) > 1:
+        total = sum(program.file_bytes for program in inspection.programs)
+        say(out, f"all {len(inspection.programs)} programs: {size(total)}, which each instance has in memory")
     if inspection.weight_bytes is not None:
         say(out, f"weights in the model's file: {size(inspection.weight_bytes)}")
 

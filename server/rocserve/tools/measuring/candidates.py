@@ -21,6 +21,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.load_check import LoadCheckMode
 from rocserve.core.model_config import InstanceGroup, InstanceKind
+from rocserve.core.padding import Buckets
 from rocserve.core.requests import Signature
 from rocserve.repository.engine_plan import EnginePlan, plan_engine, plan_workers
 from rocserve.repository.loads import LoadOrder
@@ -216,7 +217,7 @@ def _pytorch_choice(model: ToolModel, wanted: str) -> EngineChoice:
 
 def _inputs_of(model: ToolModel, signature: Signature) -> Inputs:
     """Return the inputs for each batch size of the configuration. `input_shapes`, or else the configuration, gives the
-    size of a dimension that the engine leaves open."""
+    size of a dimension that the engine leaves open; one that is padded has the largest of its sizes."""
     config = model.source.config
     may_batch = config.has_open_batch and not signature.dependent_rows
     batches = signature.supports_batching and (config.max_batch_size > 0 or may_batch)
@@ -225,11 +226,13 @@ def _inputs_of(model: ToolModel, signature: Signature) -> Inputs:
     largest = config.max_batch_size or min(most, signature.max_batch_size or unconfigured)
     serving = serving_options(replace(config, max_batch_size=largest if batches else 0))
     declared = {one.name: one.model_dims for one in config.inputs}
+    buckets, largest_sizes = Buckets(signature.padding), [one.sizes[-1] for one in signature.padding.dimensions]
     inputs: list[MeasuredInput] = []
     for spec in signature.inputs:
         if spec.datatype is DataType.BYTES:
             raise invalid_argument(f"input '{spec.name}' holds text, for which there are no measurements")
-        dims = spec.shape[1:] if batches else spec.shape
+        shape = buckets.padded_shape(spec.name, spec.shape, tuple(largest_sizes))
+        dims = shape[1:] if batches else shape
         configured = serving.input_shapes.get(spec.name) or declared.get(spec.name)
         if -1 in dims and configured is None and not is_pytorch(model):
             raise invalid_argument(

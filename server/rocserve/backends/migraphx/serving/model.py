@@ -25,13 +25,13 @@ from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.backends.migraphx.serving.background import BackgroundSizes
 from rocserve.backends.migraphx.serving.context import CompileContext
+from rocserve.backends.migraphx.serving.layout import ProgramLayout
 from rocserve.backends.migraphx.serving.model_check import (
     CheckedModel,
     ModelCheck,
     ReferenceEngine,
     checked_model,
 )
-from rocserve.backends.migraphx.serving.layout import ProgramLayout
 from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRunner
 from rocserve.backends.migraphx.tensors import varies_with_values
 from rocserve.backends.parameters import asked_engine
