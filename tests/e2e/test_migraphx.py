@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from support import migraphx_models
+from support.encoders import VOCABULARY, encoder
 from support.graphdef import classified, classifier
 from support.migraphx_serving import (
     Array,
@@ -31,6 +33,9 @@ NETWORKS = {
     "two": migraphx_models.two_in_two_out(),
     "baked": migraphx_models.reshaped_to_free(),
 }
+
+ENCODER = encoder(layers=1).SerializeToString()
+BATCHED = "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 80000000 }"
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +115,32 @@ def serve_migraphx(serve, migraphx_root: Path, tmp_path: Path, monkeypatch: pyte
         return serve(*repositories, flags=(f"--migraphx-root={migraphx_root}", cache, *flags))
 
     return start
+
+
+def test_requests_of_unlike_lengths_share_a_batch(serve_migraphx: Serve, repository: Path) -> None:
+    place(repository, "encoder", "model.onnx", ENCODER, config(2, tensors=BATCHED, sizes="sequence=4,8"))
+    server, chance = serve_migraphx(repository), np.random.default_rng(3)
+    server.wait_until_ready()
+    requests = [
+        {"input_ids": chance.integers(1, VOCABULARY, (1, length)), "attention_mask": np.ones((1, length), np.int64)}
+        for length in (3, 4, 5, 8)
+    ]
+
+    def ask_all() -> None:
+        # The queue waits for the second request of a batch.
+        with ThreadPoolExecutor(len(requests)) as threads:
+            found = [*threads.map(lambda inputs: ask(server.client(), "encoder", inputs), requests)]
+        for inputs, answers in zip(requests, found, strict=True):
+            for output, values in expected(ENCODER, inputs).items():
+                np.testing.assert_allclose(answers[output], values, rtol=1e-4, atol=1e-4)
+
+    # The first program answers while the others are compiled.
+    ask_all()
+    client = server.client()
+    wait_until(lambda: index_entry(client, "encoder") == ("READY", ""), "all programs")
+    ask_all()
+    (statistics,) = client.get_inference_statistics("encoder").model_stats
+    assert [(stats.batch_size, stats.compute_infer.count) for stats in statistics.batch_stats] == [(2, 4)]
 
 
 class TestWhatGoesWrong:

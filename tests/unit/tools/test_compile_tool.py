@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.graphdef import classifier
+from support.load_check import model as parsed
 from support.migraphx_models import (
     IMAGE_SHAPE,
     mini_resnet,
@@ -79,6 +80,28 @@ def test_several_programs_do_not_go_into_one_file(migraphx_root: Path, command: 
     ran = command.on_migraphx(migraphx_root, "compile", folder, "--batch-sizes", "1", "--output", "/nowhere/x.mxr")
     assert ran.status == 1
     assert "--output: the folder /nowhere does not exist" in ran.err
+
+
+def test_programs_of_padded_sizes(migraphx_root: Path, command: Command, folder: Path, tmp_path: Path) -> None:
+    network = parsed("g (float[batch, length, 2] x) => (float[batch, length, 2] y) { y = Add(x, x) }")
+    (folder / "1" / "model.onnx").write_bytes(network.SerializeToString())
+    (folder / "config.pbtxt").write_text(
+        'platform: "onnx_onnxv1" max_batch_size: 2\n'
+        'parameters { key: "target" value { string_value: "ref" } }\n'
+        'parameters { key: "sizes" value { string_value: "length=4,8" } }\n'
+    )
+    ran = command.on_migraphx(migraphx_root, "compile", folder, "--output", tmp_path / "{batch}.mxr")
+    assert "there are 4 (batch size 1, length 8; batch size 1, length 4; batch size 2, length 4; " in ran.err
+    assert "); have {batch} and {sizes} in the file's name" in ran.err
+    ran = command.on_migraphx(migraphx_root, "compile", folder, "--output", tmp_path / "{batch}-{sizes}.mxr")
+    assert (ran.status, ran.row("batch size 2, length 4")[:2]) == (0, ["fp32", "compiled"])
+    assert sorted(path.name for path in tmp_path.glob("*.mxr")) == ["1-4.mxr", "1-8.mxr", "2-4.mxr", "2-8.mxr"]
+    ran = command.on_migraphx(migraphx_root, "inspect", folder)
+    assert (
+        "batch size 1, length 4; batch size 2, length 4; batch size 2, length 8: the same at these sizes\n" in ran.out
+    )
+    assert ran.row("batch size 2, length 8")[:4] == ["0", "B", "128", "B"]
+    assert "all 4 programs: " in ran.out
 
 
 def test_a_model_without_a_batch(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
