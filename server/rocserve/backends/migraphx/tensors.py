@@ -32,6 +32,11 @@ def nchw(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], shape[3], *shape[1:3]) if len(shape) == IMAGE_RANK else shape
 
 
+def nhwc(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape in a TensorFlow graph for a program's shape."""
+    return (shape[0], *shape[2:], shape[1]) if len(shape) == IMAGE_RANK else shape
+
+
 def program_view(array: Array) -> Array:
     """Return a view of a client's array in the layout of a TensorFlow graph's program."""
     return np.moveaxis(array, -1, 1) if array.ndim == IMAGE_RANK else array
@@ -42,7 +47,7 @@ def client_view(array: Array) -> Array:
     return np.moveaxis(array, 1, -1) if array.ndim == IMAGE_RANK else array
 
 
-def client_tensor(name: str, what: str, tensor: ProgramTensor, nhwc: bool, by_values: bool = False) -> TensorSpec:
+def client_tensor(name: str, what: str, tensor: ProgramTensor, is_nhwc: bool, by_values: bool = False) -> TensorSpec:
     """Return a program's tensor as clients see it: a range of sizes becomes its lower bound, or -1 if the inputs'
     values decide (`by_values`). `nhwc`: whether the program is a TensorFlow graph's. Raises ServeError
     (INVALID_ARGUMENT) if the protocol has no such datatype; `what` is "input" or "output"."""
@@ -53,9 +58,7 @@ def client_tensor(name: str, what: str, tensor: ProgramTensor, nhwc: bool, by_va
             f" those that have are {', '.join(_DATATYPES)}"
         )
     shape = tuple(dim if isinstance(dim, int) else -1 if by_values else dim.least for dim in tensor.shape)
-    if nhwc and len(shape) == IMAGE_RANK:
-        shape = (shape[0], *shape[2:], shape[1])
-    return TensorSpec(name, datatype, shape)
+    return TensorSpec(name, datatype, nhwc(shape) if is_nhwc else shape)
 
 
 def varies(tensor: ProgramTensor) -> bool:

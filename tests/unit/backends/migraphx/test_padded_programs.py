@@ -131,9 +131,23 @@ def test_one_program_of_each_size_for_all_batches(engine: Engine) -> None:
     loaded.close()
 
 
-def test_an_output_that_follows_a_length_under_another_name_is_not_served_wrongly(engine: Engine) -> None:
-    network = model("g (float[batch, length, 2] x) => (float[batch, other, 2] y) { y = Add(x, x) }")
-    tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2),)}
-    loaded = engine.complete(network.SerializeToString(), 1, sizes="length=4,8", **tensors)
-    assert "the dimensions that follow an input's need its name in the file" in engine.reports[-1]
+def test_outputs_that_follow_a_length_under_another_name(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, tmp_path / "cache")
+    network = model(
+        """g (float[batch, length, 2] x) => (float[batch, other, 2] y, float[batch, more] z) {
+            y = Add(x, x) z = ReduceSum<keepdims = 0>(x, last) }""",
+        last=np.array([2]),
+    )
+    tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2), wanted("z", -1))}
+    loaded = engine.load(network.SerializeToString(), 1, sizes="length=4,8", **tensors)
+    (dimension,) = loaded.signature.padding.dimensions
+    assert dimension.outputs == {"y": (1,), "z": (1,)}
     loaded.close()
+
+
+def test_an_output_that_cannot_be_cut_back(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, tmp_path / "cache")
+    network = model("g (float[batch, length, 2] x) => (float[batch, more, 2] y) { y = Concat<axis = 1>(x, x) }")
+    tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2),)}
+    with pytest.raises(ServeError, match=r"output 'y' has the shape \[1, 8, 2\] for the size 4 and \[1, 16, 2\] for 8"):
+        engine.load(network.SerializeToString(), 1, sizes="length=4,8", **tensors)

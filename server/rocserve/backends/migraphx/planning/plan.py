@@ -26,7 +26,7 @@ from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorf
 from rocserve.backends.migraphx.planning.buckets import at_largest, planned_padding, programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
-from rocserve.backends.migraphx.tensors import nchw
+from rocserve.backends.migraphx.tensors import nchw, nhwc
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import NO_PURPOSE, ModelConfig, Purpose
@@ -61,6 +61,17 @@ class ProgramPlan:
         what only the program tells; None = the file does not even have the number of dimensions."""
         shape, buckets = tensor.shape, Buckets(self.padding)
         return None if shape is None else buckets.padded_shape(tensor.name, shape, tuple(recipe.sizes.values()))
+
+    def at(self, lengths: Lengths) -> ProgramRecipe:
+        """Return the recipe of the first program at other lengths of the padded dimensions."""
+        recipe, buckets = self.recipes[0], Buckets(self.padding)
+        shapes = {
+            name: nchw(buckets.padded_shape(name, nhwc(shape), lengths))
+            if recipe.source.kind is SourceKind.TENSORFLOW
+            else buckets.padded_shape(name, shape, lengths)
+            for name, shape in recipe.input_shapes.items()
+        }
+        return replace(recipe, input_shapes=shapes, sizes=dict(zip(recipe.sizes, lengths, strict=True)))
 
     def with_outputs(self, names: Sequence[str]) -> ProgramPlan:
         """Return the plan with other names of the outputs."""

@@ -32,6 +32,7 @@ from rocserve.backends.migraphx.serving.model_check import (
     ReferenceEngine,
     checked_model,
 )
+from rocserve.backends.migraphx.serving.padded_outputs import with_padded_outputs
 from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRunner
 from rocserve.backends.migraphx.tensors import varies_with_values
 from rocserve.backends.parameters import asked_engine
@@ -153,8 +154,8 @@ def _planned(context: CompileContext, check: ModelCheck, model_file: Path | None
     check.check_faults(planned.faults)
     check.check_rows(checked_model(planned, context.serving.pad_with_first_row), planned.recipes[0])
     if check.dependent_rows and not context.batching_is_written:
-        return plan(check.dependent_rows)
-    return planned
+        planned = plan(check.dependent_rows)
+    return with_padded_outputs(context, planned)
 
 
 def _checked(

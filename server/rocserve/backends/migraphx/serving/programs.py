@@ -169,7 +169,7 @@ class ProgramRunner:
                 )
                 raise invalid_argument(
                     f"output '{own.name}' of model '{self._model_name}' has the shape {list(own.shape)} at {sizes},"
-                    f" expected {list(expected)}: the dimensions that follow an input's need its name in the file"
+                    f" expected {list(expected)}"
                 )
         others = [one for one in self._programs.get(program.sizes, ()) if one.rows != program.rows]
         self._programs = {**self._programs, program.sizes: tuple(sorted((*others, program), key=_most_rows))}
