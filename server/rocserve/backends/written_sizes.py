@@ -12,13 +12,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rocserve.backends.batch_sizes import parse_batch_sizes
+from rocserve.backends.parameters import LOAD_CHECK
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.load_check import PADDING, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.model_config import ModelConfig, state_inputs
 from rocserve.core.padding import Lengths, PaddedDimension, Padding, Shape
 from rocserve.core.printable import names_hint
 from rocserve.core.ragged import RaggedBatching
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.load_check.padding_verdict import PaddingVerdict
 
 SIZES = "sizes"
 VALUES = "padding"
@@ -172,6 +175,19 @@ def written_values(config: ModelConfig) -> frozenset[str]:
     """Return the inputs of which the parameter `padding` gives the value by name."""
     entries = config.parameters.get(VALUES, "").split(";")
     return frozenset(entry.rpartition("=")[0].strip() for entry in entries if "=" in entry)
+
+
+def padding_report(verdict: PaddingVerdict, mode: LoadCheckMode) -> LoadCheckReport:
+    """Return what users read of the check of written sizes. Raises LoadCheckFailed if it is strict, and answers
+    change."""
+    report = verdict.report(warns_of_undecided=mode is LoadCheckMode.STRICT)
+    if mode is LoadCheckMode.STRICT and report.failures:
+        raise LoadCheckFailed(
+            PADDING,
+            f"parameter '{SIZES}' pads requests, but {verdict.refusals}; remove it from '{SIZES}', or set parameter"
+            f' "{LOAD_CHECK}" to "on" to serve it with a warning',
+        )
+    return report
 
 
 def _value(text: str, spec: TensorSpec, config: ModelConfig) -> float:

@@ -16,10 +16,10 @@ from rocserve.backends.onnx.checked_session import Sizes, checked_inputs, checke
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.onnx.rows_check import session_parts
-from rocserve.backends.parameters import LOAD_CHECK, load_check_mode
-from rocserve.backends.written_sizes import SIZES, has_rows, written_values
+from rocserve.backends.parameters import load_check_mode
+from rocserve.backends.written_sizes import has_rows, padding_report, written_values
 from rocserve.cache.folders import cache_directory
-from rocserve.core.load_check import NOT_CHECKED, PADDING, LoadCheckFailed, LoadCheckMode, LoadCheckReport
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckMode, LoadCheckReport
 from rocserve.core.padding import Padding
 from rocserve.core.requests import Signature
 from rocserve.load_check.budget import Budget
@@ -73,13 +73,7 @@ class PaddingCheck:
         known = cache.find_or_check(
             key, PaddingVerdict, check, lambda verdict: verdict.is_lasting, seconds + _WAIT_SECONDS
         )
-        report = known.verdict.report(warns_of_undecided=mode is LoadCheckMode.STRICT)
-        if mode is LoadCheckMode.STRICT and report.failures:
-            raise LoadCheckFailed(
-                PADDING,
-                f"parameter '{SIZES}' pads requests, but {known.verdict.refusals}; remove it from '{SIZES}', or set"
-                f' parameter "{LOAD_CHECK}" to "on" to serve it with a warning',
-            )
+        report = padding_report(known.verdict, mode)
         took = 0.0 if known.is_from_cache else time.monotonic() - started
         padding = replace(padding, values=known.verdict.values)
         return replace(signature, padding=padding), replace(report, seconds=took)

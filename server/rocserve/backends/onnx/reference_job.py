@@ -58,7 +58,7 @@ class OnnxReferenceJob:
     def perform(self, report: Report) -> OnnxReferenceResult:
         report("opening the model")
         try:
-            file, session = self._opened()
+            file, session = open_file(self.model_file, self.operator_libraries)
         except Exception as error:
             # The binding's exceptions have no common base class but Exception.
             return OnnxReferenceResult(None, 0, f"ONNX Runtime cannot open it: {error}")
@@ -83,44 +83,52 @@ class OnnxReferenceJob:
                 if facts.exposed:
                     message = file.message()
                     expose(message, facts.exposed)
-                    trial, shown = checked_run(self._open(message.SerializeToString()), has_rows)
+                    trial, shown = checked_run(self._open(message), has_rows)
                 rows = check_rows(trial, inputs, shown, facts, budget, seed, samples, fixed_rows=fixed)
         report("computing cases")
         if inner := set(facts.narrowed.values()).difference(outputs, (one.name for one in inputs)):
             message = file.message()
             expose(message, sorted(inner))
-            run, _ = checked_run(self._open(message.SerializeToString()), has_rows)
+            run, _ = checked_run(self._open(message), has_rows)
         cases = reference_cases(run, inputs, outputs, facts, budget, seed, self.case_rows, samples)
         save_cases(Path(self.cases_file), cases)
         reason = "" if cases else "no made-up input runs on ONNX Runtime; give warm-up samples or check.npz"
         return OnnxReferenceResult(rows, len(cases), reason)
 
-    def _opened(self) -> tuple[ModelFile, Any]:
-        """Open the file as it is served (see model_file.py)."""
-        path = Path(self.model_file)
-        try:
-            session = self._open(self.model_file)
-        except Exception as error:
-            # The binding's exceptions have no common base class but Exception.
-            if ZIP_MAP not in str(error):
-                raise
-        else:
-            if not may_need_correction(session):
-                return ModelFile(path), session
-        file = corrected(path)
-        return file, self._open(self.model_file if file.content is None else file.content)
+    def _open(self, message: Any) -> Any:
+        return open_session(self.model_file, message.SerializeToString(), self.operator_libraries)
 
-    def _open(self, model: str | bytes) -> Any:
-        import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _FATAL_ONLY
-        if isinstance(model, bytes):
-            folder = str(Path(self.model_file).parent)
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-        for library in self.operator_libraries:
-            options.register_custom_ops_library(library)
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+def open_file(model_file: str, operator_libraries: Sequence[str] = ()) -> tuple[ModelFile, Any]:
+    """Open a file as it is served (see model_file.py). Raises as `open_session`."""
+    path = Path(model_file)
+    try:
+        session = open_session(model_file, operator_libraries=operator_libraries)
+    except Exception as error:
+        # The binding's exceptions have no common base class but Exception.
+        if ZIP_MAP not in str(error):
+            raise
+    else:
+        if not may_need_correction(session):
+            return ModelFile(path), session
+    file = corrected(path)
+    return file, open_session(model_file, file.content, operator_libraries)
+
+
+def open_session(model_file: str, content: bytes | None = None, operator_libraries: Sequence[str] = ()) -> Any:
+    """Open a file's model on the CPU. `content`: the model, whose weights lie beside the file; None = the file itself.
+    Raises ONNX Runtime's exceptions."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _FATAL_ONLY
+    if content is not None:
+        folder = str(Path(model_file).parent)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    for library in operator_libraries:
+        options.register_custom_ops_library(library)
+    model = model_file if content is None else content
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def _first_dimensions(nodes: Sequence[Any]) -> Mapping[str, object]:

@@ -15,6 +15,7 @@ from support.migraphx_engine import Array, Engine, answers, batch, given, wait_f
 from rocserve.backends.warmup import as_served
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
+from rocserve.core.load_check import LoadCheckFailed
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.padding import Padding
 
@@ -151,3 +152,20 @@ def test_an_output_that_cannot_be_cut_back(tmp_path: Path) -> None:
     tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2),)}
     with pytest.raises(ServeError, match=r"output 'y' has the shape \[1, 8, 2\] for the size 4 and \[1, 16, 2\] for 8"):
         engine.load(network.SerializeToString(), 1, sizes="length=4,8", **tensors)
+
+
+def test_the_check_of_the_padding(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, tmp_path / "cache")
+    loaded = engine.load(NETWORK, 1, sizes=SIZES, **TENSORS)
+    assert "dimension 'sequence' may be padded" in loaded.load_check.text
+    assert not loaded.load_check.warning
+    loaded.close()
+    mean = model(
+        "g (float[batch, length, 2] x) => (float[batch, 2] y) { y = ReduceMean<axes = [1], keepdims = 0>(x) }"
+    ).SerializeToString()
+    tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", 2),)}
+    loaded = engine.load(mean, 1, sizes="length=4,8", **tensors)
+    assert "padded as configured, but dimension 'length' must not be padded: output 'y'" in loaded.load_check.warning
+    loaded.close()
+    with pytest.raises(LoadCheckFailed, match="parameter 'sizes' pads requests, but dimension 'length' must not be"):
+        engine.load(mean, 1, sizes="length=4,8", load_check="strict", **tensors)

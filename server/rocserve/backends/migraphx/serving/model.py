@@ -155,7 +155,9 @@ def _planned(context: CompileContext, check: ModelCheck, model_file: Path | None
     check.check_rows(checked_model(planned, context.serving.pad_with_first_row), planned.recipes[0])
     if check.dependent_rows and not context.batching_is_written:
         planned = plan(check.dependent_rows)
-    return with_padded_outputs(context, planned)
+    planned = with_padded_outputs(context, planned)
+    model = checked_model(planned, context.serving.pad_with_first_row)
+    return replace(planned, padding=check.check_padding(model, planned))
 
 
 def _checked(

@@ -22,16 +22,20 @@ from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.serving.context import CompileContext
 from rocserve.backends.migraphx.serving.programs import ProgramTensors
+from rocserve.backends.onnx.padding_job import OnnxPaddingJob
 from rocserve.backends.onnx.reference_job import OnnxReferenceJob, OnnxReferenceResult
 from rocserve.backends.parameters import asked_engine, load_check_mode
+from rocserve.backends.written_sizes import padding_report, written_values
 from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
+from rocserve.core.padding import Padding
 from rocserve.core.plain import to_json
 from rocserve.jobs.messages import Job, JobError
 from rocserve.jobs.runner import JobRunner
 from rocserve.load_check.facts import NO_FACTS
 from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import onnx_facts
+from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
 from rocserve.load_check.reference import ReferenceVerdict
 from rocserve.load_check.rows import Independence, RowsVerdict
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
@@ -183,6 +187,46 @@ class ModelCheck:
             if self.rows.is_lasting:
                 self._verdicts.remember(key, self.rows)
         self._add(self.rows.report(self._context.batching_is_written, warns_of_undecided=True))
+
+    def check_padding(self, model: CheckedModel, plan: ProgramPlan) -> Padding:
+        """Try on ONNX Runtime whether the plan's dimensions may be padded, and return the padding with the values that
+        the check finds. Raises LoadCheckFailed if the check is strict, and answers change."""
+        padding, config = plan.padding, self._context.model.config
+        if self._mode is LoadCheckMode.OFF or not padding.dimensions:
+            return padding
+        if model.onnx_file is None or not is_installed("onnxruntime"):
+            missing = "no other engine runs it" if model.onnx_file is None else "ONNX Runtime is not installed"
+            self._add(padding_report(undecided(padding, missing), self._mode))
+            return padding
+        seconds = self._context.model.settings.load_check_seconds
+        job = OnnxPaddingJob(
+            self._context.model.name,
+            str(model.onnx_file),
+            {tensor.name: (tensor.shape or ())[plan.batches :] for tensor in plan.inputs},
+            padding,
+            tuple(sorted(written_values(config))),
+            has_rows=plan.batches,
+            has_company=plan.batches and not self.dependent_rows,
+            seconds=seconds,
+        )
+        facts = (repr(padding), repr(sorted(job.shapes.items())), repr((job.written_values, job.has_company)))
+        key = verdict_key("padding", model.digest, "ONNX Runtime", *facts)
+        verdict = self._verdicts.find(key, PaddingVerdict)
+        if verdict is None:
+            with self._checking("padding short inputs"):
+                try:
+                    verdict = self._context.onnxruntime.run(
+                        job,
+                        PaddingVerdict,
+                        timeout_seconds=seconds + _REFERENCE_SECONDS,
+                        limit_name="load_check_seconds",
+                    )
+                except JobError as error:
+                    verdict = undecided(padding, error.text)
+            if verdict.is_lasting:
+                self._verdicts.remember(key, verdict)
+        self._add(padding_report(verdict, self._mode))
+        return replace(padding, values=verdict.values)
 
     def program(
         self, model: CheckedModel, recipe: ProgramRecipe, report: Callable[[str], None] | None = None
