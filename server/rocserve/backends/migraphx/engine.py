@@ -21,7 +21,7 @@ from rocserve.backends.migraphx.configuration.options import PROVIDER_SWITCHES
 from rocserve.backends.migraphx.jobs.probe import InspectResult, ProbeJob
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
-from rocserve.backends.migraphx.planning.plan import ProgramMemory, check_memory
+from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.program_cache import LoadTrial, load_trial_key
 from rocserve.backends.migraphx.serving.context import CompileContext, open_compile_context

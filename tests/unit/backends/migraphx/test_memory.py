@@ -24,13 +24,8 @@ from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, GpuMemoryE
 from rocserve.backends.migraphx.binding.interface import ANY, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.model_files.graph import GraphTensor
-from rocserve.backends.migraphx.planning.plan import (
-    ProgramMemory,
-    ProgramPlan,
-    check_memory,
-    compiled_memory,
-    planned_memory,
-)
+from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory, compiled_memory, planned_memory
+from rocserve.backends.migraphx.planning.plan import ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.core.datatypes import DataType

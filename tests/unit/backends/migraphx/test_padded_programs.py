@@ -146,6 +146,21 @@ def test_outputs_that_follow_a_length_under_another_name(tmp_path: Path) -> None
     loaded.close()
 
 
+def test_a_file_that_fixes_its_batch_is_ready_with_its_own_batch_at_the_largest_size(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, tmp_path / "cache")
+    network = model("g (float[2, length, 2] x) => (float[2, length, 2] y) { y = Add(x, x) }").SerializeToString()
+    tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2),)}
+    loaded = engine.load(network, 2, sizes="length=4,8", **tensors)
+    assert loaded.properties["batch_sizes"] == "2"
+    x = np.random.default_rng(5).normal(size=(1, 8, 2)).astype(np.float32)
+    np.testing.assert_array_equal(answers(loaded, {"x": x})["y"], x + x)
+    loaded.warm_up([])
+    wait_for_all_sizes()
+    assert (loaded.properties["batch_sizes"], engine.reports[-1]) == ("1, 2", "")
+    np.testing.assert_array_equal(answers(loaded, {"x": x[:, :4]})["y"], x[:, :4] * 2)
+    loaded.close()
+
+
 def test_an_output_that_cannot_be_cut_back(tmp_path: Path) -> None:
     engine = Engine(tmp_path, tmp_path / "cache")
     network = model("g (float[batch, length, 2] x) => (float[batch, more, 2] y) { y = Concat<axis = 1>(x, x) }")

@@ -14,13 +14,8 @@ import numpy as np
 from rocserve.backends.base import Batch, BatchResult
 from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, MigraphxError, shape_text
 from rocserve.backends.migraphx.model_files.graph import GraphTensor
-from rocserve.backends.migraphx.planning.plan import (
-    ProgramPlan,
-    check_memory,
-    compiled_memory,
-    plan_programs,
-    planned_memory,
-)
+from rocserve.backends.migraphx.planning.memory import check_memory, compiled_memory, planned_memory
+from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.backends.migraphx.serving.background import BackgroundSizes
@@ -172,8 +167,8 @@ def _checked(
     precision = quantised_in if plan.is_quantised else ""
     facts = {name: text for name, text in (("precision", precision), ("note", note)) if text}
     compiled = _Compiled(context, plan, check, checked)
-    # The batch size that a file fixes always works; other sizes may fail.
-    first, *others = sorted(plan.recipes, key=lambda recipe: recipe.rebatched)
+    first = plan.first
+    others = sorted((recipe for recipe in plan.recipes if recipe is not first), key=lambda recipe: recipe.rebatched)
     soonest = context.compiler.first_to_serve(first)
     loaded = compiled.program(soonest)
     runner = ProgramRunner(context.model.name, loaded, check.dependent_rows if check.couples_rows else "")
