@@ -89,3 +89,16 @@ def test_without_sizes_nothing_is_said() -> None:
     work.start()
     work.wait()
     assert messages == []
+
+
+def test_many_programs_are_not_all_named() -> None:
+    messages: list[str] = []
+    names = [f"1x{length}" for length in range(1, 11)]
+    work = BackgroundSizes(
+        names, lambda size, report: None, nothing, messages.append, LOG, "program (batch x n)", "programs (batch x n)"
+    )
+    work.start()
+    work.wait()
+    assert messages[0] == (
+        "serving; programs (batch x n) still to come: 1x1, 1x2, 1x3, 1x4, 1x5, 1x6, 1x7, 1x8, and 2 more"
+    )

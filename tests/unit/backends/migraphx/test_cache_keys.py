@@ -64,6 +64,7 @@ def test_the_key_is_of_nothing_else() -> None:
     assert moved.key == base.key
     assert dataclasses.replace(base, input_shapes={"y": (1, 4), "x": (1, 3)}).key == base.key
     assert dataclasses.replace(base, options=calibrated).key == base.key
+    assert dataclasses.replace(base, sizes={"length": 3}).key == base.key
     assert from_json(type(base), to_json(base)).key == base.key
 
 
@@ -71,6 +72,9 @@ def test_titles() -> None:
     assert a_recipe(batch_size=4).title == "batch size 4"
     assert a_recipe(batch_size=0, largest_batch=8).title == "batch sizes 1 to 8"
     assert a_recipe(batch_size=0).title == "the program"
+    assert a_recipe(batch_size=4, sizes={"h": 32, "w": 48}).title == "batch size 4, h 32, w 48"
+    assert a_recipe(batch_size=4, sizes={"h": 32, "w": 48}).short_title == "4x32x48"
+    assert a_recipe(batch_size=0, sizes={"length": 3}).title == "length 3"
 
 
 def test_the_digest_of_a_file_and_its_external_data(tmp_path: Path) -> None:

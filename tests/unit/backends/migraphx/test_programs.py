@@ -16,6 +16,7 @@ from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRu
 from rocserve.backends.migraphx.tensors import batch_range
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
+from rocserve.core.padding import PaddedDimension, Padding
 from rocserve.core.requests import TensorSpec
 
 FP32 = DataType.FP32
@@ -384,3 +385,81 @@ class TestBatchRanges:
     def test_inputs_may_not_vary_differently(self) -> None:
         with pytest.raises(ServeError, match="the inputs of the program vary differently in their first dimension"):
             batch_range([tensor("x", DimensionRange(1, 8)), tensor("y", 4)])
+
+
+class TestPaddedSizes:
+    """A program doubles x [batch, length], whose length is padded with 9."""
+
+    PADDING = Padding((PaddedDimension("length", (2, 4, 8), {"x": (1,)}, {"twice": (1,), "same": (1,)}),), {"x": 9.0})
+
+    def runner(self, *sizes: tuple[int, int], exact: str = "") -> tuple[ProgramRunner, dict[str, DoublingProgram]]:
+        programs = {f"{rows}x{length}": DoublingProgram((rows, length)) for rows, length in sizes}
+        loaded = [
+            LoadedProgram(
+                programs[f"{rows}x{length}"],
+                layout(rows, length),
+                DimensionRange(rows, rows),
+                sizes=(length,),
+                padding=self.PADDING,
+            )
+            for rows, length in sizes
+        ]
+        runner = ProgramRunner("m", loaded[0], exact)
+        for program in loaded[1:]:
+            runner.add(program)
+        return runner, programs
+
+    @staticmethod
+    def runs(programs: dict[str, DoublingProgram]) -> dict[str, int]:
+        return {name: len(program.given) for name, program in programs.items() if program.given}
+
+    @pytest.mark.parametrize(
+        ("batch", "expected"),
+        [
+            ((1, 2), {"1x2": 1}),
+            ((2, 2), {"1x2": 2}),
+            ((2, 4), {"2x4": 1}),
+            ((1, 4), {"2x4": 1}),
+            ((3, 4), {"2x4": 2}),
+            ((1, 8), {"1x8": 1}),
+            ((3, 8), {"1x8": 3}),
+            ((4, 2), {"1x2": 4}),
+        ],
+    )
+    def test_a_batch_runs_where_the_fewest_elements_are_computed(
+        self, batch: tuple[int, int], expected: dict[str, int]
+    ) -> None:
+        # Two rows of 2 are 4 elements in two runs, or 8 in one.
+        runner, programs = self.runner((1, 8), (1, 2), (2, 4))
+        x = np.arange(batch[0] * batch[1], dtype=np.float32).reshape(batch)
+        found = runner.run({"x": x}, ("twice", "same"))
+        assert self.runs(programs) == expected
+        np.testing.assert_array_equal(found["twice"], x * 2)
+        np.testing.assert_array_equal(found["same"], x)
+
+    def test_added_elements_have_the_padding_s_value_and_never_other_clients_data(self) -> None:
+        runner, programs = self.runner((2, 8))
+        runner.run({"x": np.full((2, 8), 5, np.float32)[:, ::-1]}, ("same",))
+        runner.run({"x": np.full((1, 4), 3, np.float32)}, ("same",))
+        assert programs["2x8"].given[-1].tolist() == [[3.0] * 4 + [9.0] * 4] * 2
+
+    def test_a_batch_that_must_not_be_cut_takes_larger_sizes(self) -> None:
+        runner, programs = self.runner((1, 8), (1, 2), (2, 8), exact="rows depend on each other")
+        runner.run({"x": np.ones((2, 2), np.float32)}, ("same",))
+        assert self.runs(programs) == {"2x8": 1}
+        with pytest.raises(ServeError, match="got 3 rows"):
+            runner.run({"x": np.ones((3, 2), np.float32)}, ("same",))
+        assert runner.blank({"x": np.ones((3, 2), np.float32)}, ("same",))["same"].shape == (3, 2)
+
+    def test_a_batch_beyond_the_largest_size(self) -> None:
+        runner, _ = self.runner((1, 8))
+        with pytest.raises(ServeError, match="dimension 'length' of input 'x' is 9, expected 1 to 8, the largest"):
+            runner.run({"x": np.ones((1, 9), np.float32)}, ("same",))
+
+    def test_a_program_whose_outputs_have_other_sizes_is_refused(self) -> None:
+        runner, _ = self.runner((1, 8))
+        other = ProgramLayout(layout(1, 4).inputs, layout(1, 3).outputs)
+        program = LoadedProgram(DoublingProgram((1, 4)), other, DimensionRange(1, 1), sizes=(4,), padding=self.PADDING)
+        with pytest.raises(ServeError, match=r"output 'twice' of model 'm' has the shape \[1, 3\] at length 4"):
+            runner.add(program)
+        assert runner.batch_sizes == "1"
