@@ -121,9 +121,10 @@ class ShortInputs:
                 filled[name][tuple(map(slice, values.shape))] = values
         return filled
 
-    def changed_behind(self, real: Lengths, lengths: Lengths, is_hidden: bool) -> Sequence[Feed]:
-        """Return two rows that differ only behind the lengths `real`, where all is hidden or nothing."""
-        one, other = self.row("a", lengths), self.row("b", lengths)
+    def changed_behind(self, names: str, real: Lengths, lengths: Lengths, is_hidden: bool) -> Sequence[Feed]:
+        """Return two rows that differ only behind the lengths `real`, where all is hidden or nothing. `names`: of two
+        rows whose values they have."""
+        one, other = (self.row(name, lengths) for name in names)
         if one is None or other is None:
             return ()
         changed = {
