@@ -3,7 +3,7 @@ ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ from rocserve.core.padding import PaddedDimension, Padding
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.padding import check_padding
 from rocserve.load_check.padding_verdict import PaddingVerdict
+from rocserve.load_check.tensors import Feed
 from support.encoders import encoder
 from support.load_check import Loaded, load, model, normal
 from support.row_models import Make
@@ -33,7 +34,7 @@ class Padded:
     """The values that the check finds."""
     has_company: bool = True
 
-    def check(self, seed: int, seconds: float = 60) -> PaddingVerdict:
+    def check(self, seed: int, seconds: float = 60, samples: Sequence[Feed] = ()) -> PaddingVerdict:
         loaded = load(self.make())
         return check_padding(
             loaded.run,
@@ -43,6 +44,7 @@ class Padded:
             self.padding(loaded),
             Budget(seconds),
             seed,
+            samples,
             written_values=self.written,
             has_company=self.has_company,
         )
