@@ -32,7 +32,8 @@ WEIGH = answering(
     "IN",
     "SIZE",
     "np.array([x.size], np.int32)",
-    "while not os.path.exists(os.path.join(__file__, *[os.pardir] * 4, 'weighed')):\n    time.sleep(0.01)",
+    "gate = os.path.abspath(os.path.join(__file__, *[os.pardir] * 4, 'weighed'))\n"
+    "while not os.path.exists(gate):\n    time.sleep(0.01)",
 )
 WEIGH_CONFIG = """
 backend: "python"
