@@ -26,7 +26,7 @@ from support.front_ends import (
     listens,
     wait_for_more,
 )
-from support.gated_models import drop_gated, gate_of, waiting
+from support.gated_models import drop_gated, gate_of, none_waits, waiting
 from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.processes import wait_until_ended
@@ -149,6 +149,7 @@ def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess) -> None
             front_end.kill()
     wait_until(lambda: len(told) == count, "the end of the calls")
     assert all(error is not None for error in told)
+    wait_until(lambda: none_waits(server), "the end of what waited")
     gate_of(server).touch()
     wait_until(lambda: answers(other), "an answer by way of another front end")
     assert executed(other) < count / 2

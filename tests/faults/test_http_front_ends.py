@@ -20,7 +20,7 @@ from support.front_ends import (
     listens,
     wait_for_more,
 )
-from support.gated_models import drop_gated, gate_of, waiting
+from support.gated_models import drop_gated, gate_of, none_waits, waiting
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -128,6 +128,7 @@ def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess) -> None
         for front_end in server.front_ends("http"):
             front_end.kill()
         assert not any(answer.result() for answer in answers)
+    wait_until(lambda: none_waits(server), "the end of what waited")
     gate_of(server).touch()
     wait_until(lambda: ask(0), "an answer of the next front end")
     (row,) = server.client().get_inference_statistics("gated").model_stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from pathlib import Path
 
 from support.http_requests import ask
@@ -33,3 +34,11 @@ def waiting(server: RocserveProcess) -> int:
     status, overview = ask(server, "GET", "/v2/overview")
     assert status == 200, overview
     return next(int(model.get("pending_requests", 0)) for model in overview["models"] if model["name"] == "gated")
+
+
+def none_waits(server: RocserveProcess) -> bool:
+    """Whether all requests to the model `gated` have begun or are dropped; a front end that dies does not tell."""
+    try:
+        return waiting(server) == 0
+    except (AssertionError, OSError, http.client.HTTPException):
+        return False
