@@ -309,9 +309,9 @@ class TensorSpec:
     """The model does not say how many dimensions the tensor has; the shape is then (-1,)."""
     labels: tuple[str, ...] = ()
     """The output's class names, if the model knows them."""
-    dimension_names: tuple[str, ...] = ()
+    dimension_names: tuple[str, ...] = field(default=(), compare=False)
     """The file's name of each dimension, "" for one without a name; empty = the file names none. Equal names are equal
-    sizes."""
+    sizes. Tensors that fit each other may have other names."""
 
 
 @dataclass(frozen=True, slots=True)
