@@ -35,21 +35,15 @@ class PaddedDimension:
     """Input -> the places of the dimension in its shape."""
     outputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Output -> the places that have the inputs' length, and are cut back to the request's."""
-    fault: str = ""
-    """Why it must not be padded: a request must have one of the sizes; "" = it is padded."""
 
     def size_for(self, length: int) -> int:
         """Return the size to which a length is filled up. Raises ValueError with what is expected, and what to do."""
-        place = bisect_left(self.sizes, length)
-        if self.fault:
-            if place == len(self.sizes) or self.sizes[place] != length:
-                raise ValueError(f"one of {listed([*map(str, self.sizes)])}, because {self.fault}")
-        elif not 0 < length <= self.sizes[-1]:
+        if not 0 < length <= self.sizes[-1]:
             raise ValueError(
                 f"1 to {self.sizes[-1]}, the largest of its sizes {listed([*map(str, self.sizes)])}; send less, or"
                 " write larger sizes into config.pbtxt (parameter 'sizes')"
             )
-        return self.sizes[place]
+        return self.sizes[bisect_left(self.sizes, length)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +138,7 @@ class Buckets:
         """Return the bucket of a request. Raises ValueError as `lengths` and `sizes_for`."""
         sizes = self.sizes_for(self.lengths(shapes))
         least = tuple(
-            own if own == ABSENT or dimension.fault else dimension.sizes[0]
-            for own, dimension in zip(sizes, self._dimensions, strict=True)
+            own if own == ABSENT else dimension.sizes[0] for own, dimension in zip(sizes, self._dimensions, strict=True)
         )
         elements, fewest = (
             self.elements((name, self.padded_shape(name, shape, each)) for name, shape in shapes) // rows
@@ -177,9 +170,8 @@ class Buckets:
     def shared_shape(self, name: str, shape: Shape) -> Shape:
         """Return an input's shape with -1 where the requests of a batch may have unlike lengths."""
         sizes = [*shape]
-        for place, index in self.inputs.get(name, ()):
-            if not self._dimensions[index].fault:
-                sizes[place] = -1
+        for place, _ in self.inputs.get(name, ()):
+            sizes[place] = -1
         return tuple(sizes)
 
 

@@ -13,18 +13,17 @@ from rocserve.core.validation import RequestPlan, RequestValidator
 
 SEQUENCE = PaddedDimension("sequence", (8, 16, 32), {"ids": (1,), "mask": (1,), "pairs": (1, 2)}, {"tokens": (1,)})
 HEIGHT = PaddedDimension("H", (100, 200), {"image": (2,)})
-FIXED = PaddedDimension("W", (64, 128), {"image": (3,)}, fault="real positions change by 0.2")
-BUCKETS = Buckets(Padding((SEQUENCE, HEIGHT, FIXED)))
+BUCKETS = Buckets(Padding((SEQUENCE, HEIGHT)))
 
 
 @pytest.mark.parametrize(("length", "size"), [(1, 8), (8, 8), (9, 16), (31, 32), (32, 32)])
 def test_a_length_is_filled_up_to_the_next_size(length: int, size: int) -> None:
-    assert BUCKETS.sizes_for((length, ABSENT, ABSENT)) == (size, ABSENT, ABSENT)
+    assert BUCKETS.sizes_for((length, ABSENT)) == (size, ABSENT)
 
 
 def test_places_of_one_label_have_one_length() -> None:
     shapes = [("ids", (2, 5)), ("pairs", (2, 5, 5)), ("image", (2, 3, 90, 64))]
-    assert BUCKETS.lengths(shapes) == (5, 90, 64)
+    assert BUCKETS.lengths(shapes) == (5, 90)
     with pytest.raises(ValueError, match="dimension 'sequence' is 5 in input 'ids' and 6 in input 'mask'; both must"):
         BUCKETS.lengths([("ids", (2, 5)), ("mask", (2, 6))])
     with pytest.raises(ValueError, match="is 5 in input 'pairs' and 7 in input 'pairs'"):
@@ -35,13 +34,11 @@ def test_places_of_one_label_have_one_length() -> None:
     ("lengths", "text"),
     [
         (
-            (33, 1, 64),
+            (33, 1),
             r"dimension 'sequence' .* is 33, expected 1 to 32, the largest of its sizes 8, 16, 32; send less",
         ),
-        ((0, 1, 64), "is 0, expected 1 to 32"),
-        ((1, 201, 64), "dimension 'H' of input 'image' is 201, expected 1 to 200"),
-        ((1, 1, 65), "'W' of input 'image' is 65, expected one of 64, 128, because real positions change by 0.2"),
-        ((1, 1, 129), "is 129, expected one of 64, 128"),
+        ((0, 1), "is 0, expected 1 to 32"),
+        ((1, 201), "dimension 'H' of input 'image' is 201, expected 1 to 200"),
     ],
 )
 def test_a_length_without_a_size(lengths: tuple[int, ...], text: str) -> None:
@@ -50,16 +47,17 @@ def test_a_length_without_a_size(lengths: tuple[int, ...], text: str) -> None:
 
 
 def test_shapes_in_a_bucket() -> None:
-    sizes = (16, 200, 64)
+    sizes = (16, 200)
     assert BUCKETS.padded_shape("pairs", (2, 9, 9), sizes) == (2, 16, 16)
     assert BUCKETS.padded_shape("image", (2, 3, 101, 64), sizes) == (2, 3, 200, 64)
     assert BUCKETS.padded_shape("other", (2, 9), sizes) == (2, 9)
-    assert BUCKETS.shared_shape("image", (2, 3, 101, 64)) == (2, 3, -1, 64), "what may not be padded must be equal"
+    assert BUCKETS.shared_shape("image", (2, 3, 101, 64)) == (2, 3, -1, 64), "what is not padded must be equal"
 
 
 def test_a_batch_is_as_long_as_its_longest_requests() -> None:
-    assert largest([(3, 90, ABSENT), (7, 20, ABSENT)]) == (7, 90, ABSENT)
-    padded = BUCKETS.padded_outputs([(3, 90, 64), (7, 20, 64)], (8, 100, 64))["tokens"]
+    assert largest([(3, ABSENT), (7, ABSENT)]) == (7, ABSENT)
+    assert largest([(3, 90), (7, 20)]) == (7, 90)
+    padded = BUCKETS.padded_outputs([(3, 90), (7, 20)], (8, 100))["tokens"]
     assert (padded.sizes, padded.lengths) == ({1: 8}, [{1: 3}, {1: 7}])
 
 
