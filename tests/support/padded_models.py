@@ -10,12 +10,11 @@ import numpy as np
 import onnx
 
 from rocserve.core.padding import PaddedDimension, Padding
-from rocserve.load_check.budget import Budget
 from rocserve.load_check.padding import check_padding
 from rocserve.load_check.padding_verdict import PaddingVerdict
 from rocserve.load_check.tensors import Feed
 from support.encoders import encoder
-from support.load_check import Loaded, load, model, normal
+from support.load_check import Loaded, load, model, normal, unhurried
 from support.row_models import Make
 
 SIZES = (8, 16, 32)
@@ -34,7 +33,7 @@ class Padded:
     """The values that the check finds."""
     has_company: bool = True
 
-    def check(self, seed: int, seconds: float = 60, samples: Sequence[Feed] = ()) -> PaddingVerdict:
+    def check(self, seed: int, samples: Sequence[Feed] = ()) -> PaddingVerdict:
         loaded = load(self.make())
         return check_padding(
             loaded.run,
@@ -42,7 +41,7 @@ class Padded:
             loaded.outputs,
             loaded.facts,
             self.padding(loaded),
-            Budget(seconds),
+            unhurried(),
             seed,
             samples,
             written_values=self.written,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -34,6 +35,8 @@ class Trials:
         self.runs = 0
         self.seconds_per_row = 0.0
         """On average, without the first two runs, which allocate memory. 0 = not known yet."""
+        self.fastest_row = math.inf
+        """The fewest seconds of a row: what the model takes, however often a busy machine has stopped a run."""
         self._slowest_row = 0.0
         self._seconds = 0.0
         self._rows = 0
@@ -55,6 +58,7 @@ class Trials:
             self.refusal = str(error)
             return None
         self.last_seconds = self._budget.clock() - started
+        self.fastest_row = min(self.fastest_row, self.last_seconds / rows)
         self._slowest_row = max(self._slowest_row, self.last_seconds / rows)
         if self.runs > 2:
             self._seconds += self.last_seconds

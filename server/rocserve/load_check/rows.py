@@ -195,7 +195,7 @@ class _RowsCheck:
         """Return how many rows a batch may have: two where more would last so long that a user notices."""
         if self._fixed_rows:
             return self._fixed_rows
-        return 2 if self._trials.seconds_per_row * _ROWS * _USUAL_BATCHES > _LONG_SECONDS else math.inf
+        return 2 if self._trials.fastest_row * _ROWS * _USUAL_BATCHES > _LONG_SECONDS else math.inf
 
     def _two_rows(self, found: Found) -> tuple[tuple[Sequence[Feed], Sequence[Feed]], bool]:
         """Return two rows and their outputs alone, and whether these outputs differ and say something."""

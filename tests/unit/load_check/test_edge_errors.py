@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.load_check import load, model
+from support.load_check import load, model, unhurried
 
 from rocserve.core.datatypes import DataType
-from rocserve.load_check.budget import Budget
 from rocserve.load_check.edge_inputs import BEYOND_HALF, NAN, PLAIN, edge_inputs
 from rocserve.load_check.facts import NO_FACTS
 from rocserve.load_check.onnx_facts import expose, onnx_facts
@@ -88,7 +87,7 @@ def test_random_numbers_must_be_drawn_anew() -> None:
         return {"y": generator.random(feed["x"].shape), "z": feed["x"]}
 
     inputs = [CheckedInput("x", DataType.FP32, (1, 4))]
-    cases = reference_cases(noise, inputs, ["y", "z"], NO_FACTS, Budget(60), seed=0)
+    cases = reference_cases(noise, inputs, ["y", "z"], NO_FACTS, unhurried(), seed=0)
     assert cases[0].drawn == ("y",) and all("y" not in case.outputs for case in cases)
     assert compare(cases, noise, "fp32").right
     constant = compare(cases, lambda feed: {"y": x, "z": feed["x"]}, "fp32")
@@ -163,13 +162,13 @@ def test_a_number_beyond_float16_becomes_infinite_in_a_file_that_casts_to_it() -
 
     text = "g (float[N, 4] x) => (float[N, 4] y) { a = Cast<to = 10>(x) y = Cast<to = 1>(a) }"
     loaded = load(model(text))
-    cases = reference_cases(loaded.run, loaded.inputs, loaded.outputs, loaded.facts, Budget(60), 0, 2)
+    cases = reference_cases(loaded.run, loaded.inputs, loaded.outputs, loaded.facts, unhurried(), 0, 2)
     assert compare(cases, lambda feed: {"y": half(feed["x"])}, "fp32").right
     clipped = compare(cases, lambda feed: {"y": half(np.clip(feed["x"], -65504, 65504))}, "fp32")
     assert (clipped.right, clipped.case) == (False, BEYOND_HALF)
     w = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float16)
     network = load(model(text.replace("y =", "b = MatMul(a, w) y =").replace("(a) }", "(b) }"), w=w))
-    cases = reference_cases(network.run, network.inputs, network.outputs, network.facts, Budget(60), 0, 2)
+    cases = reference_cases(network.run, network.inputs, network.outputs, network.facts, unhurried(), 0, 2)
     assert BEYOND_HALF in {case.name for case in cases}
 
     def saturated(feed: Mapping[str, Array]) -> dict[str, Array]:
@@ -186,7 +185,7 @@ def test_a_float_that_no_integer_of_a_cast_stands_for_is_not_compared(code: int,
     assert facts.narrowed == {"y": "a"}
     expose(proto, ["a"])
     loaded = load(proto, facts)
-    cases = reference_cases(loaded.run, loaded.inputs, ["y"], facts, Budget(60), 0, 2)
+    cases = reference_cases(loaded.run, loaded.inputs, ["y"], facts, unhurried(), 0, 2)
     limits = np.iinfo(kind)
 
     def saturated(feed: Mapping[str, Array], factor: float = 2) -> dict[str, Array]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from support.load_check import unhurried
 
 from rocserve.core.datatypes import DataType
 from rocserve.load_check.budget import Budget, OutOfTime, Trials
@@ -16,7 +17,7 @@ from rocserve.load_check.tensors import ROWS, Array, CheckedInput, Feed, Run
 
 
 def found(run: Run, *inputs: CheckedInput, facts: GraphFacts = NO_FACTS, samples: tuple[Feed, ...] = ()) -> Found:
-    trials = Trials(run, Budget(60))
+    trials = Trials(run, unhurried())
     return find_inputs(trials, trials.run, InputMaker(inputs, facts, 0, samples))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.load_check import Loaded, load, model, normal
+from support.load_check import Loaded, load, model, normal, unhurried
 
 from rocserve.core.datatypes import DataType
 from rocserve.load_check.budget import Budget
@@ -27,7 +27,7 @@ _NEGATION = "g (float[N, 4] x) => (float[N, 4] y) { y = Neg(x) }"
 
 
 def cases_of(loaded: Loaded, rows: int = 2, seed: int = 0) -> list[Case]:
-    found = reference_cases(loaded.run, loaded.inputs, loaded.outputs, loaded.facts, Budget(60), seed, rows)
+    found = reference_cases(loaded.run, loaded.inputs, loaded.outputs, loaded.facts, unhurried(), seed, rows)
     return list(found)
 
 
@@ -195,7 +195,7 @@ def test_texts_keep_zeros_at_their_end(tmp_path: Path) -> None:
 def test_a_sample_is_the_plain_case() -> None:
     loaded = load(model(_NEGATION))
     sample = {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}
-    cases = reference_cases(loaded.run, loaded.inputs, loaded.outputs, NO_FACTS, Budget(60), 0, 2, [sample])
+    cases = reference_cases(loaded.run, loaded.inputs, loaded.outputs, NO_FACTS, unhurried(), 0, 2, [sample])
     np.testing.assert_array_equal(cases[0].feed["x"], sample["x"])
 
 
@@ -207,7 +207,7 @@ def test_bf16_inputs_are_bits() -> None:
         return {"y": (feed["x"].astype(np.uint32) << 16).view(np.float32)}
 
     inputs = [CheckedInput("x", DataType.BF16, (ROWS, 4))]
-    cases = reference_cases(reference, inputs, ["y"], NO_FACTS, Budget(60), 0, 2)
+    cases = reference_cases(reference, inputs, ["y"], NO_FACTS, unhurried(), 0, 2)
     assert {values.dtype for values in seen} == {np.dtype(np.uint16)}
     assert "large" in {case.name for case in cases}
     assert 0.01 < np.abs(cases[0].outputs["y"]).mean() < 10

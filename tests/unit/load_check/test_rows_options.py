@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from support.load_check import Loaded, load, model, normal
+from support.load_check import Loaded, load, model, normal, unhurried
 from support.row_models import DEPENDENT, INDEPENDENT
 
 from rocserve.core.datatypes import DataType
@@ -28,15 +28,13 @@ X = CheckedInput("x", DataType.FP32, (ROWS, 4))
 
 
 def checked(run: Run, *inputs: CheckedInput, **options: object) -> RowsVerdict:
-    given = {"samples": (), "is_noisy": False, "fixed_rows": None, "seconds": 60.0, "clock": None, **options}
-    clock = given["clock"]
-    budget = Budget(given["seconds"]) if clock is None else Budget(given["seconds"], clock)  # type: ignore[arg-type]
+    given = {"samples": (), "is_noisy": False, "fixed_rows": None, "budget": unhurried(), **options}
     return check_rows(
         run,
         inputs or (X,),
         ["y"],
         NO_FACTS,
-        budget,
+        given["budget"],  # type: ignore[arg-type]
         0,
         samples=given["samples"],  # type: ignore[arg-type]
         is_noisy=bool(given["is_noisy"]),
@@ -97,7 +95,7 @@ def test_equal_seeds_give_equal_inputs(seed: int) -> None:
             seen.append(feed["x"])
             return loaded.run(feed)
 
-        check_rows(run, loaded.inputs, loaded.outputs, loaded.facts, Budget(60), seed)
+        check_rows(run, loaded.inputs, loaded.outputs, loaded.facts, unhurried(), seed)
         return seen
 
     first, second = inputs(), inputs()
@@ -136,11 +134,15 @@ def test_an_engine_of_one_fixed_size(rows: int) -> None:
 
     for name in INDEPENDENT:
         loaded = load(INDEPENDENT[name]())
-        verdict = check_rows(fixed(loaded), loaded.inputs, loaded.outputs, loaded.facts, Budget(60), 1, fixed_rows=rows)
+        verdict = check_rows(
+            fixed(loaded), loaded.inputs, loaded.outputs, loaded.facts, unhurried(), 1, fixed_rows=rows
+        )
         assert verdict.state is Independence.INDEPENDENT, (name, verdict.reason)
     for name in ("mean of rows", "softmax of rows", "time first in the output", "row number", "cumulative sum of rows"):
         loaded = load(DEPENDENT[name]())
-        verdict = check_rows(fixed(loaded), loaded.inputs, loaded.outputs, loaded.facts, Budget(60), 1, fixed_rows=rows)
+        verdict = check_rows(
+            fixed(loaded), loaded.inputs, loaded.outputs, loaded.facts, unhurried(), 1, fixed_rows=rows
+        )
         assert verdict.state is Independence.DEPENDENT, name
 
 
@@ -169,7 +171,7 @@ def test_ids_that_are_looked_up_at_one_place_stay_within_their_table(seed: int) 
         return {"y": table[feed["ids"][:, -1]]}
 
     ids = CheckedInput("ids", DataType.INT64, (ROWS, "length"))
-    verdict = check_rows(run, [ids], ["y"], NO_FACTS, Budget(60), seed)
+    verdict = check_rows(run, [ids], ["y"], NO_FACTS, unhurried(), seed)
     assert verdict.state is Independence.INDEPENDENT, verdict.reason
 
 
@@ -245,7 +247,7 @@ def test_the_time_bounds_the_check() -> None:
         now += 1.0 * len(feed["x"])
         return {"y": feed["x"]}
 
-    verdict = checked(slow, seconds=10.0, clock=clock)
+    verdict = checked(slow, budget=Budget(10, clock))
     assert verdict.state is Independence.UNDECIDED
     assert verdict.reason == "not checked: 10 s are too few where a row takes 1 s; raise --load-check-seconds"
     assert now <= 10
@@ -316,3 +318,16 @@ def test_an_inner_tensor_may_lose_rows_but_an_output_may_not() -> None:
     loaded = load(model(text, w=normal(4, 3), flat=np.array([-1]), shape=np.array([-1, 3])))
     loaded.facts = type(loaded.facts)(exposed=("s",))
     assert loaded.check().state is Independence.INDEPENDENT
+
+
+def test_a_machine_that_stops_at_times_makes_no_model_slow() -> None:
+    """All runs but a few of each size are stopped: what the model itself takes decides how many rows are tried."""
+    loaded, now, runs = load(DEPENDENT["a row far behind"]()), 0.0, 0
+
+    def run(feed: Feed) -> Feed:
+        nonlocal now, runs
+        now, runs = now + (0.05 if runs % 3 else 1e-4), runs + 1
+        return loaded.run(feed)
+
+    budget = Budget(60, lambda: now)
+    assert check_rows(run, loaded.inputs, loaded.outputs, loaded.facts, budget, 1).state is Independence.DEPENDENT
