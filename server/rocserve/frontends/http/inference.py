@@ -11,7 +11,7 @@ from functools import partial
 from rocserve.core.errors import ServeError, deadline_exceeded, internal, invalid_argument, unimplemented
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import Answer, InferRequest, InferResponse
+from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
 from rocserve.core.steps import Steps, result_of
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_bodies import (
@@ -46,7 +46,14 @@ from rocserve.frontends.http.request import JSON, LARGEST_BODY, Request, Respons
 from rocserve.plane.guest_loop import worked_off
 from rocserve.plane.loop import TimerHandle
 from rocserve.scheduling.batch import send_copied
-from rocserve.services.inference import NOT_FOR_DECOUPLED, ClientResponder, Inference, RequestOrigin, header_forwarding
+from rocserve.services.inference import (
+    NOT_FOR_DECOUPLED,
+    ClientResponder,
+    HeaderForwarding,
+    Inference,
+    RequestOrigin,
+    header_forwarding,
+)
 from rocserve.services.methods import Method
 from rocserve.settings import HttpSettings
 
@@ -101,6 +108,14 @@ def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float
                 raise invalid_argument(f"{name}: expected a whole number of milliseconds from 1 on, got '{text}'")
             seconds.append(int(text) / 1000)
     return min(seconds, default=None)
+
+
+def with_forwarded_headers(head: RequestHead, forwarding: HeaderForwarding | None, request: Request) -> RequestHead:
+    """Return an infer request's head with the client's headers that models are given."""
+    if forwarding is None:
+        return head
+    pairs = ((name.decode("latin-1"), value) for name, value in request.head.pairs)
+    return forwarding.forward(head, pairs)
 
 
 class HttpResponder(ClientResponder):
@@ -303,16 +318,13 @@ class InferCall(HttpResponder):
     def _schedule(self, infer_request: InferRequest) -> None:
         """Raises ServeError."""
         self._is_read = True
-        request, forwarding = self.request, self._parts.forwarding
         if self._head.json_length is None:
             # The tensors are copies, not views on the body.
             self._parts.memory.requests.admit(self, sum(map(len, infer_request.data)))
-        if forwarding is not None:
-            pairs = ((name.decode("latin-1"), value) for name, value in request.head.pairs)
-            infer_request.head = forwarding.forward(infer_request.head, pairs)
+        infer_request.head = with_forwarded_headers(infer_request.head, self._parts.forwarding, self.request)
         if self._deadline is not None:
             self._timer = self._parts.inference.plane.call_at(self._deadline, self._expire)
-        request.on_gone = self.leave
+        self.request.on_gone = self.leave
         self.schedule(infer_request)
 
     def leave(self) -> None:

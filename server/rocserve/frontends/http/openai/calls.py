@@ -15,7 +15,7 @@ from rocserve.core.errors import ServeError, deadline_exceeded, internal, unimpl
 from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, InputHead, RequestedOutput
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 from rocserve.frontends.http.answer_bodies import detached
-from rocserve.frontends.http.inference import HttpParts, HttpResponder
+from rocserve.frontends.http.inference import HttpParts, HttpResponder, with_forwarded_headers
 from rocserve.frontends.http.openai.bodies import Ids
 from rocserve.frontends.http.openai.models import IDS, QUERY, TEXT, TOKEN_COUNT, TextModel
 from rocserve.frontends.http.request import Request
@@ -132,9 +132,7 @@ class TextCall:
         names = [self._model.output.value, *([TOKEN_COUNT] if self._model.counts_tokens else [])]
         outputs = [RequestedOutput(name, NO_PARAMETERS) for name in names]
         head = self._parts.reader.head(config.name, "", inputs, outputs)
-        if self._parts.forwarding is not None:
-            pairs = ((name.decode("latin-1"), value) for name, value in self._request.head.pairs)
-            head = self._parts.forwarding.forward(head, pairs)
+        head = with_forwarded_headers(head, self._parts.forwarding, self._request)
         return InferRequest(head, "", [elements for *_, elements in rows.inputs])
 
     def _values(self, answer: InferResponse, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
