@@ -84,6 +84,11 @@ class PaddedOutput:
     lengths: Sequence[Mapping[int, int]]
     """By request."""
 
+    def own(self, request: int, shape: Shape) -> list[slice]:
+        """Return the part of an output of this shape that has a request's lengths, in all rows."""
+        lengths = self.lengths[request]
+        return [slice(lengths.get(place, size)) for place, size in enumerate(shape)]
+
 
 class Buckets:
     """A model's buckets; false if none of its dimensions has a few sizes."""

@@ -72,8 +72,8 @@ def _answer_of_tensors(model: LoadedModel, batch: Batch, config: ModelConfig) ->
         if isinstance(array := outputs.get(name), np.ndarray):
             outputs[name] = array.reshape(shape)
     for name in served.padded.keys() & outputs.keys():
-        value, (lengths,) = outputs[name], served.padded[name].lengths
-        own = tuple(slice(lengths.get(place, size)) for place, size in enumerate(value.shape))
+        value = outputs[name]
+        own = tuple(served.padded[name].own(0, value.shape))
         if isinstance(value, Tensor):
             outputs[name] = tensor_from_numpy(name, value.numpy()[own], value.datatype)
         else:

@@ -258,12 +258,10 @@ class ResultWriter:
                 )
         tensors: list[Tensor] = []
         row = 0
-        for count, lengths in zip(rows, padded.lengths, strict=True):
-            places = [slice(size) for size in array.shape]
+        for request, count in enumerate(rows):
+            places = padded.own(request, array.shape)
             if self._batching:
                 places[0] = slice(row, row := row + count)
-            for place, length in lengths.items():
-                places[place] = slice(length)
             tensors.append(tensor_from_numpy(name, array[tuple(places)], datatype))
         return tensors
 
