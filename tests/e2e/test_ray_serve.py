@@ -171,7 +171,7 @@ def test_replicas_come_and_go_and_no_request_is_lost(cluster: RayCluster, reposi
         patient.wait_until_answered_by(2.0, times=50)
         assert not patient.failures + hasty.failures
 
-        servers = kill_node(cluster.raylets.pop())
+        servers = kill_a_node(cluster)
         wait_until(lambda: len(cluster.replicas()) == 2, "the end of the replica")
         wait_until(lambda: all(has_ended(server.pid) for server in servers), "the end of its server")
         patient.wait_until_answered_by(2.0, times=50)
@@ -217,12 +217,16 @@ def test_a_server_that_does_not_start_or_dies_is_told_of(repositories: tuple[Pat
     assert dead == "the server has ended with status -9"
 
 
-def kill_node(node: psutil.Process) -> list[psutil.Process]:
-    """Kill a node and Ray's processes on it, as a power cut does. Returns the servers' processes, which are left."""
-    family = node.children(recursive=True)
-    servers = [process for process in family if "rocserve.cli" in command_of(process)]
-    assert servers
-    for process in {node, *family} - set(servers):
+def kill_a_node(cluster: RayCluster) -> list[psutil.Process]:
+    """Kill a node with a server, and Ray's processes on it, as a power cut does. Returns the servers' processes, which
+    are left. Serve chooses the nodes of its replicas, and may move them at any time; the first node has the proxies."""
+    servers: list[psutil.Process] = []
+    while not servers:
+        nodes = {node: node.children(recursive=True) for node in cluster.raylets[1:]}
+        by_node = {node: [one for one in family if "rocserve.cli" in command_of(one)] for node, family in nodes.items()}
+        node, servers = max(by_node.items(), key=lambda own: len(own[1]))
+    cluster.raylets.remove(node)
+    for process in {node, *nodes[node]} - set(servers):
         if "rocserve.workers" not in command_of(process):
             send(process, signal.SIGKILL)
     return servers
