@@ -18,8 +18,9 @@ _LAYER = """
             x{m} = LayerNormalization<axis = -1>(r{n}, scale)"""
 
 
-def encoder(layers: int = 2, width: int = WIDTH) -> onnx.ModelProto:
-    """input_ids and attention_mask [batch, sequence] -> tokens [batch, sequence, width], pooled [batch, width]."""
+def encoder(layers: int = 2, width: int = WIDTH, longest: int = 512) -> onnx.ModelProto:
+    """input_ids and attention_mask [batch, sequence] -> tokens [batch, sequence, width], pooled [batch, width]. It has
+    a table of so many positions."""
     body = "".join(_LAYER.format(n=number, m=number + 1) for number in range(layers))
     weights = {
         f"w{part}{number}": normal(width, width, seed=10 * number + place) / np.float32(width**0.5)
@@ -37,7 +38,7 @@ def encoder(layers: int = 2, width: int = WIDTH) -> onnx.ModelProto:
             sum = ReduceSum<keepdims = 0>(real, one) count = ReduceSum<keepdims = 1>(m, one)
             pooled = Div(sum, count) }}""",
         table=normal(VOCABULARY, width, seed=98),
-        places=normal(512, width, seed=99) / np.float32(4),
+        places=normal(longest, width, seed=99) / np.float32(4),
         scale=np.ones(width, np.float32),
         zero=np.array(0),
         one_number=np.array(1),

@@ -14,6 +14,8 @@ class GraphFacts:
     """Integer input -> exclusive end of its values, from the table that it indexes."""
     levels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Input of floats -> numbers that trees compare it with."""
+    tables: tuple[int, ...] = ()
+    """Sizes of constants of which the file takes as much as an input is long, as of a table of positions."""
     words: tuple[str, ...] = ()
     """Texts that operators know: vocabularies, categories."""
     couples_rows: str = ""

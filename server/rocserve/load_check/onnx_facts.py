@@ -72,6 +72,7 @@ def _facts(graph: OnnxGraph) -> GraphFacts:
     return GraphFacts(
         ends=_ends(graph),
         levels=_levels(graph),
+        tables=tuple(sorted(set(_tables(graph)))),
         words=_words(graph),
         couples_rows=next(_couplings(graph), ""),
         is_random=next((node.op_type for node in graph.nodes if _is_random(node, graph)), ""),
@@ -126,6 +127,17 @@ def _below_size(indices: str, table: str, axis: int, graph: OnnxGraph) -> Iterat
     shape = graph.shape(table)
     if -len(shape) <= axis < len(shape) and (size := shape[axis]):
         yield indices, size
+
+
+def _tables(graph: OnnxGraph) -> Iterator[int]:
+    """Yield the sizes of constants of which parts are taken by their places, not by values of inputs."""
+    for node in graph.nodes:
+        if node.op_type == "Slice" and node.input[0] not in graph.fed:
+            yield from (size for size in graph.shape(node.input[0]) if size)
+        elif node.op_type.startswith("Gather"):
+            for indices, size in _indices(node, graph):
+                if not any(True for _ in _inputs_below(indices, size, graph)):
+                    yield size
 
 
 def _range_end(values: Array | None) -> int | None:

@@ -3,8 +3,8 @@ pads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rocserve.backends.onnx.checked_session import checked_inputs, checked_run
 from rocserve.backends.onnx.reference_job import open_file, open_session
@@ -12,10 +12,13 @@ from rocserve.cache.digests import file_digest
 from rocserve.core.padding import Padding
 from rocserve.jobs.messages import Report
 from rocserve.load_check.budget import Budget
+from rocserve.load_check.facts import GraphFacts
+from rocserve.load_check.longest_lengths import longest_lengths
 from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import expose, onnx_facts
 from rocserve.load_check.padding import check_padding
 from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
+from rocserve.load_check.tensors import CheckedInput, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,16 @@ class OnnxPaddingJob:
     def perform(self, report: Report) -> PaddingVerdict:
         report("opening the model")
         try:
-            file, session = open_file(self.model_file)
+            opened = self.opened()
         except Exception as error:
             # The binding's exceptions have no common base class but Exception.
             return undecided(self.padding, f"ONNX Runtime cannot open it: {error}")
+        report("padding short inputs")
+        return self.verdict(opened, self.padding, Budget(self.seconds))
+
+    def opened(self) -> OpenedModel:
+        """Raises ONNX Runtime's exceptions."""
+        file, session = open_file(self.model_file)
         facts, inputs = onnx_facts(file.path), checked_inputs(session, self.shapes, self.has_rows)
         run, outputs = checked_run(session, self.has_rows)
         if facts.exposed:
@@ -53,16 +62,82 @@ class OnnxPaddingJob:
             run, outputs = checked_run(open_session(self.model_file, message.SerializeToString()), self.has_rows)
         first = [node.shape[0] if node.shape else None for node in session.get_inputs()] if self.has_rows else []
         fixed = next((size for size in first if isinstance(size, int)), None)
-        report("padding short inputs")
+        return OpenedModel(run, inputs, outputs, facts, seed_of(file_digest(file.path)), fixed)
+
+    def verdict(self, model: OpenedModel, padding: Padding, budget: Budget) -> PaddingVerdict:
         return check_padding(
-            run,
-            inputs,
-            outputs,
-            facts,
-            self.padding,
-            Budget(self.seconds),
-            seed_of(file_digest(file.path)),
+            model.run,
+            model.inputs,
+            model.outputs,
+            model.facts,
+            padding,
+            budget,
+            model.seed,
             written_values=frozenset(self.written_values),
-            has_company=self.has_company and fixed is None,
-            fixed_rows=fixed,
+            has_company=self.has_company and model.fixed_rows is None,
+            fixed_rows=model.fixed_rows,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model on ONNX Runtime, as the load check takes it."""
+
+    run: Run
+    inputs: Sequence[CheckedInput]
+    outputs: Sequence[str]
+    facts: GraphFacts
+    seed: int
+    fixed_rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultSizes:
+    """The sizes of dimensions of which nobody has written any."""
+
+    padding: Padding
+    """Sizes that the model takes, and the values that the check has found."""
+    verdict: PaddingVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxDefaultSizesJob:
+    """As OnnxPaddingJob, for sizes that end at the longest length that the model takes."""
+
+    check: OnnxPaddingJob
+    usual: int
+    """The largest size, unless the model's file tells another one."""
+
+    @property
+    def title(self) -> str:
+        return self.check.title
+
+    def perform(self, report: Report) -> DefaultSizes:
+        wanted = self.check.padding
+        report("opening the model")
+        try:
+            opened = self.check.opened()
+        except Exception as error:
+            # The binding's exceptions have no common base class but Exception.
+            return DefaultSizes(wanted, undecided(wanted, f"ONNX Runtime cannot open it: {error}"))
+        budget = Budget(self.check.seconds)
+        report("looking for the longest input")
+        longest = longest_lengths(
+            opened.run,
+            opened.inputs,
+            opened.outputs,
+            opened.facts,
+            wanted,
+            budget,
+            opened.seed,
+            self.usual,
+            opened.fixed_rows,
+        )
+        cut = tuple(
+            replace(one, sizes=(*(size for size in one.sizes if size < most), most))
+            for one, most in zip(wanted.dimensions, longest, strict=True)
+        )
+        padding = replace(wanted, dimensions=cut)
+        report("padding short inputs")
+        verdict = self.check.verdict(opened, padding, budget)
+        return DefaultSizes(replace(padding, values=verdict.values), verdict)
