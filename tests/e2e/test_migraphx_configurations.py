@@ -14,7 +14,8 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto
-from support import migraphx_models
+from support import load_check, migraphx_models
+from support.encoders import VOCABULARY, encoder
 from support.migraphx_serving import Array, ask, config, expected, index_entry, place
 from support.pictures import jpeg
 from support.server import RocserveProcess
@@ -27,6 +28,10 @@ MLP = migraphx_models.mlp()
 RESNET = migraphx_models.mini_resnet()
 INPUTS = migraphx_models.random_inputs(MLP, 3)
 SCORES = expected(MLP, INPUTS)["scores"]
+TEXT = encoder(layers=1, longest=24).SerializeToString()
+MEAN = load_check.model(
+    "g (float[batch, time, 4] x) => (float[batch, 4] y) { y = ReduceMean<axes = [1], keepdims = 0>(x) }"
+).SerializeToString()
 ON_CPU = "instance_group [ { kind: KIND_CPU } ]"
 
 
@@ -60,6 +65,8 @@ MODELS: Mapping[str, tuple[bytes, str]] = {
         config(4, engine="onnxruntime", target=""),
     ),
     "quantised": (migraphx_models.quantised(), config(4, batch_sizes="4")),
+    "unlike_lengths": (TEXT, config(2)),
+    "without_a_mask": (MEAN, config(2, engine="auto")),
     "too_large": (
         migraphx_models.identity(shape=("batch", 2_000_000, 3_000_000)),
         config(1, batch_sizes="1"),
@@ -125,7 +132,7 @@ def ends(client: triton.InferenceServerClient, name: str, state: str) -> Callabl
     def has_ended() -> bool:
         seen, reason = index_entry(client, name)
         assert seen in (state, "LOADING", "CHECKING", "UNKNOWN", ""), f"{name} is {seen}: {reason}"
-        return seen == state and not reason.startswith("serving; batch sizes still to come")
+        return seen == state and not reason.startswith("serving; ")
 
     return has_ended
 
@@ -227,6 +234,32 @@ def title(pid: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text()
     return ""
+
+
+def test_requests_of_unlike_lengths_are_padded_by_default(server: RocserveProcess) -> None:
+    facts = properties(server, "unlike_lengths")
+    assert facts["sizes"] == "sequence=16,24"
+    assert "dimension 'sequence' may be padded" in facts["load_check"]
+    for rows, length in ((1, 3), (2, 16), (1, 21), (2, 24)):
+        ids = np.random.default_rng(length).integers(1, VOCABULARY, (rows, length))
+        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        found, right = ask(server.client(), "unlike_lengths", inputs), expected(TEXT, inputs)
+        for name in right:
+            np.testing.assert_allclose(found[name], right[name], atol=1e-5)
+    too_long = np.ones((1, 25), np.int64)
+    with pytest.raises(InferenceServerException, match="is 25, expected 1 to 24, the largest of its sizes 16, 24"):
+        ask(server.client(), "unlike_lengths", {"input_ids": too_long, "attention_mask": too_long})
+    assert "no sizes are written, so it is padded to sequence=16,24 in batches of 1, 2: 4 programs" in server.log_text
+
+
+def test_where_padding_changes_answers_onnx_runtime_serves_each_length(server: RocserveProcess) -> None:
+    _, reason = index_entry(server.client(), "without_a_mask")
+    assert reason.startswith("served by onnxruntime instead: engine migraphx cannot load it: ")
+    assert "dimension 'time' must not be padded: output 'y' changes by " in reason
+    facts = properties(server, "without_a_mask")
+    assert facts["engine"] == "onnxruntime" and "sizes" not in facts
+    x = np.random.default_rng(1).normal(size=(2, 5, 4)).astype(np.float32)
+    np.testing.assert_allclose(ask(server.client(), "without_a_mask", {"x": x})["y"], x.mean(1), rtol=1e-5, atol=1e-6)
 
 
 def test_what_cannot_fit_into_memory_is_refused_with_numbers(server: RocserveProcess) -> None:

@@ -90,6 +90,13 @@ def any_length(batch: Batch = "batch") -> bytes:
     return network.model({"x": (batch, "length")}, {"y": (batch, "length")})
 
 
+def mean_of_any_length() -> bytes:
+    """`x` FP32 [batch, length] -> `y` FP32 [batch, 1], the mean, which changes when x is padded."""
+    network = _Network(seed=6)
+    network.node("ReduceMean", "x", output="y", axes=[1])
+    return network.model({"x": ("batch", "length")}, {"y": ("batch", 1)})
+
+
 def without_batch() -> bytes:
     """`x` FP32 [2, 3] -> `y` FP32 [3, 2], transposed: there is no batch dimension."""
     network = _Network(seed=7)

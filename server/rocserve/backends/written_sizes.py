@@ -112,10 +112,13 @@ def with_measured_outputs(
             pairs = [*zip(shape, after[name], strict=False)]
             follows = tuple(place for place, (size, now) in enumerate(pairs) if size != now)
             if len(shape) != len(after[name]) or any(pairs[place] != (first[index], other) for place in follows):
+                is_written = bool(config.parameters.get(SIZES, "").strip())
+                what = f"parameter '{SIZES}' of model '{config.name}'" if is_written else f"model '{config.name}'"
+                remedy = "remove it" if is_written else "give the dimension a number in the configuration's dims"
                 raise invalid_argument(
-                    f"parameter '{SIZES}' of model '{config.name}' cannot pad dimension '{dimension.label}': output"
+                    f"{what} cannot pad dimension '{dimension.label}': output"
                     f" '{name}' has the shape {list(shape)} for the size {first[index]} and {list(after[name])} for"
-                    f" {other}, and can be cut back only where its sizes are those of the dimension; remove it"
+                    f" {other}, and can be cut back only where its sizes are those of the dimension; {remedy}"
                 )
             if follows:
                 outputs[name] = follows

@@ -19,9 +19,10 @@ from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, program_environment
 from rocserve.backends.migraphx.program_cache import CachedProgram, open_cache
+from rocserve.backends.migraphx.serving.default_sizes import with_default_sizes
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
-from rocserve.jobs.runner import JobRunner
+from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.tools.model_choice import ToolModel
 from rocserve.tools.verb import tool_log
 
@@ -54,6 +55,7 @@ class ToolContext:
         self.serving = serving_options(source.config)
         installation = find_installation(source.settings)
         self.runner = JobRunner(migraphx_jobs(installation, self.serving.binding), report, log)
+        self._onnxruntime = JobRunner(JobEngine("ONNX Runtime"), report, log)
         self.library = library or self.runner.run(LibraryJob(), LibraryResult, timeout_seconds=_LIBRARY_SECONDS)
         targets = usable_targets(self.library, self.device)
         self.options = compile_options(source.config, source.instance_kind, targets)
@@ -84,7 +86,13 @@ class ToolContext:
                 f" {file.with_suffix('.onnx').name}"
             )
         try:
-            plan = plan_programs(source, self.options, self.serving, self.environment, model_file=file)
+            plan = with_default_sizes(
+                source,
+                self._onnxruntime,
+                lambda default: plan_programs(
+                    source, self.options, self.serving, self.environment, model_file=file, default=default
+                ),
+            ).plan
         except ServeError as error:
             if original == file:
                 raise

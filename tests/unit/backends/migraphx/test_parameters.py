@@ -166,7 +166,7 @@ def test_serving_options() -> None:
         compile_timeout_secs="12.5",
         binding="c_api",
     )
-    assert options == ServingOptions((1, 4), False, False, {"a": (3, 4), "b:0": (5,)}, 12.5, "c_api")
+    assert options == ServingOptions((1, 4), False, False, {"a": (3, 4), "b:0": (5,)}, 12.5, "c_api", True)
     assert _serve(batch="8").batch_sizes == (8,)
     assert _serve(batch_sizes="1,16", max_batch_size=0).batch_sizes == (1, 16), "max_batch_size is still open"
     written = replace(_config(0, batch_sizes="1"), inputs=(ONE,), outputs=(OutputConfig("y", DataType.FP32, (1,)),))
@@ -221,7 +221,7 @@ class TestAccelerator:
     def test_parameters_win(self) -> None:
         assert _compile(accelerator={"precision": "bf16"}, precision="fp16").precision is Precision.FP16
         assert _serve(accelerator={"migraphx_max_dynamic_batch": "4"}, batch_sizes="8").batch_sizes == (8,)
-        assert _serve(accelerator={"dynamic_batch": "1"}, batch="8") == ServingOptions((8,))
+        assert _serve(accelerator={"dynamic_batch": "1"}, batch="8") == ServingOptions((8,), has_named_sizes=True)
 
     @pytest.mark.parametrize(
         ("words", "precision"),

@@ -213,6 +213,8 @@ class ServingOptions:
     compile_timeout_seconds: float = 3600.0
     """For each program; 0 = no limit."""
     binding: str = "auto"
+    has_named_sizes: bool = False
+    """Whether somebody has named the batch sizes."""
 
 
 def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]) -> CompileOptions:
@@ -250,7 +252,8 @@ def serving_options(config: ModelConfig) -> ServingOptions:
     if dynamic_batch and config.max_batch_size == 0:
         raise _wrong(config, "'dynamic_batch' needs max_batch_size, the largest batch that the program is to take")
     largest = config.max_batch_size
-    sizes: tuple[int, ...] = ()
+    named: tuple[int, ...] = ()
+    sizes = named
     if dynamic_batch:
         for name in ("batch_sizes", "batch"):
             if config.parameters.get(name):
@@ -259,9 +262,10 @@ def serving_options(config: ModelConfig) -> ServingOptions:
                     f"'dynamic_batch' makes one program for all batches, so '{name}' contradicts it; remove one of"
                     " them",
                 )
-    elif not (sizes := wanted_batch_sizes(config.parameters, None if config.has_open_batch else largest, config.name)):
-        ahead = read_integer(config, MAX_DYNAMIC_BATCH, 0, 0, _MOST_ROWS)
-        sizes = default_batch_sizes(min(ahead, largest) if ahead else largest)
+    else:
+        named = wanted_batch_sizes(config.parameters, None if config.has_open_batch else largest, config.name)
+        ahead = 0 if named else read_integer(config, MAX_DYNAMIC_BATCH, 0, 0, _MOST_ROWS)
+        sizes = named or default_batch_sizes(min(ahead, largest) if ahead else largest)
     try:
         timeout = float(config.parameters.get("compile_timeout_secs") or 3600.0)
     except ValueError:
@@ -275,6 +279,7 @@ def serving_options(config: ModelConfig) -> ServingOptions:
         input_shapes=_input_shapes(config),
         compile_timeout_seconds=timeout,
         binding=read_choice(config, "binding", "auto", _BINDINGS),
+        has_named_sizes=bool(named),
     )
 
 

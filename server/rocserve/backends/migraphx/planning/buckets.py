@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from rocserve.backends.migraphx.configuration.options import CompileOptions
 from rocserve.backends.migraphx.model_files.graph import GraphTensor, ModelGraph
-from rocserve.backends.written_sizes import written_padding
+from rocserve.backends.written_sizes import SIZES, written_padding
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.padding import Lengths, Padding
+from rocserve.core.padding import NO_PADDING, Lengths, Padding
 from rocserve.core.requests import Signature, TensorSpec
 
 MOST_PROGRAMS = 128
@@ -26,10 +26,10 @@ def planned_padding(
 ) -> Padding:
     """Return what the parameters say of a graph's open dimensions. `given`: the parameter `input_shapes`. `rows`: why
     the first dimension does not count the rows of a batch; "" = it does. Raises ServeError (INVALID_ARGUMENT)."""
-    inputs, outputs = (tuple(map(_spec, tensors)) for tensors in (graph.inputs, graph.outputs))
-    padding = written_padding(config, Signature(inputs, outputs, supports_batching=not rows, dependent_rows=rows))
-    if not padding.dimensions:
-        return padding
+    if not config.parameters.get(SIZES, "").strip():
+        # Values without sizes are for default sizes.
+        return NO_PADDING
+    padding = written_padding(config, graph_signature(graph, rows))
     if options.precision.needs_calibration:
         raise invalid_argument(
             f"model '{config.name}': parameter 'sizes' does not work with precision"
@@ -43,6 +43,12 @@ def planned_padding(
                 " other open dimensions into the configuration's dims"
             )
     return padding
+
+
+def graph_signature(graph: ModelGraph, no_rows: str) -> Signature:
+    """Return the signature of a model's file. `no_rows`: as `rows` of `planned_padding`."""
+    inputs, outputs = (tuple(map(_spec, tensors)) for tensors in (graph.inputs, graph.outputs))
+    return Signature(inputs, outputs, supports_batching=not no_rows, dependent_rows=no_rows)
 
 
 def _spec(tensor: GraphTensor) -> TensorSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,14 @@ from rocserve.backends.migraphx.model_files.known_faults import KnownFault
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.buckets import at_largest, planned_padding, programs
+from rocserve.backends.migraphx.planning.default_sizes import (
+    SizesMissing,
+    WantedSizes,
+    fewer_sizes,
+    wanted_padding,
+    with_sizes,
+    within_limit,
+)
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.tensors import nchw, nhwc
 from rocserve.cache.digests import file_digest
@@ -45,6 +53,8 @@ class ProgramPlan:
     """Operator -> what MIGraphX may compute wrongly, and no comparison finds."""
     purpose: Purpose = NO_PURPOSE
     padding: Padding = NO_PADDING
+    kept_batches: Shape = ()
+    """Batch sizes that `fewer` leaves as they are."""
 
     def shape_in(self, tensor: GraphTensor, recipe: ProgramRecipe) -> Shape | None:
         """Return the shape that an input or output has in a program, as clients see it, with -1 for the batch and for
@@ -58,6 +68,11 @@ class ProgramPlan:
         file fixes always works; others may fail."""
         return min(self.recipes, key=lambda recipe: (recipe.rebatched, recipe.sizes != self.recipes[0].sizes))
 
+    @property
+    def smallest(self) -> ProgramRecipe:
+        """The recipe of the program that takes the least work."""
+        return min(self.recipes, key=lambda recipe: (recipe.batch_size, *recipe.sizes.values()))
+
     def at(self, lengths: Lengths) -> ProgramRecipe:
         """Return the recipe of the first program at other lengths of the padded dimensions."""
         recipe, buckets = self.first, Buckets(self.padding)
@@ -68,6 +83,18 @@ class ProgramPlan:
             for name, shape in recipe.input_shapes.items()
         }
         return replace(recipe, input_shapes=shapes, sizes=dict(zip(recipe.sizes, lengths, strict=True)))
+
+    def fewer(self) -> Iterator[ProgramPlan]:
+        """Yield this plan, and then plans of ever fewer programs with the same first one."""
+        batches = tuple(sorted({recipe.batch_size for recipe in self.recipes}))
+        for rows, sizes in fewer_sizes(batches, [one.sizes for one in self.padding.dimensions], self.kept_batches):
+            recipes = tuple(
+                recipe
+                for recipe in self.recipes
+                if recipe.batch_size in rows
+                and all(size in own for size, own in zip(recipe.sizes.values(), sizes, strict=True))
+            )
+            yield replace(self, recipes=recipes, padding=with_sizes(self.padding, sizes))
 
     def with_outputs(self, names: Sequence[str]) -> ProgramPlan:
         """Return the plan with other names of the outputs."""
@@ -91,11 +118,12 @@ def plan_programs(
     *,
     model_file: Path | None = None,
     no_batch: str = "",
+    default: Padding = NO_PADDING,
 ) -> ProgramPlan:
     """Plan the programs of a version, from its own file or from `model_file` (the ONNX file next to a .mxr).
-    `no_batch`: why the first dimension is not a batch, whatever the shapes say; "" = the shapes decide. Raises
-    ServeError (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError (UNAVAILABLE) if a file cannot
-    be read."""
+    `no_batch`: why the first dimension is not a batch, whatever the shapes say; "" = the shapes decide. `default`: how
+    dimensions without a number are padded, as SizesMissing has asked for. Raises SizesMissing, ServeError
+    (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError (UNAVAILABLE) if a file cannot be read."""
     path = model_file or model.model_file
     is_tensorflow = model.config.backend == "tensorflow" and model_file in (None, model.model_file)
     kind = SourceKind.TENSORFLOW if is_tensorflow else SourceKind.ONNX
@@ -139,14 +167,25 @@ def plan_programs(
             " dimension is the batch"
         )
     rows_fault = no_batch or ("" if batch is not None else "no batch")
-    padding = planned_padding(model.config, options, serving.input_shapes, graph, rows_fault)
+    padding = default
+    if not default.dimensions:
+        padding = planned_padding(model.config, options, serving.input_shapes, graph, rows_fault)
+    batches = serving.batch_sizes or default_batch_sizes(largest)
+    if batch is None or serving.dynamic_batch:
+        batches = (0,)
+    # The program of the first size, or of the file's own, is the one with which the model is ready.
+    kept = batches if serving.has_named_sizes else (batches[0], *(size for size in batches if size == batch))
+    if default.dimensions:
+        padding, batches = within_limit(default, batches, kept)
     sized = at_largest(graph.inputs, padding)
-    shapes = _input_shapes(model.config, serving.input_shapes, sized, batch is not None, no_batch)
+    shapes = _input_shapes(model.config, serving.input_shapes, sized, batch is not None)
     for name, dims in (*shapes.items(), *((output.name, output.dims or ()) for output in graph.outputs)):
         if is_beyond_memory(dims):
             raise invalid_argument(f"model '{model.name}': tensor '{name}' has a shape that no memory holds")
+    source = ProgramSource(kind, str(path), file_digest(path, graph.external_files))
+    _check_numbers(model.config, graph, shapes, batch is not None, rows_fault, no_batch, source if not why else None)
     first = ProgramRecipe(
-        source=ProgramSource(kind, str(path), file_digest(path, graph.external_files)),
+        source=source,
         options=options,
         environment=environment,
         output_names=output_names,
@@ -161,7 +200,7 @@ def plan_programs(
         return replace(tensor, dims=tuple(open_places.get(place, dim) for place, dim in enumerate(dims)))
 
     return ProgramPlan(
-        recipes=_recipes(model.name, first, serving, batch, largest, shapes, padding),
+        recipes=_recipes(model.name, first, serving, batch, batches, largest, shapes, padding),
         inputs=tuple(map(planned_input, graph.inputs)),
         outputs=tuple(
             tensor if tensor.dims is None else replace(tensor, dims=(*lead, *tensor.dims[len(lead) :]))
@@ -174,6 +213,7 @@ def plan_programs(
         faults=graph.faults,
         purpose=graph.purpose,
         padding=padding,
+        kept_batches=kept,
     )
 
 
@@ -190,6 +230,7 @@ def _recipes(
     first: ProgramRecipe,
     serving: ServingOptions,
     batch: int | None,
+    batch_sizes: Shape,
     largest: int,
     shapes: Mapping[str, Shape],
     padding: Padding,
@@ -210,7 +251,6 @@ def _recipes(
             of_rows((1,), sizes, largest_batch=largest, rebatched=batch > 0)
             for _, sizes in programs(padding, (0,), model_name)
         )
-    batch_sizes = serving.batch_sizes or default_batch_sizes(largest)
     return tuple(
         of_rows((rows,), sizes, batch_size=rows, rebatched=batch not in (0, rows))
         for rows, sizes in programs(padding, batch_sizes, model_name)
@@ -241,10 +281,10 @@ def _gives_first_dimension(given: Mapping[str, Shape], inputs: Sequence[GraphTen
 
 
 def _input_shapes(
-    config: ModelConfig, given: Mapping[str, Shape], inputs: Sequence[GraphTensor], batches: bool, no_batch: str
+    config: ModelConfig, given: Mapping[str, Shape], inputs: Sequence[GraphTensor], batches: bool
 ) -> dict[str, Shape]:
-    """Return the number of every dimension of each input, without the batch dimension. Open dimensions of one name get
-    one number. `given`: the parameter `input_shapes`. `no_batch`: why there is no batch dimension, for the error."""
+    """Return the number of every dimension of each input, without the batch dimension; 0 = nothing gives it one. Open
+    dimensions of one name get one number. `given`: the parameter `input_shapes`."""
 
     def wrong(text: str) -> ServeError:
         return invalid_argument(f"model '{config.name}': {text}")
@@ -285,17 +325,39 @@ def _input_shapes(
     for name, sizes in known.items():
         dims = own[name] or ("",) * len(sizes)
         shapes[name] = tuple(size or numbers.get(str(dim), 0) for dim, size in zip(dims, sizes, strict=True))
-        if 0 in shapes[name]:
-            index = shapes[name].index(0)
-            axis, named = index + batches, f" ('{dims[index]}')" if dims[index] else ""
-            example = "x".join(str(dim) if isinstance(dim, int) else "?" for dim in own[name] or ())
-            raise wrong(
-                f"dimension {axis}{named} of input '{name}' is left open by the model, and"
-                " MIGraphX compiles fixed shapes only: give it a number in the configuration's dims or in parameter"
-                f" 'input_shapes' \"{name}: {example}\""
-                + ("" if axis else f"; it is not a batch: {no_batch}" if no_batch else _IF_BATCH)
-            )
     return shapes
+
+
+def _check_numbers(
+    config: ModelConfig,
+    graph: ModelGraph,
+    shapes: Mapping[str, Shape],
+    batches: bool,
+    no_rows: str,
+    no_batch: str,
+    source: ProgramSource | None,
+) -> None:
+    """Raise SizesMissing if a dimension has no number. `no_batch`: why there is no batch dimension, for the error.
+    `source`: of a model whose dimensions may be padded; None = they may not."""
+    unknown = {
+        name: tuple(place for place, size in enumerate(shape, batches) if not size) for name, shape in shapes.items()
+    }
+    name = next((name for name, places in unknown.items() if places), None)
+    if name is None:
+        return
+    own = {tensor.name: (tensor.dims or ())[batches:] for tensor in graph.inputs}[name]
+    axis = unknown[name][0]
+    named = f" ('{own[axis - batches]}')" if own and own[axis - batches] else ""
+    example = "x".join(str(dim) if isinstance(dim, int) else "?" for dim in own)
+    padding = wanted_padding(config, graph, no_rows, unknown) if source is not None else NO_PADDING
+    open_shapes = {name: tuple(size or -1 for size in shape) for name, shape in shapes.items()}
+    raise SizesMissing(
+        f"model '{config.name}': dimension {axis}{named} of input '{name}' is left open by the model, and MIGraphX"
+        " compiles fixed shapes only",
+        f"give it a number in the configuration's dims or in parameter 'input_shapes' \"{name}: {example}\""
+        + ("" if axis else f"; it is not a batch: {no_batch}" if no_batch else _IF_BATCH),
+        WantedSizes(source, padding, open_shapes, batches) if source is not None and padding.dimensions else None,
+    )
 
 
 _IF_BATCH = "; if it is the batch, set max_batch_size instead"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ from rocserve.backends.migraphx.model_files.graph import GraphTensor
 from rocserve.backends.migraphx.planning.memory import check_memory, compiled_memory, planned_memory
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
-from rocserve.backends.migraphx.program_cache import ProgramAbout
+from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout
 from rocserve.backends.migraphx.serving.background import BackgroundSizes
 from rocserve.backends.migraphx.serving.context import CompileContext
+from rocserve.backends.migraphx.serving.default_sizes import DefaultPlan, planned_sizes, with_default_sizes
 from rocserve.backends.migraphx.serving.layout import ProgramLayout
 from rocserve.backends.migraphx.serving.model_check import (
     CheckedModel,
@@ -32,6 +34,7 @@ from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRu
 from rocserve.backends.migraphx.tensors import varies_with_values
 from rocserve.backends.parameters import asked_engine
 from rocserve.core.errors import ServeError, internal, unavailable
+from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.requests import Signature, TensorSpec
 
 
@@ -126,16 +129,17 @@ def load_compiled(
     or the configuration is wrong, the compile fails, memory does not suffice, or a program computes something else."""
     check = ModelCheck(context, reference)
     try:
-        return _checked(context, check, model_file, note, quantised_in)
+        return _checked(context, check, model_file, note, quantised_in, reference)
     except BaseException:
         check.close()
         raise
 
 
-def _planned(context: CompileContext, check: ModelCheck, model_file: Path | None) -> ProgramPlan:
-    """Plan the programs; a model whose rows may depend on each other only batches if its configuration says so."""
+def _planned(context: CompileContext, check: ModelCheck, model_file: Path | None, is_own: bool) -> DefaultPlan:
+    """Plan the programs; a model whose rows may depend on each other only batches if its configuration says so.
+    `is_own`: ONNX Runtime is the reference of the file, so that it also tells what may be padded by default."""
 
-    def plan(no_batch: str = "") -> ProgramPlan:
+    def plan(no_batch: str, default: Padding) -> ProgramPlan:
         return plan_programs(
             context.model,
             context.options,
@@ -143,22 +147,37 @@ def _planned(context: CompileContext, check: ModelCheck, model_file: Path | None
             context.environment,
             model_file=model_file,
             no_batch=no_batch,
+            default=default,
         )
 
-    planned = plan()
-    check.check_faults(planned.faults)
-    check.check_rows(checked_model(planned, context.serving.pad_with_first_row), planned.recipes[0])
+    def found(no_batch: str = "") -> DefaultPlan:
+        if not is_own:
+            return DefaultPlan(plan(no_batch, NO_PADDING))
+        return with_default_sizes(context.model, context.onnxruntime, partial(plan, no_batch))
+
+    planned = found()
+    check.check_faults(planned.plan.faults)
+    check.check_rows(checked_model(planned.plan, context.serving.pad_with_first_row), planned.plan.smallest)
     if check.dependent_rows and not context.batching_is_written:
-        planned = plan(check.dependent_rows)
-    planned = with_padded_outputs(context, planned)
-    model = checked_model(planned, context.serving.pad_with_first_row)
-    return replace(planned, padding=check.check_padding(model, planned))
+        planned = found(check.dependent_rows)
+    measured = with_padded_outputs(context, planned.plan)
+    if planned.report is not None:
+        check.add(planned.report)
+        return replace(planned, plan=measured)
+    model = checked_model(measured, context.serving.pad_with_first_row)
+    return replace(planned, plan=replace(measured, padding=check.check_padding(model, measured)))
 
 
 def _checked(
-    context: CompileContext, check: ModelCheck, model_file: Path | None, note: str, quantised_in: str
+    context: CompileContext,
+    check: ModelCheck,
+    model_file: Path | None,
+    note: str,
+    quantised_in: str,
+    reference: ReferenceEngine | None,
 ) -> MigraphxModel:
-    config, plan = context.model.config, _planned(context, check, model_file)
+    config, planned = context.model.config, _planned(context, check, model_file, reference is None)
+    plan = planned.plan
     checked = checked_model(plan, context.serving.pad_with_first_row)
     own = {tensor.name for tensor in plan.outputs}
     if model_file and len(config.outputs) == len(plan.outputs) and any(out.name not in own for out in config.outputs):
@@ -166,11 +185,15 @@ def _checked(
         plan = plan.with_outputs([entry.name for entry in config.outputs])
     precision = quantised_in if plan.is_quantised else ""
     facts = {name: text for name, text in (("precision", precision), ("note", note)) if text}
-    compiled = _Compiled(context, plan, check, checked)
     first = plan.first
-    others = sorted((recipe for recipe in plan.recipes if recipe is not first), key=lambda recipe: recipe.rebatched)
     soonest = context.compiler.first_to_serve(first)
-    loaded = compiled.program(soonest)
+    compiled = _Compiled(context, plan, check, checked)
+    cached = compiled.cached(soonest)
+    if planned.report is not None:
+        plan = planned_sizes(context, plan, cached)
+        compiled = replace(compiled, plan=plan)
+    others = sorted((recipe for recipe in plan.recipes if recipe is not first), key=lambda recipe: recipe.rebatched)
+    loaded = compiled.opened(soonest, cached)
     runner = ProgramRunner(context.model.name, loaded, check.dependent_rows if check.couples_rows else "")
     later = {recipe.short_title: recipe for recipe in others}
     if soonest is not first:
@@ -216,10 +239,18 @@ class _Compiled:
 
     def program(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> LoadedProgram:
         """Return the recipe's program, compiled if it is not cached. `report` is given if the model serves already."""
+        return self.opened(recipe, self.cached(recipe, report))
+
+    def cached(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> CachedProgram:
+        """Return the recipe's program in the cache, as `program`."""
+        model = self.context.model
+        check_memory(model.name, planned_memory(recipe, self.plan), model.device)
+        return self.check.program(self.checked.of_program(self.plan, recipe), recipe, report)
+
+    def opened(self, recipe: ProgramRecipe, cached: CachedProgram) -> LoadedProgram:
+        """Load a program from the cache, which may then drop it."""
         context, plan, model = self.context, self.plan, self.context.model
-        check_memory(model.name, planned_memory(recipe, plan), model.device)
-        checked = self.checked.of_program(self.plan, recipe)
-        cached = self.check.program(checked, recipe, report)
+        checked = self.checked.of_program(plan, recipe)
         try:
             self._check_outputs(cached.about)
             check_memory(model.name, compiled_memory(cached), model.device)

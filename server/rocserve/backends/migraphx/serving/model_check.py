@@ -67,7 +67,7 @@ class CheckedModel:
     digest: str
     """Of the model's file."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Input -> its sizes without the rows, as clients see them."""
+    """Input -> its sizes without the rows, as clients see them; the smallest of those that are padded."""
     tensors: ProgramTensors
     """Of a program of any size: without its rows."""
     precision: str
@@ -92,7 +92,7 @@ def checked_model(plan: ProgramPlan, pad_with_first_row: bool) -> CheckedModel:
     return CheckedModel(
         onnx_file=Path(source.path) if is_onnx else None,
         digest=source.digest,
-        shapes=_shapes(plan, plan.recipes[0]),
+        shapes=_shapes(plan, plan.smallest),
         tensors=ProgramTensors(
             tuple(tensor.name for tensor in plan.inputs),
             tuple(tensor.name for tensor in plan.outputs),
@@ -186,7 +186,7 @@ class ModelCheck:
                 self.rows = self.rows or self._rows_on_migraphx(model, recipe, program_file)
             if self.rows.is_lasting:
                 self._verdicts.remember(key, self.rows)
-        self._add(self.rows.report(self._context.batching_is_written, warns_of_undecided=True))
+        self.add(self.rows.report(self._context.batching_is_written, warns_of_undecided=True))
 
     def check_padding(self, model: CheckedModel, plan: ProgramPlan) -> Padding:
         """Try on ONNX Runtime whether the plan's dimensions may be padded, and return the padding with the values that
@@ -196,7 +196,7 @@ class ModelCheck:
             return padding
         if model.onnx_file is None or not is_installed("onnxruntime"):
             missing = "no other engine runs it" if model.onnx_file is None else "ONNX Runtime is not installed"
-            self._add(padding_report(undecided(padding, missing), self._mode))
+            self.add(padding_report(undecided(padding, missing), self._mode))
             return padding
         seconds = self._context.model.settings.load_check_seconds
         job = OnnxPaddingJob(
@@ -225,7 +225,7 @@ class ModelCheck:
                     verdict = undecided(padding, error.text)
             if verdict.is_lasting:
                 self._verdicts.remember(key, verdict)
-        self._add(padding_report(verdict, self._mode))
+        self.add(padding_report(verdict, self._mode))
         return replace(padding, values=verdict.values)
 
     def program(
@@ -352,7 +352,7 @@ class ModelCheck:
                     self._context.model.name, str(reference.cases_file), tensors, model.precision, seconds
                 )
             missing = reference.result.reason
-        self._add(LoadCheckReport((f"not compared: {missing}",)))
+        self.add(LoadCheckReport((f"not compared: {missing}",)))
         return None
 
     def _judged(self, key: str, title: str) -> bool:
@@ -382,9 +382,9 @@ class ModelCheck:
             found = LoadCheckReport((text,), text, (REFERENCE,))
         if self.is_serving and found.warning:
             context.log.warning("model '%s': %s: %s", context.model.name, title, found.warning)
-        self._add(found)
+        self.add(found)
 
-    def _add(self, found: LoadCheckReport) -> None:
+    def add(self, found: LoadCheckReport) -> None:
         if not self.is_serving:
             self.report = self.report.then(found)
 
@@ -399,7 +399,7 @@ class ModelCheck:
         finally:
             if not self.is_serving:
                 report("")
-            self._add(LoadCheckReport(seconds=time.monotonic() - started))
+            self.add(LoadCheckReport(seconds=time.monotonic() - started))
 
 
 def _crashed(error: JobError) -> ReferenceVerdict:
