@@ -44,6 +44,7 @@ from benchmarks.real_models import RealModel, fetch
 from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.server_process import ServerProcess, free_port
 from benchmarks.table import markdown_table
+from rocserve.tools.measuring.lengths import Lognormal, draw_lengths
 from rocserve_client import AsyncClient, Client
 
 _RESULTS = Path(__file__).parent / "results"
@@ -56,8 +57,7 @@ _ENCODERS = {
     ),
 }
 _WIDTH = 384
-_MEDIAN_TOKENS, _SPREAD, _FEWEST, _MOST = 40, 0.8, 8, 512
-"""The law of lengths: of its logarithm the spread is the standard deviation."""
+_TOKENS = Lognormal(median=40, largest=512, spread=0.8, least=8)
 _TEXTS = 512
 _SEED = 38
 _CHECKED = 16
@@ -105,7 +105,7 @@ def open_tokenizer(path: Path) -> Any:
 
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(_MOST)
+    tokenizer.enable_truncation(_TOKENS.largest)
     return tokenizer
 
 
@@ -113,8 +113,8 @@ def draw_texts(tokenizer: Any) -> Texts:
     rng = np.random.default_rng(_SEED)
     words = " ".join(topics[name] for name in sorted(topics)).split()
     texts, ids = [], []
-    for wanted in np.clip(rng.lognormal(np.log(_MEDIAN_TOKENS), _SPREAD, _TEXTS), _FEWEST, _MOST).astype(int):
-        begin = int(rng.integers(len(words) - _MOST))
+    for wanted in draw_lengths(_TOKENS, _TEXTS, "tokens"):
+        begin = int(rng.integers(len(words) - _TOKENS.largest))
         # A word of the manual has two tokens or three.
         piece = words[begin : begin + wanted]
         while len(found := tokenizer.encode(" ".join(piece)).ids) > wanted and len(piece) > 1:
@@ -185,7 +185,7 @@ def write_light_encoder(folder: Path, tokenizer: Path) -> None:
     node = helper.make_node("Gather", ["rows", "input_ids"], ["last_hidden_state"])
     graph = helper.make_graph([node], "light", takes, gives, [numpy_helper.from_array(rows, "rows")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    parameters = {"preprocess": "text", "max_tokens": str(_MOST), "normalise": "true"}
+    parameters = {"preprocess": "text", "max_tokens": str(_TOKENS.largest), "normalise": "true"}
     write_encoder(folder, model.SerializeToString(), parameters)
     (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
 

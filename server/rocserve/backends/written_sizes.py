@@ -26,8 +26,7 @@ from rocserve.load_check.padding_verdict import PaddingVerdict
 SIZES = "sizes"
 VALUES = "padding"
 _MASK = "mask"
-"""Part of the names of inputs that say which elements are real. Whatever `padding` says of all inputs, added elements
-are not real."""
+"""Part of the names of inputs that say which elements are real."""
 _LARGEST = 2**53
 """Larger whole numbers are not told apart as floats."""
 
@@ -44,6 +43,11 @@ class OpenDimension:
 
     def padded(self, sizes: tuple[int, ...]) -> PaddedDimension:
         return PaddedDimension(self.label, sizes, self.inputs, self.outputs)
+
+
+def is_mask(name: str) -> bool:
+    """Return whether an input says which elements are real, by its name."""
+    return _MASK in name.lower()
 
 
 def has_rows(config: ModelConfig, signature: Signature) -> bool:
@@ -168,7 +172,8 @@ def padding_values(
         if is_pair and name not in specs:
             hint = names_hint("the padded inputs are", name, specs)
             raise _unfit(config, f"names the input '{name}', which is not padded{hint or ': no input is'}")
-        meant = [name] if is_pair else [each for each in specs if _MASK not in each.lower()]
+        # Whatever is written for all inputs, added elements are not real.
+        meant = [name] if is_pair else [each for each in specs if not is_mask(each)]
         for each in meant:
             values[each] = _value(number.strip(), specs[each], config)
     return {name: value for name, value in values.items() if value}

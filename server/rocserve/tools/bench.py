@@ -13,7 +13,9 @@ from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part, repeated
 from rocserve.tools.measuring.candidates import ENGINES, main_engine, prepare
 from rocserve.tools.measuring.comparing import Compared, Comparison
 from rocserve.tools.measuring.figures import Difference, LatencySummary, Timing, worst
+from rocserve.tools.measuring.lengths import DrawnLengths, WrittenLengths, lengths_flag
 from rocserve.tools.measuring.workers import ToolWorkers
+from rocserve.tools.measuring.workload import Workload
 from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model
 from rocserve.tools.printing import ToolProgress, complain, console_on, say, say_json, show, table
 from rocserve.tools.verb import Verb
@@ -24,6 +26,10 @@ class EngineTimes:
     engine: str
     batch_size: int
     """0 = the model does not batch."""
+    rows: float
+    """Mean rows of a batch: fewer than the batch size if requests of unlike lengths do not share batches."""
+    padded: float | None
+    """Padded elements for each real one; None = nothing is padded."""
     latency: LatencySummary | None
     """None = the engine could not run the model."""
     throughput: float
@@ -35,16 +41,16 @@ class EngineTimes:
     failure: str = ""
 
 
-def _times(compared: Mapping[str, Compared], batch_size: int) -> Iterator[EngineTimes]:
-    rates = {
-        name: max(1, batch_size) * 1e3 / one.latency.mean for name, one in compared.items() if one.latency is not None
-    }
+def _times(compared: Mapping[str, Compared], batch_size: int, made: Workload) -> Iterator[EngineTimes]:
+    rates = {name: made.rows * 1e3 / one.latency.mean for name, one in compared.items() if one.latency is not None}
     first = next(iter(compared))
     for name, one in compared.items():
         rate = rates.get(name, 0.0)
         yield EngineTimes(
             engine=name,
             batch_size=batch_size,
+            rows=made.rows,
+            padded=made.padded,
             latency=one.latency,
             throughput=rate,
             speed=rate / rates[first] if first in rates else 0.0,
@@ -53,6 +59,7 @@ def _times(compared: Mapping[str, Compared], batch_size: int) -> Iterator[Engine
         )
 
 
+WORKLOAD_COLUMNS = ("rows", "padded")
 LATENCY_COLUMNS = ("runs", "min ms", "mean", "p50", "p95", "p99", "std", "rows/s")
 
 
@@ -66,6 +73,7 @@ class BenchOptions:
         Kind("ENGINE", str, (*ENGINES, "torch")),
         f"an engine to compare with: {', '.join(ENGINES)} or torch (the file in a bare PyTorch loop)",
     )
+    lengths: tuple[WrittenLengths, ...] = lengths_flag()
     timing: Timing = part(Timing, "timing")
     json: bool = flag(False, SWITCH, "print JSON")
 
@@ -77,16 +85,16 @@ def run_bench(options: BenchOptions) -> int:
     main = main_engine(model, options.engine)
     names = dict.fromkeys((main, *options.against))
     with ToolProgress() as progress:
-        comparison, times = asyncio.run(_measure(model, tuple(names), options.timing, progress))
+        comparison, times = asyncio.run(_measure(model, tuple(names), options, progress))
     descriptions = {name: one.description for name, one in comparison.open.items()}
     missing = comparison.failures
     if options.json:
         # Each engine's description, or the reason why it is unavailable.
         engines = {**descriptions, **missing}
         result = {"model": model.source.name, "engines": engines, "times": times, "missing": tuple(missing)}
-        say_json(out, result)
+        say_json(out, {**result, "lengths": comparison.drawn})
     else:
-        _print(model.source.name, descriptions, times, out)
+        _print(model.source.name, descriptions, times, comparison.drawn, out)
         if options.against and len(names) == 1:
             say(out, f"nothing to compare with: the model is on {main} already; --engine names another")
     failures = dict.fromkeys((*missing.values(), *(one.failure for one in times if one.failure)))
@@ -96,9 +104,9 @@ def run_bench(options: BenchOptions) -> int:
 
 
 async def _measure(
-    model: ToolModel, names: Sequence[str], timing: Timing, progress: ToolProgress
+    model: ToolModel, names: Sequence[str], options: BenchOptions, progress: ToolProgress
 ) -> tuple[Comparison, list[EngineTimes]]:
-    comparison = Comparison()
+    comparison = Comparison(options.lengths)
     times: list[EngineTimes] = []
     async with ToolWorkers(model.source.settings, progress.report) as workers:
         for name in names:
@@ -107,7 +115,8 @@ async def _measure(
         progress.steps(len(comparison.inputs))
         for batch_size in comparison.inputs:
             progress.report(f"batch size {batch_size}: timing" if batch_size else "timing")
-            times += _times(await comparison.compare(batch_size, (), timing), batch_size)
+            made = comparison.workload(batch_size)
+            times += _times(await comparison.compare(batch_size, made, options.timing), batch_size, made)
             progress.done()
     return comparison, times
 
@@ -119,22 +128,42 @@ def latency_cells(latency: LatencySummary | None, throughput: float) -> Sequence
     return [str(latency.runs), *(f"{figure:.3f}" for figure in figures), f"{throughput:,.1f}"]
 
 
-def _print(model: str, engines: Mapping[str, str], times: Sequence[EngineTimes], out: Console) -> None:
+def workload_cells(rows: float, padded: float | None) -> Sequence[str]:
+    return [f"{rows:.3g}", "-" if padded is None else f"{padded:.2f}"]
+
+
+def say_lengths(drawn: Mapping[str, DrawnLengths], out: Console) -> None:
+    """Print what was drawn by dimension, and what the columns of `workload_cells` are."""
+    for label, of in drawn.items():
+        say(out, f"dimension '{label}': {of.requests} lengths, median {of.median:g}, largest {of.largest}")
+    if drawn:
+        say(out, "rows: of a batch, on average; padded: padded elements for each real one, - if requests run unpadded")
+
+
+def _print(
+    model: str,
+    engines: Mapping[str, str],
+    times: Sequence[EngineTimes],
+    drawn: Mapping[str, DrawnLengths],
+    out: Console,
+) -> None:
     for name, description in engines.items():
         say(out, f"{name}: {description}")
     compared = len(engines) > 1
-    columns: tuple[str, ...] = ("engine", "batch", *LATENCY_COLUMNS)
+    columns: tuple[str, ...] = ("engine", "batch", *(WORKLOAD_COLUMNS if drawn else ()), *LATENCY_COLUMNS)
     if compared:
         columns = (*columns, "speed", "largest diff", "relative diff")
     rows = []
     for one in times:
-        row = [one.engine, str(one.batch_size or "-"), *latency_cells(one.latency, one.throughput)]
+        row = [one.engine, str(one.batch_size or "-")]
+        row += [*(workload_cells(one.rows, one.padded) if drawn else ()), *latency_cells(one.latency, one.throughput)]
         if compared:
             row.append(f"{one.speed:.3g} x" if one.speed else "-")
             far = one.difference
             row += ["-", "-"] if far is None else [f"{far.largest:.2g}", f"{far.relative:.2g}"]
         rows.append(row)
     show(out, table(model, columns, rows))
+    say_lengths(drawn, out)
     if compared:
         first = next(iter(engines))
         say(out, f"speed: rows/s over those of {first}; diff: of the outputs from its own, on the same random input")

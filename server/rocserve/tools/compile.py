@@ -21,9 +21,9 @@ from rocserve.core.printable import listed
 from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import SWITCH, flag, part, text
 from rocserve.tools.measuring.candidates import Candidate, MeasuredInput, on_migraphx, random_inputs
-from rocserve.tools.measuring.comparing import Compared, Comparison, Sample
+from rocserve.tools.measuring.comparing import Compared, Comparison
 from rocserve.tools.measuring.figures import LatencySummary, Timing
-from rocserve.tools.measuring.workers import ToolWorkers
+from rocserve.tools.measuring.workers import Sample, ToolWorkers
 from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model, with_batch_sizes
 from rocserve.tools.printing import ToolProgress, complain, console_on, replacing, say, show, table
 from rocserve.tools.tool_context import ToolContext, usable_targets

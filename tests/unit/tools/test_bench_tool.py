@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.encoders import encoder
 from support.migraphx_models import any_length, mini_resnet, mlp, two_in_two_out
 from support.models import drop
 from support.pytorch import TorchFiles
@@ -217,6 +218,70 @@ def test_dimensions_that_the_model_leaves_open(command: Command, tmp_path: Path)
     assert ran.status == 1
     assert "input_shapes" in ran.err
     assert command(*words, "--input-shapes", "x: 7").status == 0
+
+
+_PADDED = """
+max_batch_size: 4
+parameters { key: "sizes" value { string_value: "sequence=8,16" } }
+"""
+_UNLIKE = ("--lengths", "uniform:min=1,max=16")
+
+
+def test_requests_of_drawn_lengths(command: Command, tmp_path: Path) -> None:
+    content = encoder().SerializeToString()
+    padded, alone = drop(tmp_path, "padded", content, _PADDED), drop(tmp_path, "alone", content, "max_batch_size: 4\n")
+    words = ("--engine", "onnxruntime", "--batch-sizes", "1,4", *_QUICK)
+    ran = command("bench", padded, "--lengths", "5", "--against", "cpu", *words)
+    assert ran.status == 0
+    # Each round runs all batches: 64 requests, alone or by four. All of them are padded from 5 to 8.
+    rows = [line.split() for line in ran.out.splitlines() if line.strip().startswith(("onnxruntime  ", "cpu  "))]
+    assert [row[:5] for row in rows] == [
+        ["onnxruntime", "1", "1", "0.60", "320"], ["cpu", "1", "1", "0.60", "320"],
+        ["onnxruntime", "4", "4", "0.60", "80"], ["cpu", "4", "4", "0.60", "80"],
+    ]  # fmt: skip
+    assert all(float(row[-2]) < 1e-4 for row in rows[1::2]), "both engines are the same"
+    assert "dimension 'sequence': 64 lengths, median 5, largest 5\n" in ran.out
+    results = [json.loads(command("bench", padded, *_UNLIKE, *words, "--json").out) for _ in range(2)]
+    assert results[0]["lengths"] == {"sequence": {"requests": 64, "median": 8.5, "largest": 16}}
+    (one, four), again = ([(each["rows"], each["padded"]) for each in result["times"]] for result in results)
+    assert again == [one, four], "two runs send the same"
+    assert one == (1, pytest.approx((32 * 8 + 32 * 16) / (64 * 8.5) - 1))
+    assert four[0] > 3
+    times = json.loads(command("bench", alone, "--lengths", "sequence=uniform:min=1,max=16", *words, "--json").out)[
+        "times"
+    ]
+    assert [one["padded"] for one in times] == [None, None]
+    assert times[1]["rows"] < 1.5, "requests of unlike lengths run one by one"
+
+
+def test_lengths_that_do_not_fit_the_model(command: Command, tmp_path: Path) -> None:
+    folder = drop(tmp_path, "padded", encoder().SerializeToString(), _PADDED)
+    for lengths, error in (
+        (
+            "17",
+            "dimension 'sequence' has lengths up to 17, expected 1 to 16, the largest of its sizes 8, 16;",
+        ),
+        ("batch=3", "expected the name of an open dimension, got 'batch'; the open dimensions are: sequence"),
+    ):
+        ran = command("bench", folder, "--engine", "onnxruntime", "--lengths", lengths, *_QUICK)
+        assert (ran.status, f"--lengths: {error}" in ran.err) == (1, True)
+    ran = command("bench", folder, "--lengths", "nowhere.txt")
+    assert ran.status == 2
+    assert "argument --lengths: expected lognormal:median=M,max=N, uniform:min=N,max=N, a length, or a file" in ran.err
+
+
+def test_drawn_lengths_on_migraphx_have_the_names_of_the_file(
+    migraphx_root: Path, command: Command, tmp_path: Path
+) -> None:
+    folder = drop(tmp_path, "padded", encoder().SerializeToString(), _PADDED)
+    ran = command.on_migraphx(
+        migraphx_root, "bench", folder, "--engine", "migraphx", "--target", "ref", "--batch-sizes", "2",
+        "--against", "onnxruntime", "--lengths", "sequence=uniform:min=1,max=16", "--json", *_QUICK,
+    )  # fmt: skip
+    assert ran.status == 0
+    first, second = json.loads(ran.out)["times"]
+    assert first["padded"] == second["padded"] > 0
+    assert second["difference"]["largest"] < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,18 @@ def test_migraphx_is_open_once_all_its_batch_sizes_are_in_service(migraphx_root:
 def test_as_many_runs_as_are_ordered_on_each_instance(tmp_path: Path) -> None:
     async def use(opened: OpenCandidate) -> None:
         assert opened.description.startswith("ONNX Runtime ")
-        assert len((await opened.workers.run(seeded_inputs(opened.inputs[2]), 3)).latencies) == 6
+        assert len((await opened.workers.run([seeded_inputs(opened.inputs[2])], 3)).latencies) == 6
+
+    _opened(tmp_path, use, instances=2)
+
+
+@pytest.mark.parametrize(("repeats", "passes"), [(1, 1), (3, 1), (4, 2)])
+def test_each_sample_runs_equally_often_on_each_instance(tmp_path: Path, repeats: int, passes: int) -> None:
+    async def use(opened: OpenCandidate) -> None:
+        samples = [random_inputs(mlp(), rows) for rows in (1, 2, 3)]
+        ran = await opened.workers.run(samples, repeats)
+        assert len(ran.latencies) == 2 * 3 * passes
+        assert [output.shape for output in ran.outputs] == [(3, 10)], "those of the last one"
 
     _opened(tmp_path, use, instances=2)
 
@@ -91,7 +102,7 @@ def test_runs_go_on_for_the_seconds_that_are_ordered(
 
 def test_outputs_are_those_of_the_inputs(tmp_path: Path) -> None:
     async def use(opened: OpenCandidate) -> None:
-        (scores,) = (await opened.workers.run(random_inputs(mlp(), 3), 1)).outputs
+        (scores,) = (await opened.workers.run([random_inputs(mlp(), 3)], 1)).outputs
         assert scores.shape == (3, 10)
         assert np.allclose(scores.sum(axis=1), 1)
 
@@ -101,8 +112,8 @@ def test_outputs_are_those_of_the_inputs(tmp_path: Path) -> None:
 def test_a_run_that_fails_says_why_and_the_next_one_runs(tmp_path: Path) -> None:
     async def use(opened: OpenCandidate) -> None:
         with pytest.raises(ServeError, match=r"(?s)^onnxruntime: onnx runtime error: .*Expected: 16"):
-            await opened.workers.run({"x": np.zeros((1, 15), np.float32)}, 1)
-        assert len((await opened.workers.run(seeded_inputs(opened.inputs[1]), 1)).latencies) == 1
+            await opened.workers.run([{"x": np.zeros((1, 15), np.float32)}], 1)
+        assert len((await opened.workers.run([seeded_inputs(opened.inputs[1])], 1)).latencies) == 1
 
     _opened(tmp_path, use)
 
@@ -112,7 +123,7 @@ def test_a_worker_that_crashes_is_reported(tmp_path: Path) -> None:
         (pid,) = opened.workers.group.models_of_workers
         asyncio.get_running_loop().call_later(0.3, os.kill, pid, signal.SIGKILL)
         with pytest.raises(ServeError, match=r"^onnxruntime: .* ended unexpectedly \(killed by signal 9\)"):
-            await opened.workers.run(seeded_inputs(opened.inputs[1]), 1, 600)
+            await opened.workers.run([seeded_inputs(opened.inputs[1])], 1, 600)
 
     _opened(tmp_path, use)
 
@@ -127,7 +138,8 @@ def test_engines_take_turns(tmp_path: Path) -> None:
         async with ToolWorkers(EngineSettings()) as workers:
             for name in ("a", "b"):
                 await comparison.add(name, lambda: prepare(model, "onnxruntime"), workers)
-            compared = await comparison.compare(1, (), Timing(warm_up=1, repeats=7, seconds=0))
+            made = comparison.workload(1)
+            compared = await comparison.compare(1, made, Timing(warm_up=1, repeats=7, seconds=0))
         assert [one.latency.runs for one in compared.values() if one.latency] == [10, 10]
 
     asyncio.run(run())

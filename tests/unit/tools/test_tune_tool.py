@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from onnx import TensorProto, helper
+from support.encoders import encoder
 from support.full_disk import full_disk
 from support.migraphx_models import mlp
+from support.models import drop, graph
 from support.tools import Command
 
 from rocserve.config.pbtxt import parse_model_config
@@ -13,10 +17,10 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository import machine
 from rocserve.repository.machine import ThisMachine
 from rocserve.tools.measuring.figures import LatencySummary, summarise
-from rocserve.tools.tune import verb
 from rocserve.tools.tune.config_text import ServingChoice, with_choice
 from rocserve.tools.tune.plot import draw
-from rocserve.tools.tune.verb import Measurement, knee, recommend, setting
+from rocserve.tools.tune.sweep import Measurement, Sweep, setting
+from rocserve.tools.tune.verb import knee, recommend
 
 pytestmark = pytest.mark.long
 
@@ -24,7 +28,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def _measured(batch_size: int, instances: int, p95: float, throughput: float) -> Measurement:
-    return Measurement(batch_size, instances, LatencySummary(10, p95, p95, p95, p95, p95, 0.0), throughput)
+    return Measurement(batch_size, instances, LatencySummary(10, p95, p95, p95, p95, p95, 0.0), throughput, batch_size)
 
 
 _CURVE = [
@@ -74,13 +78,16 @@ class TestRecommendation:
     def test_words(self) -> None:
         assert setting(_measured(8, 2, 1.0, 1.0)) == "batch size 8, 2 instances"
         assert setting(_measured(0, 1, 1.0, 1.0)) == "1 instance"
+        padded = replace(_measured(8, 2, 1.0, 1.0), sizes="sequence=16,24")
+        assert setting(padded) == 'batch size 8, 2 instances, sizes "sequence=16,24"'
 
 
 class TestPlot:
     def test_is_a_picture(self, tmp_path: Path) -> None:
         path = tmp_path / "curve.png"
         more = [_measured(one.batch_size, 2, one.latency.p95 * 1.3, one.throughput * 1.5) for one in _CURVE]
-        draw([*_CURVE, *more], more[3], title="m on ref", latency_budget_ms=20.0, path=path)
+        padded = [replace(one, sizes="sequence=16,24", padded=0.2) for one in more]
+        draw([*_CURVE, *more, *padded], more[3], title="m on ref", latency_budget_ms=20.0, path=path)
         assert path.read_bytes()[:8] == _PNG
 
     def test_a_budget_far_beyond_what_was_measured(self, tmp_path: Path) -> None:
@@ -158,6 +165,13 @@ parameters: { key: "batch_sizes", value: { string_value: "1,"
         changed = with_choice(text, _CHOICE, "config.pbtxt")
         assert parse_model_config(changed, "c").parameters["batch_sizes"].string_value == "1,2,4"
         assert changed.count("batch_sizes") == 1
+
+    def test_sizes_that_requests_are_padded_to(self) -> None:
+        choice = ServingChoice(1, 4, sizes="sequence=16,24")
+        line = 'parameters { key: "sizes" value: { string_value: "sequence=16,24" } }\n'
+        assert with_choice("max_batch_size: 4\n", choice, "config.pbtxt").endswith(line)
+        text = 'parameters { key: "sizes" value { string_value: "rows=1" } } # mine\n'
+        assert with_choice(text, choice, "config.pbtxt").startswith(text.replace("rows=1", "sequence=16,24"))
 
     def test_a_preferred_size_that_is_no_list(self) -> None:
         changed = with_choice("dynamic_batching { preferred_batch_size: 8 }", _CHOICE, "config.pbtxt")
@@ -273,7 +287,7 @@ class TestVerb:
     ) -> None:
         monkeypatch.setattr(ThisMachine, "gpus", gpus)
         monkeypatch.setattr(machine, "usable_cpus", lambda: 2)
-        monkeypatch.setattr(verb, "_sweep", _refuse_to_measure)
+        monkeypatch.setattr(Sweep, "run", _refuse_to_measure)
         for asked in (most + 1, 999_999):
             ran = command("tune", folder, "--engine", "onnxruntime", "--instances", f"1,{asked}", *_QUICK)
             assert (ran.status, ran.out) == (1, "")
@@ -289,6 +303,53 @@ class TestVerb:
         config.write_text(config.read_text() + 'parameters { key: "batch" value { string_value: "4" } }\n')
         ran = command("tune", folder, "--write")
         assert "--write: the parameter 'batch' names the one batch size" in ran.err
+
+    def test_requests_of_drawn_lengths_are_also_tried_padded(self, command: Command, tmp_path: Path) -> None:
+        folder = drop(tmp_path / "models", "encoder", encoder().SerializeToString(), "max_batch_size: 8\n")
+        words = (
+            "--engine",
+            "onnxruntime",
+            "--batch-sizes",
+            "8",
+            "--instances",
+            "1",
+            "--lengths",
+            "uniform:min=1,max=40",
+        )
+        ran = command("tune", folder, *words, "--json", *_QUICK)
+        assert ran.status == 0
+        result = json.loads(ran.out)
+        assert result["lengths"] == {"sequence": {"requests": 64, "median": 20.5, "largest": 40}}
+        assert result["sizes_not_tried"] == ""
+        alone, padded = result["measurements"]
+        assert (alone["sizes"], alone["padded"]) == ("", None)
+        assert (padded["sizes"], padded["rows"] > 2 * alone["rows"]) == ("sequence=16,24,32,40", True)
+        assert 0 < padded["padded"] < 1
+        assert result["recommended"] in (alone, padded)
+        # Whatever was faster, a model that pads already is not tried without.
+        config = folder / "config.pbtxt"
+        config.write_text(with_choice(config.read_text(), ServingChoice(1, 8, sizes="sequence=16,40"), config.name))
+        ran = command("tune", folder, *words, "--write", *_QUICK)
+        assert ran.status == 0
+        assert ran.row("1  ")[:1] == ["8"] and "without and with the parameter" not in ran.out
+        assert "dimension 'sequence': 64 lengths, median 20.5, largest 40\n" in ran.out
+        parameters = parse_model_config(config.read_text(), config.name).parameters
+        assert parameters["sizes"].string_value == "sequence=16,40"
+
+    def test_sizes_that_change_answers_are_not_proposed(self, command: Command, tmp_path: Path) -> None:
+        floats = TensorProto.FLOAT
+        mean = graph(
+            [helper.make_node("ReduceMean", ["X"], ["MEAN"], axes=[1], keepdims=1)],
+            {"X": (floats, ["batch", "length"])},
+            {"MEAN": (floats, ["batch", 1])},
+        )
+        folder = drop(tmp_path / "models", "mean", mean, "max_batch_size: 4\n")
+        words = ("--engine", "onnxruntime", "--batch-sizes", "2", "--instances", "1", "--lengths", "30", "--write")
+        ran = command("tune", folder, *words, *_QUICK)
+        assert ran.status == 0
+        said = "the parameter sizes was not tried, because a server would say: parameter 'sizes' pads requests, but"
+        assert f"{said} dimension 'length' must not be padded: output 'MEAN' changes by" in ran.out
+        assert "sizes" not in (folder / "config.pbtxt").read_text()
 
     def test_a_folder_without_a_configuration_gets_one(self, command: Command, folder: Path) -> None:
         (folder / "config.pbtxt").unlink()

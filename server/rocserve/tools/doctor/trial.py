@@ -117,7 +117,7 @@ async def _answer(order: LoadOrder, model: TinyModel, settings: EngineSettings, 
         ):
             plan = plan_engine(order.definition, order.folder, ThisMachine(settings))
             loaded = await workers.open(order, plan, title)
-            return (await loaded.run(model.inputs, repeats=1)).outputs[0]
+            return (await loaded.run((model.inputs,), repeats=1)).outputs[0]
     except TimeoutError:
         limit = f"--timeout-secs ({timeout_seconds:g} s)"
         raise unavailable(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,16 +18,19 @@ from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.onnx import BACKEND as ONNX_BACKEND
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME as ONNXRUNTIME_ENGINE
 from rocserve.backends.pytorch.engine_choice import EAGER
+from rocserve.backends.written_sizes import open_dimensions
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.load_check import LoadCheckMode
-from rocserve.core.model_config import InstanceGroup, InstanceKind
+from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.core.padding import Buckets
 from rocserve.core.requests import Signature
 from rocserve.repository.engine_plan import EnginePlan, plan_engine, plan_workers
 from rocserve.repository.loads import LoadOrder
 from rocserve.repository.machine import ThisMachine
+from rocserve.settings.flag import LARGEST_INT32
 from rocserve.tools.measuring.figures import Array
+from rocserve.tools.measuring.lengths import Law, WrittenLengths, by_dimension
 from rocserve.tools.measuring.workers import LoadedWorkers, ToolWorkers
 from rocserve.tools.model_choice import ToolModel
 
@@ -60,6 +64,8 @@ class MeasuredInput:
     datatype: DataType
     shape: tuple[int, ...]
     """Shape with the batch dimension."""
+    labels: Mapping[int, str] = field(default_factory=dict)
+    """Place in the shape -> the dimension, if requests have unlike lengths there; the shape has the law's largest."""
 
 
 Inputs = Mapping[int, tuple[MeasuredInput, ...]]
@@ -86,6 +92,10 @@ class OpenCandidate:
     """Engine, version and place: "MIGraphX 2.14.0 (c_api)", "ONNX Runtime 1.31.1 (CPUExecutionProvider)"."""
     inputs: Inputs
     workers: LoadedWorkers
+    laws: Mapping[str, Law]
+    """Of the dimensions whose lengths are drawn, by label."""
+    keeps_order: bool
+    """Whether a server of the model lets no request pass another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +109,27 @@ class Candidate:
     """For an engine that takes inputs by position: it gets the first candidate's inputs, in this order of names. None =
     the engine names its inputs."""
 
-    async def open(self, workers: ToolWorkers, first: Inputs, instances: int = 1) -> OpenCandidate:
+    async def open(
+        self, workers: ToolWorkers, first: Inputs, instances: int = 1, lengths: Sequence[WrittenLengths] = ()
+    ) -> OpenCandidate:
         """Load and warm up the model. `first`: the first candidate's inputs. Raises ServeError."""
         # What is measured may be wrong: the tools show how far it is from another engine or precision.
         unchecked = replace(self, model=self.model.with_parameters(load_check=LoadCheckMode.OFF.value))
         order, plan = unchecked.planned(instances)
         loaded = await workers.open(order, plan, self.title)
+        config = self.model.source.config
+        laws: Mapping[str, Law] = {}
         if self.order is None:
-            inputs = _inputs_of(self.model, loaded.signature)
+            _refuse_texts(loaded.signature)
+            if lengths:
+                laws = by_dimension(lengths, [*_open_places(config, loaded.signature)], self.title)
+                _check_lengths(laws, loaded.signature)
+            inputs = _inputs_of(self.model, loaded.signature, laws)
         else:
             places = {name: place for place, name in enumerate(self.order)}
             inputs = {size: tuple(sorted(of, key=lambda one: places.get(one.name, 0))) for size, of in first.items()}
-        return OpenCandidate(engine_description(plan.engine, loaded), inputs, loaded)
+        keeps_order = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
+        return OpenCandidate(engine_description(plan.engine, loaded), inputs, loaded, laws, keeps_order)
 
     def planned(self, instances: int = 1) -> tuple[LoadOrder, EnginePlan]:
         """Return what a server's workers would load, and where. Raises ServeError."""
@@ -215,9 +234,44 @@ def _pytorch_choice(model: ToolModel, wanted: str) -> EngineChoice:
     return configured.backend.engine_for(configured.source.config, ThisMachine(configured.source.settings))
 
 
-def _inputs_of(model: ToolModel, signature: Signature) -> Inputs:
-    """Return the inputs for each batch size of the configuration. `input_shapes`, or else the configuration, gives the
-    size of a dimension that the engine leaves open; one that is padded has the largest of its sizes."""
+def _refuse_texts(signature: Signature) -> None:
+    for spec in signature.inputs:
+        if spec.datatype is DataType.BYTES:
+            raise invalid_argument(
+                f"input '{spec.name}' holds text, for which there are no measurements; give a model that takes numbers,"
+                " such as the ids of tokens"
+            )
+
+
+def _open_places(config: ModelConfig, signature: Signature) -> Mapping[str, Mapping[str, Sequence[int]]]:
+    """Return by label the places of the dimensions in which requests may have unlike lengths, by input."""
+    padded = {each.label: each.inputs for each in signature.padding.dimensions}
+    taken = {(name, place) for inputs in padded.values() for name, places in inputs.items() for place in places}
+    # An engine that pads may have forgotten the names in the model's file.
+    others = {
+        each.label: each.inputs
+        for each in open_dimensions(config, signature)
+        if taken.isdisjoint((name, place) for name, places in each.inputs.items() for place in places)
+    }
+    return {**padded, **others}
+
+
+def _check_lengths(laws: Mapping[str, Law], signature: Signature) -> None:
+    """Raises ServeError (INVALID_ARGUMENT) if a length is beyond the sizes of a padded dimension."""
+    for dimension in signature.padding.dimensions:
+        if (law := laws.get(dimension.label)) is not None:
+            try:
+                dimension.size_for(law.largest)
+            except ValueError as expected:
+                raise invalid_argument(
+                    f"--lengths: dimension '{dimension.label}' has lengths up to {law.largest}, expected {expected}"
+                ) from None
+
+
+def _inputs_of(model: ToolModel, signature: Signature, laws: Mapping[str, Law]) -> Inputs:
+    """Return the inputs for each batch size of the configuration. `laws`, or else `input_shapes`, or else the
+    configuration, gives the size of a dimension that the engine leaves open; one that is padded has the largest of its
+    sizes."""
     config = model.source.config
     may_batch = config.has_open_batch and not signature.dependent_rows
     batches = signature.supports_batching and (config.max_batch_size > 0 or may_batch)
@@ -227,26 +281,34 @@ def _inputs_of(model: ToolModel, signature: Signature) -> Inputs:
     serving = serving_options(replace(config, max_batch_size=largest if batches else 0))
     declared = {one.name: one.model_dims for one in config.inputs}
     buckets, largest_sizes = Buckets(signature.padding), [one.sizes[-1] for one in signature.padding.dimensions]
-    inputs: list[MeasuredInput] = []
+    drawn = {label: places for label, places in _open_places(config, signature).items() if label in laws}
+    measured: list[MeasuredInput] = []
     for spec in signature.inputs:
-        if spec.datatype is DataType.BYTES:
-            raise invalid_argument(f"input '{spec.name}' holds text, for which there are no measurements")
+        labels = {place: label for label, inputs in drawn.items() for place in inputs.get(spec.name, ())}
         shape = buckets.padded_shape(spec.name, spec.shape, tuple(largest_sizes))
+        shape = tuple(laws[labels[place]].largest if place in labels else size for place, size in enumerate(shape))
         dims = shape[1:] if batches else shape
         configured = serving.input_shapes.get(spec.name) or declared.get(spec.name)
         if -1 in dims and configured is None and not is_pytorch(model):
             raise invalid_argument(
                 f"input '{spec.name}' has the shape {list(dims)}: give what the model leaves open a size in"
-                f" 'input_shapes' (--input-shapes)"
+                f" 'input_shapes' (--input-shapes), or lengths (--lengths) to a model that takes several"
             )
         pairs = zip(dims, configured if configured is not None and len(configured) == len(dims) else dims, strict=True)
         shape = tuple(max(chosen, 1) if dim == -1 else dim for dim, chosen in pairs)
-        inputs.append(MeasuredInput(spec.name, spec.datatype, shape))
+        if labels and (size := math.prod(shape) * spec.datatype.itemsize) > LARGEST_INT32:
+            raise invalid_argument(
+                f"--lengths: input '{spec.name}' has shapes up to {list(shape)}, {size} bytes, expected at most"
+                f" {LARGEST_INT32}, the largest message of gRPC; draw shorter lengths"
+            )
+        measured.append(MeasuredInput(spec.name, spec.datatype, shape, labels))
     sizes: Sequence[int] = (0,)
     if batches:
         sizes = serving.batch_sizes or default_batch_sizes(largest)
     elif model.source.model_file.suffix == ".mxr":
         # The batch size for which the user compiled the program, if it can be inferred.
-        first = {one.shape[0] for one in inputs if one.shape}
+        first = {one.shape[0] for one in measured if one.shape}
         sizes = tuple(first) if len(first) == 1 else (0,)
-    return {size: tuple(replace(one, shape=(size, *one.shape)) if batches else one for one in inputs) for size in sizes}
+    return {
+        size: tuple(replace(one, shape=(size, *one.shape)) if batches else one for one in measured) for size in sizes
+    }

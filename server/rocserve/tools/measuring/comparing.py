@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.tools.measuring.candidates import Candidate, Inputs, OpenCandidate, random_inputs
+from rocserve.tools.measuring.candidates import Candidate, Inputs, OpenCandidate
 from rocserve.tools.measuring.figures import Array, Difference, LatencySummary, Timing, difference, summarise
-from rocserve.tools.measuring.workers import ToolWorkers
+from rocserve.tools.measuring.lengths import DrawnLengths, WrittenLengths
+from rocserve.tools.measuring.workers import Sample, Samples, ToolWorkers
+from rocserve.tools.measuring.workload import MadeSamples, Workload, drawn_lengths, workload
 
-Sample = Mapping[str, Array]
-"""Inputs of a run by name; those that no output depends on may be missing."""
 _ROUNDS = 5
+_COMPARED = 4
+"""Batches of unlike lengths whose outputs are compared: all of them may need much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class Compared:
 class Comparison:
     """Compares candidates with the first one."""
 
-    def __init__(self) -> None:
+    def __init__(self, lengths: Sequence[WrittenLengths] = ()) -> None:
+        self._lengths = lengths
         self.open: dict[str, OpenCandidate] = {}
         self.failures: dict[str, str] = {}
         """Reasons of the candidates that are not available."""
@@ -38,7 +42,7 @@ class Comparison:
         candidate = None
         try:
             candidate = prepare()
-            self.open[name] = await candidate.open(workers, self.inputs)
+            self.open[name] = await candidate.open(workers, self.inputs, lengths=self._lengths)
         except ServeError as error:
             if not self.open:
                 raise
@@ -49,21 +53,33 @@ class Comparison:
         """Inputs of the first candidate; empty before it is open."""
         return next((one.inputs for one in self.open.values()), {})
 
-    async def compare(self, batch_size: int, samples: Sequence[Sample], timing: Timing) -> dict[str, Compared]:
-        """Run all opened candidates on the samples, and return their results by name. The first sample is timed.
-        `samples`: empty = random inputs, the same for each candidate."""
+    @property
+    def drawn(self) -> Mapping[str, DrawnLengths]:
+        """Lengths of the workload's requests, by dimension; empty if they have one shape."""
+        return drawn_lengths(next(iter(self.open.values())))
+
+    def workload(self, batch_size: int) -> Workload:
+        """Return what all candidates run if there are no samples, as the first one's server would form it."""
+        return workload(next(iter(self.open.values())), batch_size)
+
+    async def compare(self, batch_size: int, made: Workload | Sequence[Sample], timing: Timing) -> dict[str, Compared]:
+        """Run all opened candidates on a workload or on samples, and return their results by name. The whole workload,
+        or the first sample, is timed."""
         failures: dict[str, str] = {}
         outputs: dict[str, list[Sequence[Array]]] = {}
-        timed: dict[str, Sample] = {}
+        timed: dict[str, Samples] = {}
         for name, one in self.open.items():
             try:
                 if batch_size not in one.inputs:
                     raise invalid_argument(f"{name}: cannot run batch size {batch_size} of this model")
-                names = [each.name for each in one.inputs[batch_size]]
-                own = [{name: run[name] for name in names if name in run} for run in samples]
-                own = own or [random_inputs(one.inputs[batch_size])]
-                outputs[name] = [(await one.workers.run(run, 1)).outputs for run in own]
-                timed[name] = own[0]
+                inputs = one.inputs[batch_size]
+                if isinstance(made, Workload):
+                    timed[name] = samples = MadeSamples(made, inputs)
+                    compared = [*islice(samples, _COMPARED)]
+                else:
+                    compared = [{each.name: run[each.name] for each in inputs if each.name in run} for run in made]
+                    timed[name] = compared[:1]
+                outputs[name] = [(await one.workers.run((run,), 1)).outputs for run in compared]
             except ServeError as error:
                 failures[name] = error.text
         differences: dict[str, tuple[Difference, ...]] = {}
@@ -85,11 +101,11 @@ class Comparison:
             for name in self.open
         }
 
-    async def _timed(self, runs: Mapping[str, Sample], timing: Timing) -> dict[str, list[float]]:
+    async def _timed(self, runs: Mapping[str, Samples], timing: Timing) -> dict[str, list[float]]:
         """Run the candidates in rounds, each second round from the last one to the first, and return the latencies in
         seconds. Raises ServeError if a run fails."""
-        for name, run in runs.items() if timing.warm_up else ():
-            await self.open[name].workers.run(run, timing.warm_up)
+        for name, samples in runs.items() if timing.warm_up else ():
+            await self.open[name].workers.run(samples, timing.warm_up)
         repeats, seconds = math.ceil(timing.repeats / _ROUNDS), timing.seconds / _ROUNDS
         latencies: dict[str, list[float]] = {name: [] for name in runs}
         for place in range(min(_ROUNDS, timing.repeats)):

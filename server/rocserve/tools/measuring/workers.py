@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -22,12 +23,24 @@ from rocserve.repository.version_workers import worker_group
 from rocserve.settings import EngineSettings
 from rocserve.tools.measuring import timed as timed_engine
 from rocserve.tools.measuring.figures import Array
-from rocserve.tools.measuring.timed import ENGINE, ORDER
+from rocserve.tools.measuring.timed import ENGINE, LATENCIES, ORDER
 from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.instance import Instance, InstanceMail
 from rocserve.workers.instance_requests import OpenCall
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.results import BatchOutcome
+
+Sample = Mapping[str, Array]
+"""Inputs of a run by name; those that no output depends on may be missing."""
+
+
+class Samples(Protocol):
+    """Inputs of several runs."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sample]: ...
+
 
 Report = Callable[[str], None]
 """Takes one line of progress; "" = nothing to report."""
@@ -117,12 +130,12 @@ def _refuse_call(call: ModelCall, opened: OpenCall) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Holds what the instances' runs of one batch gave."""
+    """Holds what runs gave."""
 
     latencies: Sequence[float]
     """Seconds of each run, of all instances."""
     outputs: Sequence[Array]
-    """In the model's order, without those of BYTES."""
+    """Of the last run, in the model's order, without those of BYTES."""
 
 
 @dataclass(eq=False)
@@ -142,25 +155,34 @@ class LoadedWorkers(WorkerGroupEvents):
     def described(self, properties: Mapping[str, str]) -> None:
         self.properties = properties
 
-    async def run(self, inputs: Mapping[str, Array], repeats: int, seconds: float = 0.0) -> Runs:
-        """Run a batch of an opened model on all instances at the same time, on each `repeats` times and for at least
-        `seconds`. Raises ServeError if a run fails."""
-        ordered = {**inputs, ORDER: np.array([repeats, seconds])}
+    async def run(self, samples: Samples, repeats: int, seconds: float = 0.0) -> Runs:
+        """Run samples of an opened model in turn, on all instances at the same time: on each, each sample equally
+        often, and together `repeats` times and for `seconds` at least. Raises ServeError if a run fails."""
         with _titled(self.title):
-            member, instances = self._member(ordered, ()), self._instances()
-            results = await asyncio.gather(*(self._run_on(instance, member) for instance in instances))
-        arrays = [[*of.values()] for of in results]
-        latencies = [seconds for *_, times in arrays for seconds in times.tolist()]
-        return Runs(latencies, arrays[0][:-1])
+            found = await asyncio.gather(*(self._runs(each, samples, repeats, seconds) for each in self._instances()))
+        return Runs([latency for runs in found for latency in runs.latencies], found[0].outputs)
 
-    async def answer(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    async def _runs(self, instance: Instance, samples: Samples, repeats: int, seconds: float) -> Runs:
+        """Return the runs of one instance; the outputs are those of the last."""
+        # All runs of a single sample are one order, so that nothing is between them.
+        order = np.array([repeats, seconds] if len(samples) == 1 else [1, 0])
+        latencies: list[float] = []
+        outputs: Mapping[str, Array] = {}
+        end = time.monotonic() + seconds
+        while len(latencies) < max(repeats, 1) or time.monotonic() < end:
+            for sample in samples:
+                outputs = dict(await self._run_on(instance, self._member({**sample, ORDER: order}, ())))
+                latencies += outputs.pop(LATENCIES).tolist()
+        return Runs(latencies, [*outputs.values()])
+
+    async def answer(self, inputs: Sample) -> Mapping[str, Array]:
         """Run an untimed model once, and return its outputs. Raises ServeError if the run fails."""
         with _titled(self.title):
             return await self._run_on(
                 self._instances()[0], self._member(inputs, [spec.name for spec in self.signature.outputs])
             )
 
-    def _member(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Member:
+    def _member(self, inputs: Sample, outputs: Sequence[str]) -> Member:
         datatypes = {spec.name: spec.datatype for spec in self.signature.inputs}
         tensors = [tensor_from_numpy(name, array, datatypes.get(name)) for name, array in inputs.items()]
         form = RequestForm(RequestLayout(heads_of(tensors), tuple(outputs), 1))

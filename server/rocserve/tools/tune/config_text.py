@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocserve.backends.written_sizes import SIZES
 from rocserve.config.completion import normalise
 from rocserve.config.pbtxt import parse_model_config, read_text
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER
@@ -25,6 +26,8 @@ class ServingChoice:
     """0 = the model does not batch."""
     batch_sizes: tuple[int, ...] = ()
     """Ascending, for an engine that compiles programs ahead; empty = none."""
+    sizes: str = ""
+    """The parameter `sizes`; "" = as it is."""
 
 
 def with_choice(text: str, choice: ServingChoice, filename: str) -> str:
@@ -50,11 +53,11 @@ def with_choice(text: str, choice: ServingChoice, filename: str) -> str:
                 f"it has preferred_batch_size {times} times; write it once, as a list, or {largest} yourself"
             )
         places.put(_PREFERRED, f"[ {largest} ]", f"dynamic_batching {{ preferred_batch_size: [ {largest} ] }}")
-    if choice.batch_sizes:
-        sizes = ",".join(map(str, choice.batch_sizes))
-        expected.parameters["batch_sizes"].string_value = sizes
-        line = f'parameters {{ key: "batch_sizes" value: {{ string_value: "{sizes}" }} }}'
-        places.put("parameters.value.string_value", f'"{sizes}"', line, places.parameter("batch_sizes"))
+    for key, value in (("batch_sizes", ",".join(map(str, choice.batch_sizes))), (SIZES, choice.sizes)):
+        if value:
+            expected.parameters[key].string_value = value
+            line = f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
+            places.put("parameters.value.string_value", f'"{value}"', line, places.parameter(key))
     changed = places.changed()
     # The text may be written in any style. Parsing proves that it now has the choice, and everything else is unchanged.
     try:

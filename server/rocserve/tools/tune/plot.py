@@ -1,4 +1,4 @@
-"""Draws the sweep: throughput over latency, one line for each number of instances."""
+"""Draws the sweep: throughput over latency, one line for each number of instances, and another where it is padded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from rocserve.core.errors import unavailable
 from rocserve.tools.printing import counted, replacing
-from rocserve.tools.tune.verb import Measurement, setting
+from rocserve.tools.tune.sweep import Measurement, setting
 
 _SIZE_INCHES = (9.0, 5.6)
 _DOTS_PER_INCH = 140
@@ -38,9 +38,9 @@ def draw(
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    by_instances = sorted(measurements, key=lambda one: (one.instances, one.batch_size))
-    for number, (instances, group) in enumerate(groupby(by_instances, key=lambda one: one.instances)):
-        _draw_line(axes, list(group), instances, _COLOURS[number % len(_COLOURS)], below=number % 2 == 1)
+    by_line = sorted(measurements, key=lambda one: (*_line(one), one.batch_size))
+    for number, (_, group) in enumerate(groupby(by_line, key=_line)):
+        _draw_line(axes, list(group), _COLOURS[number % len(_COLOURS)], below=number % 2 == 1)
     slowest = max(one.latency.p95 for one in measurements)
     if latency_budget_ms is not None and latency_budget_ms <= _FURTHEST_BUDGET * slowest:
         axes.axvline(latency_budget_ms, color=_SOFT, linewidth=1, linestyle="--", zorder=1)
@@ -76,7 +76,12 @@ def draw(
         raise unavailable(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour: str, below: bool) -> None:
+def _line(one: Measurement) -> tuple[int, str]:
+    """Return what the measurements on one line have in common."""
+    return one.instances, one.sizes
+
+
+def _draw_line(axes: Axes, group: Sequence[Measurement], colour: str, below: bool) -> None:
     """Draw a line. `below`: put the batch sizes below it, away from those of a neighbouring line."""
     axes.plot(
         [one.latency.p95 for one in group],
@@ -85,7 +90,7 @@ def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour:
         markersize=5,
         linewidth=1.6,
         color=colour,
-        label=counted(instances, "instance"),
+        label=counted(group[0].instances, "instance") + (", padded" if group[0].sizes else ""),
         zorder=3,
     )
     for one in group:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import sys
 from collections.abc import Sequence
@@ -12,29 +11,20 @@ from pathlib import Path
 from rich.console import Console
 
 from rocserve.backends.pytorch.engine_choice import MIGRAPHX_ONNX
-from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.backends.written_sizes import SIZES
+from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.extras import install_command
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings.flag import SWITCH, Kind, flag, number, one_of, part
-from rocserve.tools.bench import LATENCY_COLUMNS, latency_cells
-from rocserve.tools.measuring.candidates import ENGINES, MIGRAPHX, main_engine, prepare, random_inputs
-from rocserve.tools.measuring.figures import LatencySummary, Timing, summarise
-from rocserve.tools.measuring.workers import ToolWorkers
+from rocserve.tools.bench import LATENCY_COLUMNS, WORKLOAD_COLUMNS, latency_cells, say_lengths, workload_cells
+from rocserve.tools.measuring.candidates import ENGINES, MIGRAPHX, main_engine
+from rocserve.tools.measuring.figures import Timing
+from rocserve.tools.measuring.lengths import WrittenLengths, lengths_flag
 from rocserve.tools.model_choice import COUNTS, ModelOptions, ToolModel, find_model
 from rocserve.tools.printing import ToolProgress, complain, console_on, counted, say, say_json, show, table
 from rocserve.tools.tune.config_text import ServingChoice, config_path, write_choice
+from rocserve.tools.tune.sweep import Measurement, Sweep, setting
 from rocserve.tools.verb import Verb
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    batch_size: int
-    """0 = the model does not batch, and a run is one request."""
-    instances: int
-    latency: LatencySummary
-    """Latency of a batch while all instances run."""
-    throughput: float
-    """Rows per second of all instances together."""
 
 
 def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | None) -> tuple[Measurement, str]:
@@ -63,47 +53,6 @@ def knee(measurements: Sequence[Measurement]) -> Measurement:
     return max(measurements, key=lambda one: one.throughput / end.throughput - one.latency.p95 / end.latency.p95)
 
 
-def setting(one: Measurement) -> str:
-    instances = counted(one.instances, "instance")
-    return f"batch size {one.batch_size}, {instances}" if one.batch_size else instances
-
-
-def _sweep(
-    model: ToolModel, engine: str, options: TuneOptions, progress: ToolProgress
-) -> tuple[str, list[Measurement], list[str]]:
-    """Measure each setting. Return the engine's description ("MIGraphX 2.14.0 (c_api)"), the measurements, and the
-    reasons of failed ones. Raises ServeError if the engine cannot be opened for the first number of instances."""
-    found: list[Measurement] = []
-    failures: list[str] = []
-    description, candidate = "", prepare(model, engine)
-
-    async def measure(count: int) -> None:
-        nonlocal description
-        async with ToolWorkers(model.source.settings, progress.report) as workers:
-            opened = await candidate.open(workers, {}, count)
-            description, timing = opened.description, options.timing
-            progress.steps(len(opened.inputs))
-            for batch_size, inputs in opened.inputs.items():
-                progress.report(f"timing batch size {batch_size}, {counted(count, 'instance')}")
-                batch = random_inputs(inputs)
-                if timing.warm_up:
-                    await opened.workers.run(batch, timing.warm_up)
-                latency = summarise((await opened.workers.run(batch, timing.repeats, timing.seconds)).latencies)
-                rate = count * max(1, batch_size) * 1e3 / latency.mean
-                found.append(Measurement(batch_size, count, latency, rate))
-                progress.done()
-
-    for count in sorted(options.instances):
-        progress.report(f"opening {counted(count, 'instance')}")
-        try:
-            asyncio.run(measure(count))
-        except ServeError as error:
-            if not found:
-                raise
-            failures.append(f"{counted(count, 'instance')}: {error.text}")
-    return description, found, failures
-
-
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
     model: ModelOptions = part(ModelOptions, "model")
@@ -116,6 +65,7 @@ class TuneOptions:
         number("MS", 0.001, float),
         "recommend the highest throughput with a p95 latency of at most MS (default: the knee of the curve)",
     )
+    lengths: tuple[WrittenLengths, ...] = lengths_flag()
     plot: Path | None = flag(None, Kind("FILE.png", Path), "draw throughput over latency into this file")
     write: bool = flag(False, SWITCH, "write the recommendation into the model's config.pbtxt")
     timing: Timing = part(Timing, "timing")
@@ -145,51 +95,61 @@ def tune(options: TuneOptions) -> int:
         raise invalid_argument(f"--instances: {instances} asked for, at most {most} can be measured here")
     engine = main_engine(model, options.engine)
     with ToolProgress() as progress:
-        description, measurements, failures = _sweep(model, engine, options, progress)
-    title = f"{model.source.name} on {description}"
+        swept = Sweep(model, engine, options.lengths, options.timing, progress)
+        swept.run(options.instances)
+    title = f"{model.source.name} on {swept.description}"
     # With --json, standard output gets nothing but JSON.
     texts = console_on(sys.stderr) if options.json else out
     try:
-        best, reason = recommend(measurements, options.latency_budget_ms)
+        best, reason = recommend(swept.measurements, options.latency_budget_ms)
     except ValueError as error:
-        _print_table(title, measurements, None, texts)
+        _print_table(title, swept, None, texts)
         raise invalid_argument(str(error)) from None
     if options.json:
         result = {
             "model": model.source.name,
             "engine": engine,
-            "description": description,
-            "measurements": measurements,
+            "description": swept.description,
+            "measurements": swept.measurements,
             "recommended": best,
             "reason": reason,
+            "lengths": swept.drawn,
+            "sizes_not_tried": swept.sizes_not_tried,
         }
         say_json(out, result)
     else:
-        _print_table(title, measurements, best, out)
+        _print_table(title, swept, best, out)
         say(out, f"recommended: {setting(best)}, {reason}")
-    for failure in failures:
+    for failure in swept.failures:
         complain(f"rocserve tune: {failure}")
     if options.plot is not None:
         from rocserve.tools.tune.plot import draw
 
-        draw(measurements, best, title, options.latency_budget_ms, options.plot)
+        draw(swept.measurements, best, title, options.latency_budget_ms, options.plot)
         say(texts, f"curve: {options.plot}")
     if path is not None:
-        _write(path, model, engine, measurements, best, texts)
-    return 1 if failures else 0
+        _write(path, model, engine, swept.measurements, best, texts)
+    return 1 if swept.failures else 0
 
 
-def _print_table(title: str, measurements: Sequence[Measurement], best: Measurement | None, out: Console) -> None:
+def _print_table(title: str, swept: Sweep, best: Measurement | None, out: Console) -> None:
     rows: list[Sequence[str]] = [
         (
             str(one.instances),
             str(one.batch_size or "-"),
+            *(workload_cells(one.rows, one.padded) if swept.drawn else ()),
             *latency_cells(one.latency, one.throughput),
             "<- recommended" if one is best else "",
         )
-        for one in measurements
+        for one in swept.measurements
     ]
-    show(out, table(title, ("instances", "batch", *LATENCY_COLUMNS, ""), rows, left=0))
+    columns = ("instances", "batch", *(WORKLOAD_COLUMNS if swept.drawn else ()), *LATENCY_COLUMNS, "")
+    show(out, table(title, columns, rows, left=0))
+    say_lengths(swept.drawn, out)
+    if swept.sizes:
+        say(out, f'without and with the parameter {SIZES} "{swept.sizes}"')
+    if swept.sizes_not_tried:
+        say(out, f"the parameter {SIZES} was not tried, because a server would say: {swept.sizes_not_tried}")
 
 
 def _write(
@@ -199,7 +159,7 @@ def _write(
     sizes = sorted({one.batch_size for one in measurements if 0 < one.batch_size <= best.batch_size})
     is_one_program = parameters.get("dynamic_batch", "").lower() in ("true", "1")
     compiled_ahead = engine in (MIGRAPHX, MIGRAPHX_ONNX.name) and not is_one_program
-    choice = ServingChoice(best.instances, best.batch_size, tuple(sizes) if compiled_ahead else ())
+    choice = ServingChoice(best.instances, best.batch_size, tuple(sizes) if compiled_ahead else (), best.sizes)
     write_choice(path, model, choice)
     config = model.definition.config
     served_by = model.backend.engine_for(config, ThisMachine(model.source.settings)).engine.name
