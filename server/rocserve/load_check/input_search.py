@@ -46,9 +46,10 @@ class NoInputs(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A recipe that runs, and what its rows "a" and "b" give."""
+    """A recipe that runs, its rows "a" and "b", and what they give."""
 
     recipe: Recipe
+    rows: Sequence[Feed]
     outputs: Sequence[Feed]
     power: float
     """How much the outputs change with the row, relative to their largest value."""
@@ -77,7 +78,7 @@ def find_inputs(trials: Trials, run: Callable[[Feed], Feed | None], maker: Input
             why = "its outputs are NaN"
             continue
         power = max(differences(first, second).values(), default=0.0)
-        found = Found(recipe, (first, second), power, differences(first, moved))
+        found = Found(recipe, rows, (first, second), power, differences(first, moved))
         if found.quality <= 1 and (third := run(maker.row(recipe, "c"))) is not None:
             found = replace(found, power=max(power, *differences(second, third).values()))
         best = found if best is None or found.quality > best.quality else best

@@ -22,19 +22,20 @@ _OUTLIER, _OUTLIER_STEP = 30.0, 64
 """One value of so many is so many times larger; more of them would be no outliers."""
 _OUTLIERS = {"an outlier": _OUTLIER, "a negative outlier": -_OUTLIER, "NaN": math.nan}
 """Values in a row that a model may replace by what all rows tell."""
+_USUAL, _QUIET, _NEAR, _ZEROS = "a usual row", "quiet", "near", "zeros"
 MANY_ROWS = 25
 """Rows of a batch of a model that answers with classes or texts only, which seldom show a difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A batch of `rows`, with another row from place `at` on: first `usual`, then each of `others`."""
+    """Batches of `rows`, with another row from place `at` on: one batch for each neighbour. A group may begin with the
+    batch, of the very same rows, that the group before began with; it need not run again."""
 
     rows: Sequence[Feed]
     at: int
-    usual: Feed
-    others: Mapping[str, Feed]
-    """Kind of the neighbour -> the row."""
+    neighbours: Mapping[str, Feed]
+    """Kind of the neighbour -> the row. The other batches are compared with the first one that runs."""
     copies: int = 1
     """Of the neighbour, one after the other."""
 
@@ -51,41 +52,68 @@ def groups(
     maker: InputMaker, recipe: Recipe, facts: GraphFacts, two: Sequence[Feed], says_little: bool, most_rows: float
 ) -> Iterator[Group]:
     """Yield the groups, those that find most first. `says_little`: no output is a float. `most_rows`: rows that a batch
-    may have. Pairs show nearly all that batches of three rows show, in little more than half of the time."""
-    (a, b), (c, d) = two, (maker.row(recipe, name) for name in "cd")
-    # Classes and texts that are compared between rows are seldom equal by chance.
-    same = {"the same": a} if says_little else {}
-    usual = {**_neighbours(maker, recipe, facts, a, d), **same}
-    kept = [a, b] if most_rows > 2 else [a]
-    if most_rows > 2:
-        yield Group(kept, 1, c, usual)
-        yield Group(kept, 0, c, {"another": d, **same})
+    may have."""
+    a, b = two
+    c, d = (maker.row(recipe, name) for name in "cd")
+    neighbours = _neighbours(maker, recipe, facts, a, d)
+    if most_rows == 2:
+        yield from _pairs(maker, recipe, neighbours, (a, c, d), says_little)
     else:
-        yield Group(kept, 0, c, {"another": d, **usual} if says_little else usual)
-    quiet_b, quiet_c = maker.quiet(b), maker.quiet(c)
-    if any(not np.array_equal(values, b[name]) for name, values in quiet_b.items()):
-        loud = maker.highest(recipe, _large(d, _LARGE))
-        yield Group([quiet_b, maker.zeros(a)][: len(kept)], 1, quiet_c, {"large, beside quiet ones": loud})
-    elif most_rows == 2:
-        yield Group(kept, 1, c, {"another": d})
+        # Classes and texts that are compared between rows are seldom equal by chance.
+        same: Mapping[str, Feed] = {"the same": a} if says_little else {}
+        same_c: Mapping[str, Feed] = {"the same": c} if says_little else {}
+        yield Group([a, b], 1, {_USUAL: c, **neighbours, **same})
+        yield Group([c, b], 0, {_USUAL: a, "another": d, **same_c})
+        if _differ(quiet := maker.quiet(b), b):
+            loud = maker.highest(recipe, _large(d, _LARGE))
+            yield Group([quiet, maker.zeros(a)], 1, {_QUIET: maker.quiet(c), "large, beside quiet ones": loud})
+    kept = [a, b] if most_rows > 2 else [a]
     hidden_rows = [hidden for row in (*kept, c) if (hidden := maker.hidden(recipe, row)) is not None]
     if hidden_rows:
-        yield Group(hidden_rows[:-1], 1, hidden_rows[-1], {"not hidden, beside half hidden ones": c})
+        yield Group(hidden_rows[:-1], 1, {"half hidden": hidden_rows[-1], "not hidden, beside half hidden ones": c})
     for kind, factor in _OUTLIERS.items() if has_floats(a) and most_rows > 2 else ():
         outlying = [_with_outliers(a, factor), *kept[1:]]
-        yield Group(outlying, 1, c, {f"large, beside {kind}": _large(d, _LARGEST)})
+        yield Group(outlying, 1, {_USUAL: c, f"large, beside {kind}": _large(d, _LARGEST)})
     if most_rows >= _FAR + 2:
-        yield Group([a, b], 1, c, {f"{_FAR} others": d}, copies=_FAR)
+        yield Group([a, b], 1, {_USUAL: c, f"{_FAR} others": d}, copies=_FAR)
     if says_little and most_rows >= MANY_ROWS:
         many = [maker.row(recipe, str(number)) for number in range(MANY_ROWS - 1)]
-        yield Group(many, 1, c, {"large, among many": _large(d, _LARGE)})
+        yield Group(many, 1, {_USUAL: c, "large, among many": _large(d, _LARGE)})
+
+
+def _pairs(
+    maker: InputMaker, recipe: Recipe, neighbours: Mapping[str, Feed], rows: Sequence[Feed], says_little: bool
+) -> Iterator[Group]:
+    """Yield groups of two rows, for models that are slow. They show nearly all that batches of three rows show, in a
+    small part of the time. A quiet row stands for several neighbours: it is unlike the usual row, though along the same
+    direction; zeros are close to it, and the usual row is large beside it."""
+    a, c, d = rows
+    more: Mapping[str, Feed] = {_USUAL: c, "another": d, "the same": a} if says_little else {}
+    quiet = {**maker.quiet(a), **_shared(maker, a)}
+    if not _differ(quiet, a):
+        yield Group([a], 0, {_USUAL: c, **neighbours, **more})
+        yield Group([c], 1, {_USUAL: a, "another": d})
+        return
+    unlike = {kind: row for kind, row in neighbours.items() if kind != _ZEROS and (says_little or kind != _NEAR)}
+    loud = maker.highest(recipe, _large(d, _LARGE))
+    yield Group([a], 0, {_QUIET: quiet, **unlike, **more})
+    yield Group([quiet], 1, {_USUAL: a, _ZEROS: maker.zeros(a), "large, beside a quiet one": loud})
+
+
+def _differ(one: Feed, other: Feed) -> bool:
+    return any(not np.array_equal(values, other[name]) for name, values in one.items())
+
+
+def _shared(maker: InputMaker, row: Feed) -> Feed:
+    """Return what all rows share, which is no neighbour's."""
+    return {given.name: row[given.name] for given in maker.inputs if not given.has_rows}
 
 
 def _neighbours(maker: InputMaker, recipe: Recipe, facts: GraphFacts, a: Feed, d: Feed) -> Mapping[str, Feed]:
     """Return the neighbours of row a, by kind."""
     # Of one sign, so that a sum or an extreme of the batch goes beyond what it is compared with, on either side.
     result: dict[str, Feed] = {"large": _large(d, _LARGEST), "large and negative": _large(d, -_LARGE)}
-    result |= {"near": maker.near(a, d), "zeros": maker.zeros(a)}
+    result |= {_NEAR: maker.near(a, d), _ZEROS: maker.zeros(a)}
     if (ids := maker.largest_ids(recipe, d)) is not None:
         result["largest ids"] = ids
     if (ids := maker.first_ids(recipe, d)) is not None:
@@ -98,13 +126,8 @@ def _neighbours(maker: InputMaker, recipe: Recipe, facts: GraphFacts, a: Feed, d
         result[f"below {threshold:g}"] = maker.filled(recipe, d, threshold - step)
         if threshold.is_integer() and not has_floats(d):
             result[f"equal to {threshold:g}"] = maker.filled(recipe, d, threshold)
-    # What all rows share is no neighbour's.
-    shared = {given.name: d[given.name] for given in maker.inputs if not given.has_rows}
-    return {
-        kind: row
-        for kind, one in result.items()
-        if (row := {**one, **shared}) and any(not np.array_equal(values, d[name]) for name, values in row.items())
-    }
+    rows = {kind: {**row, **_shared(maker, d)} for kind, row in result.items()}
+    return {kind: row for kind, row in rows.items() if _differ(row, d)}
 
 
 def _with_outliers(row: Feed, factor: float) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from rocserve.load_check.tensors import CheckedInput, Feed, Run
 
 _ROWS = 3
 """Of a batch: two whose outputs are compared, and their neighbour."""
-_USUAL_BATCHES = 9
+_USUAL_BATCHES = 8
 _LONG_SECONDS = 0.1
 """Of all these batches together: what a user does not notice beside the start of a worker."""
 _BESIDE = 1e-6
@@ -85,6 +85,18 @@ class RowsVerdict:
         return LoadCheckReport(
             (self.reason,), f"batched as configured, but {self.reason}", (FAILED_ROWS,) if depends else ()
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A batch, and what it gave."""
+
+    rows: Sequence[Feed]
+    outputs: Feed
+
+    def is_of(self, rows: Sequence[Feed]) -> bool:
+        """Return whether the batch is of these very rows."""
+        return list(map(id, self.rows)) == list(map(id, rows))
 
 
 class _Decided(Exception):
@@ -170,18 +182,20 @@ class _RowsCheck:
         (two, alone), are_telling = self._two_rows(found)
         says_little = all(values.dtype.kind != "f" for one in alone for values in one.values())
         most = self._most_rows()
+        first: _Ran | None = None
         for number, group in enumerate(groups(self._maker, found.recipe, self._facts, two, says_little, most)):
-            batch = group.batch(group.usual)
-            first = self._batches.run(batch)
+            neighbours = iter(group.neighbours.items())
+            first = self._first(group, neighbours, first)
             if first is None:
                 if number == 0:
-                    if any(self._batches.single(row) is None for row in batch):
+                    usual = group.batch(next(iter(group.neighbours.values())))
+                    if any(self._batches.single(row) is None for row in usual):
                         raise _undecided(f"the engine refuses made-up rows ({self._trials.refusal})")
-                    raise _dependent(f"the engine takes 1 row, but not {len(batch)} rows")
+                    raise _dependent(f"the engine takes 1 row, but not {len(usual)} rows")
                 continue
             if group.rows[0] is two[0]:
-                self._compare_alone(alone, group.kept(first), found)
-            self._compare_beside(group, first)
+                self._compare_alone(alone, group.kept(first.outputs), found)
+            self._compare_beside(group, first, neighbours)
         for size in self._telling_sizes():
             many = self._batches.run([*two, *(self._maker.row(found.recipe, str(n)) for n in range(size - 2))])
             if many is not None:
@@ -203,7 +217,7 @@ class _RowsCheck:
         pairs: list[tuple[Feed, Feed]] = []
         first: list[tuple[Feed, Feed]] = []
         for number, name in enumerate(names):
-            row = self._maker.row(found.recipe, name)
+            row = found.rows[number] if number < 2 else self._maker.row(found.recipe, name)
             outputs = found.outputs[number] if number < 2 else self._batches.single(row)
             if outputs is None:
                 continue
@@ -249,18 +263,28 @@ class _RowsCheck:
             for place, one in enumerate(alone)
         )
 
-    def _compare_beside(self, group: Group, first: Feed) -> None:
-        """Compare the rows of a group beside their neighbours. Raises _Decided if they differ."""
-        for kind, row in group.others.items():
+    def _first(self, group: Group, neighbours: Iterator[tuple[str, Feed]], before: _Ran | None) -> _Ran | None:
+        """Run a group's batches until the engine takes one. `before`: the first batch of the group before."""
+        for _, row in neighbours:
+            batch = group.batch(row)
+            if before is not None and before.is_of(batch):
+                return before
+            if (outputs := self._batches.run(batch)) is not None:
+                return _Ran(batch, outputs)
+        return None
+
+    def _compare_beside(self, group: Group, first: _Ran, neighbours: Iterator[tuple[str, Feed]]) -> None:
+        """Compare the rows of a group beside further neighbours. Raises _Decided if they differ."""
+        for kind, row in neighbours:
             then = self._batches.run(group.batch(row))
             if then is None:
                 # Large values may be refused even where they couple nothing.
                 continue
             self._compared += 1
-            name, largest = _largest(group.kept(first), group.kept(then))
+            name, largest = _largest(group.kept(first.outputs), group.kept(then))
             if largest <= _BESIDE:
                 continue
-            noise = self._noise(group, first)
+            noise = self._noise(first)
             if noise > _REPEATED:
                 random = f" ({self._facts.is_random})" if self._facts.is_random else ""
                 raise _undecided(f"equal runs differ by {noise:.2g}{random}")
@@ -269,11 +293,11 @@ class _RowsCheck:
                     f"output '{name}' of a row changes{_by(largest)} with its neighbours ({kind})", name, largest
                 )
 
-    def _noise(self, group: Group, first: Feed) -> float:
+    def _noise(self, first: _Ran) -> float:
         """Return how much equal runs differ."""
         times = _REPETITIONS if self._is_noisy else 1
-        again = [self._batches.run(group.batch(group.usual)) for _ in range(times)]
-        return max(math.inf if outputs is None else _largest(first, outputs)[1] for outputs in again)
+        again = [self._batches.run(first.rows) for _ in range(times)]
+        return max(math.inf if outputs is None else _largest(first.outputs, outputs)[1] for outputs in again)
 
 
 def _says_something(outputs: Feed) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -282,6 +282,50 @@ def test_pairs_suffice_for_slow_models_with_independent_rows(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(DEPENDENT.keys() - _NEED_MORE_RUNS))
 def test_pairs_suffice_for_slow_models_with_dependent_rows(name: str) -> None:
     assert Slow(load(DEPENDENT[name]())).check(1).state is Independence.DEPENDENT
+
+
+def checked_slowly(run: Run) -> RowsVerdict:
+    """Check a function that takes a tenth of a second for a row."""
+    now = 0.0
+
+    def slow(feed: Feed) -> Feed:
+        nonlocal now
+        now += 0.1 * len(feed["x"])
+        return run(feed)
+
+    return checked(slow, budget=Budget(10, lambda: now))
+
+
+@pytest.mark.parametrize("check", [checked, checked_slowly])
+def test_no_batch_runs_twice(check: Callable[[Run], RowsVerdict]) -> None:
+    batches: list[bytes] = []
+
+    def run(feed: Feed) -> Feed:
+        if len(feed["x"]) > 1:
+            batches.append(feed["x"].tobytes())
+        return {"y": feed["x"] * 2}
+
+    assert check(run).state is Independence.INDEPENDENT
+    assert len(set(batches)) == len(batches) > 4
+
+
+def test_an_engine_that_refuses_quiet_rows_gets_others() -> None:
+    def run(feed: Feed) -> Feed:
+        if (np.abs(feed["x"]).max(axis=1) < 0.01).any():
+            raise ValueError("too quiet")
+        return {"y": feed["x"] * 2}
+
+    assert checked_slowly(run).state is Independence.INDEPENDENT
+
+
+@pytest.mark.parametrize("lowest", [-0.5, -0.1, -0.01])
+def test_pairs_show_a_branch_for_batches_without_low_values(lowest: float) -> None:
+    def run(feed: Feed) -> Feed:
+        return {"y": feed["x"] * (2 if feed["x"].min() > lowest else 3)}
+
+    verdict = checked_slowly(run)
+    assert verdict.state is Independence.DEPENDENT
+    assert verdict.reason.endswith("with its neighbours (zeros)")
 
 
 def test_pairs_share_inputs_without_rows() -> None:
