@@ -286,6 +286,25 @@ class Lists(nn.Module):
         return {"none": [], "twice": x * 2, "number": 3}
 
 
+class Encoder(nn.Module):
+    """Mixes each text's states by attention: to its own elements, or, `seen_all`, also to those that the mask hides."""
+
+    def __init__(self, seen_all: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.seen_all = seen_all
+        self.words = nn.Embedding(50, 8)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        states = self.words(ids)
+        likeness = states @ states.transpose(1, 2)
+        if not self.seen_all:
+            likeness = likeness.masked_fill(mask[:, None, :] == 0, -1e9)
+        states = likeness.softmax(-1) @ states
+        weights = mask[..., None].to(states.dtype)
+        return {"states": states, "mean": (states * weights).sum(1) / weights.sum(1)}
+
+
 def main(folder: Path) -> None:
     rows = Dim("rows")
     x = torch.arange(20, dtype=torch.float32).reshape(5, 4) / 10
@@ -297,6 +316,12 @@ def main(folder: Path) -> None:
     fixed = torch.export.export(classifier, (x,))
     _save(folder, "fixed", fixed, {"x": x}, classifier(x))
     _save(folder, "traced", torch.jit.trace(classifier, x, strict=False), {"x": x}, classifier(x))
+    texts, mask = torch.arange(1, 11).reshape(2, 5), torch.ones(2, 5, dtype=torch.int64)
+    place = {0: rows, 1: Dim("length", min=2, max=40)}
+    for name, seen_all in (("encoder", False), ("seeing_all", True)):
+        encoder = Encoder(seen_all).eval()
+        exported = torch.export.export(encoder, (texts, mask), dynamic_shapes=(place, place))
+        _save(folder, name, exported, {"ids": texts, "mask": mask}, encoder(texts, mask))
     bits = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     half = torch.export.export(Half(), (bits,), dynamic_shapes={"x": {0: rows}})
     _save(folder, "half", half, {"x": bits.view(torch.uint16)}, {"OUTPUT__0": (bits * 2).view(torch.uint16)})

@@ -35,10 +35,14 @@ class PaddedDimension:
     """Input -> the places of the dimension in its shape."""
     outputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Output -> the places that have the inputs' length, and are cut back to the request's."""
+    takes_others: bool = False
+    """Whether the engine also takes lengths without a size, as they are; else they are refused."""
 
     def size_for(self, length: int) -> int:
         """Return the size to which a length is filled up. Raises ValueError with what is expected, and what to do."""
         if not 0 < length <= self.sizes[-1]:
+            if self.takes_others:
+                return length
             raise ValueError(
                 f"1 to {self.sizes[-1]}, the largest of its sizes {listed([*map(str, self.sizes)])}; send less, or"
                 " write larger sizes into config.pbtxt (parameter 'sizes')"

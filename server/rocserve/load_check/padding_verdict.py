@@ -42,6 +42,10 @@ class PaddingVerdict:
         return [one for one in self.dimensions if one.state is state]
 
     @property
+    def allows_all(self) -> bool:
+        return len(self.in_state(PaddingState.ALLOWED)) == len(self.dimensions)
+
+    @property
     def refusals(self) -> str:
         """Why dimensions must not be padded; "" = nothing shows that."""
         return listed([*dict.fromkeys(one.reason for one in self.in_state(PaddingState.REFUSED))], "; ")

@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import pytest
 from support.pytorch import TorchFiles
 
 from rocserve.backends.base import Batch, Execution, LoadedModel, ModelSource, model_executions
+from rocserve.backends.warmup import as_served
 from rocserve.core.datatypes import DataType
+from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, InstanceKind, OutputConfig
 from rocserve.core.tensors import Tensor, tensor_from_numpy
@@ -103,6 +106,56 @@ def test_what_is_put_into_the_engines_memory_runs_from_there(model: LoadedModel,
         memory[:] = x.tobytes()
         execution.start(Batch({"x": Tensor("x", DataType.FP32, x.shape, memory)}, ("scores", "best"), (1, 2)))
         check(execution, x, expected)
+
+
+def test_open_lengths_run_on_graphs_of_chosen_sizes_beside_each_other(
+    model_source: SourceMaker, torch_files: TorchFiles
+) -> None:
+    from rocserve.backends.pytorch import eager
+
+    inputs = [InputConfig(name, DataType.INT64, (-1,)) for name in ("ids", "mask")]
+    source = model_source(
+        "model.pt2", torch_files.data("encoder"), inputs=inputs, max_batch_size=LARGEST, kind=InstanceKind.GPU
+    )
+    with closing(eager.load(source)) as on_cpu, closing(eager.load(replace(source, device=0))) as model:
+        padding = model.signature.padding
+        assert [dimension.sizes for dimension in padding.dimensions] == [(16, 24, 32, 40)]
+        assert "dimension 'ids:0' may be padded" in model.load_check.parts
+        assert DEVICE_PROPERTY not in model.properties and not on_cpu.signature.padding.dimensions
+        model.warm_up([])
+        rng, executions = np.random.default_rng(0), model_executions(model)
+        running: list[tuple[Execution, Batch]] = []
+        for turn in range(300):
+            if len(running) == len(executions):
+                execution, batch = running.pop(0)
+                alone = on_cpu.execute(batch).outputs
+                padded = execution.result().outputs
+                length = batch.inputs["ids"].shape[1]
+                np.testing.assert_allclose(padded["states"][:, :length], alone["states"], atol=1e-4)
+                np.testing.assert_allclose(padded["mean"], alone["mean"], atol=1e-4)
+            ids = rng.integers(0, 50, (rng.integers(1, 2 * LARGEST), rng.integers(2, 41)))
+            tensors = {"ids": ids, "mask": np.ones_like(ids)}
+            batch = Batch(
+                {name: tensor_from_numpy(name, values, DataType.INT64) for name, values in tensors.items()},
+                ("states", "mean"),
+                (len(ids),),
+            )
+            running.append((executions[turn % len(executions)], batch))
+            running[-1][0].start(as_served(batch, source.config, padding))
+        for execution, _ in running:
+            execution.result()
+
+
+def test_a_dimension_that_must_not_be_padded_runs_as_it_is(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    from rocserve.backends.pytorch import eager
+
+    inputs = [InputConfig(name, DataType.INT64, (-1,)) for name in ("ids", "mask")]
+    source = model_source(
+        "model.pt2", torch_files.data("seeing_all"), inputs=inputs, max_batch_size=LARGEST, kind=InstanceKind.GPU
+    )
+    with closing(eager.load(replace(source, device=0))) as model:
+        assert not model.signature.padding.dimensions
+        assert any("'ids:0' must not be padded" in part for part in model.load_check.parts)
 
 
 @pytest.mark.parametrize("saves", ["exported", "traced"])

@@ -21,6 +21,11 @@ def test_a_length_is_filled_up_to_the_next_size(length: int, size: int) -> None:
     assert BUCKETS.sizes_for((length, ABSENT)) == (size, ABSENT)
 
 
+def test_an_engine_that_takes_other_lengths_gets_them_as_they_are() -> None:
+    open_above = PaddedDimension("sequence", (8, 16), {"ids": (1,)}, takes_others=True)
+    assert [open_above.size_for(length) for length in (0, 5, 16, 17, 900)] == [0, 8, 16, 17, 900]
+
+
 def test_places_of_one_label_have_one_length() -> None:
     shapes = [("ids", (2, 5)), ("pairs", (2, 5, 5)), ("image", (2, 3, 90, 64))]
     assert BUCKETS.lengths(shapes) == (5, 90)

@@ -98,7 +98,7 @@ def device_executions(
         else:
             return executions, {
                 # Memory may not suffice for all sizes.
-                "batch_sizes": ", ".join(map(str, executions[0].by_size)),
+                "batch_sizes": ", ".join(map(str, executions[0].batch_sizes)),
                 "graphs": "captured" if captures else "none",
                 DEVICE_PROPERTY: sized.tensors.name,
             }

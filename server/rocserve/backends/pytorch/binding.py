@@ -28,6 +28,7 @@ from rocserve.backends.pytorch.results import (
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
+from rocserve.core.padding import NO_PADDING, Buckets, Lengths, Padding
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 
@@ -67,10 +68,12 @@ class BoundProgram:
             paths = tuple(direct_path(name, position, result) for position, name in enumerate(self.outputs))
         return [value_at(result, path) for path in paths]
 
-    def zeros(self, rows: int) -> list[Tensor]:
-        """Make zeros or empty strings for each input. Raises ServeError (UNAVAILABLE) if memory does not suffice."""
-        tensors = []
-        for spec, shape in zip(self.inputs, self.samples, strict=True):
+    def zeros(self, rows: int, lengths: Lengths = (), padding: Padding = NO_PADDING) -> list[Tensor]:
+        """Make zeros or empty strings for each input. `lengths`: of the dimensions of `padding`. Raises ServeError
+        (UNAVAILABLE) if memory does not suffice."""
+        tensors, buckets = [], Buckets(padding)
+        for spec, sample in zip(self.inputs, self.samples, strict=True):
+            shape = buckets.padded_shape(spec.name, sample, lengths)
             if self.signature.supports_batching:
                 shape = (rows, *shape[1:])
             try:

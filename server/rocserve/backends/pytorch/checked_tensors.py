@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,25 +13,43 @@ import torch
 from rocserve.backends.dropped_sizes import with_dropped_sizes
 from rocserve.backends.pytorch.binding import BoundProgram
 from rocserve.backends.pytorch.program import Program, ProgramTensor
+from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.load_check.tensors import ROWS, Array, CheckedInput, Feed, Run
 
 
-def checked_inputs(bound: BoundProgram, tensors: Sequence[ProgramTensor], zeros_only: bool) -> tuple[CheckedInput, ...]:
+def checked_inputs(
+    bound: BoundProgram, tensors: Sequence[ProgramTensor], zeros_only: bool, padding: Padding = NO_PADDING
+) -> tuple[CheckedInput, ...]:
     """Describe the inputs, in the program's order. Open sizes are those of the export's example, where the file tells
-    them. `zeros_only`: an integer out of range would end the process, so where no limits are known, it is 0."""
+    them, but for those of `padding`. `zeros_only`: an integer out of range would end the process, so where no limits
+    are known, it is 0."""
+    labels = {
+        (name, place): dimension.label
+        for dimension in padding.dimensions
+        for name, places in dimension.inputs.items()
+        for place in places
+    }
     return tuple(
-        _checked_input(spec, sample, tensor, bound.signature.supports_batching, zeros_only)
+        _checked_input(spec, sample, tensor, bound.signature.supports_batching, zeros_only, labels)
         for spec, sample, tensor in zip(bound.inputs, bound.samples, tensors, strict=True)
     )
 
 
 def _checked_input(
-    spec: TensorSpec, sample: Sequence[int], tensor: ProgramTensor, batches: bool, zeros_only: bool
+    spec: TensorSpec,
+    sample: Sequence[int],
+    tensor: ProgramTensor,
+    batches: bool,
+    zeros_only: bool,
+    labels: Mapping[tuple[str, int], str],
 ) -> CheckedInput:
     # A sample's 1 may stand for a size that is not known.
-    sizes = [own if own != -1 else known if known > 1 else "" for own, known in zip(spec.shape, sample, strict=True)]
+    sizes = [
+        labels.get((spec.name, place)) or (own if own != -1 else known if known > 1 else "")
+        for place, (own, known) in enumerate(zip(spec.shape, sample, strict=True))
+    ]
     if batches:
         sizes[0] = ROWS
     least, most = tensor.limits or (0, 0)

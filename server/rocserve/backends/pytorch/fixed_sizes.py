@@ -8,7 +8,9 @@ one are copied out.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from rocserve.backends.batch_sizes import pieces
 from rocserve.backends.device_tensors import DeviceTensors
 from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.core.errors import ServeError
-from rocserve.core.padding import Lengths
+from rocserve.core.padding import NO_PADDING, Buckets, Lengths, Padding
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor
 
@@ -64,27 +66,57 @@ class SizedModel(Protocol):
         """Return the PyTorch mode in which batches run."""
 
 
+Call = Callable[[Sequence[Any]], Sequence[Any]]
+"""Computes the outputs from inputs on the GPU, on the current stream."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """A batch size with its memory."""
+    """What runs batches of one size."""
 
     run: Callable[[], Sequence[Any]]
     """Computes the outputs on the GPU from the values in `inputs`."""
     inputs: Sequence[Any]
-    staged_inputs: Sequence[Any]
-    """Pinned host memory."""
-    staged_outputs: Sequence[Any]
-    memory: Mapping[str, memoryview]
-    """Input name -> memory of its staged input."""
+
+
+class _Memory:
+    """Memory for one tensor of an execution, which all sizes share, as a batch is copied out before the next begins."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """`device`: None = pinned memory of the host."""
+        self._where = {"pin_memory": True} if device is None else {"device": device}
+        self._octets = torch.empty(0, dtype=torch.uint8, **self._where)
+
+    def reserve(self, shape: tuple[int, ...], dtype: Any) -> None:
+        """Make it large enough for such a tensor. Tensors that are there keep their own memory."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self._octets.numel() < nbytes:
+            self._octets = torch.empty(nbytes, dtype=torch.uint8, **self._where)
+
+    def tensor(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self._octets[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def view(self, nbytes: int) -> memoryview:
+        return memoryview(self._octets.numpy())[:nbytes]
 
 
 class SizedExecution:
-    """An Execution at fixed batch sizes, concurrent with the model's other executions. For one thread."""
+    """An Execution at fixed sizes, concurrent with the model's other executions. For one thread."""
 
-    def __init__(self, model: SizedModel, computed: Any) -> None:
-        """`computed`: ends each computation of the model; the next one reuses the memory, and waits for it."""
-        self.by_size: dict[int, _Size] = {}
+    def __init__(
+        self, model: SizedModel, call: Call, specs: Sequence[TensorSpec], padding: Padding, computed: Any
+    ) -> None:
+        """`call`, `specs`: see `sized_executions`. `computed`: ends each computation of the model; the next one reuses
+        the memory, and waits for it."""
+        self.sizes: dict[Lengths, dict[int, _Size]] = {}
+        """Sizes of the padded dimensions -> batch size, ascending -> what runs it."""
+        self.staged_inputs = [_Memory() for _ in specs]
+        self.staged_outputs: list[_Memory] = []
+        self.outputs: list[_Memory] = []
         self._model = model
+        self._call = call
+        self._names = [spec.name for spec in specs]
+        self._buckets = Buckets(padding)
         self._computed = computed
         self._stream = torch.cuda.Stream(model.device)
         """For copies and computations, and for inputs that are made on the GPU."""
@@ -93,10 +125,19 @@ class SizedExecution:
         self._failures: Mapping[int, ServeError]
         self._outputs: list[Any] = []
 
+    @property
+    def batch_sizes(self) -> Sequence[int]:
+        return sorted({rows for by_rows in self.sizes.values() for rows in by_rows})
+
     def input_memory(self, rows: int, sizes: Lengths) -> Mapping[str, memoryview]:
-        """Return pinned memory, by input name, which saves a copy; empty = the batch is above the largest size."""
-        size = next((size for size in self.by_size if size >= rows), None)
-        return {} if size is None else self.by_size[size].memory
+        """Return pinned memory, by input name, which saves a copy; empty = no size takes the batch in one piece."""
+        size = next((size for own, size in self.sizes.get(sizes, {}).items() if own >= rows), None)
+        if size is None:
+            return {}
+        return {
+            name: staging.view(tensor.numel() * tensor.element_size())
+            for name, staging, tensor in zip(self._names, self.staged_inputs, size.inputs, strict=True)
+        }
 
     def start(self, batch: Batch) -> None:
         self._batch = batch
@@ -104,14 +145,20 @@ class SizedExecution:
         with model.errors(), model.mode(), torch.cuda.stream(self._stream):
             given, self._failures = model.inputs_of(batch)
             inputs = [model.value(tensor, copies=False) for tensor in given]
-            *others, last = pieces(len(inputs[0]), tuple(self.by_size))
+            by_rows = self.sizes.get(self._buckets.lengths((tensor.name, tensor.shape) for tensor in given))
+            if by_rows is None:
+                self._outputs = [output.cpu() for output in self._call([value.to(model.device) for value in inputs])]
+                self._ended.record(self._stream)
+                return
+            *others, last = pieces(len(inputs[0]), tuple(by_rows))
             parts = []
             for piece in others:
-                self._run([tensor[piece.start : piece.start + piece.rows] for tensor in inputs], piece.batch_size)
+                part = [tensor[piece.start : piece.start + piece.rows] for tensor in inputs]
+                self._run(part, by_rows[piece.batch_size])
                 self._ended.synchronize()
                 parts.append([output.clone() for output in self._outputs])
             rest = [tensor[last.start : last.start + last.rows] for tensor in inputs]
-            self._run(rest, last.batch_size, () if parts else model.outputs_on_gpu(batch))
+            self._run(rest, by_rows[last.batch_size], () if parts else model.outputs_on_gpu(batch))
             if parts:
                 self._ended.synchronize()
                 self._outputs = [torch.cat(column) for column in zip(*parts, self._outputs, strict=True)]
@@ -127,51 +174,60 @@ class SizedExecution:
         outputs = {name: _copied(value, self._batch.room.get(name)) for name, value in named.outputs.items()}
         return replace(named, outputs=outputs)
 
-    def _run(self, inputs: Sequence[Any], size: int, outputs_on_gpu: Collection[int] = ()) -> None:
-        """Run one batch size on the current stream. `outputs_on_gpu`: the positions of outputs that stay on the GPU."""
-        memory = self.by_size[size]
+    def _run(self, inputs: Sequence[Any], size: _Size, outputs_on_gpu: Collection[int] = ()) -> None:
+        """Run one size on the current stream. `outputs_on_gpu`: the positions of outputs that stay on the GPU."""
         rows = len(inputs[0])
-        for value, staged, input_on_gpu in zip(inputs, memory.staged_inputs, memory.inputs, strict=True):
-            if not value.is_cuda and value.data_ptr() != staged.data_ptr():
-                staged[:rows].copy_(value)
-            input_on_gpu[:rows].copy_(value if value.is_cuda else staged[:rows], non_blocking=True)
+        for value, staging, input_on_gpu in zip(inputs, self.staged_inputs, size.inputs, strict=True):
+            if not value.is_cuda:
+                staged = staging.tensor(value.shape, value.dtype)
+                if value.data_ptr() != staged.data_ptr():
+                    staged.copy_(value)
+                value = staged
+            input_on_gpu[:rows].copy_(value, non_blocking=True)
         self._stream.wait_event(self._computed)
-        outputs = memory.run()
+        outputs = size.run()
         self._computed.record(self._stream)
         tensors = self._model.tensors
         assert tensors is not None, "a GPU's"
-        self._outputs = [
-            tensors.share(output[:rows])
-            if index in outputs_on_gpu
-            else staged[:rows].copy_(output[:rows], non_blocking=True)
-            for index, (output, staged) in enumerate(zip(outputs, memory.staged_outputs, strict=True))
-        ]
+        self._outputs = []
+        for index, (output, staging) in enumerate(zip(outputs, self.staged_outputs, strict=True)):
+            own = output[:rows]
+            self._outputs.append(
+                tensors.share(own)
+                if index in outputs_on_gpu
+                else staging.tensor(own.shape, own.dtype).copy_(own, non_blocking=True)
+            )
         self._ended.record(self._stream)
 
 
 def sized_executions(
     model: SizedModel,
-    call: Callable[[Sequence[Any]], Sequence[Any]],
+    call: Call,
     specs: Sequence[TensorSpec],
-    sizes: Sequence[int],
+    batch_sizes: Sequence[int],
     count: int,
     captures: bool,
     report: Callable[[str], None],
     stream: Any = None,
+    padding: Padding = NO_PADDING,
 ) -> list[SizedExecution]:
-    """Make `count` executions of the ascending `sizes`, as many sizes as fit into memory. `call` computes the outputs
-    from inputs on the GPU, on the current stream. `specs`: the inputs in the program's order, with fixed dimensions
-    apart from the batch. `captures`: whether graphs are captured. `stream`: the stream for the captures; None = a new
-    one. Any exception is possible if the program cannot be captured, or memory does not suffice for the first size."""
+    """Make `count` executions of the ascending batch sizes, each at all sizes of the padded dimensions, as many as fit
+    into memory. `specs`: the inputs in the program's order, with fixed dimensions apart from the batch and those of
+    `padding`. `captures`: whether graphs are captured. `stream`: the stream for the captures; None = a new one. Any
+    exception is possible if the program cannot be captured, or memory does not suffice for the first size."""
     computed = torch.cuda.Event()
-    executions = [SizedExecution(model, computed) for _ in range(count)]
+    executions = [SizedExecution(model, call, specs, padding, computed) for _ in range(count)]
     # All captures use one stream, so that a graph may reuse the memory of another.
     stream, pool = stream or torch.cuda.Stream(model.device), torch.cuda.graph_pool_handle()
+    buckets = Buckets(padding)
 
-    def captured(run: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
+    def captured(run: Callable[[], Sequence[Any]], outputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+        """Return a replay, with its results in `outputs`: the graph's own memory is that of other graphs, too, which
+        may run while results are copied to the host."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream):
-            outputs = run()
+            for output, result in zip(outputs, run(), strict=True):
+                output.copy_(result)
 
         def replay() -> Sequence[Any]:
             graph.replay()
@@ -179,9 +235,12 @@ def sized_executions(
 
         return replay
 
-    def opened(size: int) -> _Size:
-        shapes = [((size, *spec.shape[1:]), torch_dtype(spec.datatype)) for spec in specs]
-        inputs = [torch.zeros(shape, dtype=dtype, device=model.device) for shape, dtype in shapes]
+    def add(execution: SizedExecution, rows: int, lengths: Lengths) -> None:
+        inputs = []
+        for spec, staging in zip(specs, execution.staged_inputs, strict=True):
+            shape = buckets.padded_shape(spec.name, (rows, *spec.shape[1:]), lengths)
+            inputs.append(torch.zeros(shape, dtype=torch_dtype(spec.datatype), device=model.device))
+            staging.reserve(shape, inputs[-1].dtype)
 
         def run() -> Sequence[Any]:
             return call(inputs)
@@ -190,34 +249,35 @@ def sized_executions(
             for _ in range(_RUNS_BEFORE):
                 outputs = run()
         stream.synchronize()
-        if not all(isinstance(output, torch.Tensor) and output.shape[:1] == (size,) for output in outputs):
+        if not all(isinstance(output, torch.Tensor) and output.shape[:1] == (rows,) for output in outputs):
             raise ValueError("an output has not the batch's rows")
-        staged = [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in shapes]
-        return _Size(
-            captured(run) if captures else run,
-            inputs,
-            staged,
-            [torch.empty(output.shape, dtype=output.dtype, pin_memory=True) for output in outputs],
-            {spec.name: _octets(tensor) for spec, tensor in zip(specs, staged, strict=True)},
-        )
+        if not execution.outputs:
+            execution.outputs = [_Memory(model.device) for _ in outputs]
+            execution.staged_outputs = [_Memory() for _ in outputs]
+        for output, *memory in zip(outputs, execution.outputs, execution.staged_outputs, strict=True):
+            for own in memory:
+                own.reserve(tuple(output.shape), output.dtype)
+        own_outputs = [
+            memory.tensor(tuple(output.shape), output.dtype)
+            for output, memory in zip(outputs, execution.outputs, strict=True)
+        ]
+        size = _Size(captured(run, own_outputs) if captures else run, inputs)
+        execution.sizes.setdefault(lengths, {})[rows] = size
 
-    for done, size in enumerate(sizes):
-        report(f"preparing batch size {size}")
-        try:
-            made = [opened(size) for _ in executions]
-        except torch.OutOfMemoryError:
-            if not done:
-                raise
-            torch.cuda.empty_cache()
-            _LOG.warning("the GPU's memory suffices for batches of %d rows; larger ones run in pieces", sizes[done - 1])
-            break
-        for execution, own in zip(executions, made, strict=True):
-            execution.by_size[size] = own
+    for lengths in itertools.product(*(dimension.sizes for dimension in padding.dimensions)):
+        of = "".join(f", {own.label} {size}" for own, size in zip(padding.dimensions, lengths, strict=True))
+        for rows in batch_sizes:
+            report(f"preparing batch size {rows}{of}")
+            try:
+                for execution in executions:
+                    add(execution, rows, lengths)
+            except torch.OutOfMemoryError:
+                if not executions[-1].sizes:
+                    raise
+                torch.cuda.empty_cache()
+                _LOG.warning("the GPU's memory does not suffice for batches of %d rows%s; they run in pieces", rows, of)
+                break
     return executions
-
-
-def _octets(tensor: Any) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def _copied(value: Array | Tensor, room: Array | None) -> Array | Tensor:

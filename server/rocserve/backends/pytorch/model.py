@@ -21,13 +21,16 @@ from rocserve.backends.pytorch.datatypes import to_torch, torch_dtype
 from rocserve.backends.pytorch.fixed_sizes import sized_executions
 from rocserve.backends.pytorch.index_limits import within_limits
 from rocserve.backends.pytorch.model_check import ModelCheck
+from rocserve.backends.pytorch.padded_sizes import configured_padding, covers_all, default_padding
 from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import DTYPES, Program, unfit_precision
+from rocserve.backends.written_sizes import with_measured_outputs
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.freed_memory import keep_freed_memory
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.padding import Lengths, Padding, Shape
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 
@@ -49,10 +52,10 @@ class MissingOutput(ServeError):
 
 def fixed_batch_sizes(config: ModelConfig, bound: BoundProgram) -> Sequence[int]:
     """Return the sizes at which batches run on a GPU: the parameter `batch_sizes`, else 1, 2, 4 ... and the largest
-    batch. Empty if the program does not batch, or another dimension varies. Raises ServeError (INVALID_ARGUMENT) if the
-    parameter is not a list of sizes."""
+    batch. Empty if the program does not batch, or another dimension varies and is not padded. Raises ServeError
+    (INVALID_ARGUMENT) if the parameter is not a list of sizes."""
     signature = bound.signature
-    if not signature.supports_batching or any(-1 in spec.shape[1:] for spec in bound.inputs):
+    if not signature.supports_batching or not covers_all(signature.padding, bound):
         return ()
     most = BACKEND.default_max_batch_size
     largest = config.max_batch_size or min(most, signature.max_batch_size or most)
@@ -110,9 +113,11 @@ class TorchModel:
         limits = [tensor.limits for tensor in program.signature.inputs]
         self._limits = {spec.name: own for spec, own in zip(self._bound.inputs, limits, strict=True) if own}
         checked = check(self._bound) if check else self._checked(source)
-        self.load_check = checked.report
         self._bound = replace(self._bound, signature=replace(self.signature, dependent_rows=checked.dependent_rows))
-        if not self.signature.supports_batching or not checked.allows_padding:
+        may_be_sized = self.signature.supports_batching and checked.allows_padding
+        self._pad(checked, zeros_only=check is not None, by_default=may_be_sized and captures and device.type != "cpu")
+        self.load_check = checked.report
+        if not may_be_sized:
             return
         if device.type != "cpu":
             self._use_fixed_sizes(captures, source)
@@ -129,6 +134,55 @@ class TorchModel:
         if check.asks_for_rows(self._bound):
             check.check_rows_here(self._bound, self.program, self._call)
         return check
+
+    def _pad(self, check: ModelCheck, zeros_only: bool, by_default: bool) -> None:
+        """Pad the dimensions that the parameter `sizes` names. Without it, and with `by_default`, pad a dimension that
+        keeps graphs from being captured, if the load check shows that it may be padded. Raises ServeError
+        (INVALID_ARGUMENT) if dimensions cannot be padded, and as `ModelCheck.report_padding`."""
+        tensors = self.program.signature.inputs
+        padding = configured_padding(self._config, self._bound, tensors)
+        is_written = bool(padding.dimensions)
+        if not is_written and by_default:
+            padding = default_padding(self._config, self._bound, tensors)
+        if not padding.dimensions:
+            return
+        try:
+            padding = with_measured_outputs(padding, self._config, lambda sizes: self._output_shapes(padding, sizes))
+            verdict = check.check_padding_here(
+                self._bound, self.program, self._call, padding, zeros_only or self.device.type != "cpu"
+            )
+        except ServeError as error:
+            if is_written:
+                raise
+            check.note(f"not padded: {error.text}")
+            return
+        if is_written and verdict is not None:
+            check.report_padding(verdict)
+        elif not is_written:
+            check.note(", ".join(dict.fromkeys(one.reason for one in verdict.dimensions)) if verdict else "")
+            if verdict is None or not verdict.allows_all:
+                return
+        if verdict is not None:
+            padding = replace(padding, values=verdict.values)
+        self._bound = replace(self._bound, signature=replace(self.signature, padding=padding))
+        # Outputs are cut back in the worker's memory.
+        self.properties = {name: value for name, value in self.properties.items() if name != DEVICE_PROPERTY}
+
+    def _output_shapes(self, padding: Padding, sizes: Lengths) -> Mapping[str, Shape]:
+        """Return the shapes of the outputs for zeros of these sizes. Raises ServeError (INVALID_ARGUMENT)."""
+        try:
+            # One row alone may lose its dimension.
+            outputs = self._bound.outputs_in(self._call(self._bound.zeros(2, sizes, padding)))
+        except ServeError as error:
+            raise invalid_argument(
+                f"parameter 'sizes' of model '{self._config.name}' needs a program that takes zeros, by which it is"
+                f" found which outputs are cut back: {error.text}"
+            ) from None
+        return {
+            name: tuple(outputs[index].shape)
+            for name, index in self._bound.outputs.items()
+            if isinstance(outputs[index], torch.Tensor)
+        }
 
     def _bound_batches(self, memory_bytes: int) -> None:
         """Lower the signature's max_batch_size to the rows that fit into memory."""
@@ -149,15 +203,16 @@ class TorchModel:
         try:
             with self.mode():
                 executions = sized_executions(
-                    self, self._outputs, self._bound.inputs, sizes, count, captures, source.report
-                )
+                    self, self._outputs, self._bound.inputs, sizes, count, captures, source.report,
+                    padding=self.signature.padding,
+                )  # fmt: skip
         except Exception as error:
             if not captures:
                 raise
             _LOG.warning("model '%s' runs operator by operator, as it cannot be captured: %s", self._config.name, error)
         else:
             self.executions = executions
-            self.properties = {**self.properties, "batch_sizes": ", ".join(map(str, executions[0].by_size))}
+            self.properties = {**self.properties, "batch_sizes": ", ".join(map(str, executions[0].batch_sizes))}
         finally:
             source.report("")
 
@@ -167,7 +222,8 @@ class TorchModel:
         if not samples:
             zeros: list[Tensor] = []
             try:
-                zeros = self._bound.zeros(1)
+                padding = self.signature.padding
+                zeros = self._bound.zeros(1, tuple(own.sizes[0] for own in padding.dimensions), padding)
                 batch = Batch({tensor.name: tensor for tensor in zeros}, tuple(self._bound.outputs), (1,))
                 for _ in range(_WARM_UPS):
                     with suppress(MissingOutput):

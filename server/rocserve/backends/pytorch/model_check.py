@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,13 +22,17 @@ from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows
 from rocserve.backends.pytorch.comparison import COMPARING, COMPARISON_FILE, Comparison, EagerReference
 from rocserve.backends.pytorch.job_files import machine_parts, written_folder
 from rocserve.backends.pytorch.program import Program
+from rocserve.backends.written_sizes import padding_report, written_values
 from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
+from rocserve.core.padding import Padding
 from rocserve.core.plain import from_json
 from rocserve.jobs.messages import Job, JobError
 from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.made_inputs import seed_of
+from rocserve.load_check.padding import check_padding
+from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
 from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
 from rocserve.load_check.tensors import CheckedInput, Feed
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
@@ -95,6 +100,53 @@ class ModelCheck:
                 )
 
         self._judge_rows(self._key("eager", inputs, samples), check)
+
+    def check_padding_here(
+        self, bound: BoundProgram, program: Program, call: Callable[[Any], Any], padding: Padding, zeros_only: bool
+    ) -> PaddingVerdict | None:
+        """Find in this process whether a short input has the same answer when it is padded, in the time that the rows
+        have left. `call`: see `check_rows_here`. `zeros_only`: see `checked_inputs`. None = the load check is off."""
+        if self._mode is LoadCheckMode.OFF:
+            return None
+        inputs = checked_inputs(bound, program.signature.inputs, zeros_only, padding)
+        samples = sample_feeds(self._source, bound.signature)
+        has_rows = bound.signature.supports_batching
+        fixed = fixed_rows(program.signature.most_rows) if has_rows else None
+        seconds = max(self.seconds - self.report.seconds, 0.0)
+        written = written_values(self._source.config)
+
+        def check() -> PaddingVerdict:
+            with self._checking("padding short inputs"), unchanged(program):
+                try:
+                    return check_padding(
+                        run_of(bound, call),
+                        inputs,
+                        tuple(bound.outputs),
+                        replace(program.facts, precision=_coarsest(program.signature.precision)),
+                        padding,
+                        Budget(seconds),
+                        self._seed,
+                        samples,
+                        written,
+                        has_company=has_rows and not bound.signature.dependent_rows and fixed is None,
+                        fixed_rows=fixed,
+                    )
+                except Exception as error:
+                    # A fault of the check must not keep a model from being served.
+                    _LOG.warning("model '%s': the load check failed", self._source.name, exc_info=True)
+                    return undecided(padding, str(error))
+
+        parts = (self._precision, repr(inputs), repr(padding), bound.signature.dependent_rows, samples_digest(samples))
+        key = verdict_key("padding", self._digest, "eager", *machine_parts(self._device), *parts)
+        known = self._verdicts.find_or_check(
+            key, PaddingVerdict, check, lambda verdict: verdict.is_lasting, seconds + _START_SECONDS
+        )
+        return known.verdict
+
+    def report_padding(self, verdict: PaddingVerdict) -> None:
+        """Report the verdict on sizes that are written. Raises LoadCheckFailed if the check is strict, and answers
+        change."""
+        self._add(padding_report(verdict, self._mode))
 
     def check_rows_in_child(
         self, bound: BoundProgram, program: Program, job: Callable[[tuple[CheckedInput, ...], int], Job]
@@ -231,3 +283,10 @@ class ModelCheck:
         finally:
             self._source.report_check("")
             self._add(LoadCheckReport(seconds=time.monotonic() - started))
+
+
+def _coarsest(precision: str) -> str:
+    """Return the coarsest of a program's weights, as GraphFacts names it."""
+    names = precision.split(", ")
+    coarse = next((name for name in ("bf16", "fp16") if name in names), "fp32")
+    return "quantised" if not {"int8", "uint8"}.isdisjoint(names) else coarse

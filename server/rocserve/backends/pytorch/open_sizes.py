@@ -28,6 +28,11 @@ class OpenSize:
     least: int
     most: int | None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the size is the number itself."""
+        return (self.factor, self.offset) == (1, 0)
+
 
 def open_size(size: Any, bounds: Mapping[Any, Any]) -> OpenSize | None:
     """Describe PyTorch's size. `bounds`: symbol -> range. None = fixed, or not linear and growing in one number."""

@@ -1,0 +1,105 @@
+"""Chooses the sizes to which a program's open dimensions are padded: those of the parameter `sizes`, or, for captured
+graphs, some up to the program's own bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rocserve.backends.pytorch.binding import BoundProgram
+from rocserve.backends.pytorch.open_sizes import OpenSize, bounds_text
+from rocserve.backends.pytorch.program import ProgramTensor
+from rocserve.backends.written_sizes import OpenDimension, half_steps, has_rows, open_dimensions, written_padding
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import invalid_argument
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.padding import NO_PADDING, PaddedDimension, Padding
+from rocserve.core.requests import Signature, TensorSpec
+
+_LARGEST = 512
+"""The largest size that is chosen for a program: longer inputs keep a GPU busy operator by operator, too."""
+
+
+def configured_padding(config: ModelConfig, bound: BoundProgram, tensors: Sequence[ProgramTensor]) -> Padding:
+    """Return what the parameters say. `tensors`: the program's inputs. Raises ServeError (INVALID_ARGUMENT), also if
+    the program was not exported for one of the sizes."""
+    padding = written_padding(config, _labelled(config, bound.signature, tensors))
+    for dimension in padding.dimensions:
+        for name, place, own in _places(dimension, bound, tensors):
+            what = f"parameter 'sizes' of model '{config.name}' pads dimension '{dimension.label}'"
+            if own is None or _others_follow(own, tensors):
+                raise invalid_argument(
+                    f"{what}, and the program computes other sizes of its inputs from it; leave it out, or export the"
+                    " program with sizes that do not depend on each other"
+                )
+            for size in dimension.sizes:
+                if size < own.least or (own.most is not None and size > own.most):
+                    raise invalid_argument(
+                        f"{what} to {size}, but dimension {place} of input '{name}' was exported for"
+                        f" {bounds_text(own)}; leave the size out, or export the program for more sizes"
+                    )
+    return padding
+
+
+def default_padding(config: ModelConfig, bound: BoundProgram, tensors: Sequence[ProgramTensor]) -> Padding:
+    """Return the sizes of a program with one open dimension, up to its bound, beyond which a run could end the process;
+    no dimensions if there are several, or the program has no bound."""
+    found = open_dimensions(config, _labelled(config, bound.signature, tensors))
+    if len(found) != 1 or DataType.BYTES in found[0].datatypes:
+        return NO_PADDING
+    (dimension,) = found
+    sizes = [own for _, _, own in _places(dimension, bound, tensors)]
+    first = sizes[0] if sizes else None
+    if first is None or first.most is None or any(own != first for own in sizes) or _others_follow(first, tensors):
+        return NO_PADDING
+    return Padding((replace(dimension.padded(half_steps(first.least, min(first.most, _LARGEST))), takes_others=True),))
+
+
+def covers_all(padding: Padding, bound: BoundProgram) -> bool:
+    """Return whether no dimension of the inputs is open but the batch and those that are padded."""
+    padded = {
+        (name, place)
+        for dimension in padding.dimensions
+        for name, places in dimension.inputs.items()
+        for place in places
+    }
+    return all(
+        size != -1 or (spec.name, place) in padded
+        for spec in bound.inputs
+        for place, size in enumerate(spec.shape[1:], 1)
+    )
+
+
+def _labelled(config: ModelConfig, signature: Signature, tensors: Sequence[ProgramTensor]) -> Signature:
+    """Return the signature with a name for each size that several places share: that of the first place, "INPUT:1", as
+    in the configuration's dims. The file has symbols there, which nobody has chosen."""
+    first, labels = int(has_rows(config, signature)), dict[str, str]()
+
+    def names(spec: TensorSpec, tensor: ProgramTensor) -> Iterator[str]:
+        for place, own in enumerate(tensor.open_sizes):
+            if own is None or not own.is_plain or place < first:
+                yield ""
+            else:
+                yield labels.setdefault(own.number, f"{spec.name}:{place - first}")
+
+    inputs = tuple(
+        replace(spec, dimension_names=tuple(names(spec, tensor)))
+        for spec, tensor in zip(signature.inputs, tensors, strict=True)
+    )
+    return replace(signature, inputs=inputs)
+
+
+def _places(
+    dimension: OpenDimension | PaddedDimension, bound: BoundProgram, tensors: Sequence[ProgramTensor]
+) -> Iterator[tuple[str, int, OpenSize | None]]:
+    """Yield the places of a dimension with what the file says of them, as far as it says anything."""
+    for spec, tensor in zip(bound.inputs, tensors, strict=True):
+        for place in dimension.inputs.get(spec.name, ()):
+            if tensor.open_sizes:
+                yield spec.name, place, tensor.open_sizes[place]
+
+
+def _others_follow(own: OpenSize, tensors: Sequence[ProgramTensor]) -> bool:
+    """Return whether another size is computed from the number of this one."""
+    sizes = (size for tensor in tensors for size in tensor.open_sizes if size is not None)
+    return any(size.number == own.number and not size.is_plain for size in sizes)
