@@ -128,7 +128,7 @@ class BareLoop:
         self.seconds: dict[int, float] = {}
         """Size -> seconds of a batch."""
         with torch.inference_mode():
-            for size in half_steps(1, _MOST):
+            for size in half_steps(_MOST):
                 self.seconds[size] = self._measured(encoder, size)
 
     def _measured(self, encoder: Any, size: int) -> float:

@@ -27,8 +27,8 @@ SIZES = "sizes"
 VALUES = "padding"
 _MASK = "mask"
 """Part of the names of inputs that say which elements are real."""
-_FIRST_SIZE = 16
-"""The smallest size that is chosen for a model: shorter ones take a GPU as long."""
+_SHORTEST = 16
+"""The smallest size that is chosen for a model: shorter requests take an engine as long."""
 _LARGEST = 2**53
 """Larger whole numbers are not told apart as floats."""
 
@@ -91,12 +91,12 @@ def open_dimensions(config: ModelConfig, signature: Signature) -> Sequence[OpenD
     return found
 
 
-def half_steps(least: int, most: int) -> tuple[int, ...]:
-    """Return 16, 24, 32, 48, 64, 96 ... up to `most`, itself a size, without those below `least`. With powers of two
-    alone, lengths around 40 are filled up by 0.43 of their elements, with these by 0.2."""
-    powers = [1 << exponent for exponent in range(_FIRST_SIZE.bit_length() - 1, most.bit_length())]
-    steps = {size for power in powers for size in (power, power + power // 2)}
-    return tuple(sorted({most, *(size for size in steps if least <= size < most)}))
+def half_steps(longest: int, least: int = 0) -> tuple[int, ...]:
+    """Return 16, 24, 32, 48, 64, 96 ... from `least` to `longest`, and `longest` itself. Powers of two alone pad twice
+    as many elements."""
+    powers = [1 << exponent for exponent in range(_SHORTEST.bit_length() - 1, longest.bit_length())]
+    steps = {*powers, *(power + power // 2 for power in powers)}
+    return (*sorted(size for size in steps if least <= size < longest), longest)
 
 
 def written_padding(config: ModelConfig, signature: Signature) -> Padding:

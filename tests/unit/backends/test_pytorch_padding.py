@@ -12,7 +12,6 @@ from support.pytorch import TorchFiles
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource
 from rocserve.backends.warmup import as_served
-from rocserve.backends.written_sizes import half_steps
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.load_check import PADDING, LoadCheckFailed
@@ -102,16 +101,3 @@ def test_sizes_that_the_program_does_not_take_are_refused(load: Loader, name: st
 
 def test_nothing_is_padded_on_the_cpu_unless_it_is_written(load: Loader) -> None:
     assert not load().signature.padding.dimensions
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "sizes"),
-    [
-        (0, 512, (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)),
-        (20, 100, (24, 32, 48, 64, 96, 100)),
-        (2, 10, (10,)),
-        (0, 16, (16,)),
-    ],
-)
-def test_half_steps(least: int, most: int, sizes: tuple[int, ...]) -> None:
-    assert half_steps(least, most) == sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocserve.backends.written_sizes import written_padding
+from rocserve.backends.written_sizes import half_steps, written_padding
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, ModelConfig, SequenceBatching, SequenceState
@@ -136,3 +136,17 @@ def test_values_by_datatype(datatype: str, text: str, fits: bool) -> None:
         assert written_padding(config("x:0=8", text), signature).values == {"x": float(text)}
     else:
         assert f"numbers that {datatype} holds" in refusal(config("x:0=8", text), signature)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "sizes"),
+    [
+        (0, 512, (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)),
+        (20, 100, (24, 32, 48, 64, 96, 100)),
+        (2, 10, (10,)),
+        (0, 77, (16, 24, 32, 48, 64, 77)),
+        (0, 16, (16,)),
+    ],
+)
+def test_half_steps(least: int, most: int, sizes: tuple[int, ...]) -> None:
+    assert half_steps(most, least) == sizes

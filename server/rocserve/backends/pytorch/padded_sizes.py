@@ -52,7 +52,7 @@ def default_padding(config: ModelConfig, bound: BoundProgram, tensors: Sequence[
     first = sizes[0] if sizes else None
     if first is None or first.most is None or any(own != first for own in sizes) or _others_follow(first, tensors):
         return NO_PADDING
-    return Padding((replace(dimension.padded(half_steps(first.least, min(first.most, _LARGEST))), takes_others=True),))
+    return Padding((replace(dimension.padded(half_steps(min(first.most, _LARGEST), first.least)), takes_others=True),))
 
 
 def covers_all(padding: Padding, bound: BoundProgram) -> bool:

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rocserve.backends.migraphx.planning.default_sizes import half_steps
-from rocserve.backends.written_sizes import SIZES
+from rocserve.backends.written_sizes import SIZES, half_steps
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.load_check import LoadCheckMode
 from rocserve.tools.measuring.candidates import CPU, ONNXRUNTIME, OpenCandidate, prepare

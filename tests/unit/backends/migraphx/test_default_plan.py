@@ -11,22 +11,16 @@ from support.encoders import encoder
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.migraphx.configuration.options import Target, compile_options, serving_options
-from rocserve.backends.migraphx.planning.default_sizes import SizesMissing, WantedSizes, fewer_sizes, half_steps
+from rocserve.backends.migraphx.planning.default_sizes import SizesMissing, WantedSizes, fewer_sizes
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.backends.migraphx.serving.default_sizes import affordable
+from rocserve.backends.written_sizes import half_steps
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.padding import NO_PADDING, PaddedDimension, Padding
 
 TEXT = encoder(layers=1).SerializeToString()
 LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-
-
-def test_half_steps() -> None:
-    assert half_steps(512) == LENGTHS
-    assert half_steps(77) == (16, 24, 32, 48, 64, 77)
-    assert half_steps(16) == (16,)
-    assert half_steps(10) == (10,)
 
 
 def test_every_second_size_is_left_out_of_dimensions_and_batches_in_turn() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from rocserve.backends.migraphx.model_files.graph import ModelGraph
 from rocserve.backends.migraphx.planning.buckets import MOST_PROGRAMS, graph_signature
 from rocserve.backends.migraphx.planning.recipe import ProgramSource
-from rocserve.backends.written_sizes import SIZES, open_dimensions, padding_values
+from rocserve.backends.written_sizes import SIZES, half_steps, open_dimensions, padding_values
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import ModelConfig
@@ -23,15 +23,6 @@ USUAL = 512
 _MOST = 2048
 """The largest size that is taken from a file. The first program has it, and attention's memory grows with its square;
 larger sizes are left to who knows the requests."""
-_SHORTEST = 16
-
-
-def half_steps(longest: int) -> Sizes:
-    """Return 16, 24, 32, 48, 64, 96 ... below `longest`, and `longest` itself. Powers of two alone pad twice as many
-    elements."""
-    powers = [1 << exponent for exponent in range(_SHORTEST.bit_length() - 1, longest.bit_length())]
-    steps = {*powers, *(power + power // 2 for power in powers)}
-    return (*sorted(size for size in steps if size < longest), longest)
 
 
 @dataclass(frozen=True, slots=True)
