@@ -233,19 +233,19 @@ def test_requests_of_drawn_lengths(command: Command, tmp_path: Path) -> None:
     words = ("--engine", "onnxruntime", "--batch-sizes", "1,4", *_QUICK)
     ran = command("bench", padded, "--lengths", "5", "--against", "cpu", *words)
     assert ran.status == 0
-    # Each round runs all batches: 64 requests, alone or by four. All of them are padded from 5 to 8.
+    # Each round runs all batches: 128 requests, alone or by four. All of them are padded from 5 to 8.
     rows = [line.split() for line in ran.out.splitlines() if line.strip().startswith(("onnxruntime  ", "cpu  "))]
     assert [row[:5] for row in rows] == [
-        ["onnxruntime", "1", "1", "0.60", "320"], ["cpu", "1", "1", "0.60", "320"],
-        ["onnxruntime", "4", "4", "0.60", "80"], ["cpu", "4", "4", "0.60", "80"],
+        ["onnxruntime", "1", "1", "0.60", "640"], ["cpu", "1", "1", "0.60", "640"],
+        ["onnxruntime", "4", "4", "0.60", "160"], ["cpu", "4", "4", "0.60", "160"],
     ]  # fmt: skip
     assert all(float(row[-2]) < 1e-4 for row in rows[1::2]), "both engines are the same"
-    assert "dimension 'sequence': 64 lengths, median 5, largest 5\n" in ran.out
+    assert "dimension 'sequence': 128 lengths, median 5, largest 5\n" in ran.out
     results = [json.loads(command("bench", padded, *_UNLIKE, *words, "--json").out) for _ in range(2)]
-    assert results[0]["lengths"] == {"sequence": {"requests": 64, "median": 8.5, "largest": 16}}
+    assert results[0]["lengths"] == {"sequence": {"requests": 128, "median": 8.5, "largest": 16}}
     (one, four), again = ([(each["rows"], each["padded"]) for each in result["times"]] for result in results)
     assert again == [one, four], "two runs send the same"
-    assert one == (1, pytest.approx((32 * 8 + 32 * 16) / (64 * 8.5) - 1))
+    assert one == (1, pytest.approx((8 + 16) / (2 * 8.5) - 1))
     assert four[0] > 3
     times = json.loads(command("bench", alone, "--lengths", "sequence=uniform:min=1,max=16", *words, "--json").out)[
         "times"

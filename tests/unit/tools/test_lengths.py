@@ -176,15 +176,15 @@ def padded(*sizes: int, value: float = 0.0) -> Padding:
 def test_requests_of_unlike_lengths_run_alone_if_nothing_is_padded() -> None:
     made = workload(opened(Uniform(1, 64), 4), 4)
     assert made.padded is None
-    drawn = draw_lengths(Uniform(1, 64), 64, "length")
+    drawn = draw_lengths(Uniform(1, 64), 128, "length")
     assert [of["length"] for batch in made.batches for of in batch.lengths] == drawn, "in their order"
     assert all(len({of["length"] for of in batch.lengths}) == 1 for batch in made.batches)
-    assert made.rows == 64 / len(made.batches)
+    assert made.rows == 128 / len(made.batches)
 
 
 def test_equal_lengths_fill_batches() -> None:
     made = workload(opened(Uniform(5, 5), 4), 4)
-    assert [(len(batch.lengths), dict(batch.sizes)) for batch in made.batches] == [(4, {"length": 5})] * 16
+    assert [(len(batch.lengths), dict(batch.sizes)) for batch in made.batches] == [(4, {"length": 5})] * 32
     assert (made.rows, made.padded) == (4.0, None)
 
 
@@ -218,7 +218,7 @@ def test_the_inputs_of_a_padded_batch() -> None:
     candidate = opened(Recorded([3, 6]), 4, padded(8, value=7.0))
     made = workload(candidate, 4)
     samples = MadeSamples(made, candidate.inputs[4])
-    assert len(samples) == len(made.batches) == 16
+    assert len(samples) == len(made.batches) == 32
     for batch, sample in zip(made.batches, samples, strict=True):
         assert {name: (array.shape, str(array.dtype)) for name, array in sample.items()} == {
             "ids": ((4, 8), "int64"), "mask": ((4, 8), "int32"), "scale": ((4, 2), "float32"),
@@ -235,7 +235,7 @@ def test_the_inputs_of_a_padded_batch() -> None:
 def test_a_model_that_does_not_batch_gets_one_request_at_a_time() -> None:
     candidate = opened(Recorded([3, 6]), 0)
     made = workload(candidate, 0)
-    assert (len(made.batches), made.rows) == (64, 1.0)
+    assert (len(made.batches), made.rows) == (128, 1.0)
     shapes = Counter(sample["ids"].shape for sample in MadeSamples(made, candidate.inputs[0]))
-    assert shapes == {(3,): 32, (6,): 32}
-    assert drawn_lengths(candidate) == {"length": DrawnLengths(64, 4.5, 6)}
+    assert shapes == {(3,): 64, (6,): 64}
+    assert drawn_lengths(candidate) == {"length": DrawnLengths(128, 4.5, 6)}

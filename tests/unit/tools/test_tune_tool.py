@@ -319,7 +319,7 @@ class TestVerb:
         ran = command("tune", folder, *words, "--json", *_QUICK)
         assert ran.status == 0
         result = json.loads(ran.out)
-        assert result["lengths"] == {"sequence": {"requests": 64, "median": 20.5, "largest": 40}}
+        assert result["lengths"] == {"sequence": {"requests": 128, "median": 20.5, "largest": 40}}
         assert result["sizes_not_tried"] == ""
         alone, padded = result["measurements"]
         assert (alone["sizes"], alone["padded"]) == ("", None)
@@ -332,7 +332,7 @@ class TestVerb:
         ran = command("tune", folder, *words, "--write", *_QUICK)
         assert ran.status == 0
         assert ran.row("1  ")[:1] == ["8"] and "without and with the parameter" not in ran.out
-        assert "dimension 'sequence': 64 lengths, median 20.5, largest 40\n" in ran.out
+        assert "dimension 'sequence': 128 lengths, median 20.5, largest 40\n" in ran.out
         parameters = parse_model_config(config.read_text(), config.name).parameters
         assert parameters["sizes"].string_value == "sequence=16,40"
 
