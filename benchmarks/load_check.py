@@ -40,7 +40,8 @@ from benchmarks.table import markdown_table
 _TREE = Path(__file__).parents[1]
 _RESULTS = Path(__file__).parent / "results"
 _OFF, _COLD, _CACHED = "off", "cold", "cached"
-_POLL_SECONDS = 0.005
+_POLL_SECONDS = 0.02
+"""Between two questions whether a server is ready. Every 5 ms would disturb the engine's threads on two cores."""
 _REST_SECONDS = 2.0
 """How long a server rests before its memory is read; also how long files must lie before a server takes them."""
 
