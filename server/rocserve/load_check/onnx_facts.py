@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rocserve.load_check.facts import NO_FACTS, GraphFacts
+from rocserve.load_check.onnx_file import read_without_weights
 from rocserve.load_check.onnx_graph import OnnxGraph, attribute_of
 from rocserve.load_check.tensors import Array
 
@@ -51,13 +52,11 @@ _LABELS |= {"Sub", "Tile", "Transpose", "Unsqueeze", "Where"}
 
 
 def onnx_facts(model: onnx.ModelProto | Path) -> GraphFacts:
-    """Return the facts of a model or of a file; external data is not read. A file that is not an ONNX model has no
+    """Return the facts of a model or of a file; large weights are not read. A file that is not an ONNX model has no
     facts."""
     if isinstance(model, Path):
-        import onnx
-
         try:
-            model = onnx.load(model, format="protobuf", load_external_data=False)
+            model = read_without_weights(model)
         except Exception:
             # protobuf raises errors of its own classes, and no module here may import protobuf.
             return NO_FACTS
