@@ -31,6 +31,7 @@ from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argum
 from rocserve.core.freed_memory import keep_freed_memory
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.padding import Lengths, Padding, Shape
+from rocserve.core.printable import readable_size
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 
@@ -200,6 +201,7 @@ class TorchModel:
         if not sizes:
             return
         count = self._options.batches_at_once or _BATCHES_AT_ONCE
+        free, _ = torch.cuda.mem_get_info(self.device)
         try:
             with self.mode():
                 executions = sized_executions(
@@ -213,6 +215,11 @@ class TorchModel:
         else:
             self.executions = executions
             self.properties = {**self.properties, "batch_sizes": ", ".join(map(str, executions[0].batch_sizes))}
+            taken = free - torch.cuda.mem_get_info(self.device)[0]
+            _LOG.info(
+                "model '%s' is prepared for %d sizes of batches, %d batches at once, with %s of the GPU's memory",
+                self._config.name, sum(map(len, executions[0].sizes.values())), count, readable_size(max(taken, 0)),
+            )  # fmt: skip
         finally:
             source.report("")
 
