@@ -286,6 +286,18 @@ class Lists(nn.Module):
         return {"none": [], "twice": x * 2, "number": 3}
 
 
+class Spelled(nn.Module):
+    def forward(self, x: Tensor) -> Tuple[List[str], Tensor]:  # noqa: UP006
+        return [str(int(value)) for value in x], x + 1
+
+
+class Stepped(nn.Module):
+    """Takes lengths in steps of four."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.reshape(x.shape[0], -1, 4) * 2).reshape(x.shape)
+
+
 class Encoder(nn.Module):
     """Mixes each text's states by attention: to its own elements, or, `seen_all`, also to those that the mask hides."""
 
@@ -322,6 +334,15 @@ def main(folder: Path) -> None:
         encoder = Encoder(seen_all).eval()
         exported = torch.export.export(encoder, (texts, mask), dynamic_shapes=(place, place))
         _save(folder, name, exported, {"ids": texts, "mask": mask}, encoder(texts, mask))
+    traced = torch.jit.trace(Encoder(False).eval(), (texts, mask), strict=False)
+    _save(folder, "traced_encoder", traced, {"ids": texts, "mask": mask}, traced(texts, mask))
+    torch.jit.script(Spelled()).save(folder / "spelled.pt")
+    steps = {"x": {0: rows, 1: 4 * Dim("quarter", max=8)}}
+    _save(folder, "stepped", torch.export.export(Stepped(), (torch.ones(2, 16),), dynamic_shapes=steps), {}, {})
+    typed_texts = torch.export.export(
+        Typed(), (torch.ones(2, 5, 4),), dynamic_shapes={"x": {0: rows, 1: Dim("length", max=40)}}
+    )
+    _save(folder, "typed_texts", typed_texts, {}, {})
     bits = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     half = torch.export.export(Half(), (bits,), dynamic_shapes={"x": {0: rows}})
     _save(folder, "half", half, {"x": bits.view(torch.uint16)}, {"OUTPUT__0": (bits * 2).view(torch.uint16)})

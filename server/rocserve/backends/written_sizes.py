@@ -1,6 +1,6 @@
 """Reads the parameters `sizes` and `padding`: to which sizes a model's open dimensions are padded, and with what.
 
-parameters { key: "sizes" value: { string_value: "sequence=16,32,64,128; IMAGE:1=224,320" } }
+parameters { key: "sizes" value: { string_value: "sequence=16,32,64,128; IMAGE:1=224,320; ids:0,mask:0=16,32" } }
 parameters { key: "padding" value: { string_value: "0; input_ids=1" } }
 """
 
@@ -103,23 +103,32 @@ def written_padding(config: ModelConfig, signature: Signature) -> Padding:
     """Return what the parameters say; no dimensions if `sizes` is not written. Raises ServeError (INVALID_ARGUMENT)."""
     text = config.parameters.get(SIZES, "").strip()
     dimensions = open_dimensions(config, signature) if text else ()
-    sizes = _written_sizes(text, config, {each.label: each for each in dimensions}) if text else {}
-    padded = tuple(each.padded(sizes[each.label]) for each in dimensions if each.label in sizes)
+    padded = _written_sizes(text, config, {each.label: each for each in dimensions}) if text else ()
     return Padding(padded, padding_values(config, signature, padded))
 
 
+def other_size(dimension: PaddedDimension) -> int:
+    """Return a size besides the first. Models take few that are not written: none above the largest, as of a table of
+    positions, and seldom another than a smaller one."""
+    first, *others = dimension.sizes
+    return others[0] if others else first - 1 or 2
+
+
 def with_measured_outputs(
-    padding: Padding, config: ModelConfig, shapes: Callable[[Lengths], Mapping[str, Shape]]
+    padding: Padding,
+    config: ModelConfig,
+    shapes: Callable[[Lengths], Mapping[str, Shape]],
+    second: Callable[[PaddedDimension], int] = other_size,
 ) -> Padding:
     """Return the padding with those places of the outputs that follow a dimension in fact, whatever they are called.
-    `shapes`: runs the model with these lengths, and returns the shapes of its outputs. Raises ServeError
-    (INVALID_ARGUMENT) if an output has other lengths than the inputs, so that it cannot be cut back."""
+    `shapes`: runs the model with these lengths, and returns the shapes of its outputs. `second`: returns a size besides
+    a dimension's first. Raises ServeError (INVALID_ARGUMENT) if an output has other lengths than the inputs, so that it
+    cannot be cut back."""
     first = tuple(each.sizes[0] for each in padding.dimensions)
     before = shapes(first) if first else {}
     found: list[PaddedDimension] = []
     for index, dimension in enumerate(padding.dimensions):
-        # A second size, if there is one: the model need not take others.
-        other = dimension.sizes[1] if len(dimension.sizes) > 1 else dimension.sizes[0] + 1
+        other = second(dimension)
         after = shapes((*first[:index], other, *first[index + 1 :]))
         outputs: dict[str, tuple[int, ...]] = {}
         for name, shape in before.items():
@@ -142,31 +151,58 @@ def with_measured_outputs(
 
 def _written_sizes(
     text: str, config: ModelConfig, dimensions: Mapping[str, OpenDimension]
-) -> Mapping[str, tuple[int, ...]]:
+) -> tuple[PaddedDimension, ...]:
+    """Return the dimensions that are named, in the order of `dimensions`."""
     prefix = f"parameter '{SIZES}' of model '{config.name}'"
     if RaggedBatching(config):
         raise invalid_argument(
             f"{prefix} pads requests of unlike lengths, and allow_ragged_batch, batch_input and batch_output join them"
             " without padding; remove one or the other"
         )
-    found: dict[str, tuple[int, ...]] = {}
+    order = [*dimensions]
+    found: dict[int, PaddedDimension] = {}
+    named: set[str] = set()
     for entry in filter(None, map(str.strip, text.split(";"))):
         label, is_pair, sizes = entry.rpartition("=")
-        label = label.strip()
-        if not is_pair or not label:
+        # A name in the file may have commas.
+        own = [label.strip()] if label.strip() in dimensions else [*map(str.strip, label.split(","))]
+        if not is_pair or not all(own):
             raise invalid_argument(f"{prefix} must be as in \"sequence=16,32,64; IMAGE:1=224,320\", not '{entry}'")
-        if label not in dimensions:
-            hint = names_hint("its open dimensions are", label, dimensions)
-            raise invalid_argument(
-                f"{prefix} names the dimension '{label}', which the model does not have, or which is not open"
-                f"{hint or '; none of its dimensions is open'}"
-            )
-        if label in found:
-            raise invalid_argument(f"{prefix} names the dimension '{label}' twice")
-        if DataType.BYTES in dimensions[label].datatypes:
-            raise invalid_argument(f"{prefix} names the dimension '{label}' of texts, which cannot be padded")
-        found[label] = parse_batch_sizes(sizes, None, f"dimension '{label}' in {prefix}")
-    return found
+        for label in own:
+            if label not in dimensions:
+                hint = names_hint("its open dimensions are", label, dimensions)
+                raise invalid_argument(
+                    f"{prefix} names the dimension '{label}', which the model does not have, or which is not open"
+                    f"{hint or '; none of its dimensions is open'}"
+                )
+            if label in named:
+                raise invalid_argument(f"{prefix} names the dimension '{label}' twice")
+            if DataType.BYTES in dimensions[label].datatypes:
+                raise invalid_argument(f"{prefix} names the dimension '{label}' of texts, which cannot be padded")
+            named.add(label)
+        joined = _joined([dimensions[label] for label in own])
+        found[order.index(own[0])] = joined.padded(
+            parse_batch_sizes(sizes, None, f"dimension '{joined.label}' in {prefix}")
+        )
+    return tuple(found[index] for index in sorted(found))
+
+
+def _joined(dimensions: Sequence[OpenDimension]) -> OpenDimension:
+    """Return dimensions of which a request has equal lengths as one."""
+
+    def places(tensors: Iterable[Mapping[str, tuple[int, ...]]]) -> Mapping[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for of_dimension in tensors:
+            for name, own in of_dimension.items():
+                found[name] = (*found.get(name, ()), *own)
+        return found
+
+    return OpenDimension(
+        ",".join(one.label for one in dimensions),
+        places(one.inputs for one in dimensions),
+        places(one.outputs for one in dimensions),
+        frozenset[DataType]().union(*(one.datatypes for one in dimensions)),
+    )
 
 
 def padding_values(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocserve.backends.written_sizes import half_steps, written_padding
+from rocserve.backends.written_sizes import half_steps, other_size, written_padding
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, ModelConfig, SequenceBatching, SequenceState
@@ -49,6 +49,17 @@ def test_a_dimension_without_a_name_is_called_by_its_input() -> None:
     assert found == PaddedDimension("image:1", (200,), {"image": (2,)}), "the batch does not count"
 
 
+def test_dimensions_that_are_named_together_are_one() -> None:
+    (found,) = written_padding(config("image:1, sequence=8,16"), ENCODER).dimensions
+    inputs = {"image": (2,), "input_ids": (1,), "attention_mask": (1,)}
+    assert found == PaddedDimension("image:1,sequence", (8, 16), inputs, {"tokens": (1,), "scores": (2,)})
+
+
+def test_a_comma_in_a_name_does_not_separate() -> None:
+    signature = Signature((TensorSpec("x", DataType.FP32, (-1, -1), dimension_names=("b", "max(a, c)")),), (), True)
+    assert [each.label for each in written_padding(config("max(a, c)=8"), signature).dimensions] == ["max(a, c)"]
+
+
 def test_without_rows_all_dimensions_count() -> None:
     whole = ModelConfig("m", is_batch_size_written=True, parameters={"sizes": "x:0=4; x:1=8"})
     signature = Signature((TensorSpec("x", DataType.FP32, (-1, -1)),), (), True)
@@ -73,6 +84,8 @@ def test_nothing_is_padded_unless_it_is_written() -> None:
         ("sequence", "must be as in \"sequence=16,32,64; IMAGE:1=224,320\", not 'sequence'"),
         ("=8", "not '=8'"),
         ("sequence=8; sequence=16", "names the dimension 'sequence' twice"),
+        ("sequence,image:1=8; image:1=8", "names the dimension 'image:1' twice"),
+        ("sequence, =8", "not 'sequence, =8'"),
         ("sequence=0", "must be at most 64 whole numbers from 1 on"),
         ("sequence=a", "dimension 'sequence' in parameter 'sizes' of model 'm' must be"),
         ("words=8", "names the dimension 'words' of texts, which cannot be padded"),
@@ -150,3 +163,8 @@ def test_values_by_datatype(datatype: str, text: str, fits: bool) -> None:
 )
 def test_half_steps(least: int, most: int, sizes: tuple[int, ...]) -> None:
     assert half_steps(most, least) == sizes
+
+
+@pytest.mark.parametrize(("sizes", "other"), [((8, 16), 16), ((512,), 511), ((1,), 2)])
+def test_a_model_is_not_tried_at_sizes_above_the_largest(sizes: tuple[int, ...], other: int) -> None:
+    assert other_size(PaddedDimension("length", sizes, {})) == other

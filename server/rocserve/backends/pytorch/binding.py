@@ -69,13 +69,12 @@ class BoundProgram:
         return [value_at(result, path) for path in paths]
 
     def zeros(self, rows: int, lengths: Lengths = (), padding: Padding = NO_PADDING) -> list[Tensor]:
-        """Make zeros or empty strings for each input. `lengths`: of the dimensions of `padding`. Raises ServeError
-        (UNAVAILABLE) if memory does not suffice."""
+        """Make zeros or empty strings for each input. `lengths`: of the dimensions of `padding`; one may be the
+        first. Raises ServeError (UNAVAILABLE) if memory does not suffice."""
         tensors, buckets = [], Buckets(padding)
         for spec, sample in zip(self.inputs, self.samples, strict=True):
-            shape = buckets.padded_shape(spec.name, sample, lengths)
-            if self.signature.supports_batching:
-                shape = (rows, *shape[1:])
+            shape = (rows, *sample[1:]) if self.signature.supports_batching else sample
+            shape = buckets.padded_shape(spec.name, shape, lengths)
             try:
                 zeros = np.zeros(shape, spec.datatype.numpy_dtype)
             except (MemoryError, ValueError) as error:  # numpy raises ValueError if the size overflows its integers.
@@ -272,7 +271,7 @@ def _found(
     ServeError (INVALID_ARGUMENT) if the output does not have the batch's rows."""
     is_tensor = isinstance(value, torch.Tensor)
     datatype = datatype_of(value.dtype, f"output '{name}'") if is_tensor else DataType.BYTES
-    shape, declared = _shape_of(value), () if entry is None else _model_shape(entry, batches)
+    shape, declared = shape_of(value), () if entry is None else _model_shape(entry, batches)
     if batches and with_dropped_sizes(declared, shape) is not None:
         return TensorSpec(name, datatype, declared)
     if batches and (not shape or shape[0] > 1):
@@ -281,7 +280,7 @@ def _found(
             " does not batch; leave max_batch_size out, or, if one row lacks only sizes of 1, name the output in"
             " config.pbtxt with its data_type and dims"
         )
-    shapes = [other for other in map(_shape_of, filter(has_value, values)) if len(other) == len(shape)]
+    shapes = [other for other in map(shape_of, filter(has_value, values)) if len(other) == len(shape)]
     sizes = [column[0] if len({*column}) == 1 and column[0] else -1 for column in zip(*shapes, strict=True)]
     if batches:
         sizes[0] = -1
@@ -290,6 +289,6 @@ def _found(
     return TensorSpec(name, datatype, tuple(sizes))
 
 
-def _shape_of(output: Any) -> tuple[int, ...]:
+def shape_of(output: Any) -> tuple[int, ...]:
     """Return the shape of a tensor or of a list of str."""
     return tuple(output.shape) if isinstance(output, torch.Tensor) else (len(output),)

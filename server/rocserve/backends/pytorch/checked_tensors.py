@@ -50,7 +50,7 @@ def _checked_input(
         labels.get((spec.name, place)) or (own if own != -1 else known if known > 1 else "")
         for place, (own, known) in enumerate(zip(spec.shape, sample, strict=True))
     ]
-    if batches:
+    if batches and (spec.name, 0) not in labels:
         sizes[0] = ROWS
     least, most = tensor.limits or (0, 0)
     checked = CheckedInput(spec.name, spec.datatype, tuple(sizes), least=max(least, 0))

@@ -21,16 +21,14 @@ from rocserve.backends.pytorch.datatypes import to_torch, torch_dtype
 from rocserve.backends.pytorch.fixed_sizes import sized_executions
 from rocserve.backends.pytorch.index_limits import within_limits
 from rocserve.backends.pytorch.model_check import ModelCheck
-from rocserve.backends.pytorch.padded_sizes import configured_padding, covers_all, default_padding
+from rocserve.backends.pytorch.padded_sizes import configured_padding, covers_all, default_padding, measured_padding
 from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import DTYPES, Program, unfit_precision
-from rocserve.backends.written_sizes import with_measured_outputs
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.freed_memory import keep_freed_memory
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.padding import Lengths, Padding, Shape
 from rocserve.core.printable import readable_size
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
@@ -148,7 +146,7 @@ class TorchModel:
         if not padding.dimensions:
             return
         try:
-            padding = with_measured_outputs(padding, self._config, lambda sizes: self._output_shapes(padding, sizes))
+            padding = measured_padding(padding, self._config, self._bound, tensors, self._trial)
             verdict = check.check_padding_here(
                 self._bound, self.program, self._call, padding, zeros_only or self.device.type != "cpu"
             )
@@ -169,26 +167,12 @@ class TorchModel:
         # Outputs are cut back in the worker's memory.
         self.properties = {name: value for name, value in self.properties.items() if name != DEVICE_PROPERTY}
 
-    def _output_shapes(self, padding: Padding, sizes: Lengths) -> Mapping[str, Shape]:
-        """Return the shapes of the outputs for zeros of these sizes. Raises ServeError (INVALID_ARGUMENT)."""
-        try:
-            # One row alone may lose its dimension.
-            outputs = self._bound.outputs_in(self._call(self._bound.zeros(2, sizes, padding)))
-        except ServeError as error:
-            raise invalid_argument(
-                f"parameter 'sizes' of model '{self._config.name}' needs a program that takes zeros, by which it is"
-                f" found which outputs are cut back: {error.text}"
-            ) from None
-        return {
-            name: tuple(outputs[index].shape)
-            for name, index in self._bound.outputs.items()
-            if isinstance(outputs[index], torch.Tensor)
-        }
-
     def _bound_batches(self, memory_bytes: int) -> None:
         """Lower the signature's max_batch_size to the rows that fit into memory."""
         with suppress(ServeError):
-            rows = rows_that_fit(lambda rows: self._call(self._bound.zeros(rows)), 1, memory_bytes)
+            padding = self.signature.padding
+            largest = tuple(own.sizes[-1] for own in padding.dimensions)
+            rows = rows_that_fit(lambda rows: self._call(self._bound.zeros(rows, largest, padding)), 1, memory_bytes)
             least = min((each for each in (rows, self.signature.max_batch_size) if each is not None), default=None)
             self._bound = replace(self._bound, signature=replace(self.signature, max_batch_size=least))
             if rows is not None and rows < BACKEND.default_max_batch_size:

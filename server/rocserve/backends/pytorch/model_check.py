@@ -22,7 +22,7 @@ from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows
 from rocserve.backends.pytorch.comparison import COMPARING, COMPARISON_FILE, Comparison, EagerReference
 from rocserve.backends.pytorch.job_files import machine_parts, written_folder
 from rocserve.backends.pytorch.program import Program
-from rocserve.backends.written_sizes import padding_report, written_values
+from rocserve.backends.written_sizes import has_rows, padding_report, written_values
 from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.padding import Padding
@@ -110,8 +110,8 @@ class ModelCheck:
             return None
         inputs = checked_inputs(bound, program.signature.inputs, zeros_only, padding)
         samples = sample_feeds(self._source, bound.signature)
-        has_rows = bound.signature.supports_batching
-        fixed = fixed_rows(program.signature.most_rows) if has_rows else None
+        shares_batches = has_rows(self._source.config, bound.signature) and not bound.signature.dependent_rows
+        fixed = fixed_rows(program.signature.most_rows) if bound.signature.supports_batching else None
         seconds = max(self.seconds - self.report.seconds, 0.0)
         written = written_values(self._source.config)
 
@@ -128,7 +128,7 @@ class ModelCheck:
                         self._seed,
                         samples,
                         written,
-                        has_company=has_rows and not bound.signature.dependent_rows and fixed is None,
+                        has_company=shares_batches and fixed is None,
                         fixed_rows=fixed,
                     )
                 except Exception as error:
@@ -136,7 +136,7 @@ class ModelCheck:
                     _LOG.warning("model '%s': the load check failed", self._source.name, exc_info=True)
                     return undecided(padding, str(error))
 
-        parts = (self._precision, repr(inputs), repr(padding), bound.signature.dependent_rows, samples_digest(samples))
+        parts = (self._precision, repr(inputs), repr(padding), repr(shares_batches), samples_digest(samples))
         key = verdict_key("padding", self._digest, "eager", *machine_parts(self._device), *parts)
         known = self._verdicts.find_or_check(
             key, PaddingVerdict, check, lambda verdict: verdict.is_lasting, seconds + _START_SECONDS

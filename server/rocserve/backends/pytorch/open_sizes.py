@@ -33,6 +33,10 @@ class OpenSize:
         """Whether the size is the number itself."""
         return (self.factor, self.offset) == (1, 0)
 
+    def admits(self, size: int) -> bool:
+        number, rest = divmod(size - self.offset, self.factor)
+        return not rest and self.least <= number and (self.most is None or number <= self.most)
+
 
 def open_size(size: Any, bounds: Mapping[Any, Any]) -> OpenSize | None:
     """Describe PyTorch's size. `bounds`: symbol -> range. None = fixed, or not linear and growing in one number."""
@@ -65,9 +69,9 @@ def check_sizes(
         for dimension, (own, size) in enumerate(zip(open_sizes, value.shape, strict=True)):
             if own is None:
                 continue
-            number, rest = divmod(size - own.offset, own.factor)
+            number = (size - own.offset) // own.factor
             what = f"dimension {dimension} of input '{name}' is {size}"
-            if rest or number < own.least or (own.most is not None and number > own.most):
+            if not own.admits(size):
                 raise invalid_argument(f"{what}; its program was {made} for {bounds_text(own)}")
             before, other = numbers.setdefault(own.number, (number, what))
             if before != number:

@@ -111,7 +111,7 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
     if source is None:
         return Program(call, signature, (compiled_for,))
     tensors = zip(signature.inputs, source.inputs, strict=True)
-    inputs = tuple(replace(tensor, sample=own.sample) for tensor, own in tensors)
+    inputs = tuple(replace(tensor, sample=own.sample, open_sizes=own.open_sizes) for tensor, own in tensors)
     signature = replace(signature, inputs=inputs, most_rows=source.most_rows)
     return Program(call, signature, (compiled_for,), source.check)
 

@@ -1,19 +1,29 @@
-"""Chooses the sizes to which a program's open dimensions are padded: those of the parameter `sizes`, or, for captured
-graphs, some up to the program's own bound."""
+"""Chooses the sizes to which a program's open dimensions are padded, those of the parameter `sizes`, or, for captured
+graphs, some up to the program's own bound; and finds which outputs are cut back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rocserve.backends.pytorch.binding import BoundProgram
+from rocserve.backends.dropped_sizes import with_dropped_sizes
+from rocserve.backends.pytorch.binding import BoundProgram, Trial, shape_of
 from rocserve.backends.pytorch.open_sizes import OpenSize, bounds_text
-from rocserve.backends.pytorch.program import ProgramTensor
-from rocserve.backends.written_sizes import OpenDimension, half_steps, has_rows, open_dimensions, written_padding
+from rocserve.backends.pytorch.program import ProgramTensor, UnfitPrecision
+from rocserve.backends.pytorch.results import has_value
+from rocserve.backends.written_sizes import (
+    OpenDimension,
+    half_steps,
+    has_rows,
+    open_dimensions,
+    other_size,
+    with_measured_outputs,
+    written_padding,
+)
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.padding import NO_PADDING, PaddedDimension, Padding
+from rocserve.core.padding import NO_PADDING, Lengths, PaddedDimension, Padding, Shape
 from rocserve.core.requests import Signature, TensorSpec
 
 _LARGEST = 512
@@ -33,7 +43,7 @@ def configured_padding(config: ModelConfig, bound: BoundProgram, tensors: Sequen
                     " program with sizes that do not depend on each other"
                 )
             for size in dimension.sizes:
-                if size < own.least or (own.most is not None and size > own.most):
+                if not own.admits(size):
                     raise invalid_argument(
                         f"{what} to {size}, but dimension {place} of input '{name}' was exported for"
                         f" {bounds_text(own)}; leave the size out, or export the program for more sizes"
@@ -50,9 +60,55 @@ def default_padding(config: ModelConfig, bound: BoundProgram, tensors: Sequence[
     (dimension,) = found
     sizes = [own for _, _, own in _places(dimension, bound, tensors)]
     first = sizes[0] if sizes else None
-    if first is None or first.most is None or any(own != first for own in sizes) or _others_follow(first, tensors):
+    if first is None or first.most is None or not first.is_plain or any(own != first for own in sizes):
+        return NO_PADDING
+    if _others_follow(first, tensors):
         return NO_PADDING
     return Padding((replace(dimension.padded(half_steps(min(first.most, _LARGEST), first.least)), takes_others=True),))
+
+
+def measured_padding(
+    padding: Padding, config: ModelConfig, bound: BoundProgram, tensors: Sequence[ProgramTensor], trial: Trial
+) -> Padding:
+    """As `with_measured_outputs`, by runs of the program on zeros. Raises ServeError (INVALID_ARGUMENT), also if it
+    fails on them, or returns an output only for other inputs."""
+    specs = {spec.name: spec for spec in bound.signature.outputs}
+
+    def shapes(lengths: Lengths) -> Mapping[str, Shape]:
+        tried = ", ".join(f"{own.label}={size}" for own, size in zip(padding.dimensions, lengths, strict=True))
+        what = (
+            f"padding model '{config.name}' needs a run on zeros of the sizes {tried}, which shows what"
+            " outputs are cut back"
+        )
+        try:
+            outputs = bound.outputs_in(trial(bound.zeros(1, lengths, padding)))
+        except UnfitPrecision:
+            raise
+        except ServeError as error:
+            raise invalid_argument(
+                f'{what}, and it fails; name inputs that have one length together, as in "ids:0,mask:0=16,32", or'
+                f" remove parameter 'sizes': {error.text}"
+            ) from None
+        found: dict[str, Shape] = {}
+        for name, index in bound.outputs.items():
+            value, spec = outputs[index], specs[name]
+            if not has_value(value):
+                raise invalid_argument(
+                    f"{what}, and its result has no output '{name}'; make the program return it always, or remove"
+                    " parameter 'sizes'"
+                )
+            shape = shape_of(value)
+            found[name] = with_dropped_sizes(spec.shape, shape) or shape
+        return found
+
+    def second(dimension: PaddedDimension) -> int:
+        own = next((own for _, _, own in _places(dimension, bound, tensors) if own is not None), None)
+        if own is None or len(dimension.sizes) > 1:
+            return other_size(dimension)
+        less = dimension.sizes[0] - own.factor
+        return less if own.admits(less) and less > 0 else dimension.sizes[0] + own.factor
+
+    return with_measured_outputs(padding, config, shapes, second)
 
 
 def covers_all(padding: Padding, bound: BoundProgram) -> bool:
@@ -73,14 +129,14 @@ def covers_all(padding: Padding, bound: BoundProgram) -> bool:
 def _labelled(config: ModelConfig, signature: Signature, tensors: Sequence[ProgramTensor]) -> Signature:
     """Return the signature with a name for each size that several places share: that of the first place, "INPUT:1", as
     in the configuration's dims. The file has symbols there, which nobody has chosen."""
-    first, labels = int(has_rows(config, signature)), dict[str, str]()
+    first, labels = int(has_rows(config, signature)), dict[tuple[str, int, int], str]()
 
     def names(spec: TensorSpec, tensor: ProgramTensor) -> Iterator[str]:
         for place, own in enumerate(tensor.open_sizes):
-            if own is None or not own.is_plain or place < first:
+            if own is None or place < first:
                 yield ""
             else:
-                yield labels.setdefault(own.number, f"{spec.name}:{place - first}")
+                yield labels.setdefault((own.number, own.factor, own.offset), f"{spec.name}:{place - first}")
 
     inputs = tuple(
         replace(spec, dimension_names=tuple(names(spec, tensor)))
@@ -102,4 +158,4 @@ def _places(
 def _others_follow(own: OpenSize, tensors: Sequence[ProgramTensor]) -> bool:
     """Return whether another size is computed from the number of this one."""
     sizes = (size for tensor in tensors for size in tensor.open_sizes if size is not None)
-    return any(size.number == own.number and not size.is_plain for size in sizes)
+    return any(size.number == own.number and size != own for size in sizes)
