@@ -48,3 +48,35 @@ def encoder(layers: int = 2, width: int = WIDTH, longest: int = 512) -> onnx.Mod
         least=np.array(-1e9, np.float32),
         **weights,
     )
+
+
+def demanding() -> onnx.ModelProto:
+    """input_ids and attention_mask, of which the file does not tell that they are equally long -> tokens. It looks for
+    the first real element, and so refuses a mask of zeros."""
+    return model(
+        f"""g (int64[batch, a] input_ids, int64[batch, b] attention_mask) => (float[batch, c, {WIDTH}] tokens) {{
+            e = Gather(table, input_ids) m = Cast<to = 1>(attention_mask) u = Unsqueeze(m, two) real = Mul(e, u)
+            found = NonZero(attention_mask) places = Transpose<perm = [1, 0]>(found) first = Gather(places, zero)
+            sum = ReduceSum<keepdims = 0>(first) number = Cast<to = 1>(sum) nothing = Mul(number, none)
+            tokens = Add(real, nothing) }}""",
+        table=normal(VOCABULARY, WIDTH, seed=98),
+        two=np.array([2]),
+        zero=np.array(0),
+        none=np.array(0, np.float32),
+    )
+
+
+def with_own_names(proto: onnx.ModelProto, name: str = "unk__{}") -> onnx.ModelProto:
+    """The model as tf2onnx writes it: each open dimension has a name of its own. `name`: "" = no name."""
+    sizes = [
+        size
+        for value in (*proto.graph.input, *proto.graph.output)
+        for size in value.type.tensor_type.shape.dim
+        if not size.HasField("dim_value")
+    ]
+    for number, size in enumerate(sizes, 1):
+        if name:
+            size.dim_param = name.format(number)
+        else:
+            size.ClearField("dim_param")
+    return proto

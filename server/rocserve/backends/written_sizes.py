@@ -6,7 +6,7 @@ parameters { key: "padding" value: { string_value: "0; input_ids=1" } }
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.load_check import PADDING, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.model_config import ModelConfig, state_inputs
-from rocserve.core.padding import Lengths, PaddedDimension, Padding, Shape
+from rocserve.core.padding import Lengths, PaddedDimension, Padding, Shape, joined
 from rocserve.core.printable import names_hint
 from rocserve.core.ragged import RaggedBatching
 from rocserve.core.requests import Signature, TensorSpec
@@ -99,12 +99,52 @@ def half_steps(longest: int, least: int = 0) -> tuple[int, ...]:
     return (*sorted(size for size in steps if least <= size < longest), longest)
 
 
-def written_padding(config: ModelConfig, signature: Signature) -> Padding:
-    """Return what the parameters say; no dimensions if `sizes` is not written. Raises ServeError (INVALID_ARGUMENT)."""
+Groups = Callable[[Sequence[PaddedDimension]], Sequence[Sequence[int]]]
+"""Returns open dimensions by their indices, in groups: the lengths of those of a group must be equal."""
+
+
+def written_padding(config: ModelConfig, signature: Signature, groups: Groups | None = None) -> Padding:
+    """Return what the parameters say; no dimensions if `sizes` is not written. `groups`: finds which dimensions are one
+    that has several labels, any of which may be written; they have no sizes unless these are written. None = they are
+    as the file has them. Raises ServeError (INVALID_ARGUMENT)."""
     text = config.parameters.get(SIZES, "").strip()
     dimensions = open_dimensions(config, signature) if text else ()
     padded = _written_sizes(text, config, {each.label: each for each in dimensions}) if text else ()
+    if groups is not None and padded and len(found := _with_unwritten(padded, dimensions)) > 1:
+        texts = {spec.name for spec in signature.inputs if spec.datatype is DataType.BYTES}
+        wholes = (_equal(config, [found[index] for index in group], texts) for group in groups(found))
+        padded = tuple(each for each in wholes if each.sizes)
     return Padding(padded, padding_values(config, signature, padded))
+
+
+def _with_unwritten(
+    written: Sequence[PaddedDimension], dimensions: Sequence[OpenDimension]
+) -> Sequence[PaddedDimension]:
+    """Return all open dimensions, those without written sizes without sizes."""
+    found: list[PaddedDimension] = []
+    for each in dimensions:
+        name, (place, *_) = next(iter(each.inputs.items()))
+        own = next((one for one in written if place in one.inputs.get(name, ())), each.padded(()))
+        if own not in found:
+            found.append(own)
+    return found
+
+
+def _equal(config: ModelConfig, dimensions: Sequence[PaddedDimension], texts: Set[str]) -> PaddedDimension:
+    """Return dimensions whose lengths must be equal as one. Raises ServeError (INVALID_ARGUMENT)."""
+    prefix, whole = f"parameter '{SIZES}' of model '{config.name}'", joined(dimensions)
+    for other in dimensions:
+        if other.sizes and other.sizes != whole.sizes:
+            raise invalid_argument(
+                f"{prefix} gives the dimensions '{whole.label}' and '{other.label}' other sizes, and the model takes"
+                " them only if they are equal; write the sizes of one of them"
+            )
+    if whole.sizes and (found := texts & whole.inputs.keys()):
+        raise invalid_argument(
+            f"{prefix} names the dimension '{whole.label}', to which that of the texts in input '{min(found)}' must be"
+            " equal, which cannot be padded"
+        )
+    return whole
 
 
 def other_size(dimension: PaddedDimension) -> int:
@@ -180,29 +220,11 @@ def _written_sizes(
             if DataType.BYTES in dimensions[label].datatypes:
                 raise invalid_argument(f"{prefix} names the dimension '{label}' of texts, which cannot be padded")
             named.add(label)
-        joined = _joined([dimensions[label] for label in own])
-        found[order.index(own[0])] = joined.padded(
-            parse_batch_sizes(sizes, None, f"dimension '{joined.label}' in {prefix}")
-        )
+        label = ",".join(own)
+        found_sizes = parse_batch_sizes(sizes, None, f"dimension '{label}' in {prefix}")
+        whole = joined([dimensions[one].padded(found_sizes) for one in own])
+        found[order.index(own[0])] = replace(whole, label=label)
     return tuple(found[index] for index in sorted(found))
-
-
-def _joined(dimensions: Sequence[OpenDimension]) -> OpenDimension:
-    """Return dimensions of which a request has equal lengths as one."""
-
-    def places(tensors: Iterable[Mapping[str, tuple[int, ...]]]) -> Mapping[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
-        for of_dimension in tensors:
-            for name, own in of_dimension.items():
-                found[name] = (*found.get(name, ()), *own)
-        return found
-
-    return OpenDimension(
-        ",".join(one.label for one in dimensions),
-        places(one.inputs for one in dimensions),
-        places(one.outputs for one in dimensions),
-        frozenset[DataType]().union(*(one.datatypes for one in dimensions)),
-    )
 
 
 def padding_values(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rocserve.core.printable import listed
 
@@ -48,6 +48,21 @@ class PaddedDimension:
                 " write larger sizes into config.pbtxt (parameter 'sizes')"
             )
         return self.sizes[bisect_left(self.sizes, length)]
+
+
+def joined(dimensions: Sequence[PaddedDimension]) -> PaddedDimension:
+    """Return dimensions whose lengths must be equal as the one that they are, called as the first with sizes."""
+    first = next((one for one in dimensions if one.sizes), dimensions[0])
+    inputs, outputs = _together(one.inputs for one in dimensions), _together(one.outputs for one in dimensions)
+    return replace(first, inputs=inputs, outputs=outputs)
+
+
+def _together(found: Iterable[Mapping[str, tuple[int, ...]]]) -> Mapping[str, tuple[int, ...]]:
+    whole: dict[str, tuple[int, ...]] = {}
+    for places in found:
+        for name, own in places.items():
+            whole[name] = tuple(sorted({*whole.get(name, ()), *own}))
+    return whole
 
 
 @dataclass(frozen=True, slots=True)

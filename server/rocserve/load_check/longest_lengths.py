@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rocserve.core.padding import Padding
-from rocserve.load_check.batches import Batches
-from rocserve.load_check.budget import Budget, OutOfTime, Trials
+from rocserve.load_check.budget import Budget, OutOfTime
 from rocserve.load_check.facts import GraphFacts
-from rocserve.load_check.input_search import NoInputs, find_inputs
-from rocserve.load_check.made_inputs import InputMaker, bits_of
-from rocserve.load_check.short_inputs import Reading, ShortInputs, unknown_lengths
+from rocserve.load_check.input_search import NoInputs
+from rocserve.load_check.length_trials import LengthTrials
+from rocserve.load_check.short_inputs import unknown_lengths
 from rocserve.load_check.tensors import CheckedInput, Run
 
 _MOST_ELEMENTS = 1 << 24
@@ -36,23 +35,17 @@ def longest_lengths(
     longest = [min(usual, one.sizes[-1]) for one in padding.dimensions]
     if facts.couples_rows or unknown_lengths(inputs, padding):
         return longest
-    encode = bits_of(inputs)
-    trials = Trials(lambda feed: run(encode(feed)), budget)
-    maker = InputMaker(inputs, facts, seed)
-    batches = Batches(trials, inputs, outputs, facts.exposed, fixed_rows)
     try:
-        found = find_inputs(trials, batches.single, maker)
-        shorts = ShortInputs(maker, found.recipe, padding, Reading(padding.values))
-        known = shorts.usual_lengths()
+        trials = LengthTrials(run, inputs, outputs, facts, budget, seed, fixed_rows=fixed_rows)
+        known = trials.usual(padding)
 
         def takes(index: int, length: int) -> bool:
             """Return whether one dimension may have this length, while the others have a known or the same one."""
-            alone = [length if place == index else own for place, own in enumerate(known)]
-            for lengths in dict.fromkeys((tuple(alone), (length,) * len(known))):
-                row = shorts.row("a", lengths) if math.prod(lengths) <= _MOST_ELEMENTS else None
-                if row is not None and batches.single(row) is not None:
-                    return True
-            return False
+            alone = tuple(length if place == index else own for place, own in enumerate(known))
+            return any(
+                math.prod(lengths) <= _MOST_ELEMENTS and trials.takes(padding, lengths)
+                for lengths in dict.fromkeys((alone, (length,) * len(known)))
+            )
 
         for index, dimension in enumerate(padding.dimensions):
             tables = [size + 1 for size in facts.tables if longest[index] < size <= dimension.sizes[-1]]

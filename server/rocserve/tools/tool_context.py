@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.compiler import ProgramCompiler
@@ -19,7 +20,7 @@ from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, program_environment
 from rocserve.backends.migraphx.program_cache import CachedProgram, open_cache
-from rocserve.backends.migraphx.serving.default_sizes import with_default_sizes
+from rocserve.backends.migraphx.serving.default_sizes import equal_dimensions, with_default_sizes
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.jobs.runner import JobEngine, JobRunner
@@ -90,7 +91,13 @@ class ToolContext:
                 source,
                 self._onnxruntime,
                 lambda default: plan_programs(
-                    source, self.options, self.serving, self.environment, model_file=file, default=default
+                    source,
+                    self.options,
+                    self.serving,
+                    self.environment,
+                    model_file=file,
+                    default=default,
+                    equal=partial(equal_dimensions, source, self._onnxruntime),
                 ),
             ).plan
         except ServeError as error:

@@ -575,8 +575,21 @@ def test_what_cannot_be_cut_back_is_not_padded(model_source: SourceMaker, body: 
     assert refused.value.code is StatusCode.INVALID_ARGUMENT and text in refused.value.text
 
 
-def test_a_model_that_takes_no_zeros_is_not_padded(model_source: SourceMaker) -> None:
-    text = "g (int64[batch, n] x) => (float[batch, n] y) { ids = Sub(x, one) y = Gather(table, ids) }"
-    content = onnx_model(text, one=np.array([3]), table=np.ones(2, np.float32)).SerializeToString()
-    with pytest.raises(ServeError, match=r"'sizes' of model 'model' needs a model that takes zeros, .* data bounds"):
-        load(model_source("model.onnx", content, parameters={"sizes": "n=4,8"}))
+FROM_3 = onnx_model(
+    "g (int64[batch, n] x) => (float[batch, n] y) { ids = Sub(x, first) y = Gather(table, ids) }",
+    first=np.array([30]),
+    table=np.arange(8, dtype=np.float32),
+).SerializeToString()
+"""Takes 22 to 37 only."""
+
+
+def test_a_model_of_which_no_inputs_are_found_is_not_padded(model_source: SourceMaker) -> None:
+    with pytest.raises(ServeError) as refused:
+        load(model_source("model.onnx", FROM_3, parameters={"sizes": "n=4,8"}))
+    assert refused.value.code is StatusCode.INVALID_ARGUMENT
+    text = (
+        "parameter 'sizes' of model 'model' needs a run that shows which outputs are cut back, and the model takes"
+        " neither zeros with dimension 'n' of 4 (onnx runtime error: "
+    )
+    assert refused.value.text.startswith(text)
+    assert "; give a warm-up sample (model_warmup)" in refused.value.text

@@ -30,6 +30,7 @@ from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, DeviceStream,
 from rocserve.backends.onnx.external_weights import ExternalWeights, find_external_weights
 from rocserve.backends.onnx.opener import SessionOpener, session_facts
 from rocserve.backends.onnx.padding_check import PaddingCheck
+from rocserve.backends.onnx.padding_runs import PaddingRuns
 from rocserve.backends.onnx.plugins import installed_plugins
 from rocserve.backends.onnx.provider_check import ProviderCheck
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
@@ -38,12 +39,12 @@ from rocserve.backends.onnx.rows_check import RowsCheck
 from rocserve.backends.onnx.runs import Array, InPlaceRun, Run, SizedRun, is_on_cpu, session_run
 from rocserve.backends.onnx.signature import fixed_dimensions, session_signature
 from rocserve.backends.onnx.strings import bytes_array, text_array
-from rocserve.backends.written_sizes import has_rows, with_measured_outputs, written_padding
+from rocserve.backends.written_sizes import has_rows, written_padding
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.padding import Buckets, Lengths, Shape
+from rocserve.core.padding import Buckets, Lengths, Padding, Shape
 from rocserve.core.ragged import RaggedBatching, made_tensors
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
@@ -144,8 +145,7 @@ def _load_session(
         )
         signature = replace(signature, inputs=inputs, outputs=outputs, supports_batching=True)
         opened = OnnxModel(run, signature, model.config, session_facts(session))
-        opened.pad()
-        _check_padding(opened, session, PaddingCheck(model, opener, weights))
+        _pad(opened, session, PaddingCheck(model, opener, weights))
         return opened
     shapes = [spec.shape[1:] for spec in signature.inputs]
     if plan.on_gpu and signature.supports_batching and not any(-1 in shape for shape in shapes):
@@ -171,8 +171,10 @@ def _load_session(
     opened = OnnxModel(
         session_run(session, signature), signature, model.config, session_facts(session), _in_place=in_place
     )
+    padding_check = PaddingCheck(model, opener, weights)
     if check is None:
-        opened.signature = replace(signature, padding=written_padding(model.config, signature))
+        padding = written_padding(model.config, signature, _padding_runs(opened, session, padding_check).groups)
+        opened.signature = replace(signature, padding=padding)
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
         # First, because it measures how much memory the first batches take.
         opened.bound_batches(model.instance_count, model.memory_bytes)
@@ -180,16 +182,24 @@ def _load_session(
         rows_check = RowsCheck(model, opener, weights)
         opened.signature, opened.load_check = rows_check.run(session, opened.signature)
         # Without independent rows, the first dimension is one like the others.
-        opened.pad()
-        _check_padding(opened, session, PaddingCheck(model, opener, weights))
+        _pad(opened, session, padding_check)
     return opened
 
 
-def _check_padding(opened: OnnxModel, session: Any, check: PaddingCheck) -> None:
-    """Try what the model pads, in the time that the rows have left. Raises LoadCheckFailed as `PaddingCheck.run`."""
+def _pad(opened: OnnxModel, session: Any, check: PaddingCheck) -> None:
+    """Pad the dimensions that the parameter `sizes` names, and try it in the time that the rows have left. Raises
+    ServeError (INVALID_ARGUMENT) if they cannot be padded, LoadCheckFailed as `PaddingCheck.run`."""
+    runs = _padding_runs(opened, session, check)
+    padding = runs.with_outputs(written_padding(check.model.config, opened.signature, runs.groups))
     seconds = check.model.settings.load_check_seconds - opened.load_check.seconds
-    opened.signature, report = check.run(session, opened.signature, max(seconds, 0.0))
+    signature = replace(opened.signature, padding=padding)
+    opened.signature, report = check.run(session, signature, max(seconds, 0.0))
     opened.load_check = opened.load_check.then(report)
+
+
+def _padding_runs(opened: OnnxModel, session: Any, check: PaddingCheck) -> PaddingRuns:
+    signature = opened.signature
+    return PaddingRuns(check.model.config, opened.shapes_on_zeros, lambda: check.search(session, signature))
 
 
 def load_fixed_shapes(
@@ -264,25 +274,12 @@ class OnnxModel:
         self._takes_text = any(spec.datatype is DataType.BYTES for spec in inputs)
         self._bfloat16 = frozenset(spec.name for spec in outputs if spec.datatype is DataType.BF16)
 
-    def pad(self) -> None:
-        """Pad the dimensions that the parameter `sizes` names. Raises ServeError (INVALID_ARGUMENT) if they cannot be
-        padded."""
-        padding = written_padding(self._config, self.signature)
+    def shapes_on_zeros(self, padding: Padding, lengths: Lengths) -> Mapping[str, Shape]:
+        """Return the shapes of the outputs for zeros of these lengths. Raises ServeError."""
         # One row alone may lose its dimension.
         rows = 1 + has_rows(self._config, self.signature)
-
-        def shapes(lengths: Lengths) -> Mapping[str, Shape]:
-            try:
-                found = self.execute(self._zeros(rows, Buckets(padding), lengths)).outputs
-            except ServeError as error:
-                raise invalid_argument(
-                    f"parameter 'sizes' of model '{self._config.name}' needs a model that takes zeros, by which it is"
-                    f" found which outputs are cut back: {error.text}"
-                ) from None
-            return {name: tuple(value.shape) for name, value in found.items()}
-
-        padding = with_measured_outputs(padding, self._config, shapes)
-        self.signature = replace(self.signature, padding=padding)
+        found = self.execute(self._zeros(rows, Buckets(padding), lengths)).outputs
+        return {name: tuple(value.shape) for name, value in found.items()}
 
     def bound_batches(self, at_once: int, memory_bytes: int) -> None:
         """Set the signature's max_batch_size to the rows that fit into memory with `at_once` concurrent batches (see

@@ -23,6 +23,7 @@ from rocserve.core.load_check import NOT_CHECKED, LoadCheckMode, LoadCheckReport
 from rocserve.core.padding import Padding
 from rocserve.core.requests import Signature
 from rocserve.load_check.budget import Budget
+from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import onnx_facts
 from rocserve.load_check.padding import check_padding
@@ -78,6 +79,26 @@ class PaddingCheck:
         padding = replace(padding, values=known.verdict.values)
         return replace(signature, padding=padding), replace(report, seconds=took)
 
+    def search(self, session: Any, signature: Signature) -> LengthTrials:
+        """Look for inputs that the session takes, whatever the mode of the check. Raises as LengthTrials."""
+        config, settings = self.model.config, self.model.settings
+        rows = has_rows(config, signature)
+        run, outputs = checked_run(session, rows)
+        self.model.report_check("looking for inputs")
+        try:
+            return LengthTrials(
+                run,
+                checked_inputs(session, configured_sizes(config, rows), rows),
+                outputs,
+                replace(onnx_facts(self.opener.file.path), exposed=()),
+                Budget(settings.load_check_seconds),
+                seed_of(VerdictCache(cache_directory(settings)).digest(self.model.model_file)),
+                sample_feeds(self.model, signature),
+                _fixed_rows(session, rows),
+            )
+        finally:
+            self.model.report_check("")
+
     def _verdict(
         self,
         session: Any,
@@ -93,7 +114,7 @@ class PaddingCheck:
         run, outputs = checked_run(session, rows)
         if facts.exposed:
             run, outputs = checked_run(self.opener.open_exposing(facts.exposed), rows)
-        fixed = next((size for size in _first_dimensions(session) if isinstance(size, int)), None) if rows else None
+        fixed = _fixed_rows(session, rows)
         return check_padding(
             run,
             inputs,
@@ -109,5 +130,7 @@ class PaddingCheck:
         )
 
 
-def _first_dimensions(session: Any) -> Sequence[object]:
-    return [node.shape[0] if node.shape else None for node in session.get_inputs()]
+def _fixed_rows(session: Any, has_rows: bool) -> int | None:
+    """Return the only number of rows that the session takes; None = it takes any."""
+    first = [node.shape[0] if node.shape else None for node in session.get_inputs()] if has_rows else []
+    return next((size for size in first if isinstance(size, int)), None)

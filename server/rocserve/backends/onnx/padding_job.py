@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rocserve.backends.onnx.checked_session import checked_inputs, checked_run
 from rocserve.backends.onnx.reference_job import open_file, open_session
 from rocserve.cache.digests import file_digest
-from rocserve.core.padding import Padding
+from rocserve.core.padding import Padding, joined
 from rocserve.jobs.messages import Report
-from rocserve.load_check.budget import Budget
+from rocserve.load_check.budget import Budget, OutOfTime
+from rocserve.load_check.equal_lengths import equal_lengths
 from rocserve.load_check.facts import GraphFacts
+from rocserve.load_check.input_search import NoInputs
+from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.longest_lengths import longest_lengths
 from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import expose, onnx_facts
@@ -90,6 +94,56 @@ class OpenedModel:
     seed: int
     fixed_rows: int | None
 
+    def equal(self, padding: Padding, budget: Budget) -> EqualDimensions:
+        alone = [(index,) for index in range(len(padding.dimensions))]
+        if len(alone) < 2:
+            return EqualDimensions((*alone,))
+        try:
+            trials = LengthTrials(
+                self.run, self.inputs, self.outputs, self.facts, budget, self.seed, fixed_rows=self.fixed_rows
+            )
+            sizes = [size for one in padding.dimensions for size in one.sizes[:2]]
+            found = equal_lengths(partial(trials.takes, padding), len(alone), sizes, trials.usual(padding))
+            return EqualDimensions((*(found or alone),))
+        except NoInputs:
+            return EqualDimensions((*alone,))
+        except (OutOfTime, MemoryError):
+            return EqualDimensions((*alone,), is_lasting=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EqualDimensions:
+    """Which dimensions of a padding must be equal."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """The dimensions by their indices: the lengths of those of a group must be equal."""
+    is_lasting: bool = True
+    """Whether another search would find the same; not if the time ended it."""
+
+    def joined(self, padding: Padding) -> Padding:
+        """Return the padding with each group as one dimension."""
+        return replace(
+            padding, dimensions=tuple(joined([padding.dimensions[index] for index in group]) for group in self.groups)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxEqualDimensionsJob:
+    """Finds which dimensions of a padding must be equal."""
+
+    check: OnnxPaddingJob
+
+    @property
+    def title(self) -> str:
+        return f"looking for equal dimensions of model '{self.check.model_name}' on ONNX Runtime"
+
+    def perform(self, report: Report) -> EqualDimensions:
+        """Raises ONNX Runtime's exceptions."""
+        report("opening the model")
+        opened = self.check.opened()
+        report("trying unlike lengths")
+        return opened.equal(self.check.padding, Budget(self.check.seconds))
+
 
 @dataclass(frozen=True, slots=True)
 class DefaultSizes:
@@ -121,6 +175,8 @@ class OnnxDefaultSizesJob:
             # The binding's exceptions have no common base class but Exception.
             return DefaultSizes(wanted, undecided(wanted, f"ONNX Runtime cannot open it: {error}"))
         budget = Budget(self.check.seconds)
+        report("trying unlike lengths")
+        wanted = opened.equal(wanted, budget).joined(wanted)
         report("looking for the longest input")
         longest = longest_lengths(
             opened.run,

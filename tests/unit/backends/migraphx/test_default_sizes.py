@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from support.encoders import VOCABULARY, encoder
+from support.encoders import VOCABULARY, encoder, with_own_names
 from support.load_check import model, normal
 from support.migraphx_engine import Array, Engine, answers, batch, given, wait_for_all_sizes, wanted
 
@@ -73,6 +73,22 @@ def test_sizes_up_to_the_longest_input_that_the_model_takes(tmp_path: Path, capl
     assert again.load_check.seconds == 0
     assert not [text for text in engine.reports if "compiling" in text]
     again.close()
+
+
+@pytest.mark.parametrize(("name", "label"), [("unk__{}", "unk__2"), ("", "input_ids:0")])
+def test_dimensions_with_other_names_that_must_be_equal_are_one(tmp_path: Path, name: str, label: str) -> None:
+    engine = Engine(tmp_path, tmp_path / "cache")
+    network = with_own_names(encoder(layers=1, longest=40), name).SerializeToString()
+    loaded = engine.load(network, 2)
+    padding = loaded.signature.padding
+    assert padding.properties == {"sizes": f"{label}=16,24,32,40"}
+    assert padding.dimensions[0].inputs == {"input_ids": (1,), "attention_mask": (1,)}
+    inputs = request(2, 31)
+    found = answers(loaded, padded(inputs, padding))
+    tokens, pooled = onnxruntime.InferenceSession(network).run(["tokens", "pooled"], inputs)
+    np.testing.assert_allclose(found["tokens"][:, :31], tokens, atol=1e-5)
+    np.testing.assert_allclose(found["pooled"], pooled, atol=1e-5)
+    loaded.close()
 
 
 def test_numbers_of_the_configuration_are_not_padded(tmp_path: Path) -> None:

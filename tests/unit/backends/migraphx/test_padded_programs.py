@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from support.encoders import VOCABULARY, encoder
+from support.encoders import VOCABULARY, encoder, with_own_names
 from support.load_check import model
 from support.migraphx_engine import Array, Engine, answers, batch, given, wait_for_all_sizes, wanted
 
@@ -72,6 +72,21 @@ def test_answers_of_each_batch_size_and_length(engine: Engine) -> None:
         assert_right(answers(loaded, padded(inputs, loaded.signature.padding)), inputs, 4 if length <= 4 else 8)
     with pytest.raises(ServeError, match="expected 1 to 8, the largest of its sizes 4, 8"):
         answers(loaded, request(1, 9))
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("unk__{}", "unk__4=4,8"), ("unk__{}", "unk__2=4,8; unk__4=4,8"), ("", "input_ids:0=4,8")]
+)
+def test_dimensions_with_other_names_that_must_be_equal(engine: Engine, name: str, sizes: str) -> None:
+    network = with_own_names(encoder(layers=1), name).SerializeToString()
+    loaded = engine.complete(network, 2, sizes=sizes, **TENSORS)
+    (dimension,) = loaded.signature.padding.dimensions
+    assert dimension.inputs == {"input_ids": (1,), "attention_mask": (1,)}
+    assert loaded.signature.padding.properties == {"sizes": sizes.partition(";")[0]}
+    for rows, length in itertools.product((1, 2), (3, 8)):
+        inputs = request(rows, length)
+        assert_right(answers(loaded, padded(inputs, loaded.signature.padding)), inputs, 4 if length <= 4 else 8)
     loaded.close()
 
 

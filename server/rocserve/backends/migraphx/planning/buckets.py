@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rocserve.backends.migraphx.configuration.options import CompileOptions
 from rocserve.backends.migraphx.model_files.graph import GraphTensor, ModelGraph
-from rocserve.backends.written_sizes import SIZES, written_padding
+from rocserve.backends.written_sizes import SIZES, Groups, written_padding
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig
@@ -22,14 +22,20 @@ MOST_PROGRAMS = 128
 
 
 def planned_padding(
-    config: ModelConfig, options: CompileOptions, given: Mapping[str, tuple[int, ...]], graph: ModelGraph, rows: str
+    config: ModelConfig,
+    options: CompileOptions,
+    given: Mapping[str, tuple[int, ...]],
+    graph: ModelGraph,
+    rows: str,
+    groups: Groups | None = None,
 ) -> Padding:
     """Return what the parameters say of a graph's open dimensions. `given`: the parameter `input_shapes`. `rows`: why
-    the first dimension does not count the rows of a batch; "" = it does. Raises ServeError (INVALID_ARGUMENT)."""
+    the first dimension does not count the rows of a batch; "" = it does. `groups`: as of written_padding. Raises
+    ServeError (INVALID_ARGUMENT)."""
     if not config.parameters.get(SIZES, "").strip():
         # Values without sizes are for default sizes.
         return NO_PADDING
-    padding = written_padding(config, graph_signature(graph, rows))
+    padding = written_padding(config, graph_signature(graph, rows), groups)
     if options.precision.needs_calibration:
         raise invalid_argument(
             f"model '{config.name}': parameter 'sizes' does not work with precision"

@@ -27,7 +27,7 @@ larger sizes are left to who knows the requests."""
 
 @dataclass(frozen=True, slots=True)
 class WantedSizes:
-    """Dimensions without a number, and sizes that they get if the model may be padded."""
+    """Dimensions without a number, and sizes that they get if a check allows it."""
 
     source: ProgramSource
     padding: Padding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from rocserve.backends.migraphx.tensors import nchw, nhwc
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import NO_PURPOSE, ModelConfig, Purpose
-from rocserve.core.padding import NO_PADDING, Buckets, Lengths, Padding
+from rocserve.core.padding import NO_PADDING, Buckets, Lengths, PaddedDimension, Padding
 
 Shape = tuple[int, ...]
 
@@ -119,10 +119,12 @@ def plan_programs(
     model_file: Path | None = None,
     no_batch: str = "",
     default: Padding = NO_PADDING,
+    equal: Callable[[WantedSizes], Sequence[Sequence[int]]] | None = None,
 ) -> ProgramPlan:
     """Plan the programs of a version, from its own file or from `model_file` (the ONNX file next to a .mxr).
     `no_batch`: why the first dimension is not a batch, whatever the shapes say; "" = the shapes decide. `default`: how
-    dimensions without a number are padded, as SizesMissing has asked for. Raises SizesMissing, ServeError
+    dimensions without a number are padded, as SizesMissing has asked for. `equal`: finds in an ONNX file which of the
+    dimensions must be equal, by their indices; None = none but those of one name. Raises SizesMissing, ServeError
     (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError (UNAVAILABLE) if a file cannot be read."""
     path = model_file or model.model_file
     is_tensorflow = model.config.backend == "tensorflow" and model_file in (None, model.model_file)
@@ -167,9 +169,19 @@ def plan_programs(
             " dimension is the batch"
         )
     rows_fault = no_batch or ("" if batch is not None else "no batch")
+    source = ProgramSource(kind, str(path), file_digest(path, graph.external_files))
+
+    def groups(dimensions: Sequence[PaddedDimension]) -> Sequence[Sequence[int]]:
+        shapes = _input_shapes(model.config, serving.input_shapes, graph.inputs, batch is not None)
+        assert equal is not None, "the caller has seen to it"
+        return equal(WantedSizes(source, Padding((*dimensions,)), _open_shapes(shapes), batch is not None))
+
     padding = default
     if not default.dimensions:
-        padding = planned_padding(model.config, options, serving.input_shapes, graph, rows_fault)
+        finds = equal is not None and not is_tensorflow
+        padding = planned_padding(
+            model.config, options, serving.input_shapes, graph, rows_fault, groups if finds else None
+        )
     batches = serving.batch_sizes or default_batch_sizes(largest)
     if batch is None or serving.dynamic_batch:
         batches = (0,)
@@ -182,7 +194,6 @@ def plan_programs(
     for name, dims in (*shapes.items(), *((output.name, output.dims or ()) for output in graph.outputs)):
         if is_beyond_memory(dims):
             raise invalid_argument(f"model '{model.name}': tensor '{name}' has a shape that no memory holds")
-    source = ProgramSource(kind, str(path), file_digest(path, graph.external_files))
     _check_numbers(model.config, graph, shapes, batch is not None, rows_fault, no_batch, source if not why else None)
     first = ProgramRecipe(
         source=source,
@@ -349,15 +360,21 @@ def _check_numbers(
     axis = unknown[name][0]
     named = f" ('{own[axis - batches]}')" if own and own[axis - batches] else ""
     example = "x".join(str(dim) if isinstance(dim, int) else "?" for dim in own)
-    padding = wanted_padding(config, graph, no_rows, unknown) if source is not None else NO_PADDING
-    open_shapes = {name: tuple(size or -1 for size in shape) for name, shape in shapes.items()}
+    wanted = None
+    if source is not None and (padding := wanted_padding(config, graph, no_rows, unknown)).dimensions:
+        wanted = WantedSizes(source, padding, _open_shapes(shapes), batches)
     raise SizesMissing(
         f"model '{config.name}': dimension {axis}{named} of input '{name}' is left open by the model, and MIGraphX"
         " compiles fixed shapes only",
         f"give it a number in the configuration's dims or in parameter 'input_shapes' \"{name}: {example}\""
         + ("" if axis else f"; it is not a batch: {no_batch}" if no_batch else _IF_BATCH),
-        WantedSizes(source, padding, open_shapes, batches) if source is not None and padding.dimensions else None,
+        wanted,
     )
+
+
+def _open_shapes(shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
+    """Return the shapes with -1 where nothing gives a number."""
+    return {name: tuple(size or -1 for size in shape) for name, shape in shapes.items()}
 
 
 _IF_BATCH = "; if it is the batch, set max_batch_size instead"

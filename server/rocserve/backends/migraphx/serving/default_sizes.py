@@ -4,20 +4,26 @@ as compile time and memory of their programs suffice."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.host import Host
 from rocserve.backends.installed import is_installed
 from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.planning.default_sizes import USUAL, SizesMissing
+from rocserve.backends.migraphx.planning.default_sizes import USUAL, SizesMissing, WantedSizes
 from rocserve.backends.migraphx.planning.memory import compiled_memory
 from rocserve.backends.migraphx.planning.plan import ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramCache
 from rocserve.backends.migraphx.serving.context import CompileContext
-from rocserve.backends.onnx.padding_job import DefaultSizes, OnnxDefaultSizesJob, OnnxPaddingJob
+from rocserve.backends.onnx.padding_job import (
+    DefaultSizes,
+    EqualDimensions,
+    OnnxDefaultSizesJob,
+    OnnxEqualDimensionsJob,
+    OnnxPaddingJob,
+)
 from rocserve.backends.written_sizes import written_values
 from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import LoadCheckReport
@@ -70,16 +76,7 @@ def _checked(model: ModelSource, onnxruntime: JobRunner, missing: SizesMissing) 
     padding, seconds = wanted.padding, model.settings.load_check_seconds
     if not is_installed("onnxruntime"):
         return DefaultSizes(padding, undecided(padding, "ONNX Runtime is not installed")), True
-    check = OnnxPaddingJob(
-        model.name,
-        wanted.source.path,
-        wanted.shapes,
-        padding,
-        tuple(sorted(written_values(model.config))),
-        has_rows=wanted.has_rows,
-        has_company=wanted.has_rows,
-        seconds=seconds,
-    )
+    check = _job(model, wanted)
 
     def found() -> DefaultSizes:
         model.report_check("padding short inputs")
@@ -95,15 +92,64 @@ def _checked(model: ModelSource, onnxruntime: JobRunner, missing: SizesMissing) 
         finally:
             model.report_check("")
 
-    facts = (repr(padding), repr(sorted(check.shapes.items())), repr((check.written_values, check.has_rows)))
     known = VerdictCache(cache_directory(model.settings)).find_or_check(
-        verdict_key("default sizes", wanted.source.digest, "ONNX Runtime", *facts),
+        _key("default sizes", wanted, check),
         DefaultSizes,
         found,
         lambda sizes: sizes.verdict.is_lasting,
         seconds + _START_SECONDS,
     )
     return known.verdict, known.is_from_cache
+
+
+def equal_dimensions(model: ModelSource, onnxruntime: JobRunner, wanted: WantedSizes) -> Sequence[Sequence[int]]:
+    """Return the dimensions by their indices, in groups: the lengths of those of a group must be equal. Each is alone
+    if nothing can be found out."""
+    alone = EqualDimensions(tuple((index,) for index in range(len(wanted.padding.dimensions))), is_lasting=False)
+    if not is_installed("onnxruntime"):
+        return alone.groups
+    check, seconds = _job(model, wanted), model.settings.load_check_seconds
+
+    def found() -> EqualDimensions:
+        model.report_check("looking for equal dimensions")
+        try:
+            return onnxruntime.run(
+                OnnxEqualDimensionsJob(check),
+                EqualDimensions,
+                timeout_seconds=seconds + _START_SECONDS,
+                limit_name="load_check_seconds",
+            )
+        except JobError:
+            return alone
+        finally:
+            model.report_check("")
+
+    known = VerdictCache(cache_directory(model.settings)).find_or_check(
+        _key("equal dimensions", wanted, check),
+        EqualDimensions,
+        found,
+        lambda equal: equal.is_lasting,
+        seconds + _START_SECONDS,
+    )
+    return known.verdict.groups
+
+
+def _job(model: ModelSource, wanted: WantedSizes) -> OnnxPaddingJob:
+    return OnnxPaddingJob(
+        model.name,
+        wanted.source.path,
+        wanted.shapes,
+        wanted.padding,
+        tuple(sorted(written_values(model.config))),
+        has_rows=wanted.has_rows,
+        has_company=wanted.has_rows,
+        seconds=model.settings.load_check_seconds,
+    )
+
+
+def _key(check: str, wanted: WantedSizes, job: OnnxPaddingJob) -> str:
+    facts = (repr(job.padding), repr(sorted(job.shapes.items())), repr((job.written_values, job.has_rows)))
+    return verdict_key(check, wanted.source.digest, "ONNX Runtime", *facts)
 
 
 def planned_sizes(context: CompileContext, plan: ProgramPlan, first: CachedProgram) -> ProgramPlan:

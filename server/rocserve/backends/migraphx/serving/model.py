@@ -21,7 +21,12 @@ from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout
 from rocserve.backends.migraphx.serving.background import BackgroundSizes
 from rocserve.backends.migraphx.serving.context import CompileContext
-from rocserve.backends.migraphx.serving.default_sizes import DefaultPlan, planned_sizes, with_default_sizes
+from rocserve.backends.migraphx.serving.default_sizes import (
+    DefaultPlan,
+    equal_dimensions,
+    planned_sizes,
+    with_default_sizes,
+)
 from rocserve.backends.migraphx.serving.layout import ProgramLayout
 from rocserve.backends.migraphx.serving.model_check import (
     CheckedModel,
@@ -137,7 +142,8 @@ def load_compiled(
 
 def _planned(context: CompileContext, check: ModelCheck, model_file: Path | None, is_own: bool) -> DefaultPlan:
     """Plan the programs; a model whose rows may depend on each other only batches if its configuration says so.
-    `is_own`: ONNX Runtime is the reference of the file, so that it also tells what may be padded by default."""
+    `is_own`: ONNX Runtime is the reference of the file, so that it also tells what may be padded by default, and which
+    dimensions must be equal."""
 
     def plan(no_batch: str, default: Padding) -> ProgramPlan:
         return plan_programs(
@@ -148,6 +154,7 @@ def _planned(context: CompileContext, check: ModelCheck, model_file: Path | None
             model_file=model_file,
             no_batch=no_batch,
             default=default,
+            equal=partial(equal_dimensions, context.model, context.onnxruntime) if is_own else None,
         )
 
     def found(no_batch: str = "") -> DefaultPlan:

@@ -1,0 +1,47 @@
+"""Finds which open dimensions must have one length, whatever the file calls them: the model refuses unlike ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations, islice
+
+from rocserve.core.padding import Lengths
+
+_LENGTHS = (7, 12, 3, 16, 32, 64, 224)
+"""Lengths that are tried: of texts, and of images, whose heights and widths must often be multiples of 32. Not 1, which
+fits beside any length."""
+_MOST_SETS = 128
+"""Sets of dimensions that are tried for one of them: all sets of eight dimensions."""
+
+
+def equal_lengths(
+    takes: Callable[[Lengths], bool], count: int, sizes: Iterable[int] = (), known: Lengths = ()
+) -> Sequence[tuple[int, ...]] | None:
+    """Return `count` dimensions by their indices, in groups: those of a group must be equal. None = the model takes no
+    lengths that are tried, so nothing is known.
+
+    `takes`: whether the model runs at these lengths. `sizes`: further lengths to try. `known`: lengths that do run."""
+    lengths = tuple(dict.fromkeys((*_LENGTHS, *sizes)))
+    start = next(filter(takes, ((length,) * count for length in lengths)), known)
+    if not start:
+        return None
+
+    def may_change(group: Sequence[int]) -> bool:
+        """Return whether these dimensions may change together, while the others stay."""
+        owns = {start[index] for index in group}
+        return len(owns) == 1 and any(
+            takes(tuple(length if index in group else own for index, own in enumerate(start)))
+            for length in lengths
+            if length not in owns
+        )
+
+    groups: list[tuple[int, ...]] = [(index,) for index in range(count) if may_change((index,))]
+    linked = [index for index in range(count) if (index,) not in groups]
+    while linked:
+        first, *others = linked
+        # The smallest set comes first: what need not change with a dimension is not equal to it.
+        sets = ((first, *more) for number in range(1, len(linked)) for more in combinations(others, number))
+        group = next(filter(may_change, islice(sets, _MOST_SETS)), (first,))
+        groups.append(group)
+        linked = [index for index in linked if index not in group]
+    return sorted(groups)
