@@ -20,6 +20,7 @@ import pytest
 from support.pytorch import NO_PYTORCH
 
 from rocserve.backends.base import ModelSource
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 
@@ -174,3 +175,32 @@ def test_a_cache_that_cannot_be_written_leaves_them_out(
     file.touch()
     model = replace(model_source("model.pt2", b""), settings=EngineSettings(cache_directory=str(file)))
     assert trials_folder(model, Path(sys.executable), ("2.13",)) is None
+
+
+def test_inputs_have_the_sizes_that_the_source_relates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from rocserve.backends.pytorch import package
+    from rocserve.backends.pytorch.open_sizes import OpenSize
+    from rocserve.backends.pytorch.package_source import PackageSource
+    from rocserve.backends.pytorch.program import ProgramTensor
+
+    sizes = (OpenSize("s0", 1, 0, 0, None), OpenSize("s1", 1, 0, 0, 40))
+    described = ProgramTensor((), DataType.INT64, (-1, -1), (2, 5), open_sizes=sizes)
+
+    class Loader:
+        def __init__(self, *_arguments: object) -> None: ...
+
+        def get_metadata(self) -> dict[str, str]:
+            return {}
+
+        def get_call_spec(self) -> list[str]:
+            return [pytree.treespec_dumps(pytree.tree_structure(tree)) for tree in (((0, 0), {}), 0)]
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", Loader)
+    monkeypatch.setattr(package, "package_name", lambda _path: "model")
+    monkeypatch.setattr(package, "read_metadata", lambda _path, _name: {})
+    monkeypatch.setattr(package, "read_source", lambda _path, _name: PackageSource((described, described), ()))
+    program = package.open_package(tmp_path / "model.pt2", torch.device("cpu"))
+    assert [tensor.open_sizes for tensor in program.signature.inputs] == [sizes, sizes]
