@@ -16,10 +16,13 @@ from rocserve.backends.migraphx.engine import load
 from rocserve.backends.migraphx.installation import ROOT_VARIABLE
 from rocserve.backends.migraphx.serving.background import THREAD_NAME
 from rocserve.backends.migraphx.serving.model import MigraphxModel
+from rocserve.backends.warmup import as_served
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
+from rocserve.core.padding import Padding
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.settings import EngineSettings
+from support.encoders import VOCABULARY
 from support.waiting import PATIENCE_SECONDS
 
 Array = np.ndarray[Any, Any]
@@ -121,6 +124,21 @@ def batch(inputs: Mapping[str, Array], *outputs: str) -> Batch:
     tensors = {name: tensor_from_numpy(name, values) for name, values in inputs.items()}
     rows = next((len(values) for values in inputs.values() if values.ndim), 1)
     return Batch(tensors, outputs, (rows,))
+
+
+def request(rows: int, length: int) -> dict[str, Array]:
+    """Texts for the encoders of support.encoders."""
+    chance = np.random.default_rng([rows, length])
+    return {
+        "input_ids": chance.integers(1, VOCABULARY, (rows, length)),
+        "attention_mask": np.ones((rows, length), np.int64),
+    }
+
+
+def padded(inputs: dict[str, Array], padding: Padding) -> dict[str, Array]:
+    """The inputs as the server gives them to the engine."""
+    served = as_served(batch(inputs), ModelConfig("model"), padding)
+    return {name: np.asarray(array) for name, array in served.arrays.items()}
 
 
 def answers(model: MigraphxModel, inputs: Mapping[str, Array], *outputs: str) -> dict[str, Array]:

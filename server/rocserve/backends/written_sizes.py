@@ -164,7 +164,7 @@ def with_measured_outputs(
     `shapes`: runs the model with these lengths, and returns the shapes of its outputs. `second`: returns a size besides
     a dimension's first. Raises ServeError (INVALID_ARGUMENT) if an output has other lengths than the inputs, so that it
     cannot be cut back."""
-    first = tuple(each.sizes[0] for each in padding.dimensions)
+    first = padding.smallest
     before = shapes(first) if first else {}
     found: list[PaddedDimension] = []
     for index, dimension in enumerate(padding.dimensions):

@@ -74,6 +74,16 @@ class Padding:
     """Input -> the value of the elements that are added; 0 if it is not here."""
 
     @property
+    def smallest(self) -> Lengths:
+        """Return the smallest size of each dimension."""
+        return tuple([each.sizes[0] for each in self.dimensions])
+
+    @property
+    def largest(self) -> Lengths:
+        """Return the largest size of each dimension."""
+        return tuple([each.sizes[-1] for each in self.dimensions])
+
+    @property
     def properties(self) -> Mapping[str, str]:
         """Return the version's property; none if nothing is padded."""
         text = "; ".join(f"{each.label}={','.join(map(str, each.sizes))}" for each in self.dimensions)

@@ -285,8 +285,11 @@ class OnnxModel:
         """Set the signature's max_batch_size to the rows that fit into memory with `at_once` concurrent batches (see
         rows_that_fit), measured on zeros of the largest sizes."""
         try:
-            largest = self._sizes_of(-1)
-            rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows, *largest)), at_once, memory_bytes)
+            padding = self.signature.padding
+            buckets = Buckets(padding)
+            rows = rows_that_fit(
+                lambda rows: self.execute(self._zeros(rows, buckets, padding.largest)), at_once, memory_bytes
+            )
         except ServeError:
             # The model does not take zeros; the warm-up tells why.
             return
@@ -299,10 +302,11 @@ class OnnxModel:
         dimensions of zeros have the smallest size or the configuration's, else 1. A failure on zeros is only logged."""
         # Warm-up batches run like served batches, through the first execution.
         execution, *_ = model_executions(self)
+        padding = self.signature.padding
         if self._sizes or not samples:
             try:
                 for size in self._sizes or (1,):
-                    execution.start(self._zeros(size, *self._sizes_of(0)))
+                    execution.start(self._zeros(size, Buckets(padding), padding.smallest))
                     execution.result()
             except ServeError as error:
                 _LOG.debug("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
@@ -357,11 +361,6 @@ class OnnxModel:
         self.executions = ()
         del self._run
         self._in_place = None
-
-    def _sizes_of(self, place: int) -> tuple[Buckets, Lengths]:
-        """Return for each padded dimension its size at `place`."""
-        padding = self.signature.padding
-        return Buckets(padding), tuple(dimension.sizes[place] for dimension in padding.dimensions)
 
     def _zeros(self, rows: int, buckets: Buckets, lengths: Lengths) -> Batch:
         """Return a batch of zeros. `lengths`: of the padded dimensions."""

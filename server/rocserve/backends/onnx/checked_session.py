@@ -61,6 +61,12 @@ def checked_inputs(session: Any, sizes: Sizes, has_rows: bool) -> Sequence[Check
     ]
 
 
+def fixed_rows(session: Any, has_rows: bool) -> int | None:
+    """Return the only number of rows that the session takes; None = it takes any."""
+    first = [node.shape[0] if node.shape else None for node in session.get_inputs()] if has_rows else []
+    return next((size for size in first if isinstance(size, int)), None)
+
+
 def checked_run(session: Any, has_rows: bool) -> tuple[Run, Sequence[str]]:
     """Return a function that runs a session on the CPU as it serves, and the names of its outputs. One row keeps the
     dimensions of size 1 that the network drops. The memory that a run takes is given back."""

@@ -12,7 +12,7 @@ import onnxruntime
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.check_samples import sample_feeds
-from rocserve.backends.onnx.checked_session import Sizes, checked_inputs, checked_run, configured_sizes
+from rocserve.backends.onnx.checked_session import Sizes, checked_inputs, checked_run, configured_sizes, fixed_rows
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.onnx.rows_check import session_parts
@@ -94,7 +94,7 @@ class PaddingCheck:
                 Budget(settings.load_check_seconds),
                 seed_of(VerdictCache(cache_directory(settings)).digest(self.model.model_file)),
                 sample_feeds(self.model, signature),
-                _fixed_rows(session, rows),
+                fixed_rows(session, rows),
             )
         finally:
             self.model.report_check("")
@@ -114,7 +114,7 @@ class PaddingCheck:
         run, outputs = checked_run(session, rows)
         if facts.exposed:
             run, outputs = checked_run(self.opener.open_exposing(facts.exposed), rows)
-        fixed = _fixed_rows(session, rows)
+        fixed = fixed_rows(session, rows)
         return check_padding(
             run,
             inputs,
@@ -128,9 +128,3 @@ class PaddingCheck:
             has_company=rows and not signature.dependent_rows and fixed is None,
             fixed_rows=fixed,
         )
-
-
-def _fixed_rows(session: Any, has_rows: bool) -> int | None:
-    """Return the only number of rows that the session takes; None = it takes any."""
-    first = [node.shape[0] if node.shape else None for node in session.get_inputs()] if has_rows else []
-    return next((size for size in first if isinstance(size, int)), None)

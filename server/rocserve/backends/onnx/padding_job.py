@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rocserve.backends.onnx.checked_session import checked_inputs, checked_run
+from rocserve.backends.onnx.checked_session import checked_inputs, checked_run, fixed_rows
 from rocserve.backends.onnx.reference_job import open_file, open_session
 from rocserve.cache.digests import file_digest
 from rocserve.core.padding import Padding, joined
@@ -64,9 +64,8 @@ class OnnxPaddingJob:
             message = file.message()
             expose(message, facts.exposed)
             run, outputs = checked_run(open_session(self.model_file, message.SerializeToString()), self.has_rows)
-        first = [node.shape[0] if node.shape else None for node in session.get_inputs()] if self.has_rows else []
-        fixed = next((size for size in first if isinstance(size, int)), None)
-        return OpenedModel(run, inputs, outputs, facts, seed_of(file_digest(file.path)), fixed)
+        seed, fixed = seed_of(file_digest(file.path)), fixed_rows(session, self.has_rows)
+        return OpenedModel(run, inputs, outputs, facts, seed, fixed)
 
     def verdict(self, model: OpenedModel, padding: Padding, budget: Budget) -> PaddingVerdict:
         return check_padding(

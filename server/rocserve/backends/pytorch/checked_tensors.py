@@ -13,7 +13,7 @@ import torch
 from rocserve.backends.dropped_sizes import with_dropped_sizes
 from rocserve.backends.pytorch.binding import BoundProgram
 from rocserve.backends.pytorch.program import Program, ProgramTensor
-from rocserve.core.padding import NO_PADDING, Padding
+from rocserve.core.padding import NO_PADDING, Buckets, Padding
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.load_check.tensors import ROWS, Array, CheckedInput, Feed, Run
@@ -26,10 +26,9 @@ def checked_inputs(
     them, but for those of `padding`. `zeros_only`: an integer out of range would end the process, so where no limits
     are known, it is 0."""
     labels = {
-        (name, place): dimension.label
-        for dimension in padding.dimensions
-        for name, places in dimension.inputs.items()
-        for place in places
+        (name, place): padding.dimensions[index].label
+        for name, places in Buckets(padding).inputs.items()
+        for place, index in places
     }
     return tuple(
         _checked_input(spec, sample, tensor, bound.signature.supports_batching, zeros_only, labels)

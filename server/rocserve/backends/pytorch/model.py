@@ -171,8 +171,9 @@ class TorchModel:
         """Lower the signature's max_batch_size to the rows that fit into memory."""
         with suppress(ServeError):
             padding = self.signature.padding
-            largest = tuple(own.sizes[-1] for own in padding.dimensions)
-            rows = rows_that_fit(lambda rows: self._call(self._bound.zeros(rows, largest, padding)), 1, memory_bytes)
+            rows = rows_that_fit(
+                lambda rows: self._call(self._bound.zeros(rows, padding.largest, padding)), 1, memory_bytes
+            )
             least = min((each for each in (rows, self.signature.max_batch_size) if each is not None), default=None)
             self._bound = replace(self._bound, signature=replace(self.signature, max_batch_size=least))
             if rows is not None and rows < BACKEND.default_max_batch_size:
@@ -214,7 +215,7 @@ class TorchModel:
             zeros: list[Tensor] = []
             try:
                 padding = self.signature.padding
-                zeros = self._bound.zeros(1, tuple(own.sizes[0] for own in padding.dimensions), padding)
+                zeros = self._bound.zeros(1, padding.smallest, padding)
                 batch = Batch({tensor.name: tensor for tensor in zeros}, tuple(self._bound.outputs), (1,))
                 for _ in range(_WARM_UPS):
                     with suppress(MissingOutput):

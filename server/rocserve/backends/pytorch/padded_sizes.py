@@ -23,7 +23,7 @@ from rocserve.backends.written_sizes import (
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.padding import NO_PADDING, Lengths, PaddedDimension, Padding, Shape
+from rocserve.core.padding import NO_PADDING, Buckets, Lengths, PaddedDimension, Padding, Shape
 from rocserve.core.requests import Signature, TensorSpec
 
 _LARGEST = 512
@@ -113,17 +113,8 @@ def measured_padding(
 
 def covers_all(padding: Padding, bound: BoundProgram) -> bool:
     """Return whether no dimension of the inputs is open but the batch and those that are padded."""
-    padded = {
-        (name, place)
-        for dimension in padding.dimensions
-        for name, places in dimension.inputs.items()
-        for place in places
-    }
-    return all(
-        size != -1 or (spec.name, place) in padded
-        for spec in bound.inputs
-        for place, size in enumerate(spec.shape[1:], 1)
-    )
+    buckets, sizes = Buckets(padding), padding.smallest
+    return all(-1 not in buckets.padded_shape(spec.name, spec.shape, sizes)[1:] for spec in bound.inputs)
 
 
 def _labelled(config: ModelConfig, signature: Signature, tensors: Sequence[ProgramTensor]) -> Signature:

@@ -280,12 +280,13 @@ def _inputs_of(model: ToolModel, signature: Signature, laws: Mapping[str, Law]) 
     largest = config.max_batch_size or min(most, signature.max_batch_size or unconfigured)
     serving = serving_options(replace(config, max_batch_size=largest if batches else 0))
     declared = {one.name: one.model_dims for one in config.inputs}
-    buckets, largest_sizes = Buckets(signature.padding), [one.sizes[-1] for one in signature.padding.dimensions]
+    padding = signature.padding
+    buckets = Buckets(padding)
     drawn = {label: places for label, places in _open_places(config, signature).items() if label in laws}
     measured: list[MeasuredInput] = []
     for spec in signature.inputs:
         labels = {place: label for label, inputs in drawn.items() for place in inputs.get(spec.name, ())}
-        shape = buckets.padded_shape(spec.name, spec.shape, tuple(largest_sizes))
+        shape = buckets.padded_shape(spec.name, spec.shape, padding.largest)
         shape = tuple(laws[labels[place]].largest if place in labels else size for place, size in enumerate(shape))
         dims = shape[1:] if batches else shape
         configured = serving.input_shapes.get(spec.name) or declared.get(spec.name)

@@ -10,33 +10,16 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from support.encoders import VOCABULARY, encoder, with_own_names
+from support.encoders import encoder, with_own_names
 from support.load_check import model, normal
-from support.migraphx_engine import Array, Engine, answers, batch, given, wait_for_all_sizes, wanted
+from support.migraphx_engine import Array, Engine, answers, given, padded, request, wait_for_all_sizes, wanted
 
-from rocserve.backends.warmup import as_served
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.model_config import ModelConfig
-from rocserve.core.padding import Padding
 
 pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
 
 NETWORK = encoder(layers=1, longest=40).SerializeToString()
-
-
-def request(rows: int, length: int) -> dict[str, Array]:
-    chance = np.random.default_rng([rows, length])
-    return {
-        "input_ids": chance.integers(1, VOCABULARY, (rows, length)),
-        "attention_mask": np.ones((rows, length), np.int64),
-    }
-
-
-def padded(inputs: dict[str, Array], padding: Padding) -> dict[str, Array]:
-    """The inputs as the server gives them to the engine."""
-    served = as_served(batch(inputs), ModelConfig("model"), padding)
-    return {name: np.asarray(array) for name, array in served.arrays.items()}
 
 
 def test_sizes_up_to_the_longest_input_that_the_model_takes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
