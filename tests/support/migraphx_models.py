@@ -136,7 +136,8 @@ def cutting_rows() -> bytes:
 def slow_to_compile(from_batch: int = 1) -> bytes:
     """`x` FP32 [batch, 4] -> `y`, the same. At a batch of `from_batch` or more it takes minutes to compile, below it
     does not: the number of times that x is repeated (once) is a product of matrices, which MIGraphX has to compute
-    before there is a program, and their size depends on the batch."""
+    before there is a program, and their size depends on the batch. It wants to be loaded without a check, whose runs on
+    ONNX Runtime take seconds each."""
     network = _Network(seed=9)
     batch = network.node("Slice", network.node("Shape", "x"), *(network.integers(value) for value in (0, 1)))
     larger = network.node("Mul", network.node("Sub", batch, network.integers(from_batch - 1)), network.integers(1000))

@@ -151,6 +151,21 @@ class TestReference:
         warned = engine.load(DOUBLED, load_check="warn")
         assert "ended by signal 11" in warned.load_check.warning
 
+    def test_a_reference_that_takes_too_long_leaves_rows_undecided_and_nothing_compared(self, engine: Engine) -> None:
+        """Rows are not tried on MIGraphX instead, which would have to compile another program first."""
+        context = open_compile_context(engine.source(DOUBLED, 2), logging.getLogger("test"))
+        late = "running model 'model' on ONNX Runtime took longer than load_check_seconds"
+
+        def takes_too_long(*arguments: Any, **options: Any) -> Any:
+            raise JobError(StatusCode.UNAVAILABLE, late)
+
+        context.onnxruntime.run = takes_too_long  # type: ignore[method-assign]
+        model = load_compiled(context)
+        assert model.load_check.parts == (f"not checked: {late}", f"not compared: {late}")
+        assert not any("checking the rows" in text for text in engine.reports)
+        # Nothing of it is remembered.
+        assert engine.load(DOUBLED).load_check.parts[0] == "rows are independent"
+
     def test_without_onnx_runtime_nothing_is_compared_and_rows_run_on_migraphx(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
