@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from rocserve.core.padding import PaddedDimension, Padding
+from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.padding import check_padding
 from rocserve.load_check.padding_verdict import PaddingVerdict
 from rocserve.load_check.tensors import Feed
@@ -35,18 +36,17 @@ class Padded:
 
     def check(self, seed: int, samples: Sequence[Feed] = ()) -> PaddingVerdict:
         loaded = load(self.make())
-        return check_padding(
+        trials = LengthTrials(
             loaded.run,
             loaded.inputs,
             loaded.outputs,
             loaded.facts,
-            self.padding(loaded),
             unhurried(),
             seed,
             samples,
-            written_values=self.written,
             has_company=self.has_company,
         )
+        return check_padding(trials, self.padding(loaded), self.written)
 
     def padding(self, loaded: Loaded) -> Padding:
         inputs = {

@@ -16,7 +16,7 @@ from rocserve.core.errors import invalid_argument, unreadable
 from rocserve.core.model_config import ModelConfig, WarmupInput, control_inputs, state_inputs
 from rocserve.core.padding import Buckets, Padding
 from rocserve.core.ragged import RaggedBatching
-from rocserve.core.tensors import Tensor, encode_bytes_elements, scalar, tensor_from_numpy
+from rocserve.core.tensors import Tensor, encode_bytes_elements, filled_up, tensor_from_numpy
 
 _FOLDER = "warmup"
 _SEED = 0
@@ -72,9 +72,8 @@ def _padded(batch: Batch, buckets: Buckets) -> Batch:
         inputs[name] = tensor
         if name in buckets.inputs:
             shape = buckets.padded_shape(name, tensor.shape, sizes)
-            array = np.full(shape, scalar(tensor.datatype, buckets.value(name)), tensor.datatype.numpy_dtype)
-            array[tuple(map(slice, tensor.shape))] = tensor.numpy()
-            inputs[name] = tensor_from_numpy(name, array, tensor.datatype)
+            data = filled_up(tensor.datatype, shape, buckets.value(name), [(tensor.shape, tensor.data)])
+            inputs[name] = Tensor(name, tensor.datatype, shape, data)
     padded = buckets.padded_outputs([lengths] * len(batch.request_sizes), sizes)
     return Batch(inputs, batch.requested_outputs, batch.request_sizes, padded=padded)
 

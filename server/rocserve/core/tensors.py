@@ -108,6 +108,23 @@ def scalar(datatype: DataType, value: float) -> np.generic:
     return datatype.numpy_dtype.type(value)
 
 
+def filled_up(
+    datatype: DataType,
+    shape: tuple[int, ...],
+    value: float,
+    parts: Iterable[tuple[tuple[int, ...], Buffer]],
+    memory: memoryview | None = None,
+) -> Buffer:
+    """Write tensors, each with its shape, one after the other along the first dimension into an array of `shape`, and
+    `value` into the rest. `memory`: of the array; None = new memory."""
+    dtype, row = datatype.numpy_dtype, 0
+    array = np.empty(shape, dtype) if memory is None else np.ndarray(shape, dtype, memory)
+    array.fill(scalar(datatype, value))
+    for own, data in parts:
+        array[(slice(row, row := row + own[0]), *map(slice, own[1:]))] = np.ndarray(own, dtype, data)
+    return octets(array)
+
+
 def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes:
     """Encode elements in KServe's binary form; text becomes UTF-8."""
     parts: list[bytes | memoryview] = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, islice
 
-from rocserve.core.padding import Lengths
+from rocserve.core.padding import Lengths, Padding
 
 _LENGTHS = (7, 12, 3, 16, 32, 64, 224)
 """Lengths that are tried: of texts, and of images, whose heights and widths must often be multiples of 32. Not 1, which
@@ -15,13 +15,14 @@ _MOST_SETS = 128
 
 
 def equal_lengths(
-    takes: Callable[[Lengths], bool], count: int, sizes: Iterable[int] = (), known: Lengths = ()
-) -> Sequence[tuple[int, ...]] | None:
-    """Return `count` dimensions by their indices, in groups: those of a group must be equal. None = the model takes no
-    lengths that are tried, so nothing is known.
+    takes: Callable[[Lengths], bool], padding: Padding, known: Lengths = ()
+) -> Sequence[Sequence[int]] | None:
+    """Return the padding's dimensions by their indices, in groups: those of a group must be equal. None = the model
+    takes no lengths that are tried, so nothing is known. Each dimension's first two sizes are tried, too.
 
-    `takes`: whether the model runs at these lengths. `sizes`: further lengths to try. `known`: lengths that do run."""
-    lengths = tuple(dict.fromkeys((*_LENGTHS, *sizes)))
+    `takes`: whether the model runs at these lengths. `known`: lengths that do run."""
+    count = len(padding.dimensions)
+    lengths = tuple(dict.fromkeys((*_LENGTHS, *(size for one in padding.dimensions for size in one.sizes[:2]))))
     start = next(filter(takes, ((length,) * count for length in lengths)), known)
     if not start:
         return None

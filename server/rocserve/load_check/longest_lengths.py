@@ -7,48 +7,35 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rocserve.core.padding import Padding
-from rocserve.load_check.budget import Budget, OutOfTime
-from rocserve.load_check.facts import GraphFacts
+from rocserve.load_check.budget import OutOfTime
 from rocserve.load_check.input_search import NoInputs
 from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.short_inputs import unknown_lengths
-from rocserve.load_check.tensors import CheckedInput, Run
 
 _MOST_ELEMENTS = 1 << 24
 """Of the padded dimensions alone; a run of more takes longer than a check may."""
 
 
-def longest_lengths(
-    run: Run,
-    inputs: Sequence[CheckedInput],
-    outputs: Sequence[str],
-    facts: GraphFacts,
-    padding: Padding,
-    budget: Budget,
-    seed: int,
-    usual: int,
-    fixed_rows: int | None = None,
-) -> Sequence[int]:
-    """Return for each dimension the longest length that the engine takes, but no more than `usual`, unless a table in
+def longest_lengths(model: LengthTrials, padding: Padding, usual: int) -> Sequence[int]:
+    """Return for each dimension the longest length that the model takes, but no more than `usual`, unless a table in
     the file ends further on, within the dimension's sizes. Where nothing shows the length it is `usual`: the check of
     the padding then says why it must not be."""
     longest = [min(usual, one.sizes[-1]) for one in padding.dimensions]
-    if facts.couples_rows or unknown_lengths(inputs, padding):
+    if model.facts.couples_rows or unknown_lengths(model.inputs, padding):
         return longest
     try:
-        trials = LengthTrials(run, inputs, outputs, facts, budget, seed, fixed_rows=fixed_rows)
-        known = trials.usual(padding)
+        known = model.usual(padding)
 
         def takes(index: int, length: int) -> bool:
             """Return whether one dimension may have this length, while the others have a known or the same one."""
             alone = tuple(length if place == index else own for place, own in enumerate(known))
             return any(
-                math.prod(lengths) <= _MOST_ELEMENTS and trials.takes(padding, lengths)
+                math.prod(lengths) <= _MOST_ELEMENTS and model.takes(padding, lengths)
                 for lengths in dict.fromkeys((alone, (length,) * len(known)))
             )
 
         for index, dimension in enumerate(padding.dimensions):
-            tables = [size + 1 for size in facts.tables if longest[index] < size <= dimension.sizes[-1]]
+            tables = [size + 1 for size in model.facts.tables if longest[index] < size <= dimension.sizes[-1]]
             taken = known[index]
             for bound in (longest[index], *tables):
                 if taken >= bound or takes(index, bound):

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from rocserve.core.padding import Lengths, Padding
-from rocserve.load_check.batches import Batches, RowsLost
-from rocserve.load_check.budget import Budget, OutOfTime, Trials
+from rocserve.load_check.batches import RowsLost
+from rocserve.load_check.budget import OutOfTime
 from rocserve.load_check.difference import difference
-from rocserve.load_check.facts import GraphFacts
-from rocserve.load_check.input_search import Found, NoInputs, find_inputs
-from rocserve.load_check.made_inputs import InputMaker, bits_of, has_floats
+from rocserve.load_check.input_search import NoInputs
+from rocserve.load_check.length_trials import LengthTrials
+from rocserve.load_check.made_inputs import has_floats
 from rocserve.load_check.padding_lengths import Trial, TrialLengths, Unit
 from rocserve.load_check.padding_verdict import (
     DimensionVerdict,
@@ -29,7 +29,7 @@ from rocserve.load_check.padding_verdict import (
     undecided,
 )
 from rocserve.load_check.short_inputs import Reading, ShortInputs, readings, unknown_lengths
-from rocserve.load_check.tensors import Array, CheckedInput, Feed, Run
+from rocserve.load_check.tensors import Array, Feed
 
 _TOLERANCES: Mapping[str, float] = {"fp32": 5e-5, "fp16": 1e-2, "bf16": 5e-2, "quantised": 2e-2}
 """Precision of the file -> how far an answer may be from that of the input as it was, relative to its largest value:
@@ -57,42 +57,26 @@ class _Unclear(Exception):
 
 
 def check_padding(
-    run: Run,
-    inputs: Sequence[CheckedInput],
-    outputs: Sequence[str],
-    facts: GraphFacts,
-    padding: Padding,
-    budget: Budget,
-    seed: int,
-    samples: Sequence[Feed] = (),
-    written_values: frozenset[str] = frozenset(),
-    has_company: bool = False,
-    fixed_rows: int | None = None,
+    model: LengthTrials, padding: Padding, written_values: frozenset[str] = frozenset()
 ) -> PaddingVerdict:
     """Decide by experiment, and by what the file says, which dimensions may be padded to their sizes.
 
-    `outputs` may name tensors of `facts.exposed` that `run` gives beside the model's outputs. `written_values`: inputs
-    whose value somebody has chosen; for others, one that hides is looked for. `has_company`: requests share batches.
-    `fixed_rows`: the engine takes batches of exactly this size. Never raises OutOfTime."""
-    encode = bits_of(inputs)
-    trials = Trials(lambda feed: run(encode(feed)), budget)
-    if facts.couples_rows:
-        reason = refused(padding.dimensions, f"{facts.couples_rows}, and from added elements")
+    `written_values`: inputs whose value somebody has chosen; for others, one that hides is looked for. Never raises
+    OutOfTime."""
+    if coupled := model.facts.couples_rows:
+        reason = refused(padding.dimensions, f"{coupled}, and from added elements")
         return all_dimensions(padding, PaddingState.REFUSED, reason)
-    if unknown := unknown_lengths(inputs, padding):
+    if unknown := unknown_lengths(model.inputs, padding):
         return undecided(padding, unknown, is_lasting=True)
-    maker = InputMaker(inputs, facts, seed, samples, are_requests=not has_company)
-    batches = Batches(trials, inputs, outputs, facts.exposed, fixed_rows)
     try:
-        found = find_inputs(trials, batches.single, maker)
+        found = model.found
         if found.quality < 1:
             return undecided(padding, "the outputs hardly change with the inputs", is_lasting=True)
         usual: Sequence[DimensionVerdict] = ()
         best: Sequence[DimensionVerdict] = ()
         values = padding.values
-        for reading in readings(inputs, found.recipe, padding, written_values):
-            shorts = ShortInputs(maker, found.recipe, padding, reading)
-            verdicts = _PaddingCheck(trials, batches, shorts, facts, found, padding, reading, has_company).run()
+        for reading in readings(model.inputs, found.recipe, padding, written_values):
+            verdicts = _PaddingCheck(model, padding, reading).run()
             usual = usual or verdicts
             if not best or _allowed(verdicts) > _allowed(best):
                 best, values = verdicts, reading.fills
@@ -109,33 +93,23 @@ def check_padding(
         old if new.state is not PaddingState.ALLOWED and old.state is not PaddingState.ALLOWED else new
         for old, new in zip(usual, best, strict=True)
     ]
-    return PaddingVerdict(tuple(final), {name: value for name, value in values.items() if value}, trials.runs)
+    return PaddingVerdict(tuple(final), {name: value for name, value in values.items() if value}, model.trials.runs)
 
 
 class _PaddingCheck:
     """The experiments on one model, under one reading of its inputs."""
 
-    def __init__(
-        self,
-        trials: Trials,
-        batches: Batches,
-        shorts: ShortInputs,
-        facts: GraphFacts,
-        found: Found,
-        padding: Padding,
-        reading: Reading,
-        has_company: bool,
-    ) -> None:
-        self._trials = trials
-        self._batches = batches
-        self._shorts = shorts
-        self._facts = facts
-        self._noise = found.noise
+    def __init__(self, model: LengthTrials, padding: Padding, reading: Reading) -> None:
+        self._trials = model.trials
+        self._batches = model.batches
+        self._shorts = ShortInputs(model.maker, model.found.recipe, padding, reading)
+        self._facts = model.facts
+        self._noise = model.found.noise
         self._dimensions = padding.dimensions
         self._reading = reading
-        self._has_company = has_company
+        self._has_company = model.has_company
         self._answers: dict[tuple[str, Lengths], Feed | None] = {}
-        self._lengths = TrialLengths(padding.dimensions, shorts.usual_lengths())
+        self._lengths = TrialLengths(padding.dimensions, self._shorts.usual_lengths())
 
     def run(self) -> Sequence[DimensionVerdict]:
         """Return the verdict on each dimension. Raises OutOfTime."""

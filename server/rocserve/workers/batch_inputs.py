@@ -19,7 +19,7 @@ from rocserve.core.padding import NO_PADDING, Buckets, Lengths, Padding, largest
 from rocserve.core.ragged import RaggedBatching, Shape
 from rocserve.core.requests import RequestForm
 from rocserve.core.tensor_places import aligned
-from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, TensorHead, octets, scalar, tensor_from_numpy
+from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, filled_up, tensor_from_numpy
 from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import HeapReader, fill
 from rocserve.workers.entries import REMEMBERED_LAYOUTS
@@ -182,7 +182,8 @@ class BatchGatherer:
             shape = self._shape(name, shapes[name])
             if name in self._buckets.inputs:
                 shape = self._buckets.padded_shape(name, shape, sizes)
-                data = self._filled(head, shape, memory, parts[name], shapes[name])
+                own = zip(shapes[name], parts[name], strict=True)
+                data = filled_up(head.datatype, shape, self._buckets.value(name), own, memory)
             else:
                 data = _joined(parts[name], memory)
             inputs[name] = Tensor(name, head.datatype, shape, data)
@@ -203,21 +204,6 @@ class BatchGatherer:
             requested = tuple(name for name in self._output_order if name in wanted)
         padded = self._buckets.padded_outputs(lengths, sizes)
         return Batch(inputs, requested, rows, cuts, padded, by_request, reference_outputs)
-
-    def _filled(
-        self, head: TensorHead, shape: Shape, memory: memoryview | None, parts: Sequence[Buffer], own: Sequence[Shape]
-    ) -> Buffer:
-        """Write the requests' data, of shapes `own`, into an array of `shape`, and fill up the rest."""
-        dtype = head.datatype.numpy_dtype
-        array = np.empty(shape, dtype) if memory is None else np.ndarray(shape, dtype, memory)
-        array.fill(scalar(head.datatype, self._buckets.value(head.name)))
-        row = 0
-        for part, sizes in zip(parts, own, strict=True):
-            places = [slice(size) for size in sizes]
-            if self._batching:
-                places[0] = slice(row, row := row + sizes[0])
-            array[tuple(places)] = np.ndarray(sizes, dtype, part)
-        return octets(array)
 
     def _shape(self, name: str, shapes: Sequence[Shape]) -> Shape:
         if name in self._ragged.inputs:

@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from rocserve.core.padding import Lengths
+from rocserve.core.padding import Lengths, PaddedDimension, Padding
 from rocserve.load_check.equal_lengths import equal_lengths
 
 Takes = Callable[[Lengths], bool]
+
+
+def dimensions(count: int, *sizes: int) -> Padding:
+    return Padding(tuple(PaddedDimension(f"x:{index}", sizes, {"x": (index,)}) for index in range(count)))
 
 
 @pytest.mark.parametrize(
@@ -34,24 +38,24 @@ Takes = Callable[[Lengths], bool]
     ],
 )
 def test_groups(takes: Callable[..., bool], groups: list[tuple[int, ...]]) -> None:
-    assert equal_lengths(lambda lengths: takes(*lengths), 4) == groups
+    assert equal_lengths(lambda lengths: takes(*lengths), dimensions(4)) == groups
 
 
 def test_sizes_that_the_model_takes_alone() -> None:
     def takes(lengths: Lengths) -> bool:
         return lengths[0] == lengths[1] and set(lengths) <= {50, 75}
 
-    assert equal_lengths(takes, 2) is None
-    assert equal_lengths(takes, 2, sizes=(75,)) == [(0,), (1,)], "one length does not show it"
-    assert equal_lengths(takes, 2, sizes=(50, 75)) == [(0, 1)]
+    assert equal_lengths(takes, dimensions(2)) is None
+    assert equal_lengths(takes, dimensions(2, 75)) == [(0,), (1,)], "one length does not show it"
+    assert equal_lengths(takes, dimensions(2, 50, 75)) == [(0, 1)]
 
 
 def test_lengths_that_are_known_to_run() -> None:
     def takes(lengths: Lengths) -> bool:
         return lengths[0] == 2 * lengths[1]
 
-    assert equal_lengths(takes, 2) is None
-    assert equal_lengths(takes, 2, known=(14, 7)) == [(0,), (1,)]
+    assert equal_lengths(takes, dimensions(2)) is None
+    assert equal_lengths(takes, dimensions(2), known=(14, 7)) == [(0,), (1,)]
 
 
 def test_many_dimensions_end() -> None:
@@ -61,5 +65,5 @@ def test_many_dimensions_end() -> None:
         tried.append(lengths)
         return set(lengths) == {7}
 
-    assert equal_lengths(takes, 12) == [(index,) for index in range(12)]
+    assert equal_lengths(takes, dimensions(12)) == [(index,) for index in range(12)]
     assert len(tried) < 12_000

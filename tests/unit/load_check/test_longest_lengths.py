@@ -11,6 +11,7 @@ from support.padded_models import Padded
 from support.row_models import Make
 
 from rocserve.load_check.budget import Budget
+from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.longest_lengths import longest_lengths
 
 USUAL, MOST = 64, 256
@@ -72,15 +73,13 @@ def test_the_longest_length(make: Make, longest: int) -> None:
     loaded = load(make())
     labels = sorted({loaded.inputs[index].symbol(1) for index in range(len(loaded.inputs))})
     padding = Padded(make, dict.fromkeys(labels, (16, MOST))).padding(loaded)
-    found = longest_lengths(
-        loaded.run, loaded.inputs, loaded.outputs, loaded.facts, padding, unhurried(), seed=1, usual=USUAL
-    )
-    assert found == [longest] * len(labels)
+    trials = LengthTrials(loaded.run, loaded.inputs, loaded.outputs, loaded.facts, unhurried(), seed=1)
+    assert longest_lengths(trials, padding, USUAL) == [longest] * len(labels)
 
 
 def test_without_time_it_is_the_usual_one() -> None:
     loaded = load(encoder(layers=1, longest=20))
     padding = Padded(encoder, {"sequence": (16, MOST)}).padding(loaded)
     no_time = Budget(0.0, lambda: 0.0)
-    found = longest_lengths(loaded.run, loaded.inputs, loaded.outputs, loaded.facts, padding, no_time, 1, USUAL)
-    assert found == [USUAL]
+    trials = LengthTrials(loaded.run, loaded.inputs, loaded.outputs, loaded.facts, no_time, seed=1)
+    assert longest_lengths(trials, padding, USUAL) == [USUAL]

@@ -3,9 +3,8 @@ pads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from rocserve.backends.onnx.checked_session import checked_inputs, checked_run, fixed_rows
 from rocserve.backends.onnx.reference_job import open_file, open_session
@@ -13,8 +12,6 @@ from rocserve.cache.digests import file_digest
 from rocserve.core.padding import Padding, joined
 from rocserve.jobs.messages import Report
 from rocserve.load_check.budget import Budget, OutOfTime
-from rocserve.load_check.equal_lengths import equal_lengths
-from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.input_search import NoInputs
 from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.longest_lengths import longest_lengths
@@ -22,7 +19,6 @@ from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import expose, onnx_facts
 from rocserve.load_check.padding import check_padding
 from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
-from rocserve.load_check.tensors import CheckedInput, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +44,14 @@ class OnnxPaddingJob:
     def perform(self, report: Report) -> PaddingVerdict:
         report("opening the model")
         try:
-            opened = self.opened()
+            model = self.opened()
         except Exception as error:
             # The binding's exceptions have no common base class but Exception.
             return undecided(self.padding, f"ONNX Runtime cannot open it: {error}")
         report("padding short inputs")
-        return self.verdict(opened, self.padding, Budget(self.seconds))
+        return check_padding(model, self.padding, frozenset(self.written_values))
 
-    def opened(self) -> OpenedModel:
+    def opened(self) -> LengthTrials:
         """Raises ONNX Runtime's exceptions."""
         file, session = open_file(self.model_file)
         facts, inputs = onnx_facts(file.path), checked_inputs(session, self.shapes, self.has_rows)
@@ -64,50 +60,16 @@ class OnnxPaddingJob:
             message = file.message()
             expose(message, facts.exposed)
             run, outputs = checked_run(open_session(self.model_file, message.SerializeToString()), self.has_rows)
-        seed, fixed = seed_of(file_digest(file.path)), fixed_rows(session, self.has_rows)
-        return OpenedModel(run, inputs, outputs, facts, seed, fixed)
-
-    def verdict(self, model: OpenedModel, padding: Padding, budget: Budget) -> PaddingVerdict:
-        return check_padding(
-            model.run,
-            model.inputs,
-            model.outputs,
-            model.facts,
-            padding,
-            budget,
-            model.seed,
-            written_values=frozenset(self.written_values),
-            has_company=self.has_company and model.fixed_rows is None,
-            fixed_rows=model.fixed_rows,
+        return LengthTrials(
+            run,
+            inputs,
+            outputs,
+            facts,
+            Budget(self.seconds),
+            seed_of(file_digest(file.path)),
+            has_company=self.has_company,
+            fixed_rows=fixed_rows(session, self.has_rows),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedModel:
-    """A model on ONNX Runtime, as the load check takes it."""
-
-    run: Run
-    inputs: Sequence[CheckedInput]
-    outputs: Sequence[str]
-    facts: GraphFacts
-    seed: int
-    fixed_rows: int | None
-
-    def equal(self, padding: Padding, budget: Budget) -> EqualDimensions:
-        alone = [(index,) for index in range(len(padding.dimensions))]
-        if len(alone) < 2:
-            return EqualDimensions((*alone,))
-        try:
-            trials = LengthTrials(
-                self.run, self.inputs, self.outputs, self.facts, budget, self.seed, fixed_rows=self.fixed_rows
-            )
-            sizes = [size for one in padding.dimensions for size in one.sizes[:2]]
-            found = equal_lengths(partial(trials.takes, padding), len(alone), sizes, trials.usual(padding))
-            return EqualDimensions((*(found or alone),))
-        except NoInputs:
-            return EqualDimensions((*alone,))
-        except (OutOfTime, MemoryError):
-            return EqualDimensions((*alone,), is_lasting=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +88,18 @@ class EqualDimensions:
         )
 
 
+def _equal(model: LengthTrials, padding: Padding) -> EqualDimensions:
+    alone = tuple((index,) for index in range(len(padding.dimensions)))
+    if len(alone) < 2:
+        return EqualDimensions(alone)
+    try:
+        return EqualDimensions(tuple(map(tuple, model.groups(padding) or alone)))
+    except NoInputs:
+        return EqualDimensions(alone)
+    except (OutOfTime, MemoryError):
+        return EqualDimensions(alone, is_lasting=False)
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxEqualDimensionsJob:
     """Finds which dimensions of a padding must be equal."""
@@ -139,9 +113,9 @@ class OnnxEqualDimensionsJob:
     def perform(self, report: Report) -> EqualDimensions:
         """Raises ONNX Runtime's exceptions."""
         report("opening the model")
-        opened = self.check.opened()
+        model = self.check.opened()
         report("trying unlike lengths")
-        return opened.equal(self.check.padding, Budget(self.check.seconds))
+        return _equal(model, self.check.padding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,30 +143,19 @@ class OnnxDefaultSizesJob:
         wanted = self.check.padding
         report("opening the model")
         try:
-            opened = self.check.opened()
+            model = self.check.opened()
         except Exception as error:
             # The binding's exceptions have no common base class but Exception.
             return DefaultSizes(wanted, undecided(wanted, f"ONNX Runtime cannot open it: {error}"))
-        budget = Budget(self.check.seconds)
         report("trying unlike lengths")
-        wanted = opened.equal(wanted, budget).joined(wanted)
+        wanted = _equal(model, wanted).joined(wanted)
         report("looking for the longest input")
-        longest = longest_lengths(
-            opened.run,
-            opened.inputs,
-            opened.outputs,
-            opened.facts,
-            wanted,
-            budget,
-            opened.seed,
-            self.usual,
-            opened.fixed_rows,
-        )
+        longest = longest_lengths(model, wanted, self.usual)
         cut = tuple(
             replace(one, sizes=(*(size for size in one.sizes if size < most), most))
             for one, most in zip(wanted.dimensions, longest, strict=True)
         )
         padding = replace(wanted, dimensions=cut)
         report("padding short inputs")
-        verdict = self.check.verdict(opened, padding, budget)
+        verdict = check_padding(model, padding, frozenset(self.check.written_values))
         return DefaultSizes(replace(padding, values=verdict.values), verdict)

@@ -4,7 +4,8 @@ outputs follow them. Runs are on zeros, or on made-up inputs if the model refuse
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cached_property, partial
 
 from rocserve.backends.written_sizes import SIZES, with_measured_outputs
 from rocserve.core.errors import ServeError, invalid_argument
@@ -23,13 +24,11 @@ if the model refuses them."""
 class PaddingRuns:
     """The runs of one model."""
 
-    def __init__(self, config: ModelConfig, zeros: Shapes, search: Callable[[], LengthTrials]) -> None:
-        """`zeros`: runs on zeros. `search`: looks for inputs that the model takes; raises NoInputs, OutOfTime or
-        MemoryError."""
+    def __init__(self, config: ModelConfig, zeros: Shapes, made: Callable[[], LengthTrials]) -> None:
+        """`zeros`: runs on zeros. `made`: runs made-up inputs."""
         self._config = config
         self._zeros = zeros
-        self._search = search
-        self._found: LengthTrials | None = None
+        self._make = made
 
     def with_outputs(self, padding: Padding) -> Padding:
         """Return the padding with the outputs that are cut back. Raises ServeError (INVALID_ARGUMENT) if one cannot be
@@ -39,16 +38,12 @@ class PaddingRuns:
     def groups(self, dimensions: Sequence[PaddedDimension]) -> Sequence[Sequence[int]]:
         """Return the dimensions by their indices, in groups: the lengths of those of a group must be equal."""
         padding = Padding((*dimensions,))
-        count, sizes = len(dimensions), [size for one in dimensions for size in one.sizes[:2]]
-        found = equal_lengths(partial(self._takes_zeros, padding), count, sizes)
+        found = equal_lengths(partial(self._takes_zeros, padding), padding)
         if found is None:
-            try:
-                trials = self._trials
-                found = equal_lengths(partial(trials.takes, padding), count, sizes, trials.usual(padding))
-            except (NoInputs, OutOfTime, MemoryError):
-                # The outputs cannot be measured either, and that error says why.
-                pass
-        return [(index,) for index in range(count)] if found is None else found
+            # The outputs cannot be measured without inputs either, and that error says why.
+            with suppress(NoInputs, OutOfTime, MemoryError):
+                found = self._made.groups(padding)
+        return [(index,) for index in range(len(dimensions))] if found is None else found
 
     def _takes_zeros(self, padding: Padding, lengths: Lengths) -> bool:
         try:
@@ -63,9 +58,9 @@ class PaddingRuns:
         except ServeError as error:
             refusal = error.text
         try:
-            return self._made(padding, lengths)
-        except ServeError as error:
-            why = error.text
+            if (outputs := self._made.outputs(padding, lengths)) is not None:
+                return {name: values.shape for name, values in outputs.items()}
+            why = self._made.trials.refusal
         except (NoInputs, OutOfTime, MemoryError) as error:
             why = str(error)
         each = ", ".join(f"'{one.label}' of {length}" for one, length in zip(padding.dimensions, lengths, strict=True))
@@ -76,15 +71,6 @@ class PaddingRuns:
             f' names together ("a,b=16,32")'
         ) from None
 
-    def _made(self, padding: Padding, lengths: Lengths) -> Mapping[str, Shape]:
-        """Run made-up inputs. Raises as `search`, and ServeError if the model refuses them."""
-        trials = self._trials
-        if (outputs := trials.outputs(padding, lengths)) is None:
-            raise invalid_argument(trials.refusal)
-        return {name: values.shape for name, values in outputs.items()}
-
-    @property
-    def _trials(self) -> LengthTrials:
-        if self._found is None:
-            self._found = self._search()
-        return self._found
+    @cached_property
+    def _made(self) -> LengthTrials:
+        return self._make()

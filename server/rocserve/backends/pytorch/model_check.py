@@ -16,13 +16,14 @@ import torch
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.check_samples import sample_feeds, samples_digest
+from rocserve.backends.checked_padding import checked_padding
 from rocserve.backends.parameters import load_check_mode
 from rocserve.backends.pytorch.binding import BoundProgram
 from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows, run_of, unchanged
 from rocserve.backends.pytorch.comparison import COMPARING, COMPARISON_FILE, Comparison, EagerReference
 from rocserve.backends.pytorch.job_files import machine_parts, written_folder
 from rocserve.backends.pytorch.program import Program
-from rocserve.backends.written_sizes import has_rows, padding_report, written_values
+from rocserve.backends.written_sizes import has_rows, padding_report
 from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.padding import Padding
@@ -30,9 +31,9 @@ from rocserve.core.plain import from_json
 from rocserve.jobs.messages import Job, JobError
 from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.load_check.budget import Budget
+from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.made_inputs import seed_of
-from rocserve.load_check.padding import check_padding
-from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
+from rocserve.load_check.padding_verdict import PaddingVerdict
 from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
 from rocserve.load_check.tensors import CheckedInput, Feed
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
@@ -110,38 +111,32 @@ class ModelCheck:
             return None
         inputs = checked_inputs(bound, program.signature.inputs, zeros_only, padding)
         samples = sample_feeds(self._source, bound.signature)
-        shares_batches = has_rows(self._source.config, bound.signature) and not bound.signature.dependent_rows
-        fixed = fixed_rows(program.signature.most_rows) if bound.signature.supports_batching else None
-        seconds = max(self.seconds - self.report.seconds, 0.0)
-        written = written_values(self._source.config)
+        has_company = has_rows(self._source.config, bound.signature) and not bound.signature.dependent_rows
+        parts = (self._precision, repr(inputs), repr(has_company), samples_digest(samples))
 
-        def check() -> PaddingVerdict:
-            with self._checking("padding short inputs"), unchanged(program):
-                try:
-                    return check_padding(
-                        run_of(bound, call),
-                        inputs,
-                        tuple(bound.outputs),
-                        replace(program.facts, precision=_coarsest(program.signature.precision)),
-                        padding,
-                        Budget(seconds),
-                        self._seed,
-                        samples,
-                        written,
-                        has_company=shares_batches and fixed is None,
-                        fixed_rows=fixed,
-                    )
-                except Exception as error:
-                    # A fault of the check must not keep a model from being served.
-                    _LOG.warning("model '%s': the load check failed", self._source.name, exc_info=True)
-                    return undecided(padding, str(error))
+        def trials(budget: Budget) -> LengthTrials:
+            return LengthTrials(
+                run_of(bound, call),
+                inputs,
+                tuple(bound.outputs),
+                replace(program.facts, precision=_coarsest(program.signature.precision)),
+                budget,
+                self._seed,
+                samples,
+                has_company,
+                fixed_rows(program.signature.most_rows) if bound.signature.supports_batching else None,
+            )
 
-        parts = (self._precision, repr(inputs), repr(padding), repr(shares_batches), samples_digest(samples))
-        key = verdict_key("padding", self._digest, "eager", *machine_parts(self._device), *parts)
-        known = self._verdicts.find_or_check(
-            key, PaddingVerdict, check, lambda verdict: verdict.is_lasting, seconds + _START_SECONDS
-        )
-        return known.verdict
+        with unchanged(program):
+            verdict, took = checked_padding(
+                self._source,
+                padding,
+                max(self.seconds - self.report.seconds, 0.0),
+                (self._digest, "eager", *machine_parts(self._device), *parts),
+                trials,
+            )
+        self._add(LoadCheckReport(seconds=took))
+        return verdict
 
     def report_padding(self, verdict: PaddingVerdict) -> None:
         """Report the verdict on sizes that are written. Raises LoadCheckFailed if the check is strict, and answers

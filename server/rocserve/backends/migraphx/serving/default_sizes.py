@@ -29,10 +29,10 @@ from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import LoadCheckReport
 from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.printable import readable_size
-from rocserve.jobs.messages import JobError
+from rocserve.jobs.messages import Job, JobError
 from rocserve.jobs.runner import JobRunner
 from rocserve.load_check.padding_verdict import PaddingState, undecided
-from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
+from rocserve.load_check.verdict_cache import Known, Verdict, VerdictCache, verdict_key
 
 _START_SECONDS = 60.0
 """The time that the check's process may take beyond its budget: to start, and to open the model."""
@@ -73,31 +73,15 @@ def _checked(model: ModelSource, onnxruntime: JobRunner, missing: SizesMissing) 
     """Return the sizes that the model takes, with the verdict on them, and whether it was in the cache."""
     wanted = missing.wanted
     assert wanted is not None, "the caller has seen to it"
-    padding, seconds = wanted.padding, model.settings.load_check_seconds
-    if not is_installed("onnxruntime"):
-        return DefaultSizes(padding, undecided(padding, "ONNX Runtime is not installed")), True
-    check = _job(model, wanted)
-
-    def found() -> DefaultSizes:
-        model.report_check("padding short inputs")
-        try:
-            return onnxruntime.run(
-                OnnxDefaultSizesJob(check, USUAL),
-                DefaultSizes,
-                timeout_seconds=seconds + _START_SECONDS,
-                limit_name="load_check_seconds",
-            )
-        except JobError as error:
-            return DefaultSizes(padding, undecided(padding, error.text))
-        finally:
-            model.report_check("")
-
-    known = VerdictCache(cache_directory(model.settings)).find_or_check(
-        _key("default sizes", wanted, check),
+    known = _found(
+        model,
+        onnxruntime,
+        wanted,
+        "padding short inputs",
+        lambda check: OnnxDefaultSizesJob(check, USUAL),
         DefaultSizes,
-        found,
+        lambda why: DefaultSizes(wanted.padding, undecided(wanted.padding, why)),
         lambda sizes: sizes.verdict.is_lasting,
-        seconds + _START_SECONDS,
     )
     return known.verdict, known.is_from_cache
 
@@ -106,32 +90,47 @@ def equal_dimensions(model: ModelSource, onnxruntime: JobRunner, wanted: WantedS
     """Return the dimensions by their indices, in groups: the lengths of those of a group must be equal. Each is alone
     if nothing can be found out."""
     alone = EqualDimensions(tuple((index,) for index in range(len(wanted.padding.dimensions))), is_lasting=False)
-    if not is_installed("onnxruntime"):
-        return alone.groups
-    check, seconds = _job(model, wanted), model.settings.load_check_seconds
+    known = _found(
+        model,
+        onnxruntime,
+        wanted,
+        "looking for equal dimensions",
+        OnnxEqualDimensionsJob,
+        EqualDimensions,
+        lambda why: alone,
+        lambda equal: equal.is_lasting,
+    )
+    return known.verdict.groups
 
-    def found() -> EqualDimensions:
-        model.report_check("looking for equal dimensions")
+
+def _found(
+    model: ModelSource,
+    onnxruntime: JobRunner,
+    wanted: WantedSizes,
+    what: str,
+    job: Callable[[OnnxPaddingJob], Job],
+    kind: type[Verdict],
+    unknown: Callable[[str], Verdict],
+    is_lasting: Callable[[Verdict], bool],
+) -> Known[Verdict]:
+    """Return what a job finds on ONNX Runtime, or has found earlier. `what`: the job for users. `unknown`: makes the
+    verdict where the job cannot run, of the reason."""
+    if not is_installed("onnxruntime"):
+        return Known(unknown("ONNX Runtime is not installed"), is_from_cache=True)
+    check, seconds = _job(model, wanted), model.settings.load_check_seconds + _START_SECONDS
+
+    def found() -> Verdict:
+        model.report_check(what)
         try:
-            return onnxruntime.run(
-                OnnxEqualDimensionsJob(check),
-                EqualDimensions,
-                timeout_seconds=seconds + _START_SECONDS,
-                limit_name="load_check_seconds",
-            )
-        except JobError:
-            return alone
+            return onnxruntime.run(job(check), kind, timeout_seconds=seconds, limit_name="load_check_seconds")
+        except JobError as error:
+            return unknown(error.text)
         finally:
             model.report_check("")
 
-    known = VerdictCache(cache_directory(model.settings)).find_or_check(
-        _key("equal dimensions", wanted, check),
-        EqualDimensions,
-        found,
-        lambda equal: equal.is_lasting,
-        seconds + _START_SECONDS,
-    )
-    return known.verdict.groups
+    facts = (repr(check.padding), repr(sorted(check.shapes.items())), repr((check.written_values, check.has_rows)))
+    key = verdict_key(kind.__name__, wanted.source.digest, "ONNX Runtime", *facts)
+    return VerdictCache(cache_directory(model.settings)).find_or_check(key, kind, found, is_lasting, seconds)
 
 
 def _job(model: ModelSource, wanted: WantedSizes) -> OnnxPaddingJob:
@@ -145,11 +144,6 @@ def _job(model: ModelSource, wanted: WantedSizes) -> OnnxPaddingJob:
         has_company=wanted.has_rows,
         seconds=model.settings.load_check_seconds,
     )
-
-
-def _key(check: str, wanted: WantedSizes, job: OnnxPaddingJob) -> str:
-    facts = (repr(job.padding), repr(sorted(job.shapes.items())), repr((job.written_values, job.has_rows)))
-    return verdict_key(check, wanted.source.digest, "ONNX Runtime", *facts)
 
 
 def planned_sizes(context: CompileContext, plan: ProgramPlan, first: CachedProgram) -> ProgramPlan:
