@@ -173,6 +173,16 @@ def test_reranking(served: Served) -> None:
     assert "query: expected at most 67108 bytes beside 1000 documents" in message
 
 
+def test_version_2_of_coheres_reranking(served: Served) -> None:
+    body = {"model": "judge", "query": "animals near Peru", "documents": ["llama", "the llama of Peru"], "top_n": 1}
+    assert served.post("/v2/rerank", body) == served.post("/v1/rerank", body)
+    status, message, param, _ = served.fault("/v2/rerank", {**body, "max_tokens_per_doc": 4096})
+    assert (status, param) == (400, "max_tokens_per_doc")
+    assert "leave it out" in message
+    status, answer = served.get("/v2/rerank")
+    assert (status, answer["error"]["type"]) == (405, "invalid_request_error")
+
+
 def test_the_list_of_models(served: Served) -> None:
     status, answer = served.get("/v1/models")
     assert (status, answer["object"]) == (200, "list")
@@ -311,6 +321,24 @@ async def test_langchain(served: Served, openai: Any) -> None:
     assert embeddings.embed_documents(TEXTS) == list(map(vector_of, TEXTS))
     assert embeddings.embed_query("banana") == vector_of("banana")
     assert await embeddings.aembed_documents(TEXTS) == list(map(vector_of, TEXTS))
+
+
+def test_coheres_clients(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    cohere = pytest.importorskip("cohere", reason="the package cohere is not installed")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    flags = {"api_key": "any", "base_url": f"http://{served.server.http_address}", "timeout": PATIENCE_SECONDS}
+    asked = {"model": "judge", "query": "animals near Peru", "documents": ["llama", "animals of Peru near a llama"]}
+    first, second = cohere.Client(**flags), cohere.ClientV2(**flags)
+    for client in (first, second):
+        answer = client.rerank(**asked, top_n=1)
+        assert [(each.index, each.relevance_score) for each in answer.results] == [(1, 3.0)]
+        assert answer.meta.tokens.input_tokens == 7
+    answer = first.rerank(**asked, return_documents=True)
+    assert [each.document.text for each in answer.results] == [*reversed(asked["documents"])]
+    with pytest.raises(cohere.BadRequestError, match="unknown member 'priority'"):
+        second.rerank(**asked, priority=1, request_options={"max_retries": 0})
+    with pytest.raises(cohere.NotFoundError, match="model_not_found"):
+        second.rerank(**{**asked, "model": "nowhere"}, request_options={"max_retries": 0})
 
 
 SECRET = "--http-restricted-api=inference:infer-key=secret"

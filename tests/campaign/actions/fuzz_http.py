@@ -39,6 +39,7 @@ PATHS = (
     "/v2/hardware",
     "/v1/embeddings",
     "/v1/rerank",
+    "/v2/rerank",
     "/v1/models",
     "/v1/models/%ff%fe",
     "/v1/nothing",

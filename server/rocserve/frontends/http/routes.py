@@ -249,6 +249,8 @@ GENERATE = Route(f"{_MODEL}/generate", "ModelInfer", POST)
 GENERATE_STREAM = Route(f"{_MODEL}/generate_stream", "ModelInfer", POST)
 EMBED = Route("/v1/embeddings", "ModelInfer", POST)
 RERANK = Route("/v1/rerank", "ModelInfer", POST)
+RERANK_2 = Route("/v2/rerank", "ModelInfer", POST)
+"""Of version 2 of Cohere's API; the same call."""
 TEXT_MODELS = Route("/v1/models", "ModelInfer", shows=("ModelMetadata",))
 TEXT_MODEL = Route("/v1/models/{name}", "ModelInfer", shows=("ModelMetadata",))
 ROUTES = (
@@ -257,6 +259,7 @@ ROUTES = (
     GENERATE_STREAM,
     EMBED,
     RERANK,
+    RERANK_2,
     TEXT_MODELS,
     TEXT_MODEL,
     Route("/v2", "ServerMetadata"),
@@ -322,8 +325,9 @@ def find_destination(target: bytes) -> tuple[Route, Mapping[str, str]] | None:
 
 
 def is_openai(target: bytes) -> bool:
-    """Return whether a URL is one of OpenAI's API, whose errors have its form."""
-    return path_of(target).startswith("/v1/")
+    """Return whether a URL is one of OpenAI's API, or of reranking, whose errors have its form."""
+    path = path_of(target)
+    return path.startswith("/v1/") or path == RERANK_2.url
 
 
 def parse_message(target: bytes, body: Buffer) -> bytes:

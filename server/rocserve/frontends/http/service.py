@@ -36,6 +36,7 @@ from rocserve.frontends.http.routes import (
     GET_OR_HEAD,
     INFER,
     RERANK,
+    RERANK_2,
     TEXT_MODEL,
     TEXT_MODELS,
     Route,
@@ -145,7 +146,7 @@ class HttpService:
             return lambda request: request.run(generate(self._parts, request, model, version, streams))
         if route is EMBED:
             return lambda request: request.run(self._openai.embed(request))
-        if route is RERANK:
+        if route is RERANK or route is RERANK_2:
             return lambda request: request.run(self._openai.rerank(request))
         if route is TEXT_MODELS:
             return lambda request: request.run(self._openai.list_models())

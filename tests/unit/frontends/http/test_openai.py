@@ -26,7 +26,7 @@ from rocserve.frontends.http.openai.bodies import Fault, RerankBody, attempted, 
 from rocserve.frontends.http.openai.calls import TextCall, TextOutputs, rows_of_ids, rows_of_texts
 from rocserve.frontends.http.openai.errors import FieldFault, openai_error
 from rocserve.frontends.http.openai.models import TextModel, TextOutput, text_model
-from rocserve.frontends.http.openai.service import _check_dimensions, _cut
+from rocserve.frontends.http.openai.service import _check_dimensions, _check_most_tokens, _cut
 from rocserve.frontends.http.request import Head, HttpError, MissingSecret
 from rocserve.services.inference import header_forwarding
 
@@ -88,7 +88,8 @@ def test_faulty_bodies_of_embeddings(given: Any, member: str, text: str) -> None
             "return_documents",
             "expected true or false, got 1",
         ),
-        ({"query": "q", "documents": ["a"], "max_tokens_per_doc": 9}, "max_tokens_per_doc", "unknown member"),
+        ({"query": "q", "documents": ["a"], "max_tokens_per_doc": 0}, "max_tokens_per_doc", "a whole number from 1 on"),
+        ({"query": "q", "documents": ["a"], "priority": 1}, "priority", "unknown member"),
     ],
 )
 def test_faulty_bodies_of_reranking(given: Any, member: str, text: str) -> None:
@@ -339,6 +340,7 @@ def test_long_documents_are_written_in_steps() -> None:
             {"index": 2, "relevance_score": 0.25, "document": {"text": ""}},
         ],
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
+        "meta": {"tokens": {"input_tokens": 7}},
     }
 
 
@@ -347,6 +349,19 @@ def test_of_equal_scores_the_first_document_comes_first() -> None:
     body = RerankBody("m", "q", ["a"] * 100, None, False)
     answer = json.loads(b"".join(result_of(rerank_answer("m", outputs, body))))
     assert [entry["index"] for entry in answer["results"]] == [*range(1, 100, 2), *range(0, 100, 2)]
+
+
+def test_documents_are_cut_only_where_the_model_cuts_them() -> None:
+    limited, other = (
+        text_model(config_of([QUERY, TEXT], [SCORE], parameters=parameters)) for parameters in ({"max_tokens": "8"}, {})
+    )
+    assert limited is not None and other is not None
+    _check_most_tokens(limited, None)
+    _check_most_tokens(limited, 8)
+    _check_most_tokens(other, None)
+    for model, wanted, expected in ((limited, 7, "expected at least 8, where"), (other, 4096, "expected nothing, as")):
+        with pytest.raises(FieldFault, match=f"max_tokens_per_doc: {expected}.* got {wanted}; leave it out"):
+            _check_most_tokens(model, wanted)
 
 
 def test_a_faulty_list_of_lengths_is_named() -> None:

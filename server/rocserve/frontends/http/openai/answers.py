@@ -46,7 +46,9 @@ def rerank_answer(model: str, outputs: TextOutputs, body: RerankBody) -> Steps[l
                 yield
             pieces.append(b'"}')
         pieces.append(b"}")
-    return [*pieces, b'],"usage":' + json_bytes(_usage(outputs)) + b"}"]
+    # Jina's clients read `usage`, Cohere's `meta`.
+    end = {"usage": _usage(outputs), "meta": {"tokens": {"input_tokens": outputs.token_count}}}
+    return [*pieces, b"]," + json_bytes(end)[1:]]
 
 
 def _usage(outputs: TextOutputs) -> dict[str, int]:

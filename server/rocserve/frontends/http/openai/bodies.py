@@ -42,6 +42,8 @@ class RerankBody:
     top_n: int | None
     """None = all."""
     returns_documents: bool
+    most_tokens: int | None = None
+    """Tokens of a document beyond which the client wants it cut; None = as the model does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,13 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
 
 def read_rerank(body: Mapping[str, Any]) -> RerankBody:
     """Raises FieldFault."""
-    given = _members(body, ("model", "query", "documents", "top_n", "return_documents"))
+    given = _members(body, ("model", "query", "documents", "top_n", "return_documents", "max_tokens_per_doc"))
     returns = given.get("return_documents", False)
     if type(returns) is not bool:
         raise FieldFault("return_documents", f"return_documents: expected true or false, got {_shown(returns)}")
     documents = _documents(given.get("documents"))
-    return RerankBody(_text(given, "model"), _text(given, "query"), documents, _count(given, "top_n"), returns)
+    top_n, most_tokens = _count(given, "top_n"), _count(given, "max_tokens_per_doc")
+    return RerankBody(_text(given, "model"), _text(given, "query"), documents, top_n, returns, most_tokens)
 
 
 def _members(body: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:

@@ -41,6 +41,8 @@ _Body = TypeVar("_Body")
 
 _MATRYOSHKA = "matryoshka"
 """Parameter of a model: the lengths to which its vectors may be cut, or "any"."""
+_MAX_TOKENS = "max_tokens"
+"""Parameter of a model: the number of tokens beyond which it cuts a text, or a query with its document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ class OpenAiService:
         """Raises ServeError."""
         model = await self._models.find(body.model, TextOutput.SCORE)
         self._check_query(body)
+        _check_most_tokens(model, body.most_tokens)
         shares = rows_of_texts(model, body.documents, body.query)
         return _Work(model, shares, lambda outputs: rerank_answer(model.config.name, outputs, body))
 
@@ -161,6 +164,19 @@ class OpenAiService:
                 f"query: expected at most {most} bytes beside {count} documents, as the model reads it again with each,"
                 f" got {length}; send fewer documents, or raise --http-max-input-size",
             )
+
+
+def _check_most_tokens(model: TextModel, wanted: int | None) -> None:
+    """Raise FieldFault if a client wants documents cut before the model cuts them."""
+    own = model.config.parameters.get(_MAX_TOKENS, "")
+    if wanted is None or (own.isdecimal() and wanted >= int(own)):
+        return
+    expected = f"at least {own}, where" if own.isdecimal() else "nothing, as only"
+    raise FieldFault(
+        "max_tokens_per_doc",
+        f"max_tokens_per_doc: expected {expected} model '{model.config.name}' cuts a query with its document, got"
+        f" {wanted}; leave it out, or set the encoder's parameter '{_MAX_TOKENS}'",
+    )
 
 
 def _check_dimensions(model: TextModel, width: int, wanted: int | None) -> None:
