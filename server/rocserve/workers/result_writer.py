@@ -101,13 +101,14 @@ class ResultWriter:
         self._declared = {spec.name: spec.shape for spec in signature.outputs if not spec.any_rank}
         self._batching = batching
         self._plans: Memo[object, _Plan] = Memo(_REMEMBERED)
-        self._last: Memo[tuple[int, ...], _Plan] = Memo(_REMEMBERED)
-        """The plan of the latest result, by the rows of a batch's requests."""
+        self._last: Memo[object, _Plan] = Memo(_REMEMBERED)
+        """The plan of the latest result, by the rows of a batch's requests and the shapes of its inputs."""
         self._reserved: tuple[_Plan, int, memoryview] | None = None
 
     def make_room(self, batch: Batch) -> None:
-        """Reserve memory for outputs as large as the last ones, unless copying them is faster."""
-        plan = self._last.get(batch.request_sizes)
+        """Reserve memory for outputs as large as those of the last batch of these shapes, unless copying them is
+        faster."""
+        plan = self._last.get(_shapes(batch))
         if plan is not None and plan.layout.places.end > COPIED_SOONER:
             self._reserved = (plan, *self._end.reserve(plan.layout.places.end))
             batch.room = plan.room(*self._reserved[1:])
@@ -161,8 +162,9 @@ class ResultWriter:
             if results and results[-1].is_like(layout):
                 results[-1].add(layout.places.end, contents)
                 return
-        if self._last.get(batch.request_sizes) is not plan:
-            self._last.keep(batch.request_sizes, plan)
+        shapes = _shapes(batch)
+        if self._last.get(shapes) is not plan:
+            self._last.keep(shapes, plan)
         requests = len(batch.request_sizes)
         kind = RESULT if requests == 1 else BATCH_RESULT
         results.append(OutgoingResult(kind, requests, 0, 0, layout.places.end, contents, layout, place))
@@ -200,7 +202,7 @@ class ResultWriter:
             results[-1].kind, results[-1].requests = BATCH_RESULT, len(sizes)
         layout = results[-1].layout
         if key is not None and layout is not None and layout.places.sizes is not None:
-            self._last.keep(batch.request_sizes, self._plans.keep(key, _Plan(layout)))
+            self._last.keep(_shapes(batch), self._plans.keep(key, _Plan(layout)))
 
     def _with_row(self, name: str, value: Array | Tensor, batch: Batch) -> Array | Tensor:
         """Give an output of one row back the sizes of 1 that the model has dropped, the row's among them."""
@@ -271,6 +273,10 @@ class ResultWriter:
             return value.datatype
         declared = self._datatypes.get(name)
         return declared if declared is not None and declared.numpy_dtype == value.dtype else datatype_of(value)
+
+
+def _shapes(batch: Batch) -> object:
+    return batch.request_sizes, *[tensor.shape for tensor in batch.inputs.values()]
 
 
 def _is_padded(batch: Batch, names: Iterable[str]) -> bool:

@@ -159,14 +159,11 @@ def _load_session(
             opened.executions = executions
             opened.properties = {**opened.properties, **properties}
         return opened
-    # Large outputs are written in place if all of them lie on the CPU, and a batch's rows determine their sizes.
-    fixed_sizes = all(
-        spec.datatype not in (DataType.BYTES, DataType.BF16) and -1 not in spec.shape[int(batches) :]
-        for spec in signature.outputs
-    )
+    # Large outputs are written in place if all of them lie on the CPU.
+    are_numbers = all(spec.datatype not in (DataType.BYTES, DataType.BF16) for spec in signature.outputs)
     takes_bf16 = any(spec.datatype is DataType.BF16 for spec in signature.inputs)
     in_place = (
-        InPlaceRun(session, signature, batches) if fixed_sizes and is_on_cpu(session) and not takes_bf16 else None
+        InPlaceRun(session, signature, batches) if are_numbers and is_on_cpu(session) and not takes_bf16 else None
     )
     opened = OnnxModel(
         session_run(session, signature), signature, model.config, session_facts(session), _in_place=in_place

@@ -4,7 +4,6 @@ safe on several threads."""
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,15 +70,18 @@ class InPlaceRun:
         self._session = session
         self._first = int(batching)
         self._shapes = {spec.name: spec.shape[self._first :] for spec in signature.outputs}
-        self._row_bytes = sum(math.prod(self._shapes[spec.name]) * spec.datatype.itemsize for spec in signature.outputs)
 
     def fits(self, batch: Batch) -> bool:
-        """Return whether the outputs are large, and the batch has room of the right shapes for all wanted outputs."""
-        if sum(batch.request_sizes) * self._row_bytes < _PLACED_FROM:
-            return False
+        """Return whether the batch has room for all wanted outputs, in shapes that the model may give, and the outputs
+        are large."""
         room = batch.room
-        return all(
-            name in room and room[name].shape[self._first :] == self._shapes[name] for name in batch.requested_outputs
+        if not room or any(name not in room for name in batch.requested_outputs):
+            return False
+        wanted = [(room[name], self._shapes[name]) for name in batch.requested_outputs]
+        return sum(array.nbytes for array, _ in wanted) >= _PLACED_FROM and all(
+            len(array.shape) == self._first + len(shape)
+            and all(dim in (-1, size) for dim, size in zip(shape, array.shape[self._first :], strict=True))
+            for array, shape in wanted
         )
 
     def __call__(self, batch: Batch, inputs: Mapping[str, Array]) -> Sequence[Array]:
