@@ -56,7 +56,8 @@ class RequestResponder(Protocol):
 
 @dataclass(slots=True)
 class ModelRequest:
-    """One request, as a model sees it. Its tensors stay valid while the model holds them. Not frozen: see Tensor."""
+    """One request, as a model sees it. Its tensors stay valid while the model holds them, but see `reads_in_place`. Not
+    frozen: see Tensor."""
 
     inputs: Mapping[str, Tensor]
     """With the batch dimension if the model batches."""
@@ -141,6 +142,13 @@ def readiness_check(model: object) -> Callable[[], bool] | None:
     separate thread, also while `execute` runs. It may raise any exception."""
     check: Callable[[], bool] | None = getattr(model, "readiness_check", None)
     return check
+
+
+def reads_in_place(model: object) -> bool:
+    """Return a model's attribute `reads_in_place`, or False. True gives it inputs that it may not change, and that are
+    valid until `execute` returns, instead of copies."""
+    reads: bool = getattr(model, "reads_in_place", False)
+    return reads
 
 
 @dataclass(frozen=True, slots=True)

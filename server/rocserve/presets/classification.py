@@ -19,6 +19,8 @@ _ROUNDING = 1e-2
 
 
 class TritonPythonModel:
+    READS_INPUTS_IN_PLACE = True
+
     def initialize(self, args: dict[str, str]) -> None:
         """Raises ValueError if the configuration names no label file."""
         self._batches = json.loads(args["model_config"])["max_batch_size"] > 0

@@ -22,6 +22,8 @@ _FINISHED_COLUMNS = 6
 
 
 class TritonPythonModel:
+    READS_INPUTS_IN_PLACE = True
+
     def initialize(self, args: dict[str, str]) -> None:
         """Raises ValueError if a parameter is missing or wrong."""
         parameters = Parameters(parameters_of(args))

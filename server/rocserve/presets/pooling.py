@@ -24,6 +24,8 @@ _POOLINGS: Mapping[str, Callable[[Array], Array]] = {
 
 
 class TritonPythonModel:
+    READS_INPUTS_IN_PLACE = True
+
     def initialize(self, args: dict[str, str]) -> None:
         parameters = parameters_of(args)
         self._pool = _POOLINGS.get(parameters.get("pooling", ""))

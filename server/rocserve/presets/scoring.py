@@ -12,6 +12,8 @@ from rocserve.presets.parameters import parameters_of
 
 
 class TritonPythonModel:
+    READS_INPUTS_IN_PLACE = True
+
     def initialize(self, args: dict[str, str]) -> None:
         self._activation = ACTIVATIONS[parameters_of(args)["activation"]]
 

@@ -14,6 +14,8 @@ from rocserve.presets.parameters import parameters_of
 
 
 class TritonPythonModel:
+    READS_INPUTS_IN_PLACE = True
+
     def initialize(self, args: dict[str, str]) -> None:
         """Raises ValueError if the configuration names no label file."""
         self._labels = class_names_of(args, "LABELS")

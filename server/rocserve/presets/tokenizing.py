@@ -28,6 +28,8 @@ _SHOWN_IDS = 8
 
 
 class TritonPythonModel:
+    READS_INPUTS_IN_PLACE = True
+
     def initialize(self, args: dict[str, str]) -> None:
         """Raises ServeError if the library is missing, or if tokenizer.json is damaged or another encoder's."""
         parameters, config = parameters_of(args), json.loads(args["model_config"])
@@ -93,7 +95,7 @@ class TritonPythonModel:
         if query is not None:
             pairs = list(zip(self._texts("QUERY", query), first, strict=True))
         encodings = self._encode(pairs)
-        counts = [len(encoding.ids) for encoding in encodings]
+        counts = [*map(len, encodings)]
         for row, count in enumerate(counts):
             if not count:
                 raise ValueError(f"row {row} of TEXT has no token; expected a text")

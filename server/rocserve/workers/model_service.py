@@ -31,6 +31,7 @@ from rocserve.backends.request_model import (
     RequestModel,
     RequestModelSource,
     Result,
+    reads_in_place,
 )
 from rocserve.backends.warmup import as_served, warm_up_samples
 from rocserve.backends.written_sizes import SIZES, VALUES
@@ -40,7 +41,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.freed_memory import KeptMemory
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import begin_requests, end_requests
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import Buffer, Tensor
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.workers.back_channel import BackChannel, BatchedResponder
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_sample
@@ -336,6 +337,7 @@ class RequestService(ModelService):
             self._source(), load.config_json, self._back, load.plan.instance_name, self._send_metrics
         )
         self.model = importlib.import_module(load.engine).load(source)
+        self._own_memory: Callable[[memoryview], Buffer] = memoryview if reads_in_place(self.model) else bytearray
 
     def warm_up(self, message: WarmUp) -> None:
         self.model.initialize(message.config, message.config_json)
@@ -398,12 +400,13 @@ class RequestService(ModelService):
         self._end.finish(received, (input_end, output_start), results, kept)
 
     def _request(self, received: ReceivedRequest, responders: list[BatchedResponder]) -> ModelRequest:
-        """Return a request whose memory the model may keep and change. Always appends its responder."""
+        """Return a request whose memory the model may keep and change, unless it reads in place. Always appends its
+        responder."""
         responder = self._back.open_request(received.number)
         responders.append(responder)
         layout, heap = received.form.layout, self._end.inputs
         inputs = {
-            head.name: Tensor(*head, bytearray(content))
+            head.name: Tensor(*head, self._own_memory(content))
             for head, content in zip(layout.inputs, request_inputs(received, heap), strict=True)
         }
         for head in layout.references:

@@ -22,7 +22,7 @@ from support.python_models import (
 )
 
 from rocserve.backends.python import BACKEND
-from rocserve.backends.request_model import RESCHEDULED, Answer, ModelResponse, readiness_check
+from rocserve.backends.request_model import RESCHEDULED, Answer, ModelResponse, readiness_check, reads_in_place
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
@@ -115,6 +115,26 @@ def test_a_model_may_take_requests_out_of_its_list(tmp_path: Path) -> None:
     body = "answers = []\nwhile requests:\n    answers.append(answer(requests.pop(0)))\nreturn answers"
     with serving_source(tmp_path / "m", method(body), NUMBERS) as model:
         assert len([outputs(each) for each in model.execute([request(X=X), request(X=X)])]) == 2
+
+
+def test_a_model_reads_inputs_in_place_if_it_says_so(tmp_path: Path) -> None:
+    body = """
+x = pb_utils.get_input_tensor_by_name(requests[0], "X")
+assert not x.as_numpy().flags.writeable
+assert np.from_dlpack(x).tolist() == [1, 2]
+return [answer(request) for request in requests]
+"""
+    source = method(body).replace("PythonModel:", "PythonModel:\n    READS_INPUTS_IN_PLACE = {}")
+    with serving_source(tmp_path / "m", source.format(True), NUMBERS) as model:
+        assert reads_in_place(model)
+        asked = request(X=X)
+        asked.inputs["X"].data = bytes(asked.inputs["X"].data)
+        assert outputs(model.execute([asked])[0])["Y"].tolist() == [2, 3]
+    with serving(MODELS / "words") as model:
+        assert not reads_in_place(model)
+    with pytest.raises(ServeError) as fault, serving_source(tmp_path / "wrong", source.format('"no"'), NUMBERS):
+        pass
+    assert fault.value.text == "model 'wrong' has READS_INPUTS_IN_PLACE 'no'; expected True or False"
 
 
 def test_a_decoupled_model_returns_none(tmp_path: Path) -> None:

@@ -135,6 +135,17 @@ async def test_inputs_are_the_models_own(models: RequestModels) -> None:
     assert sums == [5.0, 8.0, 11.0, 14.0, 17.0, 20.0]
 
 
+@pytest.mark.parametrize("more", ["", BATCHES])
+async def test_a_model_may_answer_with_inputs_that_it_reads_in_place(models: RequestModels, more: str) -> None:
+    await models.load("m", "in_place", more)
+    values = np.random.default_rng(0).random((3, 1, 50_000), np.float32)
+    asked = [models.ask("m", rows) for rows in values]
+    for rows, answers in zip(values, asked, strict=True):
+        await answers.done()
+        assert answers.errors == []
+        assert np.array_equal(answers.array(0, "OUT"), rows)
+
+
 async def test_large_tensors_go_both_ways(models: RequestModels) -> None:
     await models.load("m")
     await models.load("caller", "calls", target="m")

@@ -29,7 +29,7 @@ from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.metrics import ModelMetrics
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
 from rocserve.backends.python.pb_utils.response import InferenceResponse, InferenceResponseSender, answer_of
-from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrapper_of
+from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_in_place, wrapper_of
 from rocserve.backends.python.signature import read_signature
 from rocserve.backends.request_model import (
     RESCHEDULED,
@@ -71,6 +71,9 @@ class PythonModel:
         self._source, self._instance_name = self._request_source.source, self._request_source.instance_name
         self._request_class._model_name = self._source.name
         self._request_class._model_version = self._source.version
+        self.reads_in_place = self._tensors is None and getattr(self._model_class, _IN_PLACE, False)
+        """See request_model.reads_in_place."""
+        self._wrap = wrap_in_place if self.reads_in_place else wrapper_of(self._tensors)
         self._caller = self._request_class._caller
         self._caller.tensors = self._tensors
         self.properties = {DEVICE_PROPERTY: self._tensors.name} if self._tensors else {}
@@ -114,13 +117,12 @@ class PythonModel:
         """Raises ServeError (INTERNAL) if the model's code raises or returns an invalid value."""
         senders: list[InferenceResponseSender] = []
         received: list[InferenceRequest] = []
-        wrap = wrapper_of(self._tensors)
         for request in requests:
             outputs = request.requested_outputs or self._outputs
             to_answer = partial(self._answer, outputs, request.reference_outputs)
             sender = InferenceResponseSender(request.responder, self._decoupled, to_answer, self._abandoned.take)
             senders.append(sender)
-            received.append(received_request(self._request_class, request, outputs, sender, wrap))
+            received.append(received_request(self._request_class, request, outputs, sender, self._wrap))
         if self._tensors is not None:
             self._tensors.wait()
         try:
@@ -297,6 +299,7 @@ def keep_server_log() -> None:
 
 
 _CLASS_NAME = "TritonPythonModel"
+_IN_PLACE = "READS_INPUTS_IN_PLACE"
 
 
 def load(model: RequestModelSource) -> RequestModel:
@@ -315,6 +318,8 @@ def load(model: RequestModelSource) -> RequestModel:
             raise invalid_argument(f"{source.model_file.name} of model '{source.name}' defines no class {_CLASS_NAME}")
         if not callable(getattr(model_class, "execute", None)):
             raise invalid_argument(f"Python model {source.model_file} does not implement `execute` method.")
+        if type(in_place := getattr(model_class, _IN_PLACE, False)) is not bool:
+            raise invalid_argument(f"model '{source.name}' has {_IN_PLACE} {in_place!r}; expected True or False")
         signature = read_signature(model_class, model.config_json, source.name)
     except ServeError:
         raise

@@ -41,6 +41,7 @@ class Model:
         parameters = source.source.config.parameters
         self._behaviour = parameters.get("behaviour", "echo")
         self._target = parameters.get("target", "")
+        self.reads_in_place = self._behaviour == "in_place"
         self.signature = Signature((), (), True, decoupled=parameters.get("asks_for") == "decoupled")
         self._kept: list[ModelRequest] = []
         self._initialized = ""
@@ -60,6 +61,15 @@ class Model:
     def _echo(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
         return [
             ModelResponse([_as_out(request), self._details(request, len(requests))], {"of": request.id})
+            for request in requests
+        ]
+
+    def _in_place(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
+        """The inputs themselves, if they cannot be written to."""
+        return [
+            ModelResponse([_as_out(request)])
+            if not request.inputs["IN"].numpy().flags.writeable
+            else invalid_argument("the input is a copy")
             for request in requests
         ]
 

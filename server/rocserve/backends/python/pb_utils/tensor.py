@@ -313,6 +313,14 @@ def wrap_tensor(tensor: core.Tensor) -> Tensor:
     return wrapped
 
 
+def wrap_in_place(tensor: core.Tensor) -> Tensor:
+    """Return a received tensor as a model sees it that reads its inputs in place, and so never changes them."""
+    wrapped = wrap_tensor(tensor)
+    if tensor.datatype is not DataType.BYTES:
+        wrapped._array = tensor.numpy()
+    return wrapped
+
+
 def wrap_device_tensor(name: str, value: Any) -> Tensor:
     """Raises TritonModelException if the tensor has no datatype in KServe, or is not contiguous."""
     from rocserve.backends.pytorch.datatypes import datatype_of
