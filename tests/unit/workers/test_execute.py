@@ -76,6 +76,19 @@ async def test_an_engine_may_put_outputs_where_those_of_a_batch_alike_went(
     assert found == [0] + [1] * 8
 
 
+async def test_room_has_the_shape_that_the_inputs_of_a_batch_lead_to(workshop: Workshop) -> None:
+    group = await workshop.serving("in_room")
+    (instance,) = group.instances
+    found = []
+    for length in (16, 32, 16, 32):
+        inputs = [batch_input(name, np.ones((ROWS, length), np.int32)) for name in ("A", "B")]
+        answer = await submit(instance, inputs, ("SUM", "DIFFERENCE"), (ROWS,))
+        assert answer.error is None, answer.error
+        np.testing.assert_array_equal(answer.outputs[0]["SUM"], np.full((ROWS, length), 2))
+        found += np.unique(answer.outputs[0]["DIFFERENCE"]).tolist()
+    assert found == [0, 0, 1, 1]
+
+
 async def test_two_batches_under_way_have_room_of_their_own(workshop: Workshop) -> None:
     group = await workshop.serving("in_room")
     (instance,) = group.instances

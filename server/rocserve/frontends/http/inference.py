@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -174,6 +175,32 @@ class HttpResponder(ClientResponder):
         self.is_refused |= error.is_refusal or not self._is_scheduled
 
 
+class SingleResponder(HttpResponder, ABC):
+    """Takes the only answer to a request."""
+
+    takes_one = True
+
+    @abstractmethod
+    def _answer(self, outcome: InferResponse | ServeError) -> None:
+        """Called once the request's memory is released. A response that is kept longer must be `detached`."""
+
+    # Called by the scheduler.
+
+    def expect_many(self) -> None:
+        raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if isinstance(answer, InferResponse):
+            if answer.is_large and answer.slot is not None:
+                self._copy(answer, final)
+                return
+        else:
+            answer = answer or internal("expected a single response, got 0")
+            self._note_failure(answer)
+        self.release()
+        self._answer(answer)
+
+
 @dataclass(eq=False)
 class InferHead:
     """The common part of infer requests with the same head. It is read for the first request whose model is known."""
@@ -236,10 +263,8 @@ class InferHead:
         self._is_read = True
 
 
-class InferCall(HttpResponder):
+class InferCall(SingleResponder):
     """One infer request, from its head to its answer. If the request comes in one piece, the call needs no task."""
-
-    takes_one = True
 
     _body: Buffer = b""
     _json_bytes = 0
@@ -339,22 +364,6 @@ class InferCall(HttpResponder):
     def _expire(self) -> None:
         self.cancel()
         self._answer(deadline_exceeded())
-
-    # Called by the scheduler.
-
-    def expect_many(self) -> None:
-        raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        if isinstance(answer, InferResponse):
-            if answer.is_large and answer.slot is not None:
-                self._copy(answer, final)
-                return
-        else:
-            answer = answer or internal("expected a single response, got 0")
-            self._note_failure(answer)
-        self.release()
-        self._answer(answer)
 
     def _answer(self, outcome: InferResponse | ServeError) -> None:
         if self._is_answered:

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.core.errors import ServeError, deadline_exceeded, internal, unimplemented
-from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, InputHead, RequestedOutput
+from rocserve.core.errors import ServeError, deadline_exceeded, internal
+from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, InputHead, RequestedOutput
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 from rocserve.frontends.http.answer_bodies import detached
-from rocserve.frontends.http.inference import HttpParts, HttpResponder, with_forwarded_headers
+from rocserve.frontends.http.inference import HttpParts, SingleResponder, with_forwarded_headers
 from rocserve.frontends.http.openai.bodies import Ids
 from rocserve.frontends.http.openai.models import IDS, QUERY, TEXT, TOKEN_COUNT, TextModel
 from rocserve.frontends.http.request import Request
-from rocserve.services.inference import NOT_FOR_DECOUPLED
 
 MOST_IN_FLIGHT = 8
 """Requests of one call that the models have at once: enough that tokenizer, encoder and pooling work at the same time,
@@ -155,10 +154,8 @@ def _output(answer: InferResponse, name: str) -> Buffer:
     return next(data for head, data in zip(answer.head.outputs, answer.data, strict=True) if head.name == name)
 
 
-class _RowsResponder(HttpResponder):
+class _RowsResponder(SingleResponder):
     """Receives the answer to one of a call's requests."""
-
-    takes_one = True
 
     def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
         super().__init__(request, parts, timeout)
@@ -173,15 +170,6 @@ class _RowsResponder(HttpResponder):
             self.release()
             raise
 
-    def expect_many(self) -> None:
-        raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        if isinstance(answer, InferResponse):
-            if answer.is_large and answer.slot is not None:
-                self._copy(answer, final)
-                return
-            answer = detached(answer)
-        self.release()
+    def _answer(self, outcome: InferResponse | ServeError) -> None:
         if not self.answered.done():
-            self.answered.set_result(answer or internal("expected a single response, got 0"))
+            self.answered.set_result(detached(outcome) if isinstance(outcome, InferResponse) else outcome)
