@@ -20,7 +20,7 @@ from support.models import drop, graph
 from support.processes import command_of
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess
-from support.waiting import LOAD_SECONDS, wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve.backends.installed import has_file
@@ -63,7 +63,7 @@ def server(
     with RocserveProcess([repository], *flags, log=folder / "server.log") as server:
         with Client(server.address) as client:
             for model in ("on_cpu", "on_gpu"):
-                client.wait_until_ready(LOAD_SECONDS, model=model)
+                client.wait_until_ready(PATIENCE_SECONDS, model=model)
         yield server
         assert server.terminate() == 0
 
@@ -168,12 +168,12 @@ def test_an_unloaded_model_gives_the_gpus_memory_back(server: RocserveProcess, f
     with Client(server.address) as client:
         used = free_before - free_bytes()
         client.unload_model("on_gpu")
-        wait_until(lambda: free_before - free_bytes() < used - 200 * MIB, seconds=LOAD_SECONDS)
+        wait_until(lambda: free_before - free_bytes() < used - 200 * MIB)
         for _ in range(3):
             client.load_model("on_gpu")
-            client.wait_until_ready(LOAD_SECONDS, model="on_gpu")
+            client.wait_until_ready(PATIENCE_SECONDS, model="on_gpu")
             client.unload_model("on_gpu")
-        wait_until(lambda: free_before - free_bytes() < used - 200 * MIB, seconds=LOAD_SECONDS)
+        wait_until(lambda: free_before - free_bytes() < used - 200 * MIB)
 
 
 DOUBLE = """
@@ -206,7 +206,7 @@ def test_a_python_model_answers_with_tensors_on_the_gpu(server: RocserveProcess)
     drop(server.repositories[0], "double", DOUBLE.encode(), DOUBLE_CONFIG, filename="model.py")
     with Client(server.address) as client:
         client.load_model("double")
-        client.wait_until_ready(LOAD_SECONDS, model="double")
+        client.wait_until_ready(PATIENCE_SECONDS, model="double")
         x = np.arange(5, dtype=np.float32)
         answer = client.infer("double", {"x": x})
         np.testing.assert_array_equal(answer["tensor"], 2 * x)
@@ -282,7 +282,7 @@ def chains(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Client]
     with Client(server.address) as client:
         for model in ("on_gpu", "by_1", "by_100", "by_200", "on", "off"):
             client.load_model(model)
-            client.wait_until_ready(LOAD_SECONDS, model=model)
+            client.wait_until_ready(PATIENCE_SECONDS, model=model)
         yield client
 
 
@@ -316,7 +316,7 @@ def test_tensors_of_an_ensemble_stay_on_the_gpu_around_onnx_runtime(chains: Clie
     drop(server.repositories[0], "around_onnx", None, CHAIN.replace("dims: 3", "dims: 4") % steps)
     for model in ("onnx", "around_onnx"):
         chains.load_model(model)
-        chains.wait_until_ready(LOAD_SECONDS, model=model)
+        chains.wait_until_ready(PATIENCE_SECONDS, model=model)
 
     def ask(rows: int) -> None:
         x = np.full((rows, 4), rows, np.float32)
@@ -339,9 +339,9 @@ def test_a_worker_that_dies_takes_no_other_along(
             asked = [pool.submit(chains.infer, "on", {"x": inputs["x"][:2] - 1}) for _ in range(50)]
             before.kill()
             wait(asked)
-        wait_until(lambda: _worker(server, "by_1").pid != before.pid, seconds=LOAD_SECONDS)  # noqa: B023
+        wait_until(lambda: _worker(server, "by_1").pid != before.pid)  # noqa: B023
         # It stays ready for a while, so that one restart is no outage; the index shows the reason meanwhile.
-        wait_until(lambda: not _reason(chains, "by_1"), seconds=LOAD_SECONDS)
+        wait_until(lambda: not _reason(chains, "by_1"))
         answer = chains.infer("on", {"x": inputs["x"][:2] - 1})
         np.testing.assert_allclose(answer["scores"], expected["scores"][:2] + 100, atol=1e-4)
         assert answer["on_gpu"].all()

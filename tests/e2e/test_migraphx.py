@@ -24,7 +24,7 @@ from support.migraphx_serving import (
 )
 from support.processes import has_ended
 from support.server import RocserveProcess
-from support.waiting import LOAD_SECONDS, wait_until
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 NETWORKS = {
@@ -152,7 +152,6 @@ class TestWhatGoesWrong:
             wait_until(
                 lambda: (entry := index_entry(client, "slow"))[0] == "LOADING" and "reading the model" in entry[1],
                 "the index to name the compile's phase",
-                LOAD_SECONDS,
             )
         assert compiles(server)
         processes = server.workers()

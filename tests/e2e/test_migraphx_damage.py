@@ -89,7 +89,7 @@ def originals(migraphx_root: Path, tmp_path: Path) -> Iterator[list[tuple[str, s
     yield [*models, *programs]
 
 
-@pytest.mark.timeout(600 + 20 * FILES)
+@pytest.mark.timeout(1200 + 20 * FILES)
 def test_each_gets_a_reason_and_nothing_else_notices(
     serve, migraphx_root: Path, repository: Path, tmp_path: Path, originals: list[tuple[str, str, bytes]]
 ) -> None:

@@ -16,7 +16,7 @@ from support import migraphx_models
 from support.migraphx_cases import onnx_cases, program_cases, rebuilt_case, slow, tensorflow_cases
 from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place, wait_for_state
 from support.server import RocserveProcess
-from support.waiting import LOAD_SECONDS, wait_until
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from rocserve.cli import main
@@ -166,7 +166,7 @@ def test_a_slow_compile_says_what_it_is_at(served: Served) -> None:
     def is_told() -> bool:
         return page.text(SLOW).fits(index_entry(served.client, "slow")[1])
 
-    wait_until(is_told, "the reason while it compiles", LOAD_SECONDS)
+    wait_until(is_told, "the reason while it compiles")
     assert index_entry(served.client, "slow")[0] == "LOADING"
     wait_until(lambda: is_logged(served.server, page.text(SLOW, "log")), "the line in the log")
     assert answers(served.client)

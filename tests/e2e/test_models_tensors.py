@@ -13,7 +13,7 @@ import pytest
 from support.models import drop
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess
-from support.waiting import LOAD_SECONDS
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.installed import has_file
 from rocserve_client import Client
@@ -155,7 +155,7 @@ def client(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
     with RocserveProcess([repository], log=Path(folder, "server.log")) as server:
         with Client(server.address) as client:
             for model in sorted(path.name for path in repository.iterdir()):
-                client.wait_until_ready(LOAD_SECONDS, model=model)
+                client.wait_until_ready(PATIENCE_SECONDS, model=model)
             yield client
         assert server.terminate() == 0
 

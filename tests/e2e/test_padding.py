@@ -21,7 +21,7 @@ from support.models import drop, graph
 from support.repository_index import reason_of
 from support.server import RocserveProcess, Start
 from support.shared_memory import shared_file
-from support.waiting import PATIENCE_SECONDS, wait_until
+from support.waiting import LOAD_CHECK_SECONDS, PATIENCE_SECONDS, wait_until
 
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve_client import Client
@@ -186,7 +186,7 @@ def server(start: Start, tmp_path_factory, bare: ort.InferenceSession) -> Rocser
     drop(repository, "direct", summing(), SEQUENCES % "direct { }")
     drop(repository, "oldest", summing(), SEQUENCES % "oldest { }")
     # For inputs that are found on a busy machine, too.
-    return start(repository, "--allow-client-shm=true", f"--load-check-seconds={PATIENCE_SECONDS}", *metrics.FLAGS)
+    return start(repository, "--allow-client-shm=true", f"--load-check-seconds={LOAD_CHECK_SECONDS:g}", *metrics.FLAGS)
 
 
 def feed(rng: np.random.Generator, rows: int, length: int) -> dict[str, np.ndarray]:

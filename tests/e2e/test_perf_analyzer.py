@@ -90,8 +90,6 @@ def _only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-pytestmark = pytest.mark.timeout(900)
-
 SERVER_SIDE = ("Server Queue", "Server Compute Input", "Server Compute Infer", "Server Compute Output")
 SWEEP = ("--concurrency-range", "1:3:2")
 RATES = ("--request-rate-range", "100:200:100")

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 from support.server import RocserveProcess
-from support.waiting import LOAD_SECONDS, PATIENCE_SECONDS
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cli import main
 from rocserve.tools.networks.layers import photo_like_images
@@ -45,7 +45,7 @@ def test_weights_come_while_the_server_runs(repository: Path, tmp_path: Path, un
         assert main(["get", "resnet50", "--untrained", f"--model-repository={repository}"]) == 0
         built = (repository / "resnet50" / "1" / "model.onnx").read_bytes()
         assert built == untrained_resnet50.read_bytes(), "the same seed gives the same bytes each time"
-        client.wait_until_ready(LOAD_SECONDS, "classify_image")
+        client.wait_until_ready(PATIENCE_SECONDS, "classify_image")
         images = np.array([[photo(1)], [photo(2)]], dtype=object)
         result = client.infer("classify_image", {"ENCODED": images})
         probabilities = result["PROBABILITIES"]

@@ -17,7 +17,7 @@ from support.migraphx import CHECKOUT
 from support.models import drop
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess
-from support.waiting import LOAD_SECONDS, wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve import cli
 from rocserve_client import Client, Internal, Unavailable
@@ -68,7 +68,7 @@ def test_dropped_files_are_served(server: RocserveProcess, torch_files: TorchFil
     inputs, expected = torch_files.values("classifier")
     with Client(server.address) as client:
         for model, name in (("exported", "x"), ("traced", "INPUT__0"), ("archived", "INPUT__0")):
-            client.wait_until_ready(LOAD_SECONDS, model=model)
+            client.wait_until_ready(PATIENCE_SECONDS, model=model)
             for rows in (1, 5):
                 answer = client.infer(model, {name: inputs["x"][:rows]})
                 np.testing.assert_allclose(answer["scores"], expected["scores"][:rows], atol=1e-6)
@@ -82,7 +82,7 @@ def test_dropped_files_are_served(server: RocserveProcess, torch_files: TorchFil
 def test_a_missing_output_is_an_error_of_the_request_that_wants_it(server: RocserveProcess) -> None:
     """The two requests become one batch, if the server is fast enough."""
     with Client(server.address) as client, ThreadPoolExecutor(2) as threads:
-        client.wait_until_ready(LOAD_SECONDS, model="finding")
+        client.wait_until_ready(PATIENCE_SECONDS, model="finding")
         nothing = np.full((1, 3), -1, np.float32)
         found = client.infer("finding", {"x": -nothing})
         assert (found["boxes"].tolist(), found["scores"].tolist()) == ([[10] * 3], [[2] * 3])
@@ -96,7 +96,7 @@ def test_a_missing_output_is_an_error_of_the_request_that_wants_it(server: Rocse
 def test_a_model_places_its_parts_itself(server: RocserveProcess, torch_files: TorchFiles) -> None:
     inputs, expected = torch_files.values("few")
     with Client(server.address) as client:
-        client.wait_until_ready(LOAD_SECONDS, model="placed")
+        client.wait_until_ready(PATIENCE_SECONDS, model="placed")
         np.testing.assert_allclose(client.infer("placed", inputs)["scores"], expected["scores"], atol=1e-6)
         properties = client.model_metadata("placed").properties
         assert (properties["devices"], properties["device"]) == ("as the model says", "cpu")
@@ -109,7 +109,7 @@ def test_an_instance_with_two_batches_under_way_answers_each_request_with_its_ow
 ) -> None:
     inputs, expected = torch_files.values("classifier")
     with Client(server.address) as client:
-        client.wait_until_ready(LOAD_SECONDS, model="two")
+        client.wait_until_ready(PATIENCE_SECONDS, model="two")
 
         def ask(number: int) -> None:
             row = number % len(inputs["x"])
@@ -151,7 +151,7 @@ def test_what_a_program_may_do_hurts_its_own_request_only(server: RocserveProces
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     with Client(server.address) as client:
         for name in ("raising", "large", "sparse"):
-            client.wait_until_ready(LOAD_SECONDS, model=name)
+            client.wait_until_ready(PATIENCE_SECONDS, model=name)
         for _ in range(2):
             with pytest.raises(Internal, match="nothing negative"):
                 client.infer("raising", {"x": -x})
@@ -178,7 +178,7 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
     inputs, expected = torch_files.values("classifier")
     repository = server.repositories[0]
     with Client(server.address) as client:
-        client.wait_until_ready(LOAD_SECONDS, model="exported")
+        client.wait_until_ready(PATIENCE_SECONDS, model="exported")
 
         def workers() -> set[int]:
             return {process.pid for process in server.workers("exported")}
@@ -191,7 +191,7 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
             np.testing.assert_allclose(answer["scores"], expected["scores"], atol=1e-6)
             return client.model_metadata("exported").versions == ("2",)
 
-        wait_until(is_swapped, seconds=LOAD_SECONDS)
+        wait_until(is_swapped)
         wait_until(lambda: len(workers()) == len(before) and not workers() & before)
 
 
@@ -217,7 +217,7 @@ def test_a_class_and_its_weights_are_served_as_the_page_says(torch_files: TorchF
     expected = np.array(json.loads(subprocess.run(command, cwd=version, check=True, capture_output=True).stdout))
     log = tmp_path / "server.log"
     with RocserveProcess([tmp_path / "model_repository"], log=log) as server, Client(server.address) as client:
-        client.wait_until_ready(LOAD_SECONDS, model="scorer")
+        client.wait_until_ready(PATIENCE_SECONDS, model="scorer")
         with ThreadPoolExecutor(8) as threads:
             answers = threads.map(lambda row: client.infer("scorer", {"FEATURES": row[None]})["SCORES"], features)
             np.testing.assert_allclose(np.concatenate(list(answers)), expected, rtol=1e-5)

@@ -12,13 +12,9 @@ import pytest
 from support.models import drop
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve_client import Client, Internal, InvalidArgument, Unavailable
-
-COMPILE_SECONDS = 400
-"""A compile takes half a minute on an idle machine."""
-pytestmark = pytest.mark.timeout(2 * COMPILE_SECONDS)
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here"
@@ -50,7 +46,7 @@ def check(
     """Check that the model returns what PyTorch returned. `names`: of the input and the outputs."""
     inputs, expected = torch_files.values("classifier")
     with Client(server.address) as client:
-        client.wait_until_ready(COMPILE_SECONDS, model=model)
+        client.wait_until_ready(PATIENCE_SECONDS, model=model)
         for rows in (2, 1):
             answer = client.infer(model, {names[0]: inputs["x"][:rows]})
             np.testing.assert_allclose(answer[names[1]], expected["scores"][:rows], atol=1e-6)
@@ -62,7 +58,6 @@ def wait_until_refused(server: RocserveProcess, model: str, why: str) -> None:
     wait_until(
         lambda: any(f"'{model}' version" in line and why in line for line in server.log_text.splitlines()),
         f"why {model} is refused",
-        seconds=COMPILE_SECONDS,
     )
     shutil.rmtree(server.repositories[0] / model)
 
@@ -87,7 +82,7 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
     drop(repository, "narrow", package.read_bytes(), narrow, filename="model.pt2")
     wait_until_refused(server, "narrow", "compiled for another (FP32 [-1, 4]); write that there, or compile")
     with Client(server.address) as client:
-        client.wait_until_ready(COMPILE_SECONDS, model="single")
+        client.wait_until_ready(PATIENCE_SECONDS, model="single")
         assert client.infer("single", {"ARGS[0]": np.ones((1, 4), np.float32)})["RESULT[scores]"].shape == (1, 3)
     with Client(server.address) as client:
         assert client.model_metadata("package").properties["program"] == "a package of AOTInductor"
@@ -100,7 +95,7 @@ def test_what_is_no_tensor_is_no_input_or_output(server: RocserveProcess, torch_
     drop(repository, "sized", torch_files.data("sized"), ENGINE.format("inductor"), filename="model.pt2")
     inputs, expected = torch_files.values("sized")
     with Client(server.address) as client:
-        client.wait_until_ready(COMPILE_SECONDS, model="sized")
+        client.wait_until_ready(PATIENCE_SECONDS, model="sized")
         np.testing.assert_allclose(client.infer("sized", inputs)["OUTPUT__0"], expected["OUTPUT__0"])
 
 
@@ -118,12 +113,12 @@ def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torc
     drop(repository, "pair", torch_files.data("pair"), ENGINE.format("inductor"), filename="model.pt2")
     own = ("left", "right", "pairs")
     with Client(server.address) as client:
-        client.wait_until_ready(COMPILE_SECONDS, model="pair")
+        client.wait_until_ready(PATIENCE_SECONDS, model="pair")
         programs = (repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")
         (package,) = [path for path in programs if b"pairs" in path.with_name("signature.json").read_bytes()]
         drop(repository, "pair_package", package.read_bytes(), PAIR.format(-1, -1), filename="model.pt2")
         drop(repository, "pair_few", package.read_bytes(), PAIR.format(101, -1), filename="model.pt2")
-        client.wait_until_ready(COMPILE_SECONDS, model="pair_package")
+        client.wait_until_ready(PATIENCE_SECONDS, model="pair_package")
 
         def ask(model: str, names: Sequence[str], *sizes: int) -> list[float]:
             given = {name: np.ones(size, np.float32) for name, size in zip(names, sizes, strict=True)}
@@ -158,7 +153,7 @@ def of_columns(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Cal
         server.repositories[0], "columns", torch_files.data("columns"), ENGINE.format("inductor"), filename="model.pt2"
     )
     with Client(server.address) as client:
-        client.wait_until_ready(COMPILE_SECONDS, model="columns")
+        client.wait_until_ready(PATIENCE_SECONDS, model="columns")
 
         def ask(x: np.ndarray, short: int = 3, long: int = 6) -> tuple[np.ndarray, list[float]]:
             given = {"x": x, "short": np.ones(short, np.float32), "long": np.arange(long, dtype=np.float32)}
@@ -216,7 +211,7 @@ def test_an_index_out_of_range_reads_nothing(server: RocserveProcess, torch_file
         return ids, np.full((rows, 1), -10)
 
     with Client(server.address) as client:
-        client.wait_until_ready(COMPILE_SECONDS, model="look_up")
+        client.wait_until_ready(PATIENCE_SECONDS, model="look_up")
         for rows in (1, 3000):
             for wrong in (10, -1, 1 << 30):
                 ids, ends = inputs(rows, wrong)
@@ -230,7 +225,7 @@ def test_an_index_out_of_range_reads_nothing(server: RocserveProcess, torch_file
         programs = (repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")
         (package,) = [path for path in programs if b'"ends"' in path.with_name("signature.json").read_bytes()]
         drop(repository, "look_up_package", package.read_bytes(), LOOK_UP, filename="model.pt2")
-        client.wait_until_ready(COMPILE_SECONDS, model="look_up_package")
+        client.wait_until_ready(PATIENCE_SECONDS, model="look_up_package")
 
         def ask(wrong: int = 1) -> np.ndarray:
             ids, ends = inputs(3000, wrong)
@@ -247,7 +242,7 @@ def test_an_index_out_of_range_reads_nothing(server: RocserveProcess, torch_file
             except Unavailable:
                 return False
 
-        wait_until(is_right, "an answer of the worker that was started again", seconds=COMPILE_SECONDS)
+        wait_until(is_right, "an answer of the worker that was started again")
 
 
 def test_migraphx_by_way_of_onnx(migraphx_root: Path, torch_files: TorchFiles, tmp_path: Path) -> None:

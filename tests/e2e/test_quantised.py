@@ -12,13 +12,10 @@ import pytest
 from support.migraphx_serving import config, place
 from support.pytorch import NO_PYTORCH
 from support.server import RocserveProcess
-from support.waiting import LOAD_SECONDS
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve import cli
 from rocserve_client import Client
-
-COMPILE_SECONDS = 400
-"""A compile takes half a minute on an idle machine."""
 
 
 def quantised(folder: Path, method: str, out: str, model: str = "digits.pt2", data: str = "images.npy") -> bytes:
@@ -45,7 +42,7 @@ def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Pa
         right = (bare(torch.from_numpy(images)).argmax(1).numpy() == labels).sum()
     with Client(server.address) as client:
         for model, engine in (("static", "eager"), ("static_mgx", "migraphx-onnx"), ("dynamic_onnx", "onnxruntime")):
-            client.wait_until_ready(LOAD_SECONDS, model=model)
+            client.wait_until_ready(PATIENCE_SECONDS, model=model)
             properties = client.model_metadata(model).properties
             assert properties["engine"] == engine
             assert engine != "migraphx-onnx" or properties["precision"] == "int8"
@@ -58,7 +55,6 @@ def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Pa
 
 
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
-@pytest.mark.timeout(2 * COMPILE_SECONDS)
 def test_fixed_sizes_have_int8_kernels_by_inductor(serve: Callable[..., RocserveProcess], tmp_path: Path) -> None:
     """A program for any batch has none, and is right all the same."""
     torch = pytest.importorskip("torch", reason=NO_PYTORCH)
@@ -77,7 +73,7 @@ def test_fixed_sizes_have_int8_kernels_by_inductor(serve: Callable[..., Rocserve
     server = serve(tmp_path / "repository", flags=(f"--cache-directory={tmp_path / 'cache'}",))
     with Client(server.address) as client:
         for name in ("fixed", "open"):
-            client.wait_until_ready(COMPILE_SECONDS, model=name)
+            client.wait_until_ready(PATIENCE_SECONDS, model=name)
             bare = torch.export.load(tmp_path / f"{name}_static.pt2").module()
             for batch in batches:
                 with torch.no_grad():

@@ -17,13 +17,12 @@ from support.migraphx_serving import config
 from support.models import drop
 from support.pictures import PHOTOGRAPHS
 from support.pytorch import NO_PYTORCH
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve_client import Client, Output
 
 ROOT = Path(__file__).parents[2]
 WRITE_FILES = ROOT / "tests" / "support" / "real_weights.py"
-LOAD_SECONDS = 400
-"""Importing PyTorch takes many seconds if three models load next to other tests."""
 TORCH_SCORES = {21: 7.22874, 92: 6.56386, 23: 6.50631, 22: 6.44024, 127: 6.05531, 128: 5.91956}
 """The best scores of efficientnet-lite-pytorch 0.1.0 on PyTorch 2.15, for the input below."""
 
@@ -83,7 +82,6 @@ def check_labels(found: np.ndarray, scores: np.ndarray) -> None:
     assert (labels == best[:, 1])[~same].all()
 
 
-@pytest.mark.timeout(900)
 def test_pytorch_s_files_give_photographs_the_same_labels(
     repository: Path, files: Path, serve, migraphx_root: Path, tmp_path: Path
 ) -> None:
@@ -101,7 +99,7 @@ def test_pytorch_s_files_give_photographs_the_same_labels(
     assert str(stored["precision"]).startswith("int8")
     with Client(server.address) as client:
         for name in ("onnx", "exported", "small"):
-            client.wait_until_ready(LOAD_SECONDS, model=name)
+            client.wait_until_ready(PATIENCE_SECONDS, model=name)
             metadata = client.model_metadata(name)
             given = np.split(stored["small"], len(images) // 2) if name == "small" else [images]
             answers = [client.infer(name, {metadata.inputs[0].name: batch}) for batch in given]
@@ -110,7 +108,6 @@ def test_pytorch_s_files_give_photographs_the_same_labels(
 
 
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
-@pytest.mark.timeout(1200)
 def test_inductor_gives_photographs_the_same_labels_in_int8(files: Path, serve, tmp_path: Path) -> None:
     models = tmp_path / "models"
     on_inductor = 'parameters { key: "engine" value { string_value: "inductor" } }'
@@ -118,7 +115,7 @@ def test_inductor_gives_photographs_the_same_labels_in_int8(files: Path, serve, 
     server = serve(models, flags=(f"--cache-directory={tmp_path / 'cache'}",))
     stored = np.load(files / "photographs.npz")
     with Client(server.address) as client:
-        client.wait_until_ready(2 * LOAD_SECONDS, model="single")
+        client.wait_until_ready(PATIENCE_SECONDS, model="single")
         metadata = client.model_metadata("single")
         assert metadata.properties["program"] == "compiled by Inductor"
         assert metadata.properties["precision"].startswith("int8")

@@ -130,7 +130,7 @@ def connections_to(port: int) -> int:
     return sum(each.status == psutil.CONN_ESTABLISHED and each.raddr.port == port for each in found if each.raddr)
 
 
-@pytest.mark.timeout(600 * ROUNDS)
+@pytest.mark.timeout(1200 * ROUNDS)
 def test_restarts_lose_no_request_and_a_kill_only_those_in_hand(repository: Path, tmp_path: Path):
     drop(repository, "m", add_constant(1.0))
     with ExitStack() as running:

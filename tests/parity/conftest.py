@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from support.parity.counting import Comparisons
@@ -18,16 +17,7 @@ from benchmarks.environments import PeerUnavailable
 from benchmarks.triton_peer import TritonPeer, default_cache_folder, provision
 
 NO_TRITON = "no Triton here"
-PROVISION_SECONDS = 900
 FLAGS = ("--load-model=*", "--cache-config=local,size=4194304")
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            # The first test waits until pip has installed Triton and both servers have loaded all models.
-            item.add_marker(pytest.mark.timeout(PROVISION_SECONDS))
 
 
 @pytest.fixture(scope="session")

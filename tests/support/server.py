@@ -19,7 +19,7 @@ import psutil
 import tritonclient.grpc as triton
 
 from support.processes import command_of, has_ended, name_of, send
-from support.waiting import LOAD_SECONDS, PATIENCE_SECONDS, wait_until
+from support.waiting import LOAD_CHECK_SECONDS, PATIENCE_SECONDS, wait_until
 
 _PR_SET_PDEATHSIG = 1
 _FRONT_ENDS = ("rocserve:grpc:", "rocserve:http:")
@@ -61,7 +61,7 @@ class RocserveProcess:
             # The default would depend on the number of CPUs.
             f"--front-ends={self.default_front_ends}",
             # On a busy machine the default would leave rows undecided, and then nothing is batched.
-            f"--load-check-seconds={PATIENCE_SECONDS:g}",
+            f"--load-check-seconds={LOAD_CHECK_SECONDS:g}",
             *flags,
         ]
         self._log = log
@@ -135,7 +135,7 @@ class RocserveProcess:
     def wait_until_ready(self) -> None:
         client = self.client()
         try:
-            wait_until(client.is_server_ready, "readiness", LOAD_SECONDS)
+            wait_until(client.is_server_ready, "readiness")
         except AssertionError as error:
             raise AssertionError(f"{error}; the log says:\n{self.log_text}") from None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.cli import main
-from support.waiting import PATIENCE_SECONDS
+from support.waiting import LOAD_CHECK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Command:
     def __call__(self, *words: str | Path) -> Ran:
         self._capture.readouterr()
         verb, *others = map(str, words)
-        limits = [f"--load-check-seconds={PATIENCE_SECONDS:g}"] if verb in _CHECKING else []
+        limits = [f"--load-check-seconds={LOAD_CHECK_SECONDS:g}"] if verb in _CHECKING else []
         try:
             status = main([verb, *limits, *others])
         except SystemExit as error:

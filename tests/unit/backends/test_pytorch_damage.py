@@ -14,7 +14,7 @@ FILES = 500
 SCRIPT = Path(__file__).parents[2] / "support/pytorch_damage.py"
 """Runs as a separate process, so that PyTorch is imported once, and not here."""
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.long
 
 
 def test_500_damaged_files_and_hostile_ones(torch_files: TorchFiles, tmp_path: Path) -> None:
