@@ -317,6 +317,16 @@ class Encoder(nn.Module):
         return {"states": states, "mean": (states * weights).sum(1) / weights.sum(1)}
 
 
+class Shares(nn.Module):
+    """Divides a row by its largest element, which must not be 0."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        largest = (x.abs() * mask).amax(1, keepdim=True)
+        if bool((largest == 0).any()):
+            raise ValueError("nothing to share")
+        return x / largest
+
+
 def main(folder: Path) -> None:
     rows = Dim("rows")
     x = torch.arange(20, dtype=torch.float32).reshape(5, 4) / 10
@@ -337,6 +347,7 @@ def main(folder: Path) -> None:
     traced = torch.jit.trace(Encoder(False).eval(), (texts, mask), strict=False)
     _save(folder, "traced_encoder", traced, {"ids": texts, "mask": mask}, traced(texts, mask))
     torch.jit.script(Spelled()).save(folder / "spelled.pt")
+    torch.jit.script(Shares()).save(folder / "shares.pt")
     steps = {"x": {0: rows, 1: 4 * Dim("quarter", max=8)}}
     _save(folder, "stepped", torch.export.export(Stepped(), (torch.ones(2, 16),), dynamic_shapes=steps), {}, {})
     typed_texts = torch.export.export(

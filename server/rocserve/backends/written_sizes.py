@@ -175,11 +175,11 @@ def with_measured_outputs(
             pairs = [*zip(shape, after[name], strict=False)]
             follows = tuple(place for place, (size, now) in enumerate(pairs) if size != now)
             if len(shape) != len(after[name]) or any(pairs[place] != (first[index], other) for place in follows):
-                is_written = bool(config.parameters.get(SIZES, "").strip())
-                what = f"parameter '{SIZES}' of model '{config.name}'" if is_written else f"model '{config.name}'"
-                remedy = "remove it" if is_written else "give the dimension a number in the configuration's dims"
+                remedy = (
+                    "remove it" if is_written(config) else "give the dimension a number in the configuration's dims"
+                )
                 raise invalid_argument(
-                    f"{what} cannot pad dimension '{dimension.label}': output"
+                    f"{subject(config)} cannot pad dimension '{dimension.label}': output"
                     f" '{name}' has the shape {list(shape)} for the size {first[index]} and {list(after[name])} for"
                     f" {other}, and can be cut back only where its sizes are those of the dimension; {remedy}"
                 )
@@ -187,6 +187,16 @@ def with_measured_outputs(
                 outputs[name] = follows
         found.append(replace(dimension, outputs=outputs))
     return replace(padding, dimensions=tuple(found))
+
+
+def subject(config: ModelConfig) -> str:
+    """Return what pads a model, as errors begin."""
+    return f"parameter '{SIZES}' of model '{config.name}'" if is_written(config) else f"model '{config.name}'"
+
+
+def is_written(config: ModelConfig) -> bool:
+    """Return whether `sizes` is written."""
+    return bool(config.parameters.get(SIZES, "").strip())
 
 
 def _written_sizes(

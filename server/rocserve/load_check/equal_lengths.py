@@ -15,14 +15,14 @@ _MOST_SETS = 128
 
 
 def equal_lengths(
-    takes: Callable[[Lengths], bool], padding: Padding, known: Lengths = ()
+    takes: Callable[[Lengths], bool], padding: Padding, known: Lengths = (), tried: Sequence[int] = _LENGTHS
 ) -> Sequence[Sequence[int]] | None:
     """Return the padding's dimensions by their indices, in groups: those of a group must be equal. None = the model
     takes no lengths that are tried, so nothing is known. Each dimension's first two sizes are tried, too.
 
-    `takes`: whether the model runs at these lengths. `known`: lengths that do run."""
+    `takes`: whether the model runs at these lengths. `known`: lengths that do run. `tried`: lengths to try."""
     count = len(padding.dimensions)
-    lengths = tuple(dict.fromkeys((*_LENGTHS, *(size for one in padding.dimensions for size in one.sizes[:2]))))
+    lengths = tuple(dict.fromkeys((*tried, *(size for one in padding.dimensions for size in one.sizes[:2]))))
     start = next(filter(takes, ((length,) * count for length in lengths)), known)
     if not start:
         return None

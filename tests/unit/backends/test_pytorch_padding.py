@@ -131,8 +131,40 @@ def test_inputs_of_a_file_without_sizes_are_padded_together(load: Loader) -> Non
     assert (dimension.label, dimension.inputs) == ("ids:0,mask:0", {"ids": (1,), "mask": (1,)})
     assert outputs_of(model) == [{"states": (1,)}]
     assert model.load_check.parts[-1] == "dimension 'ids:0,mask:0' may be padded"
-    with pytest.raises(ServeError, match=r"zeros of the sizes ids:0=16, mask:0=8, .*name inputs that have one length"):
-        load("traced_encoder", sizes="ids:0=8,16; mask:0=8,16")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_batch_size", "place"),
+    [("ids:0=8,16", 8, 1), ("mask:0=8,16", 8, 1), ("ids:0=8,16; mask:0=8,16", 8, 1), ("mask:1=8,16", 0, 1)],
+)
+def test_inputs_that_must_be_equal_are_padded_together(
+    load: Loader, sizes: str, max_batch_size: int, place: int
+) -> None:
+    model = load("traced_encoder", max_batch_size, sizes=sizes)
+    (dimension,) = model.signature.padding.dimensions
+    assert dimension.inputs == {"ids": (place,), "mask": (place,)}
+    assert model.load_check.parts[-1] == f"dimension '{dimension.label}' may be padded"
+    # A mask of one element would fit beside any number of ids, and show the added ones.
+    for length in (1, 5, 11):
+        batch = batch_of(np.arange(1, 1 + 2 * length).reshape(2, length))
+        alone = model.execute(batch).outputs
+        padded = model.execute(as_served(batch, model._config, model.signature.padding)).outputs  # type: ignore[attr-defined]
+        assert padded["states"].shape[1] == dimension.size_for(length)
+        np.testing.assert_allclose(padded["states"][:, :length], alone["states"], atol=1e-6)
+        np.testing.assert_allclose(padded["mean"], alone["mean"], atol=1e-6)
+
+
+def test_sizes_of_equal_inputs_must_be_equal(load: Loader) -> None:
+    with pytest.raises(ServeError, match="gives the dimensions 'ids:0' and 'mask:0' other sizes"):
+        load("traced_encoder", sizes="ids:0=8,16; mask:0=8")
+
+
+def test_a_program_that_refuses_zeros_is_padded(load: Loader) -> None:
+    inputs, outputs = [InputConfig("x", DataType.FP32, (-1,)), MASK], [OutputConfig("OUTPUT__0", DataType.FP32, (-1,))]
+    model = load("shares", inputs=inputs, outputs=outputs, sizes="x:0=8,16")
+    assert outputs_of(model) == [{"OUTPUT__0": (1,)}]
+    assert model.signature.padding.dimensions[0].inputs == {"x": (1,), "mask": (1,)}
+    assert model.load_check.parts[-1] == "dimension 'x:0' may be padded"
 
 
 @pytest.mark.parametrize("sizes", ["8,16", "32"])
@@ -165,10 +197,10 @@ def test_texts_are_cut_back(load: Loader) -> None:
     assert outputs_of(model) == [{"texts": (0,), "y": (0,)}]
 
 
-def test_an_output_that_zeros_do_not_have_is_refused(load: Loader) -> None:
+def test_an_output_that_zeros_do_not_have_is_cut_back(load: Loader) -> None:
     outputs = [OutputConfig("found", DataType.FP32, (-1,)), OutputConfig("rest", DataType.FP32, (-1,))]
-    with pytest.raises(ServeError, match=r"zeros of the sizes x:0=8, .* its result has no output 'found'"):
-        load("perhaps", 8, [InputConfig("x", DataType.FP32, (-1,))], outputs, sizes="x:0=8,16")
+    model = load("perhaps", 8, [InputConfig("x", DataType.FP32, (-1,))], outputs, sizes="x:0=8,16")
+    assert outputs_of(model) == [{"found": (1,), "rest": (1,), "OUTPUT__2": (1,)}]
 
 
 def test_a_precision_that_does_not_fit_is_named_before_sizes(load: Loader) -> None:

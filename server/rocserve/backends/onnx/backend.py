@@ -30,7 +30,6 @@ from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, DeviceStream,
 from rocserve.backends.onnx.external_weights import ExternalWeights, find_external_weights
 from rocserve.backends.onnx.opener import SessionOpener, session_facts
 from rocserve.backends.onnx.padding_check import PaddingCheck
-from rocserve.backends.onnx.padding_runs import PaddingRuns
 from rocserve.backends.onnx.plugins import installed_plugins
 from rocserve.backends.onnx.provider_check import ProviderCheck
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
@@ -39,6 +38,7 @@ from rocserve.backends.onnx.rows_check import RowsCheck
 from rocserve.backends.onnx.runs import Array, InPlaceRun, Run, SizedRun, is_on_cpu, session_run
 from rocserve.backends.onnx.signature import fixed_dimensions, session_signature
 from rocserve.backends.onnx.strings import bytes_array, text_array
+from rocserve.backends.padding_runs import PaddingRuns
 from rocserve.backends.written_sizes import has_rows, written_padding
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
@@ -196,7 +196,7 @@ def _pad(opened: OnnxModel, session: Any, check: PaddingCheck) -> None:
 
 def _padding_runs(opened: OnnxModel, session: Any, check: PaddingCheck) -> PaddingRuns:
     signature = opened.signature
-    return PaddingRuns(check.model.config, opened.shapes_on_zeros, lambda: check.search(session, signature))
+    return PaddingRuns(check.model.config, opened.shapes_on_zeros, lambda _: check.search(session, signature))
 
 
 def load_fixed_shapes(

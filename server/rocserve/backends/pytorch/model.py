@@ -17,21 +17,25 @@ from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
 from rocserve.backends.device_tensors import DeviceTensors, is_on_device, named_outputs
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.binding import BoundProgram, bind
+from rocserve.backends.pytorch.checked_tensors import unchanged
 from rocserve.backends.pytorch.datatypes import to_torch, torch_dtype
 from rocserve.backends.pytorch.fixed_sizes import sized_executions
 from rocserve.backends.pytorch.index_limits import within_limits
 from rocserve.backends.pytorch.model_check import ModelCheck
-from rocserve.backends.pytorch.padded_sizes import configured_padding, covers_all, default_padding, measured_padding
+from rocserve.backends.pytorch.padded_sizes import configured_padding, covers_all, default_padding, padding_runs
 from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import DTYPES, Program, unfit_precision
+from rocserve.backends.written_sizes import is_written
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.freed_memory import keep_freed_memory
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.padding import Padding
 from rocserve.core.printable import readable_size
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
+from rocserve.load_check.length_trials import LengthTrials
 
 _LOG = logging.getLogger(__name__)
 
@@ -138,26 +142,34 @@ class TorchModel:
         """Pad the dimensions that the parameter `sizes` names. Without it, and with `by_default`, pad a dimension that
         keeps graphs from being captured, if the load check shows that it may be padded. Raises ServeError
         (INVALID_ARGUMENT) if dimensions cannot be padded, and as `ModelCheck.report_padding`."""
-        tensors = self.program.signature.inputs
-        padding = configured_padding(self._config, self._bound, tensors)
-        is_written = bool(padding.dimensions)
-        if not is_written and by_default:
-            padding = default_padding(self._config, self._bound, tensors)
-        if not padding.dimensions:
+        if not by_default and not is_written(self._config):
             return
-        try:
-            padding = measured_padding(padding, self._config, self._bound, tensors, self._trial)
-            verdict = check.check_padding_here(
-                self._bound, self.program, self._call, padding, zeros_only or self.device.type != "cpu"
-            )
-        except ServeError as error:
-            if is_written:
-                raise
-            check.note(f"not padded: {error.text}")
-            return
-        if is_written and verdict is not None:
+        program, tensors = self.program, self.program.signature.inputs
+        zeros_only = zeros_only or self.device.type != "cpu"
+
+        def made(padding: Padding) -> LengthTrials:
+            return check.length_trials(self._bound, program, self._call, padding, zeros_only)
+
+        runs = padding_runs(self._config, self._bound, tensors, self._call, None if zeros_only else made)
+        with unchanged(program):
+            padding = configured_padding(self._config, self._bound, tensors, runs.groups)
+            is_chosen = not padding.dimensions
+            if is_chosen:
+                padding = default_padding(self._config, self._bound, tensors)
+            if not padding.dimensions:
+                return
+            try:
+                padding = runs.with_outputs(padding)
+                verdict = check.check_padding_here(self._bound, program, self._call, padding, zeros_only)
+            except ServeError as error:
+                if not is_chosen:
+                    self._check_precision(self._bound.zeros(1, padding.smallest, padding), error)
+                    raise
+                check.note(f"not padded: {error.text}")
+                return
+        if not is_chosen and verdict is not None:
             check.report_padding(verdict)
-        elif not is_written:
+        elif is_chosen:
             check.note(", ".join(dict.fromkeys(one.reason for one in verdict.dimensions)) if verdict else "")
             if verdict is None or not verdict.allows_all:
                 return

@@ -102,39 +102,49 @@ class ModelCheck:
 
         self._judge_rows(self._key("eager", inputs, samples), check)
 
+    def length_trials(
+        self,
+        bound: BoundProgram,
+        program: Program,
+        call: Callable[[Any], Any],
+        padding: Padding,
+        zeros_only: bool,
+        budget: Budget | None = None,
+    ) -> LengthTrials:
+        """Return runs with the padding's dimensions open. `call`: see `check_rows_here`. `zeros_only`: see
+        `checked_inputs`. `budget`: None = the time of the check, whatever its mode."""
+        return LengthTrials(
+            run_of(bound, call),
+            checked_inputs(bound, program.signature.inputs, zeros_only, padding),
+            tuple(bound.outputs),
+            replace(program.facts, precision=_coarsest(program.signature.precision)),
+            budget or Budget(self._source.settings.load_check_seconds),
+            self._seed,
+            sample_feeds(self._source, bound.signature),
+            self._has_company(bound),
+            fixed_rows(program.signature.most_rows) if bound.signature.supports_batching else None,
+        )
+
+    def _has_company(self, bound: BoundProgram) -> bool:
+        return has_rows(self._source.config, bound.signature) and not bound.signature.dependent_rows
+
     def check_padding_here(
         self, bound: BoundProgram, program: Program, call: Callable[[Any], Any], padding: Padding, zeros_only: bool
     ) -> PaddingVerdict | None:
         """Find in this process whether a short input has the same answer when it is padded, in the time that the rows
-        have left. `call`: see `check_rows_here`. `zeros_only`: see `checked_inputs`. None = the load check is off."""
+        have left. `call`, `zeros_only`: see `length_trials`. None = the load check is off."""
         if self._mode is LoadCheckMode.OFF:
             return None
         inputs = checked_inputs(bound, program.signature.inputs, zeros_only, padding)
         samples = sample_feeds(self._source, bound.signature)
-        has_company = has_rows(self._source.config, bound.signature) and not bound.signature.dependent_rows
-        parts = (self._precision, repr(inputs), repr(has_company), samples_digest(samples))
-
-        def trials(budget: Budget) -> LengthTrials:
-            return LengthTrials(
-                run_of(bound, call),
-                inputs,
-                tuple(bound.outputs),
-                replace(program.facts, precision=_coarsest(program.signature.precision)),
-                budget,
-                self._seed,
-                samples,
-                has_company,
-                fixed_rows(program.signature.most_rows) if bound.signature.supports_batching else None,
-            )
-
-        with unchanged(program):
-            verdict, took = checked_padding(
-                self._source,
-                padding,
-                max(self.seconds - self.report.seconds, 0.0),
-                (self._digest, "eager", *machine_parts(self._device), *parts),
-                trials,
-            )
+        parts = (self._precision, repr(inputs), repr(self._has_company(bound)), samples_digest(samples))
+        verdict, took = checked_padding(
+            self._source,
+            padding,
+            max(self.seconds - self.report.seconds, 0.0),
+            (self._digest, "eager", *machine_parts(self._device), *parts),
+            lambda budget: self.length_trials(bound, program, call, padding, zeros_only, budget),
+        )
         self._add(LoadCheckReport(seconds=took))
         return verdict
 

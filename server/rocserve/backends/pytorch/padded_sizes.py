@@ -3,37 +3,41 @@ graphs, some up to the program's own bound; and finds which outputs are cut back
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rocserve.backends.dropped_sizes import with_dropped_sizes
+from rocserve.backends.padding_runs import PaddingRuns
 from rocserve.backends.pytorch.binding import BoundProgram, Trial, shape_of
 from rocserve.backends.pytorch.open_sizes import OpenSize, bounds_text
-from rocserve.backends.pytorch.program import ProgramTensor, UnfitPrecision
+from rocserve.backends.pytorch.program import ProgramTensor
 from rocserve.backends.pytorch.results import has_value
 from rocserve.backends.written_sizes import (
+    Groups,
     OpenDimension,
     half_steps,
     has_rows,
     open_dimensions,
     other_size,
-    with_measured_outputs,
     written_padding,
 )
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.padding import NO_PADDING, Buckets, Lengths, PaddedDimension, Padding, Shape
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.load_check.length_trials import LengthTrials
 
 _LARGEST = 512
 """The largest size that is chosen for a program: longer inputs keep a GPU busy operator by operator, too."""
 
 
-def configured_padding(config: ModelConfig, bound: BoundProgram, tensors: Sequence[ProgramTensor]) -> Padding:
-    """Return what the parameters say. `tensors`: the program's inputs. Raises ServeError (INVALID_ARGUMENT), also if
-    the program was not exported for one of the sizes."""
-    padding = written_padding(config, _labelled(config, bound.signature, tensors))
+def configured_padding(
+    config: ModelConfig, bound: BoundProgram, tensors: Sequence[ProgramTensor], groups: Groups
+) -> Padding:
+    """Return what the parameters say. `tensors`: the program's inputs. `groups`: see written_padding. Raises ServeError
+    (INVALID_ARGUMENT), also if the program was not exported for one of the sizes."""
+    padding = written_padding(config, _labelled(config, bound.signature, tensors), groups)
     for dimension in padding.dimensions:
         for name, place, own in _places(dimension, bound, tensors):
             what = f"parameter 'sizes' of model '{config.name}' pads dimension '{dimension.label}'"
@@ -67,36 +71,23 @@ def default_padding(config: ModelConfig, bound: BoundProgram, tensors: Sequence[
     return Padding((replace(dimension.padded(half_steps(min(first.most, _LARGEST), first.least)), takes_others=True),))
 
 
-def measured_padding(
-    padding: Padding, config: ModelConfig, bound: BoundProgram, tensors: Sequence[ProgramTensor], trial: Trial
-) -> Padding:
-    """As `with_measured_outputs`, by runs of the program on zeros. Raises ServeError (INVALID_ARGUMENT), also if it
-    fails on them, or returns an output only for other inputs."""
+def padding_runs(
+    config: ModelConfig,
+    bound: BoundProgram,
+    tensors: Sequence[ProgramTensor],
+    trial: Trial,
+    made: Callable[[Padding], LengthTrials] | None,
+) -> PaddingRuns:
+    """`trial`: runs the program. `made`: see PaddingRuns."""
     specs = {spec.name: spec for spec in bound.signature.outputs}
 
-    def shapes(lengths: Lengths) -> Mapping[str, Shape]:
-        tried = ", ".join(f"{own.label}={size}" for own, size in zip(padding.dimensions, lengths, strict=True))
-        what = (
-            f"padding model '{config.name}' needs a run on zeros of the sizes {tried}, which shows what"
-            " outputs are cut back"
-        )
-        try:
-            outputs = bound.outputs_in(trial(bound.zeros(1, lengths, padding)))
-        except UnfitPrecision:
-            raise
-        except ServeError as error:
-            raise invalid_argument(
-                f'{what}, and it fails; name inputs that have one length together, as in "ids:0,mask:0=16,32", or'
-                f" remove parameter 'sizes': {error.text}"
-            ) from None
+    def zeros(padding: Padding, lengths: Lengths) -> Mapping[str, Shape]:
+        outputs = bound.outputs_in(trial(bound.zeros(1, lengths, padding)))
         found: dict[str, Shape] = {}
         for name, index in bound.outputs.items():
             value, spec = outputs[index], specs[name]
             if not has_value(value):
-                raise invalid_argument(
-                    f"{what}, and its result has no output '{name}'; make the program return it always, or remove"
-                    " parameter 'sizes'"
-                )
+                raise invalid_argument(f"the result has no output '{name}'; make the program return it always")
             shape = shape_of(value)
             found[name] = with_dropped_sizes(spec.shape, shape) or shape
         return found
@@ -108,7 +99,7 @@ def measured_padding(
         less = dimension.sizes[0] - own.factor
         return less if own.admits(less) and less > 0 else dimension.sizes[0] + own.factor
 
-    return with_measured_outputs(padding, config, shapes, second)
+    return PaddingRuns(config, zeros, made, second)
 
 
 def covers_all(padding: Padding, bound: BoundProgram) -> bool:
