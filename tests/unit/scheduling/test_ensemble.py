@@ -31,6 +31,7 @@ from rocserve.core.validation import RequestPlan, RequestValidator
 from rocserve.plane import heap
 from rocserve.plane.heap import Heap, HeapReader
 from rocserve.plane.heap import Slot as HeapSlot
+from rocserve.scheduling.ensemble import run
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 
@@ -527,8 +528,9 @@ class Texts:
 class InAHeap(Member):
     """Answers as a worker does, in its own heap."""
 
-    def __init__(self, name: str, rule) -> None:
+    def __init__(self, name: str, rule, is_large: bool = False) -> None:
         super().__init__(name, rule, max_batch_size=ROWS)
+        self._is_large = is_large
         self._heap = Heap("outputs", 1 << 20)
         self.reader = HeapReader(self._heap.open_for_reading())
         self.placed: list[int] = []
@@ -542,6 +544,7 @@ class InAHeap(Member):
         outputs = [Tensor("OUT", FP32, plan.inputs[0].shape, self.reader.view(offset, values.nbytes))]
         response = InferResponse.of(self.name, "1", request.id, outputs)
         response.slot = HeapSlot(self.returned.append, offset, self.reader)
+        response.is_large = self._is_large
         responder.send(response)
 
 
@@ -570,6 +573,22 @@ def test_a_tensor_lies_where_its_worker_has_left_it_until_its_reader_has_answere
     assert first.returned == [third, one, other]
     ask(version, *range(2 * ROWS))
     assert first.reader.offset_of(last.requests[0].data[0]) == first.placed[-1]
+
+
+def test_of_large_tensors_only_those_that_may_not_stay_are_copied_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "MOST_KEPT_BYTES", 2 * 8 * ROWS)
+    monkeypatch.setattr(run, "COPIED_AT_ONCE", 0)
+    first, last = InAHeap("first", plus(1), is_large=True), Member("last", plus(1), max_batch_size=ROWS, held=True)
+    version = ensemble(first, last, steps=[step("first", "X", "m"), step("last", "m", "Y")], max_batch_size=ROWS)
+    copying: list[Iterator[None]] = []
+    monkeypatch.setattr(version.dispatcher, "work_off", copying.append)
+    answers = [ask(version, *range(2 * ROWS)) for _ in range(3)]
+    assert [first.reader.offset_of(request.data[0]) for request in last.requests] == first.placed[:2]
+    (steps,) = copying
+    assert len([*steps]) >= 1
+    for answer in answers:
+        last.finish()
+        assert answer.value() == [value + 2 for value in range(2 * ROWS)]
 
 
 def test_an_answer_of_the_ensemble_holds_what_lies_in_a_workers_heap() -> None:

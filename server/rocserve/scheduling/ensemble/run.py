@@ -33,7 +33,7 @@ from rocserve.core.serving import Responder
 from rocserve.core.statistics import PhaseTotals
 from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
-from rocserve.plane.heap import Slot
+from rocserve.plane.heap import COPIED_AT_ONCE, Slot
 from rocserve.scheduling.batch import send_copied
 from rocserve.scheduling.ensemble.graph import EnsemblePlan, step_head
 from rocserve.scheduling.scheduler import cancelled
@@ -80,7 +80,7 @@ class StepRequest:
         if isinstance(answer, InferResponse):
             if self.reference_outputs:
                 self.slot = answer.slot or self.slot
-            if answer.is_large and answer.slot is not None:
+            if answer.is_large and answer.slot is not None and not _stays(answer):
                 self._run.ensemble.dispatcher.work_off(send_copied(answer, final, self))
                 return
         if final:
@@ -433,6 +433,14 @@ class EnsembleRun:
         if self._request.phases is not None:
             self._request.phases.add_all(self._phases)
         self.ensemble.run_ended()
+
+
+def _stays(answer: InferResponse) -> bool:
+    """Return whether an answer may stay in its worker's memory, except for what can be copied in one step."""
+    slot = answer.slot
+    return isinstance(slot, Slot) and all(
+        len(tensor.data) <= COPIED_AT_ONCE or _may_be_kept(tensor, slot) for tensor in answer.outputs
+    )
 
 
 def _may_be_kept(tensor: Tensor, slot: Slot) -> bool:
