@@ -82,6 +82,18 @@ def test_written_sizes_are_padded_and_cut_back(load: Loader, max_batch_size: int
         np.testing.assert_allclose(padded["mean"], alone["mean"], atol=1e-6)
 
 
+def test_bf16_is_padded_too(load: Loader) -> None:
+    model = load(sizes="ids:0=8,16,32", precision="bf16")
+    assert model.load_check.parts[-1] == "dimension 'ids:0' may be padded"
+    for length in (2, 8, 19):
+        batch = batch_of(np.random.default_rng(length).integers(0, 50, (2, length)))
+        alone = model.execute(batch).outputs
+        padded = model.execute(as_served(batch, model._config, model.signature.padding)).outputs  # type: ignore[attr-defined]
+        # Of values up to 3, with eight bits of their fraction: a step or two.
+        np.testing.assert_allclose(padded["states"][:, :length], alone["states"], atol=3e-2)
+        np.testing.assert_allclose(padded["mean"], alone["mean"], atol=3e-2)
+
+
 def test_what_shows_in_added_elements_is_warned_of_and_refused_under_strict(load: Loader) -> None:
     model = load("seeing_all", sizes="ids:0=8,16")
     assert model.load_check.failures == (PADDING,)

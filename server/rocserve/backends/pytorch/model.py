@@ -162,11 +162,15 @@ class TorchModel:
                 padding = runs.with_outputs(padding)
                 verdict = check.check_padding_here(self._bound, program, self._call, padding, zeros_only)
             except ServeError as error:
-                if not is_chosen:
-                    self._check_precision(self._bound.zeros(1, padding.smallest, padding), error)
-                    raise
-                check.note(f"not padded: {error.text}")
-                return
+                if is_chosen:
+                    check.note(f"not padded: {error.text}")
+                    return
+                zeros = self._bound.zeros(1, padding.smallest, padding)
+                try:
+                    self._call(zeros)
+                except ServeError as refusal:
+                    self._check_precision(zeros, refusal)
+                raise
         if not is_chosen and verdict is not None:
             check.report_padding(verdict)
         elif is_chosen:

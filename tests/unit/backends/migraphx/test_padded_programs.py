@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,22 @@ def test_answers_of_each_batch_size_and_length(engine: Engine) -> None:
     with pytest.raises(ServeError, match="expected 1 to 8, the largest of its sizes 4, 8"):
         answers(loaded, request(1, 9))
     loaded.close()
+
+
+@pytest.mark.parametrize(("precision", "step"), [("fp16", 2**-9), ("bf16", 2**-6)])
+def test_half_precisions(engine: Engine, precision: str, step: float) -> None:
+    """The answers are those of a program without padding, to two steps of values from 2 to 4."""
+    inputs = request(2, 3)
+    exact = tuple(replace(entry, dims=(3,)) for entry in TENSORS["inputs"])
+    outputs = (wanted("tokens", 3, 16), wanted("pooled", 16))
+    loaded = engine.complete(NETWORK, 2, inputs=exact, outputs=outputs, batch_sizes=2, precision=precision)
+    alone = answers(loaded, inputs)
+    loaded.close()
+    loaded = engine.complete(NETWORK, 2, sizes="sequence=4", batch_sizes=2, precision=precision, **TENSORS)
+    found = answers(loaded, padded(inputs, loaded.signature.padding))
+    loaded.close()
+    for name, values in (("tokens", found["tokens"][:, :3]), ("pooled", found["pooled"])):
+        np.testing.assert_allclose(values, alone[name], rtol=0, atol=2 * step)
 
 
 @pytest.mark.parametrize(

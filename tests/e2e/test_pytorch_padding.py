@@ -1,0 +1,100 @@
+"""PyTorch programs whose requests are padded, on a server: recorded answers, sequences, two versions."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from support.infer_inputs import infer_input
+from support.models import drop
+from support.pytorch import TorchFiles
+from support.server import RocserveProcess, Start
+from support.waiting import LOAD_CHECK_SECONDS, PATIENCE_SECONDS
+
+from rocserve.load_check.recorded import RecordedAnswers, write_recorded
+from rocserve_client import Client
+
+ENCODER = """
+platform: "pytorch_libtorch"
+max_batch_size: 8
+input [ { name: "ids" data_type: TYPE_INT64 dims: -1 }, { name: "mask" data_type: TYPE_INT64 dims: -1 } ]
+output [ { name: "states" data_type: TYPE_FP32 dims: [ -1, 8 ] }, { name: "mean" data_type: TYPE_FP32 dims: 8 } ]
+version_policy { all { } }
+dynamic_batching { }
+parameters { key: "sizes" value { string_value: "ids:0=8,16" } }
+"""
+SEQUENCES = """
+platform: "pytorch_libtorch"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: -1 }
+output [ { name: "doubled" data_type: TYPE_FP32 dims: -1 }, { name: "total" data_type: TYPE_FP32 dims: 1 } ]
+sequence_batching {
+  %s
+  control_input { name: "start" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
+  state { input_name: "state" output_name: "next" data_type: TYPE_FP32 dims: 1 }
+}
+parameters { key: "sizes" value { string_value: "x:0=4,8,16" } }
+"""
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    repository = tmp_path_factory.mktemp("padded") / "repository"
+    repository.mkdir()
+    traced, exported = torch_files.data("traced_encoder"), torch_files.data("encoder")
+    inputs, outputs = torch_files.values("traced_encoder")
+    recorded = drop(repository, "recorded", traced, ENCODER, filename="model.pt")
+    write_recorded(recorded / "check.npz", RecordedAnswers(inputs, outputs))
+    # The second version sees what the mask hides, and has a bound of its length.
+    drop(repository, "two", traced, ENCODER, filename="model.pt")
+    drop(repository, "two", exported, ENCODER, version=2, filename="model.pt2")
+    for strategy in ("direct", "oldest"):
+        config = SEQUENCES % f"{strategy} {{ }}"
+        drop(repository, strategy, torch_files.data("summing"), config, filename="model.pt")
+    return start(repository, f"--load-check-seconds={LOAD_CHECK_SECONDS:g}")
+
+
+def test_recorded_answers(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    """The request is shorter than the smallest size."""
+    inputs, outputs = torch_files.values("traced_encoder")
+    with Client(server.address) as client:
+        properties = client.model_metadata("recorded").properties
+        assert properties["sizes"] == "ids:0=8,16"
+        assert "recorded answers" in properties["load_check"]
+        answer = client.infer("recorded", inputs)
+    for name, values in outputs.items():
+        np.testing.assert_allclose(answer[name], values, atol=1e-6)
+
+
+def test_two_versions(server: RocserveProcess) -> None:
+    rng = np.random.default_rng(1)
+    with Client(server.address) as client:
+        for length in (1, 5, 8, 13):
+            ids = rng.integers(1, 50, (2, length))
+            inputs = {"ids": ids, "mask": np.ones_like(ids)}
+            one, two = (client.infer("two", inputs, version=version) for version in ("1", "2"))
+            assert one["states"].shape == (2, length, 8)
+            np.testing.assert_allclose(one["states"], two["states"], atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+def test_sequences_with_states(server: RocserveProcess, strategy: str) -> None:
+    def run(sequence: int) -> None:
+        rng, client, total = np.random.default_rng(sequence), server.client(), 0
+        for step in range(5):
+            values = rng.integers(1, 100, (1, int(rng.integers(1, 17)))).astype(np.float32)
+            total += values.sum()
+            answer = client.infer(
+                strategy,
+                [infer_input("x", values)],
+                sequence_id=sequence,
+                sequence_start=step == 0,
+                sequence_end=step == 4,
+                client_timeout=PATIENCE_SECONDS,
+            )
+            np.testing.assert_array_equal(answer.as_numpy("doubled"), 2 * values)
+            assert answer.as_numpy("total").tolist() == [[total]]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(1, 5)))
