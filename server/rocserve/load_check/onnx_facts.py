@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rocserve.load_check.facts import NO_FACTS, GraphFacts
-from rocserve.load_check.onnx_file import read_without_weights
-from rocserve.load_check.onnx_graph import OnnxGraph, attribute_of
+from rocserve.load_check.onnx_graph import OnnxGraph
+from rocserve.load_check.onnx_message import ElementType, Node
 from rocserve.load_check.tensors import Array
 
 if TYPE_CHECKING:
@@ -54,17 +55,16 @@ _LABELS |= {"Sub", "Tile", "Transpose", "Unsqueeze", "Where"}
 def onnx_facts(model: onnx.ModelProto | Path) -> GraphFacts:
     """Return the facts of a model or of a file; large weights are not read. A file that is not an ONNX model has no
     facts."""
-    if isinstance(model, Path):
-        try:
-            model = read_without_weights(model)
-        except Exception:
-            # protobuf raises errors of its own classes, and no module here may import protobuf.
-            return NO_FACTS
     try:
-        return _facts(OnnxGraph(model))
-    except (IndexError, TypeError, ValueError):
+        return _facts(OnnxGraph(_mapped(model) if isinstance(model, Path) else model.SerializeToString()))
+    except (IndexError, OSError, RecursionError, TypeError, ValueError):
         # A node lacks inputs, or a tensor values. The engine refuses such a file.
         return NO_FACTS
+
+
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _facts(graph: OnnxGraph) -> GraphFacts:
@@ -99,14 +99,14 @@ def _ends(graph: OnnxGraph) -> Mapping[str, int]:
     return {name: end for name, end in ends.items() if end > 0}
 
 
-def _indices(node: onnx.NodeProto, graph: OnnxGraph) -> Iterator[tuple[str, int]]:
+def _indices(node: Node, graph: OnnxGraph) -> Iterator[tuple[str, int]]:
     """Yield the tensors of indices that a node takes, with their ends."""
     given, domain = node.input, node.domain
     if node.op_type == "OneHot":
         if (depth := graph.number(given[1])) is not None:
             yield given[0], int(depth)
     elif node.op_type in ("Gather", "GatherElements", "GatherBlockQuantized"):
-        axis = attribute_of(node, "gather_axis" if node.op_type == "GatherBlockQuantized" else "axis", 0)
+        axis = node.attribute("gather_axis" if node.op_type == "GatherBlockQuantized" else "axis", 0)
         yield from _below_size(given[1], given[0], axis, graph)
     elif node.op_type == "Equal":
         # A one-hot encoding, as some exporters write it: each index beside all numbers up to the largest.
@@ -179,8 +179,8 @@ def _levels(graph: OnnxGraph) -> Mapping[str, tuple[float, ...]]:
     for node in graph.nodes:
         if not node.op_type.startswith("TreeEnsemble"):
             continue
-        leaves = np.array([mode == b"LEAF" for mode in attribute_of(node, "nodes_modes", ())], bool)
-        values = np.array(attribute_of(node, "nodes_values", ()), float)
+        leaves = np.array([mode == b"LEAF" for mode in node.attribute("nodes_modes", ())], bool)
+        values = np.array(node.attribute("nodes_values", ()), float)
         if len(leaves) == len(values) and not leaves.all():
             levels = np.unique(values[~leaves])
             levels = levels[np.linspace(0, len(levels) - 1, min(len(levels), _MOST_LEVELS)).astype(int)]
@@ -194,9 +194,9 @@ def _words(graph: OnnxGraph) -> tuple[str, ...]:
         {
             word.decode(errors="replace")
             for node in graph.nodes
-            for attribute in node.attribute
-            if attribute.name in _VOCABULARIES
-            for word in attribute.strings
+            for name in _VOCABULARIES
+            for word in node.attribute(name, ())
+            if isinstance(word, bytes)
         }
     )
     return tuple(words[:: -(-len(words) // _MOST_WORDS) or 1])
@@ -207,24 +207,22 @@ def _couplings(graph: OnnxGraph) -> Iterator[str]:
         if node.op_type in _ONE_SCALE and node.input[0] in graph.fed:
             yield f"{node.op_type} takes one scale from all rows"
         elif node.op_type == "BatchNormalization" and (
-            attribute_of(node, "training_mode", 0) or sum(map(bool, node.output)) > 1
+            node.attribute("training_mode", 0) or sum(map(bool, node.output)) > 1
         ):
             yield "BatchNormalization in training mode takes mean and variance from all rows"
 
 
 def _precision(graph: OnnxGraph) -> str:
     """Return the coarsest numbers that the graph computes with, by its operators, weights and casts."""
-    from onnx import TensorProto
-
     if any("Quantize" in node.op_type or node.op_type.startswith("QLinear") for node in graph.nodes):
         return "quantised"
-    types = {tensor.data_type for tensor in graph.initializers.values()}
-    types |= {value.type.tensor_type.elem_type for value in (*graph.graph.input, *graph.graph.output)}
-    types |= {attribute_of(node, "to", 0) for node in graph.nodes if node.op_type == "Cast"}
-    return "bf16" if TensorProto.BFLOAT16 in types else "fp16" if TensorProto.FLOAT16 in types else "fp32"
+    types = {tensor.element_type for tensor in graph.initializers.values()}
+    types |= {value.element_type for value in (*graph.graph.inputs, *graph.graph.outputs)}
+    types |= {node.attribute("to", 0) for node in graph.nodes if node.op_type == "Cast"}
+    return "bf16" if ElementType.BFLOAT16 in types else "fp16" if ElementType.FLOAT16 in types else "fp32"
 
 
-def _is_random(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
+def _is_random(node: Node, graph: OnnxGraph) -> bool:
     if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
         training = graph.constant(node.input[2])
         return training is None or bool(training.any())
@@ -265,13 +263,11 @@ def _is_of_whole_tensor(name: str, graph: OnnxGraph) -> bool:
 
 def _chosen_from(graph: OnnxGraph) -> Iterator[str]:
     """Yield the inner tensors from which a model chooses that answers with classes, indices or texts only."""
-    from onnx import TensorProto
-
-    floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16, TensorProto.UNDEFINED)
-    outputs = {value.name: value.type.tensor_type.elem_type for value in graph.graph.output}
+    floats = (ElementType.FLOAT, ElementType.FLOAT16, ElementType.DOUBLE, ElementType.BFLOAT16, ElementType.UNDEFINED)
+    outputs = {value.name: value.element_type for value in graph.graph.outputs}
     if any(kind in floats for kind in outputs.values()):
         return
-    outer = {name for node in graph.graph.node for name in node.output}
+    outer = {name for node in graph.graph.nodes for name in node.output}
     for output in outputs:
         for source in graph.sources(output, _LABELS, through_all=True):
             node = graph.makers.get(source)
@@ -289,15 +285,13 @@ def _chosen_from(graph: OnnxGraph) -> Iterator[str]:
 def _narrowed(graph: OnnxGraph) -> Iterator[tuple[str, str]]:
     """Yield outputs that a Cast makes of few bits or without a sign, and the Cast's input. An integer of 32 or 64 bits
     shows by its value that a float was beyond it."""
-    from onnx import TensorProto
-
-    unsigned = {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
-    narrow = {TensorProto.INT8, TensorProto.INT16, *unsigned}
-    outer = {*graph.inputs, *(name for node in graph.graph.node for name in node.output)}
-    for output in graph.graph.output:
+    unsigned = {ElementType.UINT8, ElementType.UINT16, ElementType.UINT32, ElementType.UINT64}
+    narrow = {ElementType.INT8, ElementType.INT16, *unsigned}
+    outer = {*graph.inputs, *(name for node in graph.graph.nodes for name in node.output)}
+    for output in graph.graph.outputs:
         for source in graph.sources(output.name):
             node = graph.makers.get(source)
-            if node is not None and node.op_type == "Cast" and attribute_of(node, "to", 0) in narrow:
+            if node is not None and node.op_type == "Cast" and node.attribute("to", 0) in narrow:
                 if node.input[0] in outer:
                     yield output.name, node.input[0]
                 break

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import onnx
+from rocserve.core.wire_format import Buffer
+from rocserve.load_check.onnx_message import Graph, Node, Tensor, ValueInfo, graph_of
 
 _MOST_VALUES = 1 << 16
 """Values of the largest constant that is read: thresholds, offsets, the numbers that a vocabulary is compared with."""
@@ -18,6 +18,8 @@ _PASSING = frozenset(
 ) | {"Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 """Operators whose output has values of their first input, perhaps in another shape or type."""
 _SHAPED = frozenset(("Cast", "Constant", "DequantizeLinear", "Identity", "Transpose"))
+_NUMBERS = ("value_float", "value_floats", "value_int", "value_ints")
+"""Attributes of Constant with numbers."""
 _MOST_STEPS = 64
 """Nodes between a tensor and what is looked for; a file with a cycle is not followed forever."""
 
@@ -25,40 +27,34 @@ _MOST_STEPS = 64
 class OnnxGraph:
     """Reads a model. Names are unique in a graph and its subgraphs, as ONNX requires."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.graph = model.graph
-        self.nodes: Sequence[onnx.NodeProto] = list(_nodes(model.graph))
-        self.initializers = {tensor.name: tensor for graph in _graphs(model.graph) for tensor in graph.initializer}
-        self.makers: Mapping[str, onnx.NodeProto] = {name: node for node in self.nodes for name in node.output if name}
-        self.inputs = [value.name for value in model.graph.input if value.name not in self.initializers]
+    def __init__(self, model: Buffer) -> None:
+        """Raises ValueError if the model is damaged."""
+        self.graph = graph_of(model)
+        self.nodes = [node for graph in _graphs(self.graph) for node in graph.nodes]
+        self.initializers = {tensor.name: tensor for graph in _graphs(self.graph) for tensor in graph.initializers}
+        self.makers: Mapping[str, Node] = {name: node for node in self.nodes for name in node.output if name}
+        self.inputs = [value.name for value in self.graph.inputs if value.name not in self.initializers]
 
     @cached_property
     def fed(self) -> frozenset[str]:
         """The tensors that depend on the model's inputs; all of a subgraph count as such."""
         found = set(self.inputs)
-        for node in self.graph.node:
-            if any(name in found for name in node.input) or any(True for _ in _subgraphs(node)):
+        for node in self.graph.nodes:
+            if node.graphs or any(name in found for name in node.input):
                 found.update(node.output)
-        inner = {name for node in self.nodes for graph in _subgraphs(node) for one in graph.node for name in one.output}
+        inner = {name for node in self.nodes for graph in node.graphs for one in graph.nodes for name in one.output}
         return frozenset(found | inner)
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
         """Return a small constant; None if it is none, large, or in another file."""
-        from onnx import TensorProto, numpy_helper
-
         tensor = self.initializers.get(name)
         node = self.makers.get(name)
         if tensor is None and node is not None and node.op_type == "Constant":
-            for attribute in node.attribute:
-                if attribute.name == "value":
-                    tensor = attribute.t
-                elif attribute.name in ("value_float", "value_floats"):
-                    return np.array(attribute.floats or attribute.f)
-                elif attribute.name in ("value_int", "value_ints"):
-                    return np.array(attribute.ints or attribute.i)
-        if tensor is None or tensor.data_location == TensorProto.EXTERNAL or int(np.prod(tensor.dims)) > _MOST_VALUES:
-            return None
-        return numpy_helper.to_array(tensor)
+            for attribute in _NUMBERS:
+                if (value := node.attribute(attribute)) is not None:
+                    return np.array(value)
+            tensor = node.attribute("value")
+        return tensor.values(_MOST_VALUES) if isinstance(tensor, Tensor) else None
 
     def number(self, name: str) -> float | None:
         """Return the largest value of a small numeric constant; None if it is none."""
@@ -74,14 +70,15 @@ class OnnxGraph:
         for _ in range(_MOST_STEPS):
             node = self.makers.get(name)
             if name in self.initializers:
-                shape = list(self.initializers[name].dims)
+                shape = self.initializers[name].dims
             elif node is None or node.op_type not in _SHAPED:
-                shape = self._declared_shapes.get(name, [])
+                shape = self._declared[name].shape if name in self._declared else []
             elif node.op_type == "Constant":
-                shape = next((list(one.t.dims) for one in node.attribute if one.name == "value"), [])
+                value = node.attribute("value")
+                shape = value.dims if isinstance(value, Tensor) else []
             else:
                 if node.op_type == "Transpose":
-                    orders.append(attribute_of(node, "perm", None))
+                    orders.append(node.attribute("perm"))
                 name = node.input[0]
                 continue
             break
@@ -109,34 +106,12 @@ class OnnxGraph:
                 waiting += node.input if through_all else node.input[:1]
 
     @cached_property
-    def _declared_shapes(self) -> Mapping[str, Sequence[int | None]]:
-        return {
-            value.name: [size.dim_value or None for size in value.type.tensor_type.shape.dim]
-            for value in (*self.graph.input, *self.graph.value_info)
-        }
+    def _declared(self) -> Mapping[str, ValueInfo]:
+        return {value.name: value for value in (*self.graph.inputs, *self.graph.values)}
 
 
-def attribute_of(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """Return the value of a node's attribute."""
-    from onnx import helper
-
-    return next((helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+def _graphs(graph: Graph) -> Iterator[Graph]:
     yield graph
-    for node in graph.node:
-        for inner in _subgraphs(node):
+    for node in graph.nodes:
+        for inner in node.graphs:
             yield from _graphs(inner)
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for one in _graphs(graph):
-        yield from one.node

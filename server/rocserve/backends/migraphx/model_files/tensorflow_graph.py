@@ -7,14 +7,14 @@ tensor_shape.proto.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, ModelGraph
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unreadable
-from rocserve.core.wire_format import LONGEST_VARINT, VARINT, WireError, field_spans, read_varint
+from rocserve.core.wire_format import Buffer, WireError
+from rocserve.core.wire_message import WireMessage
 
 _LARGEST_FILE = (1 << 31) - 1
 """protobuf's limit."""
@@ -44,24 +44,24 @@ _MISREAD = frozenset({"All", "LessEqual"})
 
 
 class TensorflowNode:
-    def __init__(self, message: memoryview) -> None:
-        node = _Fields(message)
+    def __init__(self, message: Buffer) -> None:
+        node = WireMessage(message)
         self.name = node.text(_NODE_NAME)
         self.operator = node.text(_NODE_OPERATOR)
-        self.inputs = [str(value, "utf-8") for value in node.messages(_NODE_INPUT)]
+        self.inputs = [str(value, "utf-8") for value in node.parts(_NODE_INPUT)]
         """"name", "name:1" for a further output, "^name" for a control dependency."""
-        entries = [_Fields(entry) for entry in node.messages(_NODE_ATTRIBUTE)]
-        attributes = {entry.text(_ENTRY_KEY): _Fields(entry.message(_ENTRY_VALUE)) for entry in entries}
-        nothing = _Fields(memoryview(b""))
+        entries = [WireMessage(entry) for entry in node.parts(_NODE_ATTRIBUTE)]
+        attributes = {entry.text(_ENTRY_KEY): WireMessage(entry.message(_ENTRY_VALUE)) for entry in entries}
+        nothing = WireMessage(b"")
         self.datatype = attributes.get("dtype", nothing).number(_VALUE_TYPE)
         """0 = the node has no datatype."""
         self.layout = attributes.get("data_format", nothing).text(_VALUE_TEXT)
         """"" = the node has no layout."""
         self.dims: Dims | None = None
         value = attributes.get("shape", nothing)
-        shape = _Fields(value.message(_VALUE_SHAPE))
+        shape = WireMessage(value.message(_VALUE_SHAPE))
         if value.values[_VALUE_SHAPE] and not shape.number(_SHAPE_UNKNOWN_RANK):
-            dims = [_Fields(dim) for dim in shape.messages(_SHAPE_DIM)]
+            dims = [WireMessage(dim) for dim in shape.parts(_SHAPE_DIM)]
             # An open dimension is -1, which is the largest number if read as unsigned.
             self.dims = tuple(
                 size if 0 < (size := dim.number(_DIM_SIZE)) < 1 << 63 else dim.text(_DIM_NAME) for dim in dims
@@ -86,7 +86,7 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
     if not data:
         raise _wrong(path, "is empty; copy it again")
     try:
-        messages = _Fields(memoryview(data)).values[_GRAPH_NODE]
+        messages = WireMessage(memoryview(data)).values[_GRAPH_NODE]
         if any(isinstance(message, int) for message in messages):
             raise _wrong(
                 path,
@@ -157,42 +157,3 @@ _DIM_SIZE, _DIM_NAME = 1, 2
 
 def _wrong(path: Path, text: str) -> ServeError:
     return invalid_argument(f"TensorFlow graph {path.name} {text}")
-
-
-_MOST = (1 << 64) - 1
-
-
-class _Fields:
-    """Parses a protobuf message: each field's values by its number. A value is an unsigned number, or the bytes of a
-    text, a message, a packed list or a fixed-size number. If a single field occurs more than once, its last value is
-    used. Raises WireError if the message ends within a field, has bytes that begin no field, holds a group (long
-    obsolete), or has a number where a message must be."""
-
-    def __init__(self, message: memoryview) -> None:
-        self.values: defaultdict[int, list[int | memoryview]] = defaultdict(list)
-        end = 0
-        for span in field_spans(message):
-            end = span.end
-            if span.wire_type == VARINT:
-                number = read_varint(message, span.content, LONGEST_VARINT)[0] & _MOST
-                self.values[span.number].append(number)
-            else:
-                self.values[span.number].append(message[span.content : end])
-        if end < len(message):
-            raise WireError(f"a group begins at byte {end}")
-
-    def messages(self, number: int) -> list[memoryview]:
-        found = [value for value in self.values[number] if not isinstance(value, int)]
-        if len(found) < len(self.values[number]):
-            raise WireError("a number where a message must be")
-        return found
-
-    def message(self, number: int) -> memoryview:
-        """Return the field's message; empty = absent."""
-        return self.messages(number)[-1] if self.values[number] else memoryview(b"")
-
-    def text(self, number: int) -> str:
-        return str(self.message(number), "utf-8")
-
-    def number(self, number: int) -> int:
-        return next((value for value in reversed(self.values[number]) if isinstance(value, int)), 0)
