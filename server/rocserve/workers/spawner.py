@@ -13,6 +13,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy.random  # Not numpy alone, which would import this part in each worker anew.
+
 from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.workers import main as worker
 from rocserve.workers import messages
@@ -152,9 +154,8 @@ class Spawner:
             confine(identity, spawn.confinement)
             if not forked:
                 self._execute(options, reception)
-            if (numpy := sys.modules.get("numpy")) is not None:
-                # Otherwise all workers would draw the same numbers. Python's random module reseeds itself after a fork.
-                numpy.random.seed()
+            # Otherwise all workers would draw the same numbers. Python's random module reseeds itself after a fork.
+            numpy.random.seed()
             status = worker.main((options.title, str(self._parent_pipe), str(reception)))
         except BaseException as error:
             os.write(2, f"the worker could not be started: {error!r}\n".encode())

@@ -76,6 +76,13 @@ async def test_forked_workers_do_not_share_their_random_numbers(workshop: Worksh
     assert first["random"] != second["random"] and first["numpy_random"] != second["numpy_random"]
 
 
+def test_what_seeds_forked_workers_is_imported_before_the_fork() -> None:
+    program = "import sys, rocserve.workers.spawner; print('numpy.random' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "True\n"
+    )
+
+
 @pytest.mark.parametrize("forked", [True, False])
 async def test_a_worker_keeps_to_its_cores(workshop: Workshop, forked: bool) -> None:
     core = max(os.sched_getaffinity(0))
