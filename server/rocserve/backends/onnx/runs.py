@@ -75,14 +75,13 @@ class InPlaceRun:
         """Return whether the batch has room for all wanted outputs, in shapes that the model may give, and the outputs
         are large."""
         room = batch.room
-        if not room or any(name not in room for name in batch.requested_outputs):
+        if sum([array.nbytes for array in room.values()]) < _PLACED_FROM:
             return False
-        wanted = [(room[name], self._shapes[name]) for name in batch.requested_outputs]
-        return sum(array.nbytes for array, _ in wanted) >= _PLACED_FROM and all(
-            len(array.shape) == self._first + len(shape)
-            and all(dim in (-1, size) for dim, size in zip(shape, array.shape[self._first :], strict=True))
-            for array, shape in wanted
-        )
+        return all(name in room and self._may_have(name, room[name].shape) for name in batch.requested_outputs)
+
+    def _may_have(self, name: str, shape: tuple[int, ...]) -> bool:
+        own, declared = shape[self._first :], self._shapes[name]
+        return len(own) == len(declared) and all(dim in (-1, size) for dim, size in zip(declared, own, strict=True))
 
     def __call__(self, batch: Batch, inputs: Mapping[str, Array]) -> Sequence[Array]:
         """Run the batch, and return the room's arrays, which then hold the outputs."""
