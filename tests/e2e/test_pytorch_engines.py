@@ -30,6 +30,17 @@ output [ { name: "RESULT[scores]" data_type: TYPE_FP32 dims: 3 }, { name: "RESUL
 """  # noqa: E501
 
 
+TEXTS = """
+backend: "pytorch"
+max_batch_size: 8
+input [ { name: "ARGS[0]" data_type: TYPE_INT64 dims: -1 }, { name: "ARGS[1]" data_type: TYPE_INT64 dims: -1 } ]
+output [
+  { name: "RESULT[states]" data_type: TYPE_FP32 dims: [ -1, 8 ] }, { name: "RESULT[mean]" data_type: TYPE_FP32 dims: 8 }
+]
+parameters { key: "sizes" value { string_value: "ARGS[0]:0=8,16" } }
+"""
+
+
 @pytest.fixture(scope="module")
 def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("pytorch-engines")
@@ -267,3 +278,26 @@ def test_torchscript_is_not_inductor_s(server: RocserveProcess, torch_files: Tor
     drop(server.repositories[0], "traced", torch_files.data("traced"), config, filename="model.pt")
     text = "model.pt is a TorchScript program; export the module with torch.export, or leave the parameter out"
     wait_until_refused(server, "traced", text)
+
+
+@needs_compiler
+def test_packages_of_encoders_are_padded(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    """Nothing tells where their ids end, nor that the second input is a mask."""
+    (repository,) = server.repositories
+    found: dict[str, str] = {}
+    with Client(server.address) as client:
+        for name in ("encoder", "seeing_all"):
+            before = {*(repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")}
+            drop(repository, name, torch_files.data(name), ENGINE.format("inductor"), filename="model.pt2")
+            client.wait_until_ready(PATIENCE_SECONDS, model=name)
+            (package,) = {*(repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")} - before
+            drop(repository, f"{name}_package", package.read_bytes(), TEXTS, filename="model.pt2")
+            client.wait_until_ready(PATIENCE_SECONDS, model=f"{name}_package")
+            found[name] = client.model_metadata(f"{name}_package").properties["load_check"]
+        assert "rows are independent" in found["encoder"]
+        assert "dimension 'ARGS[0]:0' may be padded" in found["encoder"]
+        assert "dimension 'ARGS[0]:0' must not be padded: output 'RESULT[states]'" in found["seeing_all"]
+        inputs, expected = torch_files.values("encoder")
+        answer = client.infer("encoder_package", {"ARGS[0]": inputs["ids"], "ARGS[1]": inputs["mask"]})
+    for name, values in expected.items():
+        np.testing.assert_allclose(answer[f"RESULT[{name}]"], values, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Tries in the process that serves a model whether its open dimensions may be padded. Verdicts are kept."""
+"""Tries whether a model's open dimensions may be padded, unless the verdict is kept."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.written_sizes import written_values
 from rocserve.cache.folders import cache_directory
 from rocserve.core.padding import Padding
-from rocserve.load_check.budget import Budget
-from rocserve.load_check.length_trials import LengthTrials
-from rocserve.load_check.padding import check_padding
 from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
@@ -26,17 +23,16 @@ def checked_padding(
     padding: Padding,
     seconds: float,
     parts: Sequence[str],
-    trials: Callable[[Budget], LengthTrials],
+    check: Callable[[], PaddingVerdict],
 ) -> tuple[PaddingVerdict, float]:
     """Return the verdict, and the seconds that it took; 0 = it was known. `seconds`: what the check may take. `parts`:
-    what the verdict depends on beside the padding. `trials`: runs the model. Never raises what the model raises."""
-    written = written_values(model.config)
-    key = verdict_key("padding", repr(padding), repr(sorted(written)), *parts)
+    what the verdict depends on beside the padding and its written values. Never raises what the check raises."""
+    key = verdict_key("padding", repr(padding), repr(sorted(written_values(model.config))), *parts)
 
-    def check() -> PaddingVerdict:
+    def checked() -> PaddingVerdict:
         model.report_check("padding short inputs")
         try:
-            return check_padding(trials(Budget(seconds)), padding, written)
+            return check()
         except Exception as error:
             # A fault of the check must not keep a model from being served.
             _LOG.warning("model '%s': the load check failed", model.name, exc_info=True)
@@ -46,6 +42,6 @@ def checked_padding(
 
     started = time.monotonic()
     known = VerdictCache(cache_directory(model.settings)).find_or_check(
-        key, PaddingVerdict, check, lambda verdict: verdict.is_lasting, seconds + _WAIT_SECONDS
+        key, PaddingVerdict, checked, lambda verdict: verdict.is_lasting, seconds + _WAIT_SECONDS
     )
     return known.verdict, 0.0 if known.is_from_cache else time.monotonic() - started

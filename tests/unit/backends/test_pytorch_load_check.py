@@ -271,7 +271,7 @@ def test_open_sizes_are_those_of_the_example_and_ids_end_at_the_table(load: Load
             return self.table(ids).sum(1)
 
     model = load(Text(), torch.randint(0, 50, (5, 3)))
-    (ids,) = checked_inputs(model._bound, model.program.signature.inputs, zeros_only=False)
+    (ids,) = checked_inputs(model._bound, model.program.signature.inputs)
     assert (ids.shape, ids.least, ids.end) == ((ROWS_DIMENSION, 3), 0, 50)
     np.testing.assert_array_equal(ids.shape_with({}, rows=2), (2, 3))
 

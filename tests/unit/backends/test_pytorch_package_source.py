@@ -143,3 +143,22 @@ def test_a_package_without_the_source_of_its_code(tmp_path: Path, lines: tuple[s
         archive.writestr("m/data/aotinductor/model/a.wrapper.so", b"")
     with pytest.raises(ServeError, match="does not hold the source"):
         read(tmp_path / "model.pt2")
+
+
+def test_the_smallest_table_that_a_package_indexes(tmp_path: Path) -> None:
+    from rocserve.backends.pytorch.package_source import smallest_table
+
+    def table(*kernels: str) -> int | None:
+        file = tmp_path / "kernels.pt2"
+        with zipfile.ZipFile(file, "w") as archive:
+            for number, kernel in enumerate(kernels):
+                archive.writestr(f"m/data/aotinductor/model/{number}.kernel.cpp", kernel)
+            archive.writestr("m/data/aotinductor/other/0.kernel.cpp", indexed("tmp1", "2L"))
+        return smallest_table(file, "model")
+
+    def indexed(name: str, end: str) -> str:
+        error = f"index out of bounds: 0 <= {name} < {end}"
+        return f'AOTI_TORCH_CHECK((0 <= {name}) & ({name} < {end}), "{error}")'
+
+    assert table("void kernel();") is None
+    assert table(indexed("tmp2", "30522L"), indexed("tmp12", "512L") + indexed("tmp3", "ks0")) == 512

@@ -16,7 +16,7 @@ from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.opener import SessionOpener
 from rocserve.backends.onnx.rows_check import session_parts
 from rocserve.backends.parameters import load_check_mode
-from rocserve.backends.written_sizes import has_rows, padding_report
+from rocserve.backends.written_sizes import has_rows, padding_report, written_values
 from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckMode, LoadCheckReport
 from rocserve.core.requests import Signature
@@ -25,6 +25,7 @@ from rocserve.load_check.input_search import NoInputs
 from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import onnx_facts
+from rocserve.load_check.padding import check_padding
 from rocserve.load_check.verdict_cache import VerdictCache
 
 
@@ -50,7 +51,9 @@ class PaddingCheck:
             padding,
             seconds,
             (self._digest, "onnxruntime", onnxruntime.__version__, signature.dependent_rows, *parts),
-            lambda budget: self._trials(session, signature, budget, exposes=True),
+            lambda: check_padding(
+                self._trials(session, signature, Budget(seconds), exposes=True), padding, written_values(config)
+            ),
         )
         report = replace(padding_report(verdict, mode), seconds=took)
         return replace(signature, padding=replace(padding, values=verdict.values)), report

@@ -20,18 +20,18 @@ from rocserve.load_check.tensors import ROWS, Array, CheckedInput, Feed, Run
 
 
 def checked_inputs(
-    bound: BoundProgram, tensors: Sequence[ProgramTensor], zeros_only: bool, padding: Padding = NO_PADDING
+    bound: BoundProgram, tensors: Sequence[ProgramTensor], end: int | None = None, padding: Padding = NO_PADDING
 ) -> tuple[CheckedInput, ...]:
     """Describe the inputs, in the program's order. Open sizes are those of the export's example, where the file tells
-    them, but for those of `padding`. `zeros_only`: an integer out of range would end the process, so where no limits
-    are known, it is 0."""
+    them, but for those of `padding`. `end`: exclusive end of integers without known limits, for programs in which one
+    out of range would end the process; None = any may be tried."""
     labels = {
         (name, place): padding.dimensions[index].label
         for name, places in Buckets(padding).inputs.items()
         for place, index in places
     }
     return tuple(
-        _checked_input(spec, sample, tensor, bound.signature.supports_batching, zeros_only, labels)
+        _checked_input(spec, sample, tensor, bound.signature.supports_batching, end, labels)
         for spec, sample, tensor in zip(bound.inputs, bound.samples, tensors, strict=True)
     )
 
@@ -41,7 +41,7 @@ def _checked_input(
     sample: Sequence[int],
     tensor: ProgramTensor,
     batches: bool,
-    zeros_only: bool,
+    end: int | None,
     labels: Mapping[tuple[str, int], str],
 ) -> CheckedInput:
     # A sample's 1 may stand for a size that is not known.
@@ -53,8 +53,9 @@ def _checked_input(
         sizes[0] = ROWS
     least, most = tensor.limits or (0, 0)
     checked = CheckedInput(spec.name, spec.datatype, tuple(sizes), least=max(least, 0))
-    is_limited = bool(tensor.limits) or (zeros_only and checked.kind in "iu")
-    return replace(checked, end=most + 1) if is_limited else checked
+    if tensor.limits:
+        return replace(checked, end=most + 1)
+    return replace(checked, end=end) if checked.kind in "iu" else checked
 
 
 def fixed_rows(most_rows: int | None) -> int | None:

@@ -58,7 +58,7 @@ class EagerReference:
         `open_exported`."""
         self._program = open_exported(read_exported(model_file))
         self.bound = _named(bind(self._program, ModelConfig(""), _no_trial), self._program, inputs, outputs)
-        self.inputs = checked_inputs(self.bound, self._program.signature.inputs, zeros_only=False)
+        self.inputs = checked_inputs(self.bound, self._program.signature.inputs)
         self.budget = Budget(seconds)
         self._seed = seed_of(file_digest(model_file))
         self._run = program_run(self.bound, self._program, _CPU)

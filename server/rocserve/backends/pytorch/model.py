@@ -160,7 +160,7 @@ class TorchModel:
                 return
             try:
                 padding = runs.with_outputs(padding)
-                verdict = check.check_padding_here(self._bound, program, self._call, padding, zeros_only)
+                verdict = check.check_padding(self._bound, program, self._call, padding, zeros_only)
             except ServeError as error:
                 if is_chosen:
                     check.note(f"not padded: {error.text}")

@@ -23,7 +23,7 @@ from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows
 from rocserve.backends.pytorch.comparison import COMPARING, COMPARISON_FILE, Comparison, EagerReference
 from rocserve.backends.pytorch.job_files import machine_parts, written_folder
 from rocserve.backends.pytorch.program import Program
-from rocserve.backends.written_sizes import has_rows, padding_report
+from rocserve.backends.written_sizes import has_rows, padding_report, written_values
 from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.padding import Padding
@@ -33,7 +33,8 @@ from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.made_inputs import seed_of
-from rocserve.load_check.padding_verdict import PaddingVerdict
+from rocserve.load_check.padding import check_padding
+from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
 from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
 from rocserve.load_check.tensors import CheckedInput, Feed
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
@@ -42,6 +43,12 @@ _LOG = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+PaddingJob = Callable[[tuple[CheckedInput, ...], int, float, Padding, tuple[str, ...], bool], Job]
+"""Takes inputs, a seed, seconds, the padding, the inputs whose value for it is written, and whether requests share
+batches. Its job gives a PaddingVerdict."""
+
+_ZEROS = 1
+"""End of integers without known limits, where another value might end the process."""
 _START_SECONDS = 60.0
 """The time that a child process may take to import PyTorch and to open the program."""
 
@@ -55,6 +62,10 @@ class ModelCheck:
         self.report: LoadCheckReport = NOT_CHECKED
         self.rows: RowsVerdict | None = None
         """None = the rows were not checked."""
+        self.padding_job: PaddingJob | None = None
+        """None = the padding is checked in this process."""
+        self.child_end: int | None = _ZEROS
+        """Exclusive end of integers without known limits in a child process; None = any may be tried."""
         self._source = source
         self._device = device
         self._precision = precision
@@ -89,7 +100,7 @@ class ModelCheck:
         """Find in this process whether rows depend on each other. `call` runs the program on the inputs in its
         order."""
         is_gpu = self._device.type != "cpu"
-        inputs = checked_inputs(bound, program.signature.inputs, zeros_only=is_gpu)
+        inputs = checked_inputs(bound, program.signature.inputs, _ZEROS if is_gpu else None)
         samples = sample_feeds(self._source, bound.signature)
 
         def check() -> RowsVerdict:
@@ -111,11 +122,11 @@ class ModelCheck:
         zeros_only: bool,
         budget: Budget | None = None,
     ) -> LengthTrials:
-        """Return runs with the padding's dimensions open. `call`: see `check_rows_here`. `zeros_only`: see
-        `checked_inputs`. `budget`: None = the time of the check, whatever its mode."""
+        """Return runs with the padding's dimensions open. `call`: see `check_rows_here`. `zeros_only`: integers without
+        known limits are 0. `budget`: None = the time of the check, whatever its mode."""
         return LengthTrials(
             run_of(bound, call),
-            checked_inputs(bound, program.signature.inputs, zeros_only, padding),
+            checked_inputs(bound, program.signature.inputs, _ZEROS if zeros_only else None, padding),
             tuple(bound.outputs),
             replace(program.facts, precision=_coarsest(program.signature.precision)),
             budget or Budget(self._source.settings.load_check_seconds),
@@ -128,23 +139,34 @@ class ModelCheck:
     def _has_company(self, bound: BoundProgram) -> bool:
         return has_rows(self._source.config, bound.signature) and not bound.signature.dependent_rows
 
-    def check_padding_here(
+    def check_padding(
         self, bound: BoundProgram, program: Program, call: Callable[[Any], Any], padding: Padding, zeros_only: bool
     ) -> PaddingVerdict | None:
-        """Find in this process whether a short input has the same answer when it is padded, in the time that the rows
-        have left. `call`, `zeros_only`: see `length_trials`. None = the load check is off."""
+        """Find whether a short input has the same answer when it is padded, in the time that the rows have left: in a
+        child process if `padding_job` is given, and the inputs are made up. `call`, `zeros_only`: see `length_trials`.
+        None = the load check is off."""
         if self._mode is LoadCheckMode.OFF:
             return None
-        inputs = checked_inputs(bound, program.signature.inputs, zeros_only, padding)
+        seconds = max(self.seconds - self.report.seconds, 0.0)
+        written, has_company = written_values(self._source.config), self._has_company(bound)
         samples = sample_feeds(self._source, bound.signature)
-        parts = (self._precision, repr(inputs), repr(self._has_company(bound)), samples_digest(samples))
-        verdict, took = checked_padding(
-            self._source,
-            padding,
-            max(self.seconds - self.report.seconds, 0.0),
-            (self._digest, "eager", *machine_parts(self._device), *parts),
-            lambda budget: self.length_trials(bound, program, call, padding, zeros_only, budget),
-        )
+        new_job = None if samples else self.padding_job
+        end = self.child_end if new_job else _ZEROS if zeros_only else None
+        inputs = checked_inputs(bound, program.signature.inputs, end, padding)
+
+        def check() -> PaddingVerdict:
+            if new_job is None:
+                trials = self.length_trials(bound, program, call, padding, zeros_only, Budget(seconds))
+                return check_padding(trials, padding, written)
+            try:
+                job = new_job(inputs, self._seed, seconds, padding, tuple(sorted(written)), has_company)
+                return self._run(job, PaddingVerdict)
+            except JobError as error:
+                return undecided(padding, error.text, is_lasting=error.is_crash)
+
+        parts = (self._precision, repr(inputs), repr(has_company), samples_digest(samples))
+        key = (self._digest, "eager", *machine_parts(self._device), *parts)
+        verdict, took = checked_padding(self._source, padding, seconds, key, check)
         self._add(LoadCheckReport(seconds=took))
         return verdict
 
@@ -158,7 +180,8 @@ class ModelCheck:
     ) -> None:
         """As `check_rows_here`, for compiled code, which may end its process. `job` takes the inputs and the seed, and
         gives a RowsVerdict."""
-        inputs = checked_inputs(bound, program.signature.inputs, zeros_only=True)
+
+        inputs = checked_inputs(bound, program.signature.inputs, self.child_end)
 
         def check() -> RowsVerdict:
             try:

@@ -15,26 +15,39 @@ from rocserve.backends.pytorch.checked_tensors import fixed_rows
 from rocserve.backends.pytorch.comparison import program_run
 from rocserve.backends.pytorch.model_check import ModelCheck
 from rocserve.backends.pytorch.package import open_package
+from rocserve.backends.pytorch.package_source import package_name, smallest_table
 from rocserve.backends.pytorch.program import Program
+from rocserve.core.padding import Padding
 from rocserve.jobs.messages import Report
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.facts import NO_FACTS
+from rocserve.load_check.length_trials import LengthTrials
+from rocserve.load_check.padding import check_padding
+from rocserve.load_check.padding_verdict import PaddingVerdict
 from rocserve.load_check.rows import RowsVerdict, check_rows
-from rocserve.load_check.tensors import CheckedInput
+from rocserve.load_check.tensors import CheckedInput, Run
+
+_LEAST_TABLE = 32
+"""Rows of a table whose indices are enough values: the check divides some by 8."""
 
 
 def check_package(source: ModelSource, program: Program, device: Any, bound: BoundProgram) -> ModelCheck:
     """Check what the rows of a package do to each other, if requests may be joined."""
     check, most_rows = ModelCheck(source, device, ""), program.signature.most_rows
     check.note("not compared: a package of AOTInductor has no other form of its program")
+
+    def rows_job(inputs: tuple[CheckedInput, ...], seed: int, seconds: float) -> PackageRowsJob:
+        return PackageRowsJob(source.name, str(source.model_file), str(device), bound, inputs, most_rows, seconds, seed)
+
+    if device.type == "cpu":
+        table = smallest_table(source.model_file, package_name(source.model_file))
+        # An input may be a mask, in which small integers become 0, or index the smallest table.
+        check.child_end = table if table is None or table >= _LEAST_TABLE else check.child_end
     if check.asks_for_rows(bound):
-        check.check_rows_in_child(
-            bound,
-            program,
-            lambda inputs, seed: PackageRowsJob(
-                source.name, str(source.model_file), str(device), bound, inputs, most_rows, check.seconds, seed
-            ),
-        )
+        check.check_rows_in_child(bound, program, lambda inputs, seed: rows_job(inputs, seed, check.seconds))
+    check.padding_job = lambda inputs, seed, seconds, *padding: PackagePaddingJob(
+        rows_job(inputs, seed, seconds), *padding
+    )
     return check
 
 
@@ -56,11 +69,41 @@ class PackageRowsJob:
 
     def perform(self, report: Report) -> RowsVerdict:
         """Find whether rows depend on each other. Raises ServeError as `open_package`."""
-        report("opening the package")
-        device = torch.device(self.device)
-        run = program_run(self.bound, open_package(Path(self.model_file), device), device)
+        run = self.opened(report)
         report("running batches of different rows")
         return check_rows(
             run, self.inputs, tuple(self.bound.outputs), NO_FACTS, Budget(self.seconds), self.seed, (),
-            device.type != "cpu", fixed_rows(self.most_rows),
+            torch.device(self.device).type != "cpu", fixed_rows(self.most_rows),
         )  # fmt: skip
+
+    def opened(self, report: Report) -> Run:
+        """Raises ServeError as `open_package`."""
+        report("opening the package")
+        device = torch.device(self.device)
+        return program_run(self.bound, open_package(Path(self.model_file), device), device)
+
+
+@dataclass(frozen=True, slots=True)
+class PackagePaddingJob:
+    rows: PackageRowsJob
+    """Of the same package."""
+    padding: Padding
+    written_values: tuple[str, ...]
+    """Inputs whose value somebody has chosen."""
+    has_company: bool
+    """Whether requests share batches."""
+
+    @property
+    def title(self) -> str:
+        return self.rows.title
+
+    def perform(self, report: Report) -> PaddingVerdict:
+        """Find whether short inputs may be padded. Raises ServeError as `open_package`."""
+        rows = self.rows
+        run = rows.opened(report)
+        report("padding short inputs")
+        trials = LengthTrials(
+            run, rows.inputs, tuple(rows.bound.outputs), NO_FACTS, Budget(rows.seconds), rows.seed, (),
+            self.has_company, fixed_rows(rows.most_rows) if rows.bound.signature.supports_batching else None,
+        )  # fmt: skip
+        return check_padding(trials, self.padding, frozenset(self.written_values))

@@ -49,6 +49,8 @@ _STRIDE = re.compile(r"\bif \((?P<value>\d+) != (?P<input>\w+)_stride\[(?P<dimen
 _SYMBOL = re.compile(r"\bint64_t (s\d+) = (\w+)_size\[(\d+)\];")
 _ASSERTED = re.compile(r'\bassert_size_stride\((\w+), \{([^{}]*)\}, \{[^{}]*\}, "input"\)')
 """PyTorch 2.13 and newer write this line, with all sizes as expressions of symbols."""
+_INDEXED = re.compile(r'"index out of bounds: 0 <= \w+ < (\d+)L*"')
+"""The error of an index that is checked. A table whose size varies is not found."""
 _C_TO_PYTHON = ((re.compile(r"\b(\d+)L+\b"), r"\1"), (re.compile(r"static_cast<int64_t>"), ""),
          (re.compile(r"c10::div_floor_integer"), "FloorDiv"), (re.compile(r"std::(max|min)\b"), r"\1"))  # fmt: skip
 """Parts of a C++ expression, and their form in Python."""
@@ -162,14 +164,7 @@ def package_name(path: Path) -> str:
 
 def read_source(path: Path, name: str) -> PackageSource:
     """Read the source of a package's program. Raises ServeError (INVALID_ARGUMENT) if the package lacks its source."""
-    folder = f"{_FOLDER}{name}/"
-    with zipfile.ZipFile(path) as archive:
-        sources = [
-            archive.read(member).decode(errors="replace")
-            for member in archive.infolist()
-            if folder in member.filename and member.filename.endswith(".cpp") and member.file_size <= _LARGEST_SOURCE
-        ]
-    found = [source for source in sources if _ENTRY in source]
+    found = [source for source in _sources(path, name) if _ENTRY in source]
     text = found[0] if len(found) == 1 else ""
     names = [name for name, _ in sorted(_INPUT.findall(text), key=lambda input_: int(input_[1]))]
     datatypes = {name: getattr(torch, datatype, None) for name, datatype in _DATATYPE.findall(text)}
@@ -179,6 +174,21 @@ def read_source(path: Path, name: str) -> PackageSource:
             " sizes it was compiled; write it with torch._inductor.aoti_compile_and_package, and take nothing out of it"
         )
     return _parse_source(text, names, datatypes)
+
+
+def smallest_table(path: Path, name: str) -> int | None:
+    """Return the rows of the smallest table that a package's code for the CPU indexes; None = it indexes none."""
+    return min((int(size) for source in _sources(path, name) for size in _INDEXED.findall(source)), default=None)
+
+
+def _sources(path: Path, name: str) -> Sequence[str]:
+    folder = f"{_FOLDER}{name}/"
+    with zipfile.ZipFile(path) as archive:
+        return [
+            archive.read(member).decode(errors="replace")
+            for member in archive.infolist()
+            if folder in member.filename and member.filename.endswith(".cpp") and member.file_size <= _LARGEST_SOURCE
+        ]
 
 
 def _parse_source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype]) -> PackageSource:
