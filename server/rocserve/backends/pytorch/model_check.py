@@ -180,7 +180,6 @@ class ModelCheck:
     ) -> None:
         """As `check_rows_here`, for compiled code, which may end its process. `job` takes the inputs and the seed, and
         gives a RowsVerdict."""
-
         inputs = checked_inputs(bound, program.signature.inputs, self.child_end)
 
         def check() -> RowsVerdict:
