@@ -9,6 +9,7 @@ from rocserve.core.wire_format import (
     FIXED64,
     LENGTH_DELIMITED,
     LONGEST_VARINT,
+    START_GROUP,
     VARINT,
     Buffer,
     WireError,
@@ -53,10 +54,12 @@ class WireMessage:
                     length = 4 if wire_type == FIXED32 else 8
                     value = message[position : position + length]
                     position += length
+                elif wire_type == START_GROUP:
+                    raise WireError(f"a group begins at byte {start}")
                 else:
-                    raise WireError(f"byte {start} begins no field, or a group (wire type {wire_type})")
+                    raise _no_field(start, tag)
                 if tag < 8:
-                    raise WireError(f"byte {start} begins no field (number 0)")
+                    raise _no_field(start, tag)
                 values[tag >> 3].append(value)
         except IndexError:
             position = end + 1
@@ -95,3 +98,7 @@ class WireMessage:
                 one, position = read_varint(value, position, LONGEST_VARINT)
                 found.append(one & _MOST)
         return [one - (1 << 64) if one >= _HALF else one for one in found]
+
+
+def _no_field(start: int, tag: int) -> WireError:
+    return WireError(f"byte {start} begins no field (number {tag >> 3}, wire type {tag & 7})")

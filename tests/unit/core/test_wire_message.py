@@ -38,9 +38,9 @@ def test_packed_numbers() -> None:
         (b"\x08\x01\x0d\x00", "ends within the field that begins at byte 2"),
         (b"\x08\x80", "ends within the field that begins at byte 0"),
         (b"\x0a", "ends within the field that begins at byte 0"),
-        (b"\x08\x01\x0b\x0c", "byte 2 begins no field, or a group"),
-        (b"\x0e", "byte 0 begins no field"),
-        (b"\x00\x01", "byte 0 begins no field"),
+        (b"\x08\x01\x0b\x0c", "a group begins at byte 2"),
+        (b"\x0e", r"byte 0 begins no field \(number 1, wire type 6\)"),
+        (b"\x00\x01", r"byte 0 begins no field \(number 0, wire type 0\)"),
         (b"\x08" + b"\xff" * 11, "a varint of more than 10 bytes"),
     ],
 )
