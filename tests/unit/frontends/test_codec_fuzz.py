@@ -242,6 +242,13 @@ def test_damaged_messages(data: bytes) -> None:
     agree(data)
 
 
+def test_a_remembered_head_does_not_hide_that_data_is_given_twice() -> None:
+    typed, raw = b"*\x0a\x0a\x01x\x12\x05INT32", b":\x04aaaa"
+    empty = b"*\x0c\x0a\x01x\x12\x05INT32*\x00"
+    for data in (typed + raw, empty, empty + raw, raw + empty):
+        agree(data)
+
+
 @given(st.one_of(wire_noise, st.binary(max_size=40)))
 @settings(max_examples=600, deadline=None)
 @example(b"\x3a\x80\x80\x80\x80\x80\x00")

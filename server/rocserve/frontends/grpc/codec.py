@@ -161,24 +161,23 @@ class RequestDecoder:
             parsed = self._heads.get(head_bytes)
         if parsed is None:
             if (cut := CutMessage.of(data)) is not None:
-                return self._without_contents(data, cut, request_id, bool(raw))
+                return self._without_contents(data, cut, request_id, contents)
             if head_bytes is None:
                 head_bytes = data[:id_field] + data[id_end:head_end]
             if _SEQUENCE_MARK in head_bytes:
                 return self._decode_with_sequence(head_bytes, request_id, contents)
-            parsed = self._parse_head(head_bytes, bool(raw), self._heads)
+            parsed = self._parse_head(head_bytes, self._heads)
         elif parsed.sources is None and len(raw) == len(parsed.head.inputs):
             self._layouts.keep(len(data), _Layout.of(data, parsed.head, id_start, id_end, raw))
         return InferRequest(parsed.head, request_id, _assign(parsed, contents))
 
-    def _without_contents(self, data: bytes, cut: CutMessage, request_id: str, has_raw: bool) -> TypedRequest:
-        known = None if has_raw else self._typed_heads.get(cut.skeleton)
-        parsed = known or self._parse_head(cut.skeleton, has_raw, self._typed_heads)
-        head = parsed.head
+    def _without_contents(self, data: bytes, cut: CutMessage, request_id: str, raw: list[Buffer]) -> TypedRequest:
+        parsed = self._typed_heads.get(cut.skeleton) or self._parse_head(cut.skeleton, self._typed_heads)
+        head, assigned = parsed.head, _assign(parsed, raw)
         for each in cut.cuts:
             entry = head.inputs[each.index]
             each.field.refuse_other(entry.datatype, entry.name, head.model_name)
-        request = InferRequest(head, request_id, _assign(parsed, ()), sequence=parsed.sequence)
+        request = InferRequest(head, request_id, assigned, sequence=parsed.sequence)
         return TypedRequest(request, data, cut.cuts, self)
 
     def _decode_with_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
@@ -187,7 +186,7 @@ class RequestDecoder:
         if known is not None:
             return InferRequest(known[0].head, request_id, _assign(known[0], raw), sequence=known[1])
         stem, sequence = cut_sequence(head_bytes) or (head_bytes, None)
-        parsed = self._heads.get(stem) or self._parse_head(stem, bool(raw), self._heads)
+        parsed = self._heads.get(stem) or self._parse_head(stem, self._heads)
         if (
             sequence is not None
             and not sequence.flags
@@ -197,14 +196,14 @@ class RequestDecoder:
             self._sequence_heads.keep(head_bytes, (parsed, sequence))
         return InferRequest(parsed.head, request_id, _assign(parsed, raw), sequence=sequence or parsed.sequence)
 
-    def _parse_head(self, head_bytes: bytes, has_raw: bool, heads: Memo[bytes, _ParsedHead]) -> _ParsedHead:
+    def _parse_head(self, head_bytes: bytes, heads: Memo[bytes, _ParsedHead]) -> _ParsedHead:
         """Raises ValueError if the bytes are not a head."""
         try:
             message = pb.ModelInferRequest.FromString(head_bytes)
         except DecodeError:
             # protobuf's error would count the bytes of the head only.
             raise ValueError from None
-        parsed = _read_head(message, has_raw)
+        parsed = _read_head(message)
         if parsed.sequence is None and len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
             heads.keep(head_bytes, parsed)
         return parsed
@@ -266,7 +265,7 @@ def _check_entries(message: pb.ModelInferRequest) -> None:
     check_entries(count + sum(len(output.parameters) for output in message.outputs))
 
 
-def _read_head(message: pb.ModelInferRequest, has_raw: bool) -> _ParsedHead:
+def _read_head(message: pb.ModelInferRequest) -> _ParsedHead:
     """`message`: a request without its contents. Raises ServeError (INVALID_ARGUMENT)."""
     model_name = message.model_name
     _check_entries(message)
@@ -280,7 +279,11 @@ def _read_head(message: pb.ModelInferRequest, has_raw: bool) -> _ParsedHead:
         has_contents = tensor.HasField("contents")
         if has_contents:
             typed = True
-            _refuse_second_source(entry.name, model_name, shared, has_raw)
+            if shared:
+                raise invalid_argument(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{entry.name}' for model"
+                    f" '{model_name}'"
+                )
         sources.append(b"" if shared or has_contents else None)
     parameters = read_parameters(message.parameters)
     if not SEQUENCE_PARAMETERS.isdisjoint(parameters):
@@ -299,24 +302,18 @@ def _read_head(message: pb.ModelInferRequest, has_raw: bool) -> _ParsedHead:
     return _ParsedHead(head, None if all_raw else tuple(sources), read_sequence(message.parameters))
 
 
-def _refuse_second_source(input_name: str, model_name: str, shared: bool, has_raw: bool) -> None:
-    """Raise ServeError (INVALID_ARGUMENT) if an input with typed contents has a second source of data."""
-    if shared:
-        raise invalid_argument(
-            f"unexpected 'content' provided when using shared memory for input tensor '{input_name}' for model"
-            f" '{model_name}'"
-        )
-    if has_raw:
-        raise invalid_argument(
-            f"contents field must not be specified when using raw_input_contents for '{input_name}' for model"
-            f" '{model_name}'"
-        )
-
-
 def _assign(parsed: _ParsedHead, raw: Sequence[Buffer]) -> list[Buffer]:
-    """Return the data of each input. Raw entries go to the inputs without other data; surplus entries are ignored."""
+    """Return the data of each input. Raw entries go to the inputs without other data; surplus entries are ignored.
+    Raises ServeError (INVALID_ARGUMENT). A remembered head says nothing of raw entries, so they are looked at here."""
     inputs = parsed.head.inputs
     sources = parsed.sources or (None,) * len(inputs)
+    if raw and parsed.head.is_typed:
+        typed = zip(inputs, sources, strict=True)
+        name = next(one.name for one, source in typed if source is not None and SHARED_REGION not in one.parameters)
+        raise invalid_argument(
+            f"contents field must not be specified when using raw_input_contents for '{name}' for model"
+            f" '{parsed.head.model_name}'"
+        )
     entries = iter(raw)
     data: list[Buffer] = []
     for entry, source in zip(inputs, sources, strict=True):
