@@ -191,7 +191,7 @@ def under_load(server: ServerProcess, names: list[str], seconds: float) -> list[
 
 
 def own_process(server: ServerProcess) -> psutil.Process:
-    """The process that serves, below its supervisor."""
+    """The process that serves."""
     processes = [psutil.Process(pid) for pid, _ in server.cpu_seconds_by_process()]
     return max(processes, key=lambda process: process.memory_info().rss)
 

@@ -1,4 +1,4 @@
-"""The command `rocserve`. Imports only the verb's module: the supervisor stays small, the zygote starts before gRPC."""
+"""The command `rocserve`. Imports only the verb's module, and starts a server's zygote before it imports gRPC."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rocserve
-from rocserve.supervisor import ServerStart, Supervisor
+from rocserve.signals import Signals
 
 if TYPE_CHECKING:
     import logging
 
-    from rocserve.handover import SupervisorLink
     from rocserve.tools.verb import Verb
     from rocserve.workers.control_groups import ControlGroups
 
@@ -57,8 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     try:
-        if words[:1] == ["serve"]:
-            return Supervisor(lambda start: _run(words, start)).run()
         return _run(words)
     except KeyboardInterrupt:
         # The verb was still being imported; a running verb handles Ctrl-C itself.
@@ -66,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _ENDED_BY_USER
 
 
-def _run(words: Sequence[str], start: ServerStart | None = None) -> int:
-    """`start`: in a server's process, from its supervisor."""
+def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="rocserve",
         description="Serve a repository of models over KServe v2, by gRPC and HTTP.",
@@ -78,7 +73,9 @@ def _run(words: Sequence[str], start: ServerStart | None = None) -> int:
     of_verbs = {name: parsers.add_parser(name, help=text, allow_abbrev=False) for name, (_, text) in _VERBS.items()}
     name = next((word for word in words if word in _VERBS), "")
     verb: Verb | None = None
+    signals: Signals | None = None
     if name == "serve":
+        signals = Signals()
         from rocserve.flags import add_serve_flags
 
         of_verbs[name].usage = "rocserve serve [WHAT] [FLAG ...]"
@@ -96,8 +93,8 @@ def _run(words: Sequence[str], start: ServerStart | None = None) -> int:
         _refuse(_innermost(parser, options), unknown)
     if verb is not None:
         return _run_verb(verb, options, _innermost(parser, options))
-    if options.verb == "serve":
-        return _serve(options, words[1:], start)
+    if signals is not None:
+        return _serve(options, words[1:], signals)
     parser.print_help()
     return 2
 
@@ -146,18 +143,15 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
-def _serve(options: argparse.Namespace, command: Sequence[str], start: ServerStart | None) -> int:
+def _serve(options: argparse.Namespace, command: Sequence[str], signals: Signals) -> int:
     """`command`: the words after the verb."""
-    assert start is not None, "a server has a supervisor"
     # Imported objects are never freed, but the collector would scan them repeatedly: an eighth of the start's time.
     gc.disable()
     from rocserve.flags import FlagError, settings_from
     from rocserve.flags.tritonserver import without_effect
-    from rocserve.handover import SupervisorLink
 
-    supervisor = SupervisorLink(start)
     try:
-        settings = supervisor.settings(settings_from(options))
+        settings = settings_from(options)
     except FlagError as error:
         print(f"rocserve serve: {error}", file=sys.stderr)
         return 2
@@ -173,26 +167,14 @@ def _serve(options: argparse.Namespace, command: Sequence[str], start: ServerSta
     from rocserve.backends.registry import discover_backends
     from rocserve.workers.launcher import WorkerLauncher
 
-    if supervisor.previous_end:
-        log.logger.error(
-            "the server's process %s, and its clients' connections with it; this one takes its place",
-            supervisor.previous_end,
-        )
     for line in without_effect(options):
         log.logger.info(line)
     registry = discover_backends()
     # Created before the first child process, which would otherwise remain outside.
-    groups = _control_groups(supervisor, log.logger.getChild("workers")) if settings.workers.control_groups else None
+    workers_log = log.logger.getChild("workers")
+    groups = _control_groups(workers_log) if settings.workers.control_groups else None
     try:
-        launcher = WorkerLauncher(
-            registry.preload,
-            log.logger.getChild("workers"),
-            settings.workers,
-            groups,
-            parent_pipe=supervisor.parent_pipe,
-            zygote=supervisor.zygote,
-            on_zygote=supervisor.keep_zygote,
-        )
+        launcher = WorkerLauncher(registry.preload, workers_log, settings.workers, groups)
     except ValueError as error:
         print(f"rocserve serve: --worker-user={settings.workers.user}: {error}", file=sys.stderr)
         return 2
@@ -206,14 +188,12 @@ def _serve(options: argparse.Namespace, command: Sequence[str], start: ServerSta
     from rocserve.server import run_server
 
     gc.enable()
-    return run_server(settings, command, launcher, supervisor, log)
+    return run_server(settings, command, launcher, signals, log)
 
 
-def _control_groups(supervisor: SupervisorLink, log: logging.Logger) -> ControlGroups | None:
-    from rocserve.workers.control_groups import ControlGroups, NotDelegated, take_delegation
+def _control_groups(log: logging.Logger) -> ControlGroups | None:
+    from rocserve.workers.control_groups import NotDelegated, take_delegation
 
-    if folder := supervisor.handover.control_groups:
-        return ControlGroups(Path(folder))
     try:
         groups = take_delegation()
     except NotDelegated as reason:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TextIO
 
@@ -37,7 +37,6 @@ from rocserve.frontends.metrics.collection import (
 )
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.running import FrontEnds, Served
-from rocserve.handover import SupervisorLink
 from rocserve.observability.failures import log_loop_error
 from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.tracing import Tracing, create_tracing
@@ -60,8 +59,9 @@ from rocserve.services.inference import InferenceService, RequestObserver
 from rocserve.services.methods import Method, without_paths
 from rocserve.services.queries import QueryService
 from rocserve.services.readiness import Readiness
-from rocserve.settings import ControlMode, ServerSettings
+from rocserve.settings import ServerSettings
 from rocserve.settings.repository import ReadinessRule, WhatKind
+from rocserve.signals import Signals
 from rocserve.standard_output import PatientWriter, Printed
 from rocserve.start_table import print_sample, print_table, print_way_to_first_model
 from rocserve.workers.instance import InstanceMail
@@ -69,9 +69,6 @@ from rocserve.workers.launcher import WorkerLauncher
 
 _POLL_SECONDS = 0.05
 """Interval of checks whether the last sequence has ended."""
-_RELOAD_SECONDS = 2.0
-"""How long a replacement of a dead server waits for models before it listens."""
-
 _CANCEL_SECONDS = 5.0
 """How long a part that is cut short may take to release its resources."""
 
@@ -80,7 +77,7 @@ def run_server(
     settings: ServerSettings,
     command: Sequence[str],
     launcher: WorkerLauncher,
-    supervisor: SupervisorLink,
+    signals: Signals,
     log: ServerLog,
 ) -> int:
     """Serve until a signal, and return the process's exit status. `command`: the flags from which the settings come."""
@@ -96,7 +93,7 @@ def run_server(
         asyncio.run(launcher.close())
         return 1
     try:
-        return asyncio.run(Server(settings, command, launcher, supervisor, log, tracing).run())
+        return asyncio.run(Server(settings, command, launcher, signals, log, tracing).run())
     finally:
         tracing.close()
 
@@ -106,7 +103,7 @@ class Server:
     _settings: ServerSettings
     _command: Sequence[str]
     _launcher: WorkerLauncher
-    _supervisor: SupervisorLink
+    _signals: Signals
     _server_log: ServerLog
     _tracing: Tracing
 
@@ -175,19 +172,16 @@ class Server:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(partial(log_loop_error, self._log))
         ending = Ending(self._log, self._settings.drain_seconds, self._settings.exit_timeout_seconds)
-        self._supervisor.watch(lambda number: self._reload() if number == signal.SIGHUP else ending.on_signal(number))
+        self._signals.watch(lambda number: self._reload() if number == signal.SIGHUP else ending.on_signal(number))
         self._plane.start()
         asks_models = self._settings.repository.readiness is not ReadinessRule.STARTED
         readiness = Readiness(self._tables, self._repository.is_ready, asks_models)
         front_ends = FrontEnds(self._settings, self._command, self._served(readiness), self._plane, self._log)
         started: asyncio.Future[None] | None = None
-        if self._supervisor.previous_end or self._settings.listen_when_loaded:
-            # Clients that reconnect must find the models that they had.
-            returns = bool(self._supervisor.previous_end)
-            started = asyncio.ensure_future(self._load_previous_models() if returns else self._repository.start())
+        if self._settings.listen_when_loaded:
+            started = asyncio.ensure_future(self._repository.start())
             stopped = asyncio.ensure_future(ending.asked.wait())
-            timeout = None if self._settings.listen_when_loaded else _RELOAD_SECONDS
-            await asyncio.wait((started, stopped), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
         if refusals := await front_ends.start():
             for error in refusals:
@@ -195,7 +189,6 @@ class Server:
                 self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
             return 1
-        self._supervisor.keep_for_next(ports=front_ends.ports, control_groups=self._launcher.groups_folder)
         trimming = asyncio.ensure_future(HeapTrim(lambda: self._memory.used_bytes, keep_freed_memory()).run())
         try:
             loads = started or asyncio.ensure_future(self._repository.start())
@@ -267,12 +260,6 @@ class Server:
         self._log.info("SIGHUP: scanning the model repositories")
         self._repository.scan_soon()
 
-    async def _load_previous_models(self) -> None:
-        """Load the models of the dead server that this one replaces."""
-        self._tables.table = replace(self._tables.table, is_returning=True)
-        await self._repository.start()
-        self._tables.table = replace(self._tables.table, is_returning=False)
-
     async def _serve(self, started: asyncio.Future[None], ending: Ending, front_ends: FrontEnds) -> int:
         """Serve until `ending.asked`; return the exit status. `started`: the loads of the start."""
         stopped = asyncio.ensure_future(ending.asked.wait())
@@ -282,7 +269,6 @@ class Server:
             await asyncio.gather(started, return_exceptions=True)
             return 0
         started.result()
-        self._launcher.end_left_workers()
         failed = self._repository.failed_models()
         if failed and self._settings.exit_on_error:
             self._repository.log_failures()
@@ -294,15 +280,12 @@ class Server:
             return 1
         self._log.info("%s", summary(self._repository.index(ready_only=False), front_ends.status_command()))
         with contextlib.ExitStack() as printing:
-            if not self._supervisor.previous_end and sys.stdout:
+            if sys.stdout:
                 # The output is optional.
                 with contextlib.suppress(OSError):
                     octets = self._start_text(front_ends, sys.stdout)
                     printing.callback(PatientWriter(sys.stdout.fileno(), octets).close)
-            self._note_loaded()
-            unsubscribe = self._repository.subscribe(self._note_loaded)
             await stopped
-        unsubscribe()
         return 0
 
     def _start_text(self, front_ends: FrontEnds, stream: TextIO) -> bytes:
@@ -321,10 +304,6 @@ class Server:
         if model is not None and model.latest is not None:
             print_sample(model.latest, table, http, addresses.get("grpc", ""), printed)
         return printed.octets
-
-    def _note_loaded(self) -> None:
-        if self._settings.repository.control_mode is ControlMode.EXPLICIT:
-            self._supervisor.note_loaded(self._repository.wanted_models())
 
     async def _drain(self, front_ends: FrontEnds, ending: Ending, drain_seconds: float) -> None:
         """Drain: report not ready and load no more models, still serving; then finish the work in flight; then end the
@@ -354,7 +333,7 @@ class Server:
 @dataclass(frozen=True, slots=True)
 class Ending:
     """Ends each part; errors and timeouts are logged, and the next part follows. The first signal asks for the end. A
-    second cuts short the current part and all later ones. A third ends the supervisor, and with it this process."""
+    second cuts short the current part and all later ones. A third ends this process (signals.py)."""
 
     _log: logging.Logger
     _drain_seconds: float

@@ -20,6 +20,8 @@ from campaign.truth import Constants
 SETTLE_SECONDS = 0.2
 COMMON = (
     "--strict-readiness=false",
+    # Clients of a server that was killed find their models when they reach the next one.
+    "--listen-when-loaded",
     "--allow-client-shm=true",
     "--cache-config=local,size=1048576",
     "--exit-timeout-secs=10",

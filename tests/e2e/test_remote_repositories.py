@@ -318,10 +318,6 @@ def test_a_model_is_taken_when_it_is_loaded(elsewhere: Elsewhere):
         # Copied models are served without the store.
         client.load_model("m")
         assert answer(server, "m") == [3.0, 4.0]
-    # A server that replaces another one waits for no store.
-    server.server_process().kill()
-    wait_until(lambda: "this one takes its place" in server.log_text, "another server")
-    wait_for(server, "m", 2.0)
 
 
 def test_all_is_loaded_once_in_mode_none_with_credentials_of_tritons_file(elsewhere: Elsewhere, tmp_path: Path):

@@ -4,6 +4,7 @@ how it ended."""
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, drop
@@ -48,6 +50,21 @@ class TritonPythonModel:
     def execute(self, requests):
         (self.folder / "inside").touch()
         time.sleep(600)
+"""
+# Starts a process whose parent ends immediately, and which ends when a file exists.
+ORPHANS = """
+import pathlib
+import subprocess
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = pathlib.Path(__file__).parents[3]
+        waits = f"while [ ! -e {folder}/end ]; do sleep 0.05; done"
+        subprocess.run(["sh", "-c", f"({waits}) & echo $! > {folder}/orphan"], check=True)
+
+    def execute(self, requests):
+        raise NotImplementedError
 """
 CONFIG = """
 backend: "python"
@@ -141,8 +158,7 @@ def test_sighup_reloads_and_disturbs_nobody(serve, repository: Path):
     server = serve(repository)
     zygote = server.zygote()
     assert zygote is not None
-    lasting = (server.server_process(), zygote, *server.workers())
-    family = [server.process.pid, *(process.pid for process in lasting)]
+    family = [process.pid for process in (server.server_process(), zygote, *server.workers())]
     with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
         load.wait_until_answered_by(1.0)
         # Like the end of a terminal, the signal goes to all processes.
@@ -184,15 +200,48 @@ def test_the_end_comes_though_the_folder_of_the_log_has_gone(repository: Path, t
     assert "SIGTERM: finishing the work in flight" in errors
 
 
-def test_sigchld_that_is_ignored_at_the_start_hides_no_end(repository: Path):
+def test_sigchld_that_is_ignored_at_the_start_hides_no_end(repository: Path, tmp_path: Path):
+    drop(repository, "m", add_constant(1.0))
+    program = tmp_path / "python"
     ignoring = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     )
-    words = [sys.executable, "-m", "rocserve.cli", "serve", str(repository / "nothing.onnx")]
-    command = [sys.executable, "-c", ignoring, *words]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
-    assert ran.returncode == 2
-    assert "there is no file or folder" in ran.stderr
+    command = shlex.join([sys.executable, "-c", ignoring, sys.executable])
+    program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    program.chmod(0o755)
+    with RocserveProcess([repository], log=tmp_path / "server.log", python=str(program)) as server:
+        server.wait_until_ready()
+        zygote = server.zygote()
+        assert zygote is not None
+        zygote.kill()
+        wait_until(lambda: "the zygote, which starts workers, has ended (exit status -9)" in server.log_text)
+
+
+def test_orphans_of_workers_are_reaped(serve, repository: Path):
+    """In a container nobody else would do it."""
+    drop(repository, "orphans", ORPHANS, CONFIG)
+    server = serve(repository)
+    zygote = server.zygote()
+    assert zygote is not None
+    orphan = psutil.Process(int((repository.parent / "orphan").read_text()))
+    wait_until(lambda: orphan.parent() == zygote, "the end of its own parent")
+    (repository.parent / "end").touch()
+    wait_until(lambda: not orphan.is_running(), "the orphan's end")
+    assert server.client().is_model_ready("orphans")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.5, 1.5])
+def test_a_signal_during_the_start(repository: Path, tmp_path: Path, seconds: float):
+    drop(repository, "m", add_constant(1.0))
+    with RocserveProcess([repository], log=tmp_path / "server.log") as server:
+        server.kill()
+        server.begin()
+        time.sleep(seconds)
+        family = server.family()
+        # Python itself takes a moment before it can take a signal.
+        assert server.terminate() in (0, -signal.SIGTERM)
+        wait_until_ended([*family, *server.family()])
+        assert "Traceback" not in server.log_text
 
 
 def test_a_server_without_standard_streams_serves(repository: Path, tmp_path: Path):

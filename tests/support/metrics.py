@@ -19,7 +19,7 @@ def port_of(server: RocserveProcess) -> int:
         return bool(found)
 
     wait_until(is_told, "the port of the metrics in the log")
-    return int(found[0])
+    return int(found[-1])
 
 
 def scrape(port: int) -> dict[str, str]:

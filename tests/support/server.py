@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Self
 import psutil
 import tritonclient.grpc as triton
 
-from support.processes import command_of, has_ended, name_of, send
+from support.processes import command_of, has_ended, name_of, send, wait_until_ended
 from support.waiting import LOAD_CHECK_SECONDS, PATIENCE_SECONDS, wait_until
 
 _PR_SET_PDEATHSIG = 1
@@ -28,7 +29,7 @@ _STARTED = re.compile(r'Started (GRPCInference|HTTP)Service at \S+?:(\d+)[",\n]'
 
 class RocserveProcess:
     """`rocserve serve` on a free port; a context manager that ends it. With `outlives=False` the kernel kills the
-    server when the thread that started it ends."""
+    server when this object's process ends."""
 
     default_front_ends = 0
     """The number of front ends unless a flag says otherwise; pytest's --front-ends sets it."""
@@ -46,6 +47,8 @@ class RocserveProcess:
         self._environment = environment or {}
         libc = ctypes.CDLL(None)
         self._before_exec = None if outlives else partial(libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The kernel means the thread that has started the process, and tests start it again from threads that end.
+        self._starter = None if outlives else ThreadPoolExecutor(1)
         self._command = [
             python,
             "-m",
@@ -82,13 +85,20 @@ class RocserveProcess:
     ) -> None:
         self.kill()
 
-    def start(self) -> None:
+    def begin(self, *more_flags: str) -> None:
+        """Start the process, without waiting for it."""
         if self.process is not None:
             self._begins = len(self.log_text)
+        if self._starter is None:
+            self._begin(more_flags)
+        else:
+            self._starter.submit(self._begin, more_flags).result()
+
+    def _begin(self, more_flags: Sequence[str]) -> None:
         # The server writes to the file itself: what it has written before an event is in the log after the event.
         with self._log.open("w" if self.process is None else "a") as log, self._printed.open("w") as printed:
             self.process = subprocess.Popen(
-                self._command,
+                [*self._command, *more_flags],
                 stdout=printed,
                 stderr=log,
                 # Plain messages: in JSON the quotes in them would be escaped.
@@ -97,12 +107,25 @@ class RocserveProcess:
                 # A separate process group, which a test may signal as a whole.
                 start_new_session=True,
             )
+
+    def start(self, *more_flags: str) -> None:
+        self.begin(*more_flags)
         try:
             wait_until(self._has_started_or_ended)
         except AssertionError:
             at = [_state(each) for each in self.family()]
             self.kill()
             raise AssertionError(f"the server did not start: {at}\n{self.log_text}") from None
+
+    def restart(self, number: int = signal.SIGKILL) -> None:
+        """Kill the server's process, and start another on the same ports, as a service manager does."""
+        family = self.family()
+        self.server_process().send_signal(number)
+        assert self.process is not None
+        self.process.wait(PATIENCE_SECONDS)
+        wait_until_ended(family)
+        ports = {"grpc": self.port, "http": self.http_port}
+        self.start(*(f"--{name}-port={port}" for name, port in ports.items() if port))
 
     def _has_started_or_ended(self) -> bool:
         assert self.process is not None
@@ -140,23 +163,15 @@ class RocserveProcess:
             raise AssertionError(f"{error}; the log says:\n{self.log_text}") from None
 
     def family(self) -> list[psutil.Process]:
-        """All processes of the server but the supervisor: they stay in its session even if their parent ends."""
+        """All processes that the server has started: they stay in its session even if their parent ends."""
         assert self.process is not None
         leader = self.process.pid
         return [process for process in psutil.process_iter() if process.pid != leader and _session(process) == leader]
 
     def server_process(self) -> psutil.Process:
-        """The process that serves; the process that was started is its supervisor. Waits while there is none."""
+        """The process that was started."""
         assert self.process is not None
-        supervisor = psutil.Process(self.process.pid)
-        found: list[psutil.Process] = []
-
-        def is_there() -> bool:
-            found[:] = supervisor.children()
-            return bool(found)
-
-        wait_until(is_there, "the server's process")
-        return found[0]
+        return psutil.Process(self.process.pid)
 
     def resident_bytes(self) -> int:
         return int(self.server_process().memory_info().rss)
@@ -184,14 +199,14 @@ class RocserveProcess:
         return next((process for process in children if "rocserve.workers.zygote" in command_of(process)), None)
 
     def terminate(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """Send SIGTERM to the supervisor. Returns the exit status."""
+        """Send SIGTERM, and wait for the end. Returns the exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 
     def begin_end(self, whole_group: bool = False) -> None:
-        """Send SIGTERM to the supervisor, and wait until the server ends its work. `whole_group`: send it also to the
-        supervisor's group and to workers."""
+        """Send SIGTERM, and wait until the server ends its work. `whole_group`: send it also to the server's group and
+        to workers."""
         assert self.process is not None
         if whole_group:
             # Workers have separate process groups; systemd and other service managers signal every process.

@@ -1,6 +1,6 @@
 """Ends a process when its parent process ends, however the parent ends and whatever the process is doing.
 
-The parent (the supervisor for the server and its workers, a worker for its compilers) alone has the writing end of a
+The parent (the server for its workers and front ends, a worker for its compilers) alone has the writing end of a
 pipe. The process has the reading end and asks for signals on it (O_ASYNC, fcntl(2)); the kernel sends one when the last
 writer is gone. The signal is SIGKILL, because an engine that holds the GIL for an hour of compiling would see neither a
 handler nor an end-of-file. PR_SET_PDEATHSIG does not fit. It would tie workers to the zygote. It would tie each process

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
+from rocserve.core.errors import invalid_argument, not_found, unavailable
 from rocserve.core.load_check import LoadCheckReport
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
@@ -147,8 +147,6 @@ class ServingTable:
     """Each model once; None = the values of `models`."""
     ambiguous: Mapping[str, int] = field(default_factory=dict)
     """Name -> number of models, for a name in several namespaces."""
-    is_returning: bool = False
-    """The server replaces another and is still loading: errors for missing models are UNAVAILABLE, not NOT_FOUND."""
     by_head: Memo[RequestHead, ServedVersion] = field(default_factory=Memo, init=False, compare=False, repr=False)
     """Results of `find` for recent request heads."""
     members: Memo[object, tuple[weakref.ref[ServedVersion], ...]] = field(
@@ -179,20 +177,17 @@ class ServingTable:
             models = self.models.items() if len(self.models) <= _MOST_HINTED else ()
             served = [known for known, each in models if each.latest is not None]
             hint = names_hint("served are", name, served)
-            raise self._missing(f"Request for unknown model: '{name}' is not found{hint}")
+            raise not_found(f"Request for unknown model: '{name}' is not found{hint}")
         if number is None:
             if model.latest is None:
-                raise self._missing(f"Request for unknown model: '{name}' has no available versions")
+                raise not_found(f"Request for unknown model: '{name}' has no available versions")
             return model.latest
         version_there = model.versions.get(number)
         if version_there is not None:
             return version_there
         if number in model.unready:
             raise unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
-        raise self._missing(f"Request for unknown model: '{name}' version {number} is not found")
-
-    def _missing(self, text: str) -> ServeError:
-        return unavailable(text) if self.is_returning else not_found(text)
+        raise not_found(f"Request for unknown model: '{name}' version {number} is not found")
 
 
 def parse_version(text: str) -> int:

@@ -75,7 +75,7 @@ class FrontEnds:
     _log: logging.Logger
 
     def __post_init__(self) -> None:
-        self.ports: dict[str, int] = {}
+        self._ports: dict[str, int] = {}
         """"http", "grpc" or "metrics" -> the port that is listened on."""
         self._metrics: HttpListener | None = None
         self._http: HttpListener | None = None
@@ -120,13 +120,13 @@ class FrontEnds:
         if not grpc.allow:
             return "the repository index"
         tls = " --tls" if grpc.use_ssl or grpc.use_ssl_mutual else ""
-        return f"`rocserve status --url={_host(grpc)}:{self.ports['grpc']}{tls}`"
+        return f"`rocserve status --url={_host(grpc)}:{self._ports['grpc']}{tls}`"
 
     def plain_addresses(self) -> Mapping[str, str]:
         """Return "http" and "grpc" -> address on this machine, for protocols that need no TLS and no secret."""
         parts: dict[str, HttpSettings | GrpcSettings] = {"http": self._settings.http, "grpc": self._settings.grpc}
         return {
-            name: f"{_host(part)}:{self.ports[name]}"
+            name: f"{_host(part)}:{self._ports[name]}"
             for name, part in parts.items()
             if part.allow and not (part.use_ssl or part.use_ssl_mutual or part.restricted)
         }
@@ -200,7 +200,9 @@ class FrontEnds:
             tls_context(self._settings.grpc, settings, "metrics", self._log),
         )
         address = settings.address or self._settings.http.address
-        port = self.ports["metrics"] = await listener.start(ListenAddress("metrics", "metrics", address, settings.port))
+        port = self._ports["metrics"] = await listener.start(
+            ListenAddress("metrics", "metrics", address, settings.port)
+        )
         self._metrics = listener
         return _Started(f"Started Metrics Service at {address}:{port}")
 
@@ -266,7 +268,7 @@ class FrontEnds:
 
     def _started(self, protocol: str, name: str, access: Access, address: str, port: int) -> _Started:
         """Store the port."""
-        self.ports[protocol.lower()] = port
+        self._ports[protocol.lower()] = port
         who = f"{self._count} processes" if self._count else "this process"
         return _Started(
             f"Started {name} at {address}:{port}",

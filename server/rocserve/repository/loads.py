@@ -57,8 +57,6 @@ class LoadOrder:
     definition: ModelDefinition
     version: int
     folder: Path
-    content_key: str = ""
-    """Key of what is loaded: two loads of one key load the same files. "" = no other load loads these files."""
     on_change: Callable[[], None] = lambda: None
     """Called from any thread when `available` changes, and when a problem of `status_reason` appears or ends."""
     on_progress: Callable[[LoadProgress], None] = lambda _: None

@@ -89,14 +89,9 @@ class ModelRepository:
                 model.is_optional |= model.lacks_files
             self._context.retry.enabled = True
         else:
-            before = self._settings.loaded_before
-            named = self._settings.load_models if before is None else before
-            names = named if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
-            # A successor serves the models that its predecessor served, even if some are gone.
-            taken = () if self._settings.may_lack_models else names
-            await self._remotes.start(None if ALL_MODELS in taken else taken)
-            missing = await self._explicit.load_at_start(names)
-            self._not_found = {} if self._settings.may_lack_models else missing
+            names = self._settings.load_models if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
+            await self._remotes.start(None if ALL_MODELS in names else names)
+            self._not_found = await self._explicit.load_at_start(names)
         await self._preset_models.wait(tuple(self._table.models))
         if mode is ControlMode.EXPLICIT:
             self._start_scanning()
@@ -191,18 +186,6 @@ class ModelRepository:
         if model is None:
             return True
         return model.serves_all() if self._settings.readiness is ReadinessRule.ALWAYS else model.is_ready()
-
-    def wanted_models(self) -> list[str]:
-        """Return the names of the models that users want served, whether or not that succeeds. Models that come with
-        another model are left out: those of `preprocess`, and members of a chain."""
-        wanted = {key: model.folder for key, model in self._table.models.items() if model.content is not None}
-        generated = self._preset_models.folders()
-        alone = [
-            key
-            for key, folder in wanted.items()
-            if folder not in generated and (folder is None or folder == key or wanted.get(folder) != folder)
-        ]
-        return sorted({self._table.names.bare(key) for key in alone})
 
     def failed_models(self) -> dict[str, str]:
         models = sorted(self._table.models.copy().items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Collection, Set
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rocserve.config.generated_models import GeneratedModel
@@ -46,10 +46,6 @@ class PresetModels:
         ]:
             await asyncio.wait(tasks)
         await wait_for_loads([model for key in keys for model in self._table.models_of(_folder(key))])
-
-    def folders(self) -> Set[ModelKey]:
-        """Return the table's folder keys of all preset models."""
-        return {_folder(key) for key in self._sets}
 
     def stop(self) -> None:
         self._unsubscribe()

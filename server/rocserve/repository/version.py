@@ -344,7 +344,7 @@ class ManagedVersion:
         folder, key = content.scan.version_folder(self.number), content.key(self.number)
         reported = self._reported_warnings.get(key, set())
         self._reported_warnings = {key: reported}
-        order = LoadOrder(content.definition, self.number, folder, key, self._on_change, on_progress, reported)
+        order = LoadOrder(content.definition, self.number, folder, self._on_change, on_progress, reported)
         try:
             loaded = await self._context.load(order)
         except ServeError:

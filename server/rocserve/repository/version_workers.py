@@ -298,7 +298,6 @@ def worker_group(
         log=log,
         start_call=start_call if backend.answers_requests else None,
         limits=limits,
-        content=order.content_key,
         reported=order.reported_warnings,
     )
 

@@ -190,11 +190,6 @@ class RepositorySettings:
     """Remote repositories; `roots` has the folders of their copies."""
     single: SingleModel | None = None
     """The only model, in the only root; None = the roots are repositories."""
-    loaded_before: tuple[str, ...] | None = None
-    """The models that the predecessor had loaded under explicit control, loaded instead of `load_models`; None = no
-    predecessor. With residency `load_models` stay pinned in any case."""
-    may_lack_models: bool = False
-    """Models that are missing at the start are not a failure."""
     ends_on_failure: bool = False
     """The server ends if a model fails at the start, so failed first loads are not retried."""
     long_load_seconds: float = 10.0

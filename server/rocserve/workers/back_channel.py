@@ -30,29 +30,18 @@ class BackChannel:
     while the model's thread waits for it in `execute`."""
 
     def __init__(self, end: WorkerEnd, log: logging.Logger) -> None:
+        self._end = end
         self._log = log
         self._numbers = itertools.count(1)
         self._calls: dict[int, OnAnswer] = {}
-        self._reader = threading.Thread()
-        self.renew(end)
-
-    def renew(self, end: WorkerEnd) -> None:
-        """Use another server's link after the next `start`. Earlier responders keep the earlier server's link."""
-        self._end = end
+        self._reader = threading.Thread(target=self._read, name="back channel", daemon=True)
         self._is_server_gone = False
         self._requests: dict[int, BatchedResponder] = {}
         self._early_cancellations = Memo[int, bool](_REMEMBERED_CANCELLATIONS)
         """Numbers of requests that were cancelled before `open_request`, and of some that had already ended."""
 
     def start(self) -> None:
-        self._reader = threading.Thread(target=self._read, name="back channel", daemon=True)
         self._reader.start()
-
-    def stop(self) -> None:
-        """End after the server is gone: open requests become cancelled, open calls end with the error UNAVAILABLE."""
-        for responder in list(self._requests.values()):
-            responder.is_cancelled = True
-        self._reader.join()
 
     def call(self, call: ModelCall, on_answer: OnAnswer) -> None:
         """See request_model.ModelCalls. Raises ServeError (INVALID_ARGUMENT) if the call cannot be sent."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,7 +15,7 @@ _CONTROLLERS = frozenset({"memory", "pids"})
 _DELEGATION_MARKS = ("trusted.delegate", "user.delegate")
 """Attributes by which systemd marks a delegated cgroup. File permissions do not show it: root may write all files."""
 _PROCESSES, _KILL, _CHILDREN = "cgroup.procs", "cgroup.kill", "cgroup.subtree_control"
-_SERVER_GROUP = "server"
+_SERVER_GROUP, _WORKER_GROUP = "server", "worker-"
 _SELF = "0"
 """In cgroup.procs: the writing process."""
 
@@ -69,7 +69,7 @@ class ControlGroups:
     def create(self, memory_bytes: int, tasks: int) -> ControlGroup:
         """Make an empty cgroup with these bounds; 0 = no bound. Raises OSError if the kernel refuses."""
         # The process id distinguishes these cgroups from cgroups that a killed server has left.
-        folder = self.folder / f"worker-{os.getpid()}-{next(self._numbers)}"
+        folder = self.folder / f"{_WORKER_GROUP}{os.getpid()}-{next(self._numbers)}"
         folder.mkdir()
         try:
             if memory_bytes:
@@ -86,25 +86,15 @@ class ControlGroups:
             raise
         return ControlGroup(folder, memory_bytes, tasks)
 
-    def left(self) -> list[ControlGroup]:
-        """Return the cgroups that other servers made."""
-        own = f"worker-{os.getpid()}-"
-        return [ControlGroup(each, 0, 0) for each in self.folder.glob("worker-*") if not each.name.startswith(own)]
-
 
 def enter(folder: str) -> None:
     """Move this process into a cgroup. Raises OSError if the kernel refuses."""
     _write(Path(folder, _PROCESSES), _SELF)
 
 
-def _move(folder: Path, processes: Set[int]) -> None:
-    for process in (_SELF, *map(str, processes - {os.getpid()})):
-        _write(folder / _PROCESSES, process)
-
-
 def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
-    """Move this process, which must have no children yet, and its supervisor into a child cgroup, next to which
-    workers' cgroups can be made. Raises NotDelegated if that is not allowed; nothing has changed then."""
+    """Move this process, which must have no children yet, into a child cgroup, next to which workers' cgroups can be
+    made. Raises NotDelegated if that is not allowed; nothing has changed then."""
     folder = _own_folder(processes)
     for name in _DELEGATION_MARKS:
         with suppress(OSError):
@@ -120,20 +110,24 @@ def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
         raise NotDelegated(f"the server's cgroup cannot be read: {error}") from None
     if lacking:
         raise NotDelegated(f"the server's cgroup lacks the controllers {', '.join(sorted(lacking))}")
-    if not present <= {os.getpid(), os.getppid()}:
+    if not present <= {os.getpid()}:
         raise NotDelegated("other processes are in the server's cgroup")
     if not can_kill:
         raise NotDelegated("the kernel is older than Linux 5.14")
     server = folder / _SERVER_GROUP
     try:
         server.mkdir(exist_ok=True)
-        _move(server, present)
+        enter(str(server))
         _write(folder / _CHILDREN, " ".join(f"+{name}" for name in sorted(_CONTROLLERS)))
     except OSError as error:
         with suppress(OSError):
-            _move(folder, present)
+            enter(str(folder))
             server.rmdir()
         raise NotDelegated(f"the server cannot make cgroups: {error}") from None
+    for left in folder.glob(f"{_WORKER_GROUP}*"):
+        # A killed server has left it, empty.
+        with suppress(OSError):
+            left.rmdir()
     return ControlGroups(folder)
 
 

@@ -84,13 +84,11 @@ class WorkerGroup:
         backoff: Backoff = RESTARTS,
         start_call: CallStarter | None = None,
         limits: TimeLimits = NO_TIME_LIMITS,
-        content: str = "",
         reported: set[str] | None = None,
     ) -> None:
         """`options`: for workers on the CPU; a worker on a GPU is never forked, and may also use the GPU's devices.
         `start_call`: runs the model's calls, on the data plane's thread; only for a backend that answers requests.
-        `content`: digest of the loaded files; "" = the workers are not kept for the next server. `reported`: what loads
-        of the same files have logged."""
+        `reported`: what loads of the same files have logged."""
         self.events = events
         self.launcher = launcher
         self.mail = mail
@@ -98,7 +96,6 @@ class WorkerGroup:
         self.backoff = backoff
         self.start_call = start_call
         self.limits = limits
-        self.content = content
         self._reported = set() if reported is None else reported
         self._output_prefix = options.output_prefix
         self.name = f"model '{load.model_name}' version {load.version}"

@@ -6,16 +6,14 @@ import asyncio
 import errno
 import logging
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +41,8 @@ _FULL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ZygoteProcess:
-    """A zygote that this server has started or taken over."""
-
-    pid: int
+    process: subprocess.Popen[bytes]
     connection: socket.socket
-    process: subprocess.Popen[bytes] | None = None
-    """None = another server has started it."""
 
     @classmethod
     def start(cls, preload: Sequence[str], parent_pipe: int, environment: Mapping[str, str]) -> ZygoteProcess:
@@ -65,20 +59,23 @@ class ZygoteProcess:
                 # ONNX Runtime's official builds report usage over the network, on a thread that a zygote must not have.
                 env={"ORT_DISABLE_TELEMETRY": "1", **QUIET, **environment},
             )
-        return cls(process.pid, connection, process)
+        return cls(process, connection)
 
     def end(self) -> str:
         """Returns how it ended."""
         with self.connection:
-            if self.process is not None:
-                self.process.kill()
-                return f"exit status {self.process.wait()}"
-            poll = select.poll()
-            poll.register(self.connection, 0)
-            if not poll.poll(0):
-                # The number still belongs to the zygote, because its end of the connection is open.
-                os.kill(self.pid, signal.SIGKILL)
-        return "its exit status is not known"
+            self.process.kill()
+            return f"exit status {self.process.wait()}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A Spawn message that the zygote has not answered."""
+
+    answer: asyncio.Future[WorkerProcess]
+    options: messages.LaunchOptions
+    control_group: ControlGroup | None
+    log: logging.Logger
 
 
 _LAUNCH_ATTEMPTS = 3
@@ -90,9 +87,9 @@ on a busy machine."""
 @dataclass(eq=False, repr=False)
 class WorkerLauncher:
     """Keeps a zygote and starts workers through it. If the zygote dies, workers go on, and the next launch starts
-    another; a zygote that does not answer is killed. Zygote and workers outlive the server if another process holds
-    their pipe and the zygote's connection. `start` needs no asyncio loop, and must be called before grpc is imported,
-    so that the zygote has the machine to itself; everything else runs on the loop."""
+    another; a zygote that does not answer is killed. All of them end with this process, which alone holds the writing
+    end of their pipe. `start` needs no asyncio loop, and must be called before grpc is imported, so that the zygote has
+    the machine to itself; everything else runs on the loop."""
 
     preload: Sequence[str]
     """Modules that the zygote imports if they are installed."""
@@ -101,120 +98,93 @@ class WorkerLauncher:
     groups: ControlGroups | None = None
     """None = this process may make no cgroups."""
     answer_seconds: float = _ANSWER_SECONDS
-    parent_pipe: InitVar[int | None] = None
-    """Zygote and workers end when it breaks; None = a new pipe."""
-    zygote: ZygoteProcess | None = None
-    """The running zygote, at first the previous server's; None = the next launch starts one."""
-    on_zygote: Callable[[ZygoteProcess], None] = lambda zygote: None
-    """Called with each zygote that is started."""
+    zygote: ZygoteProcess | None = field(default=None, init=False)
+    """None = the next launch starts one."""
 
-    def __post_init__(self, parent_pipe: int | None) -> None:
+    def __post_init__(self) -> None:
         """Raises ValueError if workers cannot run as the user in the settings."""
         self._candidates = candidates(self.settings)
         self._watch = ResourceWatch()
         self._models_as_other_user: set[str] = set()
         """Models whose workers do not run as the preferred user."""
-        self._parent_pipe_writer: int | None = None
-        if parent_pipe is None:
-            parent_pipe, self._parent_pipe_writer = os.pipe2(os.O_CLOEXEC)
-            # Workers, also those of other users, open the pipe a second time (core/exit_with_parent.py).
-            os.fchmod(parent_pipe, 0o444)
-        self._parent_pipe = parent_pipe
+        self._pipe, self._pipe_writer = os.pipe2(os.O_CLOEXEC)
+        # Workers, also those of other users, open the pipe a second time (core/exit_with_parent.py).
+        os.fchmod(self._pipe, 0o444)
         self._started_at = self._last_message_at = time.monotonic()
         """When the zygote last sent something; less than `_started_at` if it has sent nothing yet."""
         self._attached = False
-        self._launches: deque[tuple[asyncio.Future[WorkerProcess], messages.LaunchOptions, logging.Logger]] = deque()
-        self._takes_replies = self.zygote is None
-        """Whether replies are for this server. Until the zygote returns NewServer, they are for the previous server."""
-        self._may_have_left_workers = self.zygote is not None
+        self._launches: deque[_Launch] = deque()
         self._workers: dict[int, WorkerProcess] = {}
         self._shared: dict[str, WorkerProcess] = {}
         """The latest process of each group of models that share a process, by the group's name."""
         self._starting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    @property
-    def groups_folder(self) -> str:
-        """The folder of workers' cgroups; "" = this server makes none."""
-        return str(self.groups.folder) if self.groups is not None else ""
-
     def start(self) -> None:
-        """Start the zygote, or greet the previous server's. A launch waits for the zygote's imports."""
-        if self.zygote is not None:
-            self._post(messages.NewServer())
-        else:
-            self._start_zygote()
+        """Start the zygote. A launch waits for the zygote's imports."""
+        self._start_zygote()
 
     async def launch(
-        self, options: messages.LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
+        self, options: messages.LaunchOptions, instances: Sequence[Instance], log: logging.Logger
     ) -> WorkerSession:
-        """Open a session with these instances, in the process that was left under the key or in a new one. Models that
-        share a process get that of their group, whose key is the group's name. The output goes to `log`.
-        Raises ServeError (INTERNAL) if the process cannot be started, OSError if no descriptor or no cgroup is free."""
+        """Open a session with these instances in a new process, or in that of the group with which the model shares
+        one. The output goes to `log`. Raises ServeError (INTERNAL) if the process cannot be started, OSError if no
+        descriptor or no cgroup is free."""
         name = options.shared_worker
         async with self._starting[name] if name else nullcontext():
             process = self._shared.get(name)
             if process is None or not process.takes_sessions:
-                process = await self._start(options, log, name or key)
+                process = await self._start(options, log)
                 if name:
                     self._shared[name] = process
             try:
-                return await WorkerSession.open(process, instances, key)
+                return await WorkerSession.open(process, instances)
             except BaseException:
                 if not process.sessions:
                     process.kill()
                 raise
 
-    async def _start(self, options: messages.LaunchOptions, log: logging.Logger, key: str) -> WorkerProcess:
-        """Start a process without a session, or take one over. Raises as `launch`."""
-        settings, folder = self._bounded_settings(options), ""
+    async def _start(self, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess:
+        """Start a process without a session. Raises as `launch`."""
+        settings, group = self._bounded_settings(options), None
         if self.groups is not None and (settings.memory_bytes or settings.tasks):
-            folder = str(self.groups.create(settings.memory_bytes, settings.tasks).folder)
+            group = self.groups.create(settings.memory_bytes, settings.tasks)
+        folder = "" if group is None else str(group.folder)
         named = worker_environment(os.environ, self.settings, options.model_name)
         spawn = messages.Spawn(
             replace(options, environment={**named, **options.environment}),
             Confinement(self._candidates, settings.core_dumps, settings.file_bytes, folder),
-            key,
         )
         worker: WorkerProcess | None = None
         try:
             for _ in range(_LAUNCH_ATTEMPTS):
                 with suppress(ConnectionResetError):
-                    worker = await self._ask(spawn, options, log)
+                    worker = await self._ask(spawn, group, log)
                     return worker
             raise internal("the zygote, which starts workers, ends again and again; see the server's log")
         finally:
-            if folder and (worker is None or worker.was_left):
-                self._watch.add_grouped(ControlGroup(Path(folder), 0, 0), None)
+            if group is not None and worker is None:
+                self._watch.add_grouped(group, None)
 
     def _bounded_settings(self, options: messages.LaunchOptions) -> WorkerSettings:
         bounds: Mapping[str, Any] = options.bounds
         return replace(self.settings, **bounds)
 
-    def _add(
-        self,
-        spawned: messages.Spawned,
-        descriptors: Sequence[int],
-        options: messages.LaunchOptions,
-        log: logging.Logger,
-    ) -> WorkerProcess:
+    def _add(self, spawned: messages.Spawned, descriptors: Sequence[int], launch: _Launch) -> WorkerProcess:
         """Register a running worker, which is watched for its bounds from now on."""
         reception, output, *pidfds = descriptors
-        settings = self._bounded_settings(options)
-        group: ControlGroup | None = None
-        if spawned.control_group:
-            group = ControlGroup(Path(spawned.control_group), settings.memory_bytes, settings.tasks)
+        options, group = launch.options, launch.control_group
         worker = self._workers[spawned.pid] = WorkerProcess(
             spawned.pid,
             pidfds[0] if pidfds else None,
             socket.socket(fileno=reception),
-            WorkerOutput(output, options.output_prefix, log),
+            WorkerOutput(output, options.output_prefix, launch.log),
             group,
             options.shared_worker,
-            spawned.was_left,
         )
         if group is not None:
             self._watch.add_grouped(group, worker)
         else:
+            settings = self._bounded_settings(options)
             self._watch.add(worker, settings.memory_bytes, settings.tasks)
         if spawned.user_problem and options.model_name not in self._models_as_other_user:
             # The text is "root: user 'nobody' cannot ...". Only the first model gets a warning with advice.
@@ -230,24 +200,6 @@ class WorkerLauncher:
             self._models_as_other_user.add(options.model_name)
         return worker
 
-    def keep(self, worker: WorkerProcess, key: str) -> None:
-        # If the message is lost, the next server loads the model again.
-        self._post(messages.Keep(worker.pid, key))
-
-    def end_left_workers(self) -> None:
-        """End the previous server's workers and sessions that were not taken over, and remove its cgroups."""
-        if not self._may_have_left_workers:
-            return
-        self._may_have_left_workers = False
-        self._post(messages.EndLeft())
-        for process in self._shared.values():
-            with suppress(OSError):
-                process.reception.send(messages.END_LEFT, socket.MSG_DONTWAIT)
-        used = {worker.control_group.folder for worker in self._workers.values() if worker.control_group is not None}
-        for group in self.groups.left() if self.groups is not None else ():
-            if group.folder not in used:
-                self._watch.add_grouped(group, None)
-
     def set_verbose(self, verbose: bool) -> None:
         for worker in self._workers.values():
             for session in worker.sessions:
@@ -257,34 +209,24 @@ class WorkerLauncher:
         """End the zygote. All workers must have been stopped."""
         await self._watch.close()
         self._end_zygote()
-        if self._parent_pipe_writer is not None:
-            os.close(self._parent_pipe_writer)
-            os.close(self._parent_pipe)
+        os.close(self._pipe_writer)
+        os.close(self._pipe)
 
     # The zygote
 
     def _start_zygote(self) -> ZygoteProcess:
         self._started_at, self._last_message_at = time.monotonic(), 0.0
         environment = worker_environment(os.environ, self.settings)
-        self.zygote = ZygoteProcess.start(self.preload, self._parent_pipe, environment)
-        self.on_zygote(self.zygote)
+        self.zygote = ZygoteProcess.start(self.preload, self._pipe, environment)
         return self.zygote
 
-    def _post(self, message: Any) -> None:
-        """Send a message; it is lost if there is no zygote or its queue is full."""
-        if self.zygote is not None:
-            with suppress(OSError):
-                self.zygote.connection.send(messages.encode_message(message), socket.MSG_DONTWAIT)
-
-    async def _ask(
-        self, message: messages.Spawn, options: messages.LaunchOptions, log: logging.Logger
-    ) -> WorkerProcess:
+    async def _ask(self, spawn: messages.Spawn, group: ControlGroup | None, log: logging.Logger) -> WorkerProcess:
         """Return the worker that the zygote replies with; if cancelled, end it. Raises ConnectionResetError if the
         zygote has ended, ServeError (INTERNAL) if there is no worker, OSError if no descriptors are free."""
         answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(messages.encode_message(message))
-            self._launches.append((answer, options, log))
+            await self._send(messages.encode_message(spawn))
+            self._launches.append(_Launch(answer, spawn.options, group, log))
             asked_at = time.monotonic()
             while not answer.done():
                 left = max(asked_at, self._last_message_at) + self.answer_seconds - time.monotonic()
@@ -347,8 +289,6 @@ class WorkerLauncher:
             return
         self._last_message_at = time.monotonic()
         match messages.decode_message(data):
-            case messages.NewServer():
-                self._takes_replies = True
             case messages.Exited(pid, wait_status):
                 if (worker := self._workers.pop(pid, None)) is not None:
                     worker.has_exited(wait_status)
@@ -356,14 +296,15 @@ class WorkerLauncher:
                 self._take_reply(reply, descriptors)
 
     def _take_reply(self, reply: messages.Spawned | messages.SpawnFailed, descriptors: Sequence[int]) -> None:
-        if self._takes_replies and not (asked := self._launches.popleft())[0].done():
-            answer, options, log = asked
+        launch = self._launches.popleft()
+        answer = launch.answer
+        if not answer.done():
             if isinstance(reply, messages.SpawnFailed):
                 answer.set_exception(internal(reply.reason))
                 return
             if len(descriptors) > 1:
                 # Added immediately, because the next message may report the worker's exit.
-                answer.set_result(self._add(reply, descriptors, options, log))
+                answer.set_result(self._add(reply, descriptors, launch))
                 return
             answer.set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         if isinstance(reply, messages.Spawned):
@@ -379,18 +320,14 @@ class WorkerLauncher:
     def _zygote_ended(self) -> None:
         if self.zygote is None:
             return
-        is_own = self.zygote.process is not None
         end = self._end_zygote()
         self.log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
-        if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
+        if time.monotonic() - self._started_at < _HEALTHY_SECONDS:
             self._drop_preload()
-        asked, self._launches, self._takes_replies = self._launches, deque(), True
-        for answer, *_ in asked:
-            if not answer.done():
-                answer.set_exception(ConnectionResetError("the zygote has ended"))
-        # Workers that the zygote kept from the previous server have noticed its end, and end too. Not later:
-        # the cgroups of workers that were taken over are known to be in use only while these are in `_workers`.
-        self.end_left_workers()
+        launches, self._launches = self._launches, deque()
+        for launch in launches:
+            if not launch.answer.done():
+                launch.answer.set_exception(ConnectionResetError("the zygote has ended"))
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.zygote_gone()

@@ -6,14 +6,13 @@ that runs its batches, because engines release the GIL while they compute, or ha
 for models that see each request separately.
 
 A single session runs on the main thread, and the process ends with it. In a shared process the main thread waits for
-further sessions until the process is ended. If the server dies, sessions stay, with their models: work in flight is
-dropped, and the next server passes new sockets through the reception, whose other end the zygote keeps open.
+further sessions until the process is ended. When the server's process dies, the kernel ends the worker, whatever it is
+doing, with the processes that its models have started (core/exit_with_parent.py).
 """
 
 from __future__ import annotations
 
 import ctypes
-import enum
 import faulthandler
 import gc
 import logging
@@ -25,10 +24,8 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 from rocserve.backends.base import model_load_check, model_properties
 from rocserve.backends.request_model import readiness_check
@@ -56,8 +53,8 @@ _OOM_SCORE = 300
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until the server ends the worker, or is gone and no other comes. Returns the exit status. Arguments: the
-    title, the parent's pipe, the reception."""
+    """Serve until the server ends the worker, or is gone. Returns the exit status. Arguments: the title, the server's
+    pipe, the reception."""
     title, parent_pipe, reception = arguments[0], *map(int, arguments[1:])
     for descriptor in (parent_pipe, reception):
         os.set_inheritable(descriptor, False)
@@ -81,15 +78,14 @@ class Worker:
     def __init__(self, reception: socket.socket) -> None:
         self._reception = reception
         self.guard = FaultGuard()
-        self._sessions: set[Session] = set()
         self._normal_levels: dict[str, int] = {}
         """The level of each logger before the log became verbose; empty while it is not."""
 
     def run(self) -> int:
-        """Return the exit status. Raises EOFError or OSError if the server is gone and no other has come."""
-        kind, sockets = self.receive()
+        """Return the exit status. Raises EOFError or OSError if the server is gone."""
+        kind, sockets = self._receive()
         if kind == messages.ALONE:
-            session = Session(self, sockets, kind)
+            session = Session(self, sockets, is_shared=False)
             status = session.run()
             if status == 0:
                 session.close()
@@ -97,22 +93,16 @@ class Worker:
         _, most_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_open_files, most_open_files))
         while True:
-            if kind == messages.END_LEFT:
-                for session in list(self._sessions):
-                    session.end_if_left()
-            elif not any(session.renew(kind, sockets) for session in list(self._sessions)):
-                threading.Thread(target=self._run_shared, args=(kind, sockets), name="session", daemon=True).start()
-            kind, sockets = self.receive()
+            threading.Thread(target=self._run_shared, args=(sockets,), name="session", daemon=True).start()
+            _, sockets = self._receive()
 
-    def _run_shared(self, kind: bytes, sockets: Sequence[socket.socket]) -> None:
-        session = Session(self, sockets, kind)
-        self._sessions.add(session)
+    def _run_shared(self, sockets: Sequence[socket.socket]) -> None:
+        session = Session(self, sockets, is_shared=True)
         try:
             # The control socket closes when the server ends the session.
             with suppress(EOFError, ConnectionError):
                 session.run()
         finally:
-            self._sessions.discard(session)
             session.close()
             # Freed memory goes back to the system immediately, because the process goes on.
             del session
@@ -120,12 +110,12 @@ class Worker:
             if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
                 trim(0)
 
-    def receive(self) -> tuple[bytes, list[socket.socket]]:
+    def _receive(self) -> tuple[bytes, list[socket.socket]]:
         """Return a message, and the sockets of a session. Raises EOFError or OSError."""
-        kind, descriptors = receive_with_descriptors(self._reception, messages.LONGEST_RECEPTION, messages.MOST_SOCKETS)
+        kind, descriptors = receive_with_descriptors(self._reception, len(messages.ALONE), messages.MOST_SOCKETS)
         if not kind:
             end_group()
-            raise EOFError("no other server has come")
+            raise EOFError("the server closed the reception")
         return kind, [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
     def set_verbose(self, verbose: bool) -> None:
@@ -139,35 +129,21 @@ class Worker:
                 logger.setLevel(self._normal_levels.pop(name, logger.level))
 
 
-class _Link(enum.Enum):
-    """A session's link to a server."""
-
-    SERVES = enum.auto()
-    LOST = enum.auto()
-    """The server is gone; the session drops its work in flight."""
-    AWAITED = enum.auto()
-    """The session waits for the next server."""
-
-
 class Session:
-    """Loads and serves one model version, for one server after the other."""
+    """Loads and serves one model version."""
 
-    def __init__(self, worker: Worker, sockets: Sequence[socket.socket], kind: bytes) -> None:
-        """`kind`: the message that came with the sockets; the next server finds a kept session by it."""
+    def __init__(self, worker: Worker, sockets: Sequence[socket.socket], is_shared: bool) -> None:
+        """`sockets`: to control the session, and one for each instance. `is_shared`: the process has other sessions."""
         self._worker = worker
-        self._kind = kind
-        self._is_shared = kind != messages.ALONE
-        self._link = _Link.SERVES
-        self._next_sockets: SimpleQueue[Sequence[socket.socket]] = SimpleQueue()
-        """The sockets that the next server passes; an empty sequence = no server wants the model."""
+        self._is_shared = is_shared
         self._control = ControlSocket(sockets[0])
         self._instances = sockets[1:]
         self._service: ModelService | None = None
         self._reported: messages.Progress | None = None
 
     def run(self) -> int:
-        """Serve until the end; return the exit status. Raises EOFError or OSError if the server is gone and no other
-        has come, or, in a shared process, if the control socket is closed."""
+        """Serve until the end; return the exit status. Raises EOFError or OSError if the server closes the control
+        socket before the model serves."""
         load = self._receive()
         if not isinstance(load, messages.Load):
             raise ValueError(f"expected messages.Load, got {type(load).__name__}")
@@ -200,13 +176,7 @@ class Session:
             except BaseException as error:
                 return self._fail("warm up", error, load)
             warmed_up = messages.WarmedUp(readiness_check(service.model) is not None, recorded)
-            while (
-                not service.serve(lambda: self._control.send(warmed_up), self._wait) and self._kind != messages.SHARED
-            ):
-                self._wait_for_server(service, loaded)
-                if self._reported is not None:
-                    # The new server has not received the last report.
-                    self._control.send_later(self._reported)
+            service.serve(lambda: self._control.send(warmed_up), self._wait)
         return 0
 
     def _properties(self) -> dict[str, str]:
@@ -235,47 +205,15 @@ class Session:
             self._control.close()
 
     def _wait(self) -> bool:
-        """Returns False if the server is gone."""
+        """Wait for Unload. Returns False if the server has killed the session, which closes its control socket."""
         try:
-            self._receive(ends_without=False)
+            self._receive()
         except (EOFError, ConnectionError):
-            self._link = _Link.LOST
             return False
         return True
-
-    def renew(self, kind: bytes, sockets: Sequence[socket.socket]) -> bool:
-        """Use the sockets if a new server opens this session (same `kind`); else return False. On the main thread."""
-        if self._link is not _Link.AWAITED or kind != self._kind:
-            return False
-        self._link = _Link.SERVES
-        self._next_sockets.put(sockets)
-        return True
-
-    def end_if_left(self) -> None:
-        """End a session that the next server did not take over. On the main thread."""
-        if self._link is not _Link.SERVES:
-            self._link = _Link.LOST
-            self._next_sockets.put(())
-
-    def _wait_for_server(self, service: ModelService, loaded: messages.Loaded) -> None:
-        """Wait for the next server, answer its Load and WarmUp, and use its sockets. Raises EOFError or OSError."""
-        if self._is_shared:
-            self._link = _Link.AWAITED
-            sockets = self._next_sockets.get()
-            if not sockets:
-                raise EOFError("no server wants the model any more")
-        else:
-            sockets = self._worker.receive()[1]
-        control, *instances = sockets
-        self._control.close()
-        self._control = ControlSocket(control)
-        self._receive()  # messages.Load: the model is already loaded.
-        service.renew(instances)
-        self._control.send(replace(loaded, properties=self._properties(), was_kept=True))
-        self._receive()  # messages.WarmUp: the model is already warm.
 
     def _send_metrics(self, changes: MetricChanges) -> None:
-        """Send changes of metrics; they are dropped while there is no server."""
+        """Send changes of metrics; they are dropped if the session has been killed."""
         with suppress(OSError):
             self._control.send(changes)
 
@@ -298,13 +236,13 @@ class Session:
         self._send_readiness(answer)
 
     def _send_readiness(self, answer: messages.ModelReadiness) -> None:
-        """Send the answer; it is dropped if there is no server."""
+        """Send the answer; it is dropped if the session has been killed."""
         with suppress(OSError):
             self._control.send(answer)
 
-    def _receive(self, ends_without: bool = True) -> messages.Message:
-        """Return the next message except Verbosity and CheckReadiness. `ends_without`: end the process if it is not
-        shared and the server is gone. Raises EOFError or OSError."""
+    def _receive(self) -> messages.Message:
+        """Return the next message except Verbosity and CheckReadiness. Raises EOFError or OSError if the control socket
+        is closed, in a shared process; any other process ends then."""
         try:
             while isinstance(message := self._control.receive(), messages.Verbosity | messages.CheckReadiness):
                 if isinstance(message, messages.Verbosity):
@@ -312,7 +250,7 @@ class Session:
                 else:
                     self._begin_check()
         except (EOFError, ConnectionError):
-            if ends_without and not self._is_shared:
+            if not self._is_shared:
                 end_group()
             raise
         return message
@@ -343,7 +281,7 @@ class ControlSocket:
 
     def send_later(self, progress: messages.Progress) -> None:
         """Send a report without waiting: if the socket is full, the report goes with the next message, or is replaced
-        by a newer one. It is dropped if there is no server."""
+        by a newer one. It is dropped if the session has been killed."""
         with self._lock, suppress(OSError):
             self._waiting = messages.encode_frame(progress)
             self._rest = self._rest[self._connection.send(self._rest, socket.MSG_DONTWAIT) :]

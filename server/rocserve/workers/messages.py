@@ -2,9 +2,9 @@
 
 Through the control socket of a session go, one at a time: Load -> Loaded | LoadFailed, WarmUp -> WarmedUp | LoadFailed,
 CheckReadiness -> ModelReadiness, Unload -> (the session ends); Progress and MetricChanges come from the worker in
-between. The zygote answers Spawn by Spawned or SpawnFailed, in their order, gets Keep, NewServer and EndLeft, and sends
-Exited at any time. A message is its name and JSON, on a control socket with its length in front. Pickle is not used,
-because it would let a message run or import code.
+between. The zygote answers Spawn by Spawned or SpawnFailed, in their order, and sends Exited at any time. A message is
+its name and JSON, on a control socket with its length in front. Pickle is not used, because it would let a message run
+or import code.
 """
 
 from __future__ import annotations
@@ -23,12 +23,9 @@ from rocserve.core.requests import Signature
 from rocserve.settings import EngineSettings
 from rocserve.workers.isolation import Confinement, gpu_devices
 
-ALONE, SHARED, END_LEFT = b"1", b"+", b"-"
-"""The messages of a worker's reception. ALONE and SHARED come with a session's control socket and its instances'
-sockets. ALONE: the process has only this session. SHARED: it has other sessions too, and the session's key follows.
-END_LEFT: the previous server's sessions that were not taken over must end."""
-LONGEST_RECEPTION = 64
-"""Bytes."""
+ALONE, SHARED = b"1", b"+"
+"""The messages of a worker's reception. They come with a session's control socket and its instances' sockets. ALONE:
+the process has only this session. SHARED: it may have other sessions too."""
 MOST_SOCKETS = 253
 """Bound for one session: Linux passes no more descriptors in one message."""
 LONGEST_TEXT = 8192
@@ -85,8 +82,6 @@ class Loaded:
     """How the engine runs the model; shown in the model's metadata."""
     batches_at_once: int = 1
     """Batches that an instance may have in its engine at the same time."""
-    was_kept: bool = False
-    """The model was loaded for an earlier server, and kept."""
     load_check: LoadCheckReport = NOT_CHECKED
 
 
@@ -197,12 +192,10 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a worker, unless one with the key is left from the previous server: then take that one over."""
+    """Start a worker."""
 
     options: LaunchOptions
     confinement: Confinement = field(default_factory=Confinement)
-    key: str = ""
-    """See Keep; "" = start a new worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +204,8 @@ class Spawned:
     Linux 5.3, a pidfd."""
 
     pid: int
-    was_left: bool = False
-    """The worker is left from the previous server."""
     user_problem: str = ""
     """Why the worker does not run as the preferred user; "" = it does."""
-    control_group: str = ""
-    """The cgroup's folder; "" = the worker has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,29 +220,9 @@ class Exited:
     """As os.waitpid returns it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Keep this serving worker for the next server if this server dies."""
-
-    pid: int
-    key: str
-    """Equal for workers that loaded the same files with the same settings. For a shared process, the group's name."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewServer:
-    """Another server is here. The zygote ends unkept workers, and echoes the message after its last reply to the
-    previous server."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndLeft:
-    """End the workers that are still kept from the previous server."""
-
-
 Message = (
     Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp | WarmedUp | CheckReadiness | ModelReadiness
-    | Unload | Verbosity | Spawn | Spawned | SpawnFailed | Exited | Keep | NewServer | EndLeft
+    | Unload | Verbosity | Spawn | Spawned | SpawnFailed | Exited
 )  # fmt: skip
 
 _NAMED: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}

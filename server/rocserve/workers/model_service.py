@@ -85,13 +85,9 @@ class ModelService(ABC):
         """Warm the model up. Raises ServeError or any exception if the model cannot be served."""
 
     @abstractmethod
-    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> None:
         """Call `ready` when batches are taken, and serve until `wait_for_end` returns. Then end the batches in flight,
-        or drop them if it returned False. Returns its result."""
-
-    def renew(self, instances: Sequence[socket.socket]) -> None:
-        """Use other sockets, from the next `serve` on."""
-        self._instances = instances
+        or drop them if it returned False."""
 
     def _source(self) -> ModelSource:
         load = self._load
@@ -161,7 +157,7 @@ class TensorService(ModelService):
             self.model.warm_up([as_served(batch, message.config, padding) for _, batch in samples])
         self._config = message.config
 
-    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> None:
         is_alone, freed_memory = len(self._instances) == 1 and not self._load.shares_process, KeptMemory()
         ends = [WorkerEnd(connection, self._guard, is_alone, freed_memory) for connection in self._instances]
         threads = [
@@ -178,7 +174,6 @@ class TensorService(ModelService):
             end.stop(is_wanted)
         for thread in threads:
             thread.join()
-        return is_wanted
 
     def _execute(self, end: WorkerEnd) -> None:
         with self._running_instance():
@@ -355,13 +350,9 @@ class RequestService(ModelService):
                     if isinstance(last, ServeError):
                         raise last
 
-    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
-        is_wanted = True
-
+    def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> None:
         def stop() -> None:
-            nonlocal is_wanted
-            is_wanted = wait_for_end()
-            self._end.stop(is_wanted)
+            self._end.stop(wait_for_end())
 
         control = threading.Thread(target=stop, name="control", daemon=True)
         control.start()
@@ -372,14 +363,6 @@ class RequestService(ModelService):
                 self._run_batch(batch)
         # If the server is gone, this connection may close before the control socket.
         control.join()
-        return is_wanted
-
-    def renew(self, instances: Sequence[socket.socket]) -> None:
-        self._back.stop()
-        self._end.close()
-        self._end = WorkerEnd(instances[0], self._guard)
-        self._back.renew(self._end)
-        self._back.start()
 
     def _run_batch(self, received: ReceivedBatch) -> None:
         input_end = output_start = received.taken_ns

@@ -62,8 +62,6 @@ class WorkerProcess:
     control_group: ControlGroup | None = None
     shared_worker: str = ""
     """See LaunchOptions."""
-    was_left: bool = False
-    """The previous server has left it."""
 
     def __post_init__(self) -> None:
         self.sessions: list[WorkerSession] = []
@@ -136,6 +134,9 @@ class WorkerProcess:
         """End the process group, whose number is not reused as long as one of its processes is left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        # Orphans are children of a container's first process, which may be the server.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
         self.has_exited(None)
 
     def has_exited(self, wait_status: int | None) -> None:
@@ -217,10 +218,9 @@ class WorkerSession:
             self.end()
 
     @classmethod
-    async def open(cls, process: WorkerProcess, instances: Sequence[Instance], key: str = "") -> WorkerSession:
-        """Pass the session's sockets to the process. `key`: a shared process keeps the session under it for the next
-        server; "" = not kept. Raises ServeError (INTERNAL) if the instances do not fit one message, OSError if no
-        descriptor is free."""
+    async def open(cls, process: WorkerProcess, instances: Sequence[Instance]) -> WorkerSession:
+        """Pass the session's sockets to the process. Raises ServeError (INTERNAL) if the instances do not fit one
+        message, OSError if no descriptor is free."""
         if len(instances) >= messages.MOST_SOCKETS:
             raise internal(f"a worker can have {messages.MOST_SOCKETS - 1} instances, not {len(instances)}")
         control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -228,7 +228,7 @@ class WorkerSession:
         # A process that has ended takes nothing, and its control socket closes then.
         with contextlib.suppress(OSError):
             files = [each.fileno() for each in peers]
-            kind = messages.SHARED + key.encode() if process.shared_worker else messages.ALONE
+            kind = messages.SHARED if process.shared_worker else messages.ALONE
             send_with_descriptors(process.reception, kind, files, socket.MSG_DONTWAIT)
         for each in peers:
             each.close()
@@ -379,8 +379,6 @@ class WorkerSession:
         """End the session immediately. A process with other sessions goes on, and unloads the model after the batch in
         flight."""
         if self.process.shared_worker:
-            # Otherwise the session would wait for another server.
-            self.send(messages.Unload())
             self.end()
         if self.process.sessions in ([], [self]) and not self.process.sessions_opening:
             self.process.kill()
@@ -392,7 +390,7 @@ class WorkerSession:
             self._kill_timer = self._loop.call_later(_BROKEN_SECONDS, self.process.end_broken, reason)
 
     def end(self) -> None:
-        """Finish after the process has ended, or when no server needs the session."""
+        """Finish after the process has ended, or when the session must end."""
         if self.ended.is_set():
             return
         self.ended.set()

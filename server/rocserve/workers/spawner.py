@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-import resource
 import select
 import shutil
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy.random  # Not numpy alone, which would import this part in each worker anew.
@@ -21,36 +21,20 @@ from rocserve.workers import messages
 from rocserve.workers.isolation import Identity, choose, confine
 
 _LONGEST_MESSAGE = 1024 * 1024
-
-
-@dataclass(slots=True)
-class _Held:
-    """The server's ends of a worker's output pipe and reception, kept for the next server."""
-
-    output: int
-    reception: socket.socket
-    control_group: str
-    key: str = ""
-    """The key of the Keep message; "" = none has come, so the next server does not get the worker."""
-    is_left: bool = False
-    """The worker is left from the previous server."""
-
-    def close(self) -> None:
-        os.close(self.output)
-        self.reception.close()
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Spawner:
-    """Serves one server after the other on one connection. On one thread."""
+    """Serves the server at the other end of the connection. On one thread."""
 
     def __init__(self, connection: socket.socket, parent_pipe: int, kept: int) -> None:
         self._connection = connection
         self._parent_pipe = parent_pipe
         self._kept = kept
-        self._held: dict[int, _Held] = {}
-        # The zygote needs two descriptors for each worker. Workers get the original limit.
-        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (self._open_files[1], self._open_files[1]))
+        self._workers: set[int] = set()
+        # Orphans of workers become the zygote's children, which reaps them: as a container's first process, the server
+        # would inherit them, and cannot wait for processes that it does not know.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._single_threaded = len(list(Path("/proc/self/task").iterdir())) == 1
         if not self._single_threaded:
             print("the zygote has several threads after its imports; workers are started by exec", file=sys.stderr)
@@ -80,34 +64,14 @@ class Spawner:
             return False
         match messages.decode_message(data):
             case messages.Spawn() as spawn:
-                for pid, held in self._held.items():
-                    if held.is_left and held.key == spawn.key:
-                        self._send_worker(pid, held)
-                        held.is_left = False
-                        break
-                else:
-                    self._start(spawn)
-            case messages.Keep(pid, key):
-                if kept := self._held.get(pid):
-                    kept.key = key
-            case messages.NewServer() as arrival:
-                for pid, held in self._held.items():
-                    held.is_left = bool(held.key)
-                    if not held.is_left:
-                        _end_group(pid)
-                self._send(arrival)
-            case messages.EndLeft():
-                for pid, held in self._held.items():
-                    if held.is_left:
-                        held.is_left = False
-                        _end_group(pid)
+                self._start(spawn)
             case message:
-                raise ValueError(f"a {type(message).__name__} is nothing for the zygote")
+                raise ValueError(f"unexpected message {type(message).__name__}")
         return True
 
     def _start(self, spawn: messages.Spawn) -> None:
-        options, held = spawn.options, None
-        with ExitStack() as workers_ends:
+        options = spawn.options
+        with ExitStack() as both_ends:
             try:
                 # The paths that the worker's Python reads: its interpreter, its loader, and the import path.
                 program = [shutil.which(options.interpreter or sys.executable) or "", str(Path(__file__).parent)]
@@ -117,23 +81,26 @@ class Spawner:
                     program += sys.path
                 program = [file for file in program if file.startswith("/")]
                 identity, problem = choose(spawn.confinement, options.readable, options.writable, program)
-                servers_end, reception = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                workers_ends.enter_context(reception)
-                output, writer = os.pipe2(os.O_CLOEXEC)
-                workers_ends.callback(os.close, writer)
+                receptions = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                for end in receptions:
+                    both_ends.enter_context(end)
+                outputs = os.pipe2(os.O_CLOEXEC)
+                for descriptor in outputs:
+                    both_ends.callback(os.close, descriptor)
                 # A model, or a process that it starts, may open /dev/stderr.
-                os.fchmod(writer, 0o622)
-                held = _Held(output, servers_end, spawn.confinement.control_group)
-                pid = self._spawn(spawn, identity, writer, reception.fileno(), held)
+                os.fchmod(outputs[1], 0o622)
+                own = (receptions[0].fileno(), outputs[0])
+                pid = self._spawn(spawn, identity, outputs[1], receptions[1].fileno(), own)
             except OSError as error:
-                if held is not None:
-                    held.close()
                 self._send(messages.SpawnFailed(str(error)))
                 return
-        self._held[pid] = held
-        self._send_worker(pid, held, problem)
+            self._workers.add(pid)
+            self._send_worker(messages.Spawned(pid, problem), own)
 
-    def _spawn(self, spawn: messages.Spawn, identity: Identity | None, output: int, reception: int, held: _Held) -> int:
+    def _spawn(
+        self, spawn: messages.Spawn, identity: Identity | None, output: int, reception: int, servers: Sequence[int]
+    ) -> int:
+        """`servers`: descriptors that the child closes."""
         options = spawn.options
         forked = options.forked and self._single_threaded
         if not forked:
@@ -146,7 +113,7 @@ class Spawner:
             return pid
         status = 70
         try:
-            self._leave(held)
+            self._leave(servers)
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
@@ -167,19 +134,15 @@ class Spawner:
             # Not sys.exit, which would run the exit handlers of the zygote's modules.
             os._exit(status)
 
-    def _leave(self, held: _Held) -> None:
+    def _leave(self, servers: Sequence[int]) -> None:
         """Close all of the zygote's descriptors in a new child, and lead a new process group, with which processes that
         a model starts will end."""
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.close(self._child_ended)
-        os.close(self._child_ended_writer)
-        os.close(self._kept)
+        for descriptor in (self._child_ended, self._child_ended_writer, self._kept, *servers):
+            os.close(descriptor)
         self._connection.close()
-        for each in (held, *self._held.values()):
-            each.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
 
     def _execute(self, options: messages.LaunchOptions, reception: int) -> None:
         handed = [self._parent_pipe, reception]
@@ -200,22 +163,24 @@ class Spawner:
                 return
             if ended is None:
                 return
-            # Until the worker is reaped, its number cannot belong to another group.
-            _end_group(ended.si_pid)
-            if held := self._held.pop(ended.si_pid, None):
-                held.close()
-            self._send(messages.Exited(*os.waitpid(ended.si_pid, 0)))
+            is_worker = ended.si_pid in self._workers
+            if is_worker:
+                # Until the worker is reaped, its number cannot belong to another group.
+                _end_group(ended.si_pid)
+                self._workers.discard(ended.si_pid)
+            pid, status = os.waitpid(ended.si_pid, 0)
+            if is_worker:
+                self._send(messages.Exited(pid, status))
 
-    def _send_worker(self, pid: int, held: _Held, problem: str = "") -> None:
+    def _send_worker(self, message: messages.Spawned, descriptors: Sequence[int]) -> None:
         """Send Spawned. Only the zygote reaps the worker, so its number is valid for the pidfd, which comes last."""
-        descriptors = [held.reception.fileno(), held.output]
+        pidfds: list[int] = []
         with suppress(OSError):
-            descriptors.append(os.pidfd_open(pid))
-        message = messages.Spawned(pid, held.is_left, problem, held.control_group)
+            pidfds.append(os.pidfd_open(message.pid))
         try:
-            send_with_descriptors(self._connection, messages.encode_message(message), descriptors)
+            send_with_descriptors(self._connection, messages.encode_message(message), (*descriptors, *pidfds))
         finally:
-            for pidfd in descriptors[2:]:
+            for pidfd in pidfds:
                 os.close(pidfd)
 
     def _send(self, message: messages.Message) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import logging
 import math
 import time
@@ -14,10 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from rocserve.core.custom_metrics import MetricChanges
-from rocserve.core.errors import ServeError, internal, unavailable
+from rocserve.core.errors import internal, unavailable
 from rocserve.core.load_check import NOT_CHECKED
 from rocserve.core.model_config import InstanceKind
-from rocserve.core.plain import to_json
 from rocserve.core.requests import Signature
 from rocserve.workers.answer_watch import AnswerWatch, process_state
 from rocserve.workers.instance import Instance
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
 _HEALTHY_SECONDS = 60.0
 """A worker that served this long, or answered a batch, resets the count of failures."""
-_TAKE_OVER_SECONDS = 10.0
-"""A worker of the previous server may still run that server's batch; after this time it is ended."""
 
 
 class LoadLimit:
@@ -80,11 +76,6 @@ class WorkerSupervisor:
         # A GPU library reads the variable when it is loaded, so the device is chosen before the process starts.
         has_gpus = plan.device is not None or plan.kind is InstanceKind.MODEL
         self._options = options.on_gpus(plan.device) if has_gpus else options
-        self._key = ""
-        """Equal for workers that have loaded the same files with the same settings; "" = the worker is not kept."""
-        if group.content:
-            parts = (to_json(self._load), to_json(self._options), group.content.encode())
-            self._key = hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
         self._load_limit = LoadLimit(group.limits.load_timeout_seconds)
         self._log = group.log
         self._name = group.name
@@ -94,17 +85,17 @@ class WorkerSupervisor:
         self._supervision: asyncio.Task[None] | None = None
 
     async def load(self) -> Signature:
-        """Load the model in a new worker, or in one of the previous server. Cleans up on failure. Raises ServeError."""
+        """Load the model in a new worker. Cleans up on failure. Raises ServeError."""
         worker = await self._launch()
-        if worker.process.was_left and not self._options.shared_worker:
-            try:
-                async with asyncio.timeout(_TAKE_OVER_SECONDS):
-                    return await self._load_in(worker)
-            except (ServeError, TimeoutError) as error:
-                reason = str(error) or f"it has not answered within {_TAKE_OVER_SECONDS:g} s"
-                self._log.warning("the worker of %s that was left could not be taken over: %s", self._name, reason)
-            worker = await self._launch()
-        return await self._load_in(worker)
+        self._load_limit = LoadLimit(self._group.limits.load_timeout_seconds)
+        worker.send(Verbosity(self._log.isEnabledFor(logging.DEBUG)))
+        async with self._limited_load(worker):
+            loaded = await worker.load(self._load, functools.partial(self._progress, worker))
+        for instance in worker.instances:
+            instance.batches_at_once = loaded.batches_at_once
+        self._group.events.described(loaded.properties)
+        self.load_check = loaded.load_check
+        return loaded.signature
 
     async def _launch(self) -> WorkerSession:
         """Raises ServeError."""
@@ -114,7 +105,7 @@ class WorkerSupervisor:
         try:
             for _ in range(plan.instance_count):
                 instances.append(Instance(*shared, plan.device, plan.rate_limiter))
-            self.worker = await group.launcher.launch(self._options, instances, self._log, self._key)
+            self.worker = await group.launcher.launch(self._options, instances, self._log)
         except BaseException as error:
             for instance in instances:
                 instance.peer.close()
@@ -124,19 +115,6 @@ class WorkerSupervisor:
             raise
         self.worker.on_trace = group.worker_trace
         return self.worker
-
-    async def _load_in(self, worker: WorkerSession) -> Signature:
-        self._load_limit = LoadLimit(self._group.limits.load_timeout_seconds)
-        worker.send(Verbosity(self._log.isEnabledFor(logging.DEBUG)))
-        async with self._limited_load(worker):
-            loaded = await worker.load(self._load, functools.partial(self._progress, worker))
-        if loaded.was_kept:
-            self._log.info("%s is still loaded", self._name)
-        for instance in worker.instances:
-            instance.batches_at_once = loaded.batches_at_once
-        self._group.events.described(loaded.properties)
-        self.load_check = loaded.load_check
-        return loaded.signature
 
     def _progress(self, worker: WorkerSession, progress: Progress | MetricChanges) -> None:
         if worker is not self.worker:
@@ -191,8 +169,6 @@ class WorkerSupervisor:
             self.load_check = self.load_check.then(await worker.warm_up(message))
         for instance in worker.instances:
             self._group.events.instance_opened(instance)
-        if self._key:
-            self._group.launcher.keep(worker.process, self._options.shared_worker or self._key)
 
     @contextlib.asynccontextmanager
     async def _limited_load(self, worker: WorkerSession) -> AsyncIterator[None]:

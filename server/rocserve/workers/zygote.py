@@ -3,11 +3,8 @@
 It is started by exec before the server imports grpc, has one thread and none of the server's state. So forking it is
 safe, and takes milliseconds, while importing an engine takes seconds. Workers that must not be forked are started by
 exec. The zygote answers Spawn messages in their order, and reports Exited for every worker, one message per datagram.
-Spawned comes with descriptors: the server's ends of the worker's reception and output pipe.
-
-The zygote outlives the server, and keeps these descriptors. If the next server wants a worker that the previous one has
-left, it gets the descriptors of that worker instead of a new one's, and passes the sockets of new sessions through the
-reception. The zygote ends with the supervisor, which holds its connection, or when a server has started another zygote.
+Spawned comes with descriptors: the server's ends of the worker's reception and output pipe. The zygote ends with the
+server.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _ONE_THREAD = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until the connection is closed. Arguments: connection, parent's pipe, the modules to import."""
+    """Serve until the connection is closed. Arguments: connection, server's pipe, the modules to import."""
     connection, parent_pipe, *preload = arguments
     # These signals may go to the whole process group, but the zygote ends with its connection.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -8,10 +8,9 @@ import signal
 import time
 from contextlib import suppress
 
-import psutil
 from support.front_ends import listens
 from support.models import add_constant
-from support.processes import children_of, send
+from support.processes import send
 from support.repository_index import index_of
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -21,7 +20,7 @@ from campaign import models
 from campaign.action import Kind
 from campaign.actions.swaps import file_of, new_constant
 from campaign.stage import FRONT_ENDS, Stage
-from campaign.watch.ending import UNLOADED, IndexRows, check_recovery, index_rows
+from campaign.watch.ending import UNLOADED, check_recovery, index_rows
 
 RECOVERY_SECONDS = PATIENCE_SECONDS
 LONGEST_STOP_SECONDS = 2.0
@@ -104,28 +103,17 @@ def has_front_ends(stage: Stage) -> bool:
 
 
 def kill_server(stage: Stage, name: str) -> None:
-    """Kill the server's process: another one serves the same models, in the same workers."""
+    """Kill the server's process: all of its processes end, and the next server serves the same models."""
     server = stage.servers[name]
-    killed, holder, rows = server.server_process(), server.zygote(), index_rows(server)
-    # A zygote keeps the workers that it has started. Workers of a killed zygote, and workers that have not started yet,
-    # end with their server.
-    held = set() if holder is None else serving_workers(server, rows) & children_of(holder)
+    rows = index_rows(server)
     # Models whose processes were killed before must be served again, too.
     models = {place: ("READY", "") for place, state in rows.items() if state != UNLOADED}
     with stage.damage.outage(name):
-        killed.kill()
-        killed.wait(RECOVERY_SECONDS)
+        server.restart()
         wait_until(lambda: is_ready(server), f"{name} ready again", seconds=RECOVERY_SECONDS)
         if name == "explicit":
             wait_until(lambda: has_front_ends(stage), "its front ends", seconds=RECOVERY_SECONDS)
         check_recovery(stage, name, models)
-    if held and server.zygote() == holder:
-        assert held & set(server.workers()), "all workers were started again"
-
-
-def serving_workers(server: RocserveProcess, rows: IndexRows) -> set[psutil.Process]:
-    serving = {model for (model, _), state in rows.items() if state == ("READY", "")}
-    return {worker for model in serving for worker in server.workers(model)}
 
 
 def is_ready(server: RocserveProcess) -> bool:

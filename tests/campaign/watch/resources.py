@@ -106,7 +106,7 @@ class ResourceWatch:
                 return
 
     def _sample(self) -> None:
-        self.family.update(self._server.family())
+        self.family.update((self._server.server_process(), *self._server.family()))
         sample = look(self._server)
         self.samples.append(sample)
         taken = (sample.all_mib, sample.processes, sample.descriptors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import cast
 
 import pytest
@@ -69,18 +68,3 @@ def test_of_few_models_an_unknown_ones_client_is_told_the_names(count: int, hint
     with pytest.raises(ServeError) as caught:
         table.find("x", "")
     assert caught.value.text == f"Request for unknown model: 'x' is not found{hint}"
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "code"),
-    [
-        ("x", "", StatusCode.UNAVAILABLE),
-        ("x", "abc", StatusCode.INVALID_ARGUMENT),
-        ("m", "", StatusCode.UNAVAILABLE),
-        ("m", "1", StatusCode.UNAVAILABLE),
-    ],
-)
-def test_what_may_yet_be_loaded_again_may_be_asked_for_again(name: str, version: str, code: StatusCode) -> None:
-    with pytest.raises(ServeError) as caught:
-        dataclasses.replace(TABLE, is_returning=True).find(name, version)
-    assert caught.value.code is code

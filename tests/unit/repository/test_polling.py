@@ -20,7 +20,6 @@ from watchdog.observers import inotify_c
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository import watch
 from rocserve.repository.loads import LoadOrder
-from rocserve.settings import ControlMode
 
 from .conftest import FakeLoader, FakeVersion, Folders, Served, Start
 
@@ -174,16 +173,6 @@ async def test_a_chain_of_models_in_one_folder_is_an_ensemble_and_its_members(
     shutil.rmtree(root / "chain")
     await served.until(lambda: {row.reason for row in served.index()} == {"unloaded"})
     assert not any(model.versions for model in served.table.table.all_models)
-
-
-async def test_a_server_that_takes_the_place_of_this_one_loads_members_of_a_chain_with_it(
-    start: Start, root: Path, folders: Folders
-) -> None:
-    write_chain(root)
-    folders.model("m", 1)
-    served: Served = await start(control_mode=ControlMode.EXPLICIT, load_models=("*",))
-    assert len({row.name for row in served.index() if row.state == "READY"}) == 4
-    assert served.repository.wanted_models() == ["chain", "m"]
 
 
 async def test_a_folder_whose_name_another_had_is_taken_up_at_once_when_that_goes(

@@ -70,10 +70,11 @@ def test_the_server_leaves_its_cgroup_before_that_hands_anything_on(tree: Tree) 
     assert tree.folders() == ["server"]
 
 
-def test_its_supervisor_goes_along(tree: Tree) -> None:
-    (tree.folder / "cgroup.procs").write_text(f"{os.getppid()}\n{os.getpid()}\n")
+def test_what_a_killed_server_has_left_is_removed(tree: Tree) -> None:
+    (tree.folder / "worker-1-1").mkdir()
+    (tree.folder / "worker-1-2" / "still_used").mkdir(parents=True)
     take_delegation(tree.processes)
-    assert tree.written[:2] == ["server/cgroup.procs 0", f"server/cgroup.procs {os.getppid()}"]
+    assert tree.folders() == ["server", "worker-1-2"]
 
 
 def test_a_container_sees_a_part_of_the_tree(tree: Tree) -> None:

@@ -7,10 +7,9 @@ import itertools
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,24 +21,11 @@ from support.workers import LOG, OwnChildren, Workshop, config_of, open_descript
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind
-from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import process
-from rocserve.workers.control_groups import ControlGroups
-from rocserve.workers.launcher import WorkerLauncher, ZygoteProcess
+from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import (
-    EndLeft,
-    Exited,
-    Keep,
-    LaunchOptions,
-    Message,
-    NewServer,
-    Spawn,
-    Spawned,
-    SpawnFailed,
     WorkerPlan,
-    decode_message,
-    encode_message,
 )
 
 
@@ -285,13 +271,11 @@ async def test_a_zygote_that_does_not_answer_is_killed(
     assert (await run_add_sub(group.instances[0])).error is None, "the loop is not held up"
     assert not any(task.done() for task in several)
 
-    def be_patient(_: ZygoteProcess) -> None:
-        launcher.answer_seconds = PATIENCE_SECONDS
-
-    # The next zygote has all the time that it needs.
-    launcher.on_zygote = be_patient
     launcher.answer_seconds = 5.0
     several.append(asyncio.create_task(workshop.serving()))
+    await until(lambda: "it is killed and restarted" in caplog.text)
+    # The next zygote has all the time that it needs.
+    launcher.answer_seconds = PATIENCE_SECONDS
     for started in await asyncio.gather(*several):
         assert (await run_add_sub(started.instances[0])).error is None
     assert (await run_add_sub(group.instances[0])).error is None
@@ -338,7 +322,7 @@ async def main():
     while not loading.models_of_workers:
         await asyncio.sleep(0.01)
     await workshop.until_stuck(2)
-    print(*serving.models_of_workers, *loading.models_of_workers, launcher.zygote.pid, flush=True)
+    print(*serving.models_of_workers, *loading.models_of_workers, launcher.zygote.process.pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -394,131 +378,3 @@ async def test_lines_of_a_worker_go_to_the_log(workshop: Workshop, caplog: pytes
     assert r"m:1: \xff\xfe\x00junk\x1b[2J" in lines
     (long,) = (line for line in lines if "xxxx" in line)
     assert long.endswith("x ... (cut)") and len(long) < 4200
-
-
-@pytest.fixture
-def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    started = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
-    yield started
-    for each in started:
-        each.kill()
-        each.wait()
-
-
-async def test_replies_to_the_server_before_are_passed_over(sleepers) -> None:
-    connection, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    zygote, worker = sleepers
-    zygotes.send(encode_message(Spawned(worker.pid)))
-    launcher = WorkerLauncher((), LOG, zygote=ZygoteProcess(zygote.pid, connection))
-    launcher.start()
-    asking = asyncio.create_task(launcher.launch(LaunchOptions("m", forked=True), [], LOG, "key"))
-    await asyncio.sleep(0)
-    greeting, spawn = (decode_message(zygotes.recv(1 << 16)) for _ in range(2))
-    assert greeting == NewServer() and isinstance(spawn, Spawn) and spawn.key == "key"
-    zygotes.send(encode_message(NewServer()))
-    zygotes.send(encode_message(SpawnFailed("no memory")))
-    with pytest.raises(ServeError, match="no memory"):
-        await asking
-    assert worker.wait(PATIENCE_SECONDS) == -signal.SIGKILL
-    await launcher.close()
-    assert zygote.wait(PATIENCE_SECONDS) == -signal.SIGKILL
-
-
-async def test_the_zygotes_end_costs_no_worker_that_was_taken_over_its_cgroup(sleepers, tmp_path: Path) -> None:
-    """The cgroup has the name of the previous server."""
-    connection, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    zygote, worker = sleepers
-    folder = tmp_path / "worker-1-1"
-    folder.mkdir()
-    launcher = WorkerLauncher((), LOG, groups=ControlGroups(tmp_path), zygote=ZygoteProcess(zygote.pid, connection))
-    launcher.start()
-    asking = asyncio.create_task(launcher.launch(LaunchOptions("m", forked=True), [], LOG, "key"))
-    await asyncio.sleep(0)
-    zygotes.send(encode_message(NewServer()))
-    reception, own_reception = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    output, own_output = os.pipe()
-    with reception, own_reception:
-        descriptors = [reception.fileno(), output, pidfd := os.pidfd_open(worker.pid)]
-        spawned = Spawned(worker.pid, was_left=True, control_group=str(folder))
-        send_with_descriptors(zygotes, encode_message(spawned), descriptors)
-        await asking
-        zygotes.close()
-        await until(lambda: launcher.zygote is None)
-        # What the server does when all its models are loaded.
-        launcher.end_left_workers()
-        await asyncio.sleep(0.3)
-        assert folder.exists()
-    worker.kill()
-    await until(lambda: not folder.exists())
-    await launcher.close()
-    for descriptor in (output, own_output, pidfd):
-        os.close(descriptor)
-
-
-class Servers:
-    """The servers that a zygote has one after the other, on its connection."""
-
-    def __init__(self, zygote: ZygoteProcess) -> None:
-        self.zygote = zygote
-
-    def send(self, *messages: Message) -> None:
-        for message in messages:
-            self.zygote.connection.send(encode_message(message))
-
-    def reply(self) -> Message:
-        """The next message that does not report a worker's end."""
-        while True:
-            data, descriptors = receive_with_descriptors(self.zygote.connection, 1 << 16, 3)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if not isinstance(message := decode_message(data), Exited):
-                return message
-
-    def get(self, key: str) -> Spawned:
-        self.send(Spawn(LaunchOptions("m", forked=True), key=key))
-        reply = self.reply()
-        assert isinstance(reply, Spawned)
-        return reply
-
-    def leave(self, key: str) -> int:
-        """Keep a worker under the key, and be followed by another server."""
-        worker = self.get(key)
-        assert not worker.was_left
-        self.send(Keep(worker.pid, key), NewServer())
-        assert self.reply() == NewServer()
-        return worker.pid
-
-
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    parent_pipe, writer = os.pipe2(os.O_CLOEXEC)
-    os.fchmod(parent_pipe, 0o444)
-    zygote = ZygoteProcess.start((), parent_pipe, os.environ)
-    yield Servers(zygote)
-    zygote.end()
-    os.close(writer)
-    os.close(parent_pipe)
-
-
-def test_a_worker_that_was_left_is_handed_over_once_and_for_its_key(servers: Servers) -> None:
-    left = servers.leave("key")
-    other = servers.get("other")
-    assert (other.was_left, other.pid == left) == (False, False)
-    assert (servers.get("key").pid, servers.get("key").was_left) == (left, False)
-    # The server after that gets it again.
-    servers.send(NewServer())
-    assert servers.reply() == NewServer()
-    again = servers.get("key")
-    assert (again.pid, again.was_left) == (left, True)
-
-
-def test_a_worker_that_is_being_ended_is_not_handed_over(servers: Servers) -> None:
-    left = servers.leave("key")
-    os.kill(servers.zygote.pid, signal.SIGSTOP)
-    servers.send(EndLeft(), Spawn(LaunchOptions("m", forked=True), key="key"))
-    os.kill(servers.zygote.pid, signal.SIGCONT)
-    started = servers.reply()
-    assert isinstance(started, Spawned)
-    assert (started.was_left, started.pid == left) == (False, False)
-    wait_until(lambda: not running(left), "the end of the worker that was left")
-    assert running(started.pid)
