@@ -16,6 +16,7 @@ import threading
 from typing import Any
 
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.plane import anonymous_file
 
 COPIED_AT_ONCE = 4 << 20
@@ -49,8 +50,11 @@ class DeviceProcess:
         try:
             self._memory = anonymous_file.map_file(memory, to_write=True)
             self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with peer:
-                passed = (peer.fileno(), memory)
+            parent_pipe, writer = os.pipe2(os.O_CLOEXEC)
+            self._parent_pipe = os.fdopen(writer, "wb", 0)
+            """Its end ends the process; it is closed with this object."""
+            with peer, os.fdopen(parent_pipe):
+                passed = (parent_pipe, peer.fileno(), memory)
                 command = [sys.executable, "-m", __name__, *map(str, passed)]
                 self._process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, process_group=0)
         finally:
@@ -114,9 +118,12 @@ class DeviceProcess:
 
 
 def main(arguments: list[str]) -> None:
-    """Run commands. `arguments`: descriptors of the socket, and of the memory through which all data is copied."""
-    connection = socket.socket(fileno=int(arguments[0]))
-    memory = anonymous_file.map_file(int(arguments[1]), to_write=True)
+    """Run commands. `arguments`: descriptors of the server's pipe, of the socket, and of the memory through which all
+    data is copied."""
+    parent_pipe, peer, shared = map(int, arguments)
+    exit_with_parent(parent_pipe)
+    connection = socket.socket(fileno=peer)
+    memory = anonymous_file.map_file(shared, to_write=True)
     torch: Any = importlib.import_module("torch")
     if not torch.cuda.is_available():
         connection.send(f"PyTorch {torch.__version__} finds no GPU here that it can use".encode())
