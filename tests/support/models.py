@@ -132,24 +132,6 @@ def map_classifier(
     return content
 
 
-def slow_sum(loops: int) -> bytes:
-    """Y = X after `loops` products with a matrix, FP32 [batch, 256]: slow on purpose."""
-    spec = (TensorProto.FLOAT, ["batch", 256])
-    weights = helper.make_node(
-        "Constant",
-        [],
-        ["w"],
-        value=helper.make_tensor("w", TensorProto.FLOAT, [256, 256], [1.0 / 256] * (256 * 256)),
-    )
-    nodes = [weights]
-    name = "X"
-    for index in range(loops):
-        following = "Y" if index == loops - 1 else f"t{index}"
-        nodes.append(helper.make_node("MatMul", [name, "w"], [following]))
-        name = following
-    return graph(nodes, {"X": spec}, {"Y": spec})
-
-
 def drop(
     repository: Path,
     name: str,

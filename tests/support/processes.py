@@ -49,14 +49,6 @@ def command_of(process: psutil.Process) -> str:
         return ""
 
 
-def children_of(process: psutil.Process) -> set[psutil.Process]:
-    """The children; none once the process has ended."""
-    try:
-        return set(process.children())
-    except psutil.NoSuchProcess:
-        return set()
-
-
 def stop(pid: int) -> None:
     """Stop a process, and wait until each of its threads has stopped: a signal takes effect when they run next."""
     os.kill(pid, signal.SIGSTOP)
