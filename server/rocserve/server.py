@@ -21,8 +21,6 @@ from rocserve.backends.parameters import usable_cpus
 from rocserve.backends.registry import discover_backends, with_backend_config
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.dispatch import Dispatcher
-from rocserve.core.freed_memory import keep_freed_memory
-from rocserve.core.heap_trim import HeapTrim
 from rocserve.core.latencies import read_latency_options
 from rocserve.core.load_check import CheckFailure
 from rocserve.core.private_paths import PrivatePaths
@@ -40,6 +38,7 @@ from rocserve.frontends.running import FrontEnds, Served
 from rocserve.observability.failures import log_loop_error
 from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.tracing import Tracing, create_tracing
+from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.loop import PlaneLoop, default_idle_polls, default_spin
 from rocserve.presets import PREPROCESS, ensemble_name
@@ -122,6 +121,7 @@ class Server:
         self._failed_checks = Counter[CheckFailure]()
         self._custom_metrics = CustomMetrics()
         self._memory = RequestMemory(settings.max_request_memory or default_limit(Host().memory_limit()))
+        mail.trimmer.trim_process(FreedMemory(), lambda: self._memory.used_bytes)
         self._latencies, problems = read_latency_options(dict(settings.metrics.config))
         for problem in problems:
             log.warning("--metrics-config: %s; this is passed over", problem)
@@ -189,14 +189,12 @@ class Server:
                 self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
             return 1
-        trimming = asyncio.ensure_future(HeapTrim(lambda: self._memory.used_bytes, keep_freed_memory()).run())
         try:
             loads = started or asyncio.ensure_future(self._repository.start())
             status = await self._serve(loads, ending, front_ends)
         except Exception:
             self._log.critical("the server cannot go on", exc_info=True)
             status = 1
-        trimming.cancel()
         readiness.is_exiting = True
         await self._drain(front_ends, ending, self._settings.drain_seconds if status == 0 else 0.0)
         return 1 if ending.end_now.is_set() else status

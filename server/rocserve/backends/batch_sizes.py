@@ -12,7 +12,7 @@ import numpy as np
 
 from rocserve.backends.host import Host
 from rocserve.core.errors import invalid_argument
-from rocserve.core.freed_memory import private_bytes
+from rocserve.plane.freed_memory import private_bytes
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 """Tensors by name; a batch's rows are the first dimension."""

@@ -26,7 +26,6 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _PUNCH_HOLE_KEEP_SIZE = 3
 _FAILED = ctypes.c_void_p(-1).value
 _MAP_FIXED = 0x10
@@ -103,11 +102,6 @@ def give_back_pieces(descriptor: int, start: int, end: int, piece: int) -> Steps
         give_back(descriptor, start, min(piece, end - start))
         start += piece
         yield
-
-
-def drop_pages(address: int, nbytes: int) -> None:
-    """Drop mapped pages of a file from this process's resident memory until it touches them again."""
-    _libc.madvise(address, nbytes, mmap.MADV_DONTNEED)
 
 
 def replace_by_zeros(address: int, nbytes: int) -> bool:

@@ -118,9 +118,6 @@ class GuardedFile:
             self._view, self.mapping = self._guard.map(self._descriptor, self.size, self._to_write)
         return self._view[offset : offset + nbytes]
 
-    def drop_pages(self) -> None:
-        anonymous_file.drop_pages(self.mapping.begin, self.mapping.end - self.mapping.begin)
-
     @property
     def current_size(self) -> int:
         return os.fstat(self._descriptor).st_size

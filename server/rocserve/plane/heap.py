@@ -15,7 +15,7 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -124,7 +124,7 @@ class _SizeClass:
         self.free: list[int] = []
         self.bare: list[int] = []
         self.fewest_free = 0
-        """Minimum of len(free) since the last round of `trim`: so many slots at the bottom of `free` are unneeded."""
+        """Minimum of len(free) since the last `trim`: so many slots at the bottom of `free` are unneeded."""
 
 
 def _class_count(shift: int) -> int:
@@ -163,7 +163,6 @@ class Heap:
             _SizeClass(SMALLEST_SLOT << index, first + index << self._shift, first + index + 1 << self._shift)
             for index in range(count)
         ]
-        self._trimming: Iterator[int] | None = None
         self._parts = [_UNMAPPED] * count
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
@@ -204,30 +203,24 @@ class Heap:
         """Free a slot that no process uses any more."""
         self._classes[(offset >> self._shift) - self._first_part].free.append(offset)
 
-    def trim(self) -> bool:
-        """Give the memory of slots that were not needed since the last round back to the system, a piece per call,
-        except of slots smaller than a page. Returns False at the end of the round; the next call begins another."""
-        if self._trimming is None:
-            self._trimming = self._trim_round()
-        if next(self._trimming, None) is None:
-            self._trimming = None
-        return self._trimming is not None
-
-    def _trim_round(self) -> Iterator[int]:
+    def trim(self) -> Steps[None]:
+        """Give the memory of slots that were not needed since the last trim back to the system, a piece per step,
+        except of slots smaller than a page. All steps must be taken."""
         given_back = 0
-        # A closed heap has no file to give memory back from.
-        for slots in self._classes[_FIRST_OF_PAGES:] if self._descriptor >= 0 else ():
+        for slots in self._classes[_FIRST_OF_PAGES:]:
             unneeded = slots.free[: slots.fewest_free]
             del slots.free[: slots.fewest_free]
             slots.fewest_free = len(slots.free)
             piece = min(slots.size, GIVEN_BACK_AT_ONCE)
             for offset in unneeded:
                 for start in range(offset, offset + slots.size, piece):
+                    if self._descriptor < 0:
+                        return  # The heap has been closed, perhaps since the last step.
                     anonymous_file.give_back(self._descriptor, start, piece)
                     given_back += piece
                     if given_back >= GIVEN_BACK_AT_ONCE:
-                        yield given_back
                         given_back = 0
+                        yield
                 slots.bare.append(offset)
 
     def open_for_reading(self) -> int:
@@ -244,7 +237,6 @@ class Heap:
         self._descriptor = -1
         # Slots and views keep Remains alive; this heap must not: it may wait long for the garbage collector.
         self._remains = NOTHING_LEFT
-        self._trimming = None
         self._parts = [_UNMAPPED] * len(self._classes)
 
 

@@ -58,10 +58,13 @@ def _pieces(descriptor: int, mappings: list[tuple[int, int]]) -> Steps[None]:
             size = os.fstat(descriptor).st_size
             yield from anonymous_file.give_back_pieces(descriptor, 0, size, GIVEN_BACK_AT_ONCE)
         else:
-            for address, nbytes in mappings:
-                for start in range(0, nbytes, GIVEN_BACK_AT_ONCE):
-                    anonymous_file.drop_pages(address + start, min(GIVEN_BACK_AT_ONCE, nbytes - start))
-                    yield
+            while mappings:
+                address, nbytes = mappings.pop()
+                piece = min(GIVEN_BACK_AT_ONCE, nbytes)
+                anonymous_file.unmap(address, piece)
+                if nbytes > piece:
+                    mappings.append((address + piece, nbytes - piece))
+                yield
     finally:
         for address, nbytes in mappings:
             anonymous_file.unmap(address, nbytes)

@@ -24,7 +24,7 @@ from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import Heap, HeapReader, SharedHeap, Slot, copy_in_steps
 from rocserve.plane.link import LinkBroken, LinkEnd, RingReader, RingWriter
 from rocserve.plane.loop import PlaneLoop, TimerHandle
-from rocserve.plane.trimming import HeapTrimmer
+from rocserve.plane.trimming import Trimmer
 from rocserve.workers import entries
 from rocserve.workers.answer_watch import PendingAnswers
 from rocserve.workers.batch_writer import BatchWriter, SentBatch
@@ -364,7 +364,7 @@ class InstanceMail:
         """Instances that may send at any time, but seldom do."""
         self._polls = 0
         self.returning: dict[Instance, None] = {}
-        self.trimmer = HeapTrimmer(plane)
+        self.trimmer = Trimmer(plane)
 
     def listen(self, instance: Instance) -> None:
         """Also poll an instance that may send at any time: it does not ring while the loop is awake."""

@@ -12,7 +12,6 @@ doing, with the processes that its models have started (core/exit_with_parent.py
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import logging
@@ -22,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -35,6 +35,7 @@ from rocserve.core.load_check import NOT_CHECKED
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.request_prefix import begin_model, current_prefix
 from rocserve.observability.logs import LinesWithLevels
+from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.workers import messages
 from rocserve.workers.isolation import hide_memory
@@ -107,8 +108,7 @@ class Worker:
             # Freed memory goes back to the system immediately, because the process goes on.
             del session
             gc.collect()
-            if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-                trim(0)
+            deque(FreedMemory().give_back(), 0)
 
     def _receive(self) -> tuple[bytes, list[socket.socket]]:
         """Return a message, and the sockets of a session. Raises EOFError or OSError."""

@@ -38,10 +38,10 @@ from rocserve.backends.written_sizes import SIZES, VALUES
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.freed_memory import KeptMemory
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.tensors import Buffer, Tensor
+from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.workers.back_channel import BackChannel, BatchedResponder
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_sample
@@ -124,6 +124,15 @@ class ModelService(ABC):
             os._exit(70)
 
 
+def _kept_memory() -> FreedMemory:
+    """Keep what a batch frees for the next batch. Otherwise a batch of 64 images pays for 2,400 page faults when it
+    becomes one array: 110 of 180 us of CPU time per image."""
+    freed = FreedMemory()
+    # No batch needs the memory that loading has freed.
+    deque(freed.give_back(), 0)
+    return freed
+
+
 def batch_error(error: BaseException, log: logging.Logger) -> ServeError:
     """Return the error of a failed batch. If a model calls sys.exit(), only its batch fails, not the worker."""
     if isinstance(error, ServeError):
@@ -158,7 +167,7 @@ class TensorService(ModelService):
         self._config = message.config
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> None:
-        is_alone, freed_memory = len(self._instances) == 1 and not self._load.shares_process, KeptMemory()
+        is_alone, freed_memory = len(self._instances) == 1 and not self._load.shares_process, _kept_memory()
         ends = [WorkerEnd(connection, self._guard, is_alone, freed_memory) for connection in self._instances]
         threads = [
             threading.Thread(
@@ -356,7 +365,7 @@ class RequestService(ModelService):
 
         control = threading.Thread(target=stop, name="control", daemon=True)
         control.start()
-        self._end.freed_memory = KeptMemory()
+        self._end.freed_memory = _kept_memory()
         ready()
         with self._running_instance():
             for batch in self._end.batches():

@@ -20,8 +20,6 @@ _MOST_FILES = 256
 """Bound for each instance, because each file takes a descriptor and a mapping in the worker."""
 _RECEIVE_BYTES = 4096
 """Most bytes of one receive: doorbell rings of one byte each, and a size."""
-_MOST_RESIDENT_BYTES = 256 << 20
-"""Bytes of clients' files that may count as an instance's memory, in addition to the inputs of one batch."""
 _RIGHTS_BYTES = socket.CMSG_LEN(4)
 _CLOSE_ON_EXEC, _WAS_CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 """As int, because the enum's operators take microseconds."""
@@ -73,7 +71,6 @@ class ReceivedFiles(dict[int, HeapReader | GuardedFile]):
         super().__init__({0: heap})
         self._guard = guard
         self._last_number = 0
-        self._resident = 0
 
     def take(self, connection: socket.socket, flags: int = socket.MSG_DONTWAIT) -> bool:
         """Receive bytes of the doorbell, and a file if one follows. `flags`: 0 = wait. Returns False if the server is
@@ -102,14 +99,3 @@ class ReceivedFiles(dict[int, HeapReader | GuardedFile]):
         file = self.pop(number)
         if isinstance(file, HeapReader):
             file.close()
-
-    def read(self, nbytes: int) -> None:
-        """Note that `nbytes` of a file will be read. The bytes count as the worker's memory until drop_pages, after
-        which reading them is slower."""
-        self._resident += nbytes
-        if self._resident > _MOST_RESIDENT_BYTES:
-            self._resident = nbytes
-            files = [file for file in self.values() if isinstance(file, GuardedFile)]
-            if sum(file.size for file in files) > _MOST_RESIDENT_BYTES:
-                for file in files:
-                    file.drop_pages()

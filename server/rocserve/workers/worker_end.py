@@ -6,19 +6,20 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 
 from rocserve.backends.request_model import ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.freed_memory import KeptMemory
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.plain import from_json
 from rocserve.core.requests import RequestForm, RequestLayout
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import Buffer
 from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
+from rocserve.plane.freed_memory import WORTH_BYTES, FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.heap import SHARES, Heap, HeapReader, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
@@ -113,7 +114,7 @@ class WorkerEnd:
     guard: InitVar[FaultGuard]
     is_alone: InitVar[bool] = True
     """No other instance in this process would wait for the GIL while this one polls."""
-    freed_memory: KeptMemory | None = None
+    freed_memory: FreedMemory | None = None
 
     def __post_init__(self, guard: FaultGuard, is_alone: bool) -> None:
         """Raises EOFError if the server is gone, ValueError if the first message is invalid."""
@@ -195,10 +196,11 @@ class WorkerEnd:
         if is_worth_trimming and idle_seconds > _WAKE_SECONDS / 2 and not self._work.has_mail():
             with self._lock:
                 self._take_returns()
-                while self._heap.trim():
-                    pass
-            if self.freed_memory is not None:
-                self.freed_memory.give_back(self._work.has_mail)
+                deque(self._heap.trim(), 0)
+            if self.freed_memory is not None and self.freed_memory.grown_bytes() >= WORTH_BYTES:
+                for _ in self.freed_memory.give_back():
+                    if self._work.has_mail():
+                        break
         return is_open
 
     def _requests(self, place: int, nbytes: int) -> list[ReceivedRequest]:
@@ -221,7 +223,6 @@ class WorkerEnd:
                 requests.append(ReceivedRequest(forms[layout], number, place + start, text_place, text_bytes, 0))
             elif kind == entries.FILE_REQUEST:
                 self._await_file(number)
-                self.files.read(forms[layout].places.end)
                 requests.append(ReceivedRequest(forms[layout], 0, start, text_place, text_bytes, number))
             else:
                 raise ValueError(f"a message of kind {kind} among the requests of a batch")

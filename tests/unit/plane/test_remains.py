@@ -128,7 +128,7 @@ def test_what_is_still_held_stays_though_the_heap_is_closed(
     finally:
         gc.enable()
     assert sum(steps.take(memory)) == LARGE
-    assert not heap.trim()
+    assert not list(heap.trim())
 
 
 def test_what_a_dead_owner_has_left_goes_a_piece_a_step(steps: Steps, watched: Callable[[Heap], Watch]) -> None:
@@ -158,13 +158,13 @@ def test_what_a_dead_owner_has_left_goes_a_piece_a_step(steps: Steps, watched: C
 def test_mappings_of_files_that_stay_go_a_piece_a_step(
     steps: Steps, watched: Callable[[Heap], Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, drop_pages = [LIMIT], anonymous_file.drop_pages
+    left, unmap = [LIMIT], anonymous_file.unmap
 
     def count(address: int, nbytes: int) -> None:
         left[0] -= nbytes
-        drop_pages(address, nbytes)
+        unmap(address, nbytes)
 
-    monkeypatch.setattr(anonymous_file, "drop_pages", count)
+    monkeypatch.setattr(anonymous_file, "unmap", count)
     heap = Heap("stays", LIMIT)
     memory = watched(heap)
     slot, view = filled(heap)

@@ -1,97 +1,183 @@
-"""The memory of many heaps is returned to the system little by little."""
+"""The memory of many heaps, and what a burst of requests has freed, is returned to the system little by little."""
 
 from __future__ import annotations
 
-import time
+import itertools
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from support.hand_loop import HandLoop
 
-from rocserve.plane import trimming
+from rocserve.plane import freed_memory
+from rocserve.plane.freed_memory import FreedMemory
+from rocserve.plane.heap import Heap
 from rocserve.plane.loop import NEVER
-from rocserve.plane.trimming import HeapTrimmer
+from rocserve.plane.trimming import Trimmer
+
+MIB = 1 << 20
+SIZE = 32 * MIB
 
 
-class TimerLoop(HandLoop):
-    """Runs its timers when the test says so, and counts them."""
+class StepLoop(HandLoop):
+    """Takes the steps of long work one by one, and lets the time pass when the test says so."""
 
-    callbacks = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self._long: list[Iterator[None]] = []
+        self.on_step: Callable[[], None] = lambda: None
 
-    def call_at(self, when: float, callback: Any) -> Any:
-        def counted() -> None:
-            self.callbacks += 1
-            callback()
-
-        return super().call_at(when, counted)
+    def work_off(self, steps: Iterator[None]) -> None:
+        self._long.append(steps)
 
     def pass_time(self) -> None:
-        """Run the timers that are set."""
+        """Run the timers that are set, and the long work that they begin."""
+        self.turn()
         due = []
         while (callback := self._timers.pop_due(NEVER)) is not None:
             due.append(callback)
         for callback in due:
             callback()
-
-
-class FullHeap:
-    """Has this many pieces to release in its first round."""
-
-    def __init__(self, plane: TimerLoop, pieces: int, seconds: float = 0.0) -> None:
-        self._plane = plane
-        self._pieces = pieces
-        self._seconds = seconds
-        self.given_at: list[int] = []
-        """The callback in which each piece was released."""
-
-    def trim(self) -> bool:
-        time.sleep(self._seconds)
-        if self._pieces:
-            self.given_at.append(self._plane.callbacks)
-            self._pieces -= 1
-        return self._pieces > 0
+        while self._long:
+            for _ in self._long.pop():
+                self.on_step()
 
 
 @pytest.fixture
-def plane() -> TimerLoop:
-    return TimerLoop()
+def plane() -> StepLoop:
+    return StepLoop()
 
 
-def test_other_callbacks_run_after_each_piece_whatever_heap_it_is_of(plane: TimerLoop) -> None:
-    trimmer = HeapTrimmer(plane)  # type: ignore[arg-type]
-    heaps = [FullHeap(plane, 4) for _ in range(5)]
+@pytest.fixture
+def trimmer(plane: StepLoop) -> Trimmer:
+    return Trimmer(plane)  # type: ignore[arg-type]
+
+
+def used_heap() -> Heap:
+    """A heap with free memory."""
+    heap = Heap("trimmed", SIZE)
+    slot, view = heap.place(SIZE)
+    view[:] = bytes(SIZE)
+    del slot, view
+    return heap
+
+
+def held(heap: Heap) -> int:
+    return os.fstat(heap._descriptor).st_blocks * 512
+
+
+def test_the_memory_of_unused_heaps_goes_a_piece_a_step(plane: StepLoop, trimmer: Trimmer) -> None:
+    heaps = [used_heap() for _ in range(3)]
     for heap in heaps:
-        trimmer.trim_later(heap)  # type: ignore[arg-type]
+        trimmer.trim_later(heap)
+    left = [sum(map(held, heaps))]
+    plane.on_step = lambda: left.append(sum(map(held, heaps)))
     while trimmer._used:
         plane.pass_time()
-    assert [len(heap.given_at) for heap in heaps] == [4] * 5
-    whole_pieces = [turn for heap in heaps for turn in heap.given_at[:-1]]
-    assert len(set(whole_pieces)) == len(whole_pieces)
+    assert left[-1] == 0
+    assert max(before - after for before, after in itertools.pairwise(left)) <= freed_memory.GIVEN_BACK_AT_ONCE
+    plane.pass_time()
+    # No timer runs for heaps that nobody uses.
+    assert plane._timers.next_due == NEVER
 
 
-def test_other_callbacks_run_between_heaps_that_have_little_each(plane: TimerLoop) -> None:
-    trimmer = HeapTrimmer(plane)  # type: ignore[arg-type]
-    heaps = [FullHeap(plane, 1, 2 * trimming._AT_ONCE_SECONDS) for _ in range(5)]
-    for heap in heaps:
-        trimmer.trim_later(heap)  # type: ignore[arg-type]
-    while trimmer._used:
-        plane.pass_time()
-    assert len({turn for heap in heaps for turn in heap.given_at}) == 5
-
-
-def test_a_heap_that_goes_meanwhile_is_passed_over(plane: TimerLoop) -> None:
-    trimmer = HeapTrimmer(plane)  # type: ignore[arg-type]
-    first, last = FullHeap(plane, 2), FullHeap(plane, 3)
+def test_heaps_that_go_meanwhile_are_passed_over(plane: StepLoop, trimmer: Trimmer) -> None:
+    first, last = used_heap(), used_heap()
+    returns: list[Heap] = []
     for heap in (first, last):
-        trimmer.trim_later(heap)  # type: ignore[arg-type]
-    while not last.given_at:
+        trimmer.trim_later(heap, lambda heap=heap: returns.append(heap))  # type: ignore[misc]
+    plane.pass_time()
+    assert returns == [first, last]
+
+    def close() -> None:
+        for heap in (first, last):
+            trimmer.forget(heap)
+            heap.close()
+
+    # Within the first of several steps of the first heap.
+    plane.on_step = close
+    plane.pass_time()
+    assert returns == [first, last, first]
+    assert not trimmer._used
+
+
+class Process:
+    """Has memory of its own, of which requests hold a part. What is freed stays until it is given back."""
+
+    def __init__(self) -> None:
+        self.private = self.in_use = 70 * MIB
+        self.requests = 0
+        self.times = 0
+        """How often it gave memory back."""
+
+    def give_back(self) -> Iterator[None]:
+        self.times += 1
+        self.private = self.in_use
+        yield
+
+
+@pytest.fixture
+def process(plane: StepLoop, trimmer: Trimmer, monkeypatch: pytest.MonkeyPatch) -> Process:
+    process = Process()
+    monkeypatch.setattr(freed_memory, "private_bytes", lambda: process.private)
+    monkeypatch.setattr(FreedMemory, "give_back", lambda freed: process.give_back())
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "8")  # The operator's, so this process keeps its options.
+    trimmer.trim_process(FreedMemory(), lambda: process.requests)
+    return process
+
+
+def rounds(plane: StepLoop, count: int) -> None:
+    for _ in range(count):
         plane.pass_time()
-    for heap in (first, last):
-        trimmer.forget(heap)  # type: ignore[arg-type]
+
+
+def test_what_a_burst_leaves_behind_is_given_back_once_it_is_over(plane: StepLoop, process: Process) -> None:
+    process.private, process.requests = 900 * MIB, 600 * MIB
+    rounds(plane, 10)
+    assert process.times == 0
+    process.requests = MIB
+    rounds(plane, 1)
+    assert process.times == 0
+    rounds(plane, 1)
+    assert (process.times, process.private) == (1, 70 * MIB)
+    rounds(plane, 20)
+    assert process.times == 1
+
+
+def test_pauses_of_traffic_that_goes_on_are_no_end(plane: StepLoop, process: Process) -> None:
+    process.private = 300 * MIB
     for _ in range(10):
-        plane.pass_time()
-    assert (len(first.given_at), len(last.given_at)) == (0, 1)
-    trimmer.trim_later(first)  # type: ignore[arg-type]
-    while trimmer._used:
-        plane.pass_time()
-    assert len(first.given_at) == 2
+        process.requests = 0
+        rounds(plane, 1)
+        process.requests = 100 * MIB
+        rounds(plane, 1)
+    assert process.times == 0
+
+
+def test_memory_that_stays_in_use_is_asked_for_now_and_then(plane: StepLoop, process: Process) -> None:
+    process.private = process.in_use = 500 * MIB
+    rounds(plane, 20)
+    assert 2 <= process.times <= 4
+    process.in_use = 70 * MIB
+    rounds(plane, 10)
+    assert process.private == 70 * MIB
+    process.times = 0
+    process.private += 20 * MIB
+    rounds(plane, 20)
+    assert process.times == 0, "20 MiB are not worth the time"
+
+
+def test_rounds_go_on_after_one_for_which_there_was_no_descriptor(
+    plane: StepLoop, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Any:
+        raise OSError("Too many open files")
+
+    process.private = 900 * MIB
+    with monkeypatch.context() as patched:
+        patched.setattr(freed_memory, "private_bytes", fail)
+        rounds(plane, 3)
+    assert process.times == 0
+    rounds(plane, 2)
+    assert process.times == 1

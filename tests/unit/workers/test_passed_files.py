@@ -291,23 +291,6 @@ def test_a_batch_of_several_is_gathered_from_files_and_the_heap(peer: Peer, file
     end(peer, received)
 
 
-@pytest.mark.parametrize(("most_bytes", "dropped_by"), [(3 * 4 * COUNT, [3, 6]), (1 << 16, [])])
-def test_what_has_been_read_does_not_count_as_the_workers_memory_for_long(
-    peer: Peer, file: SharedFile, monkeypatch: pytest.MonkeyPatch, most_bytes: int, dropped_by: list[int]
-) -> None:
-    """Pages are dropped when more has been read than may count, but not if the files fit in whole."""
-    drops: list[int] = []
-    turn = 0
-    monkeypatch.setattr("rocserve.workers.passed_files._MOST_RESIDENT_BYTES", most_bytes)
-    monkeypatch.setattr(GuardedFile, "drop_pages", lambda dropped: drops.append(turn))
-    held = opened(file)
-    for turn in range(9):  # noqa: B007 - what drop_pages notes
-        batch = execute(peer, in_file(held))
-        assert seen(peer, batch) == bytes(4)
-        end(peer, batch)
-    assert drops == dropped_by
-
-
 def test_a_file_that_is_cut_is_whole_again_when_it_is(peer: Peer, file: SharedFile) -> None:
     held = opened(file)
     for cut, content in ((0, bytes(4)), (1 << 16, b"abcd")):

@@ -29,13 +29,13 @@ from rocserve.backends.written_sizes import is_written
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
-from rocserve.core.freed_memory import keep_freed_memory
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.padding import Padding
 from rocserve.core.printable import readable_size
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 from rocserve.load_check.length_trials import LengthTrials
+from rocserve.plane.freed_memory import FreedMemory
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class TorchModel:
         if device.type == "cpu":
             # Each batch reuses the memory that the previous one freed, because getting new pages takes longer than many
             # operators. The leftovers of loading are returned to the system.
-            deque(keep_freed_memory(of_any_size=True)(), 0)
+            deque(FreedMemory(of_any_size=True).give_back(), 0)
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
         self._bound: BoundProgram = bind(program, source.config, self._trial)
         self._output_specs = {spec.name: spec for spec in self.signature.outputs}

@@ -90,7 +90,7 @@ from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.plane.heap import Heap, copy_in_steps, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.plane.loop import PlaneLoop
-from rocserve.plane.trimming import HeapTrimmer
+from rocserve.plane.trimming import Trimmer
 from rocserve.workers.entries import ENTRY, RETURN, return_entries, returned_places
 from rocserve.workers.messages import status_code
 
@@ -225,7 +225,7 @@ class FrontLinkEnd:
         self.give_back: Callable[[int], None] = self.to_return.append
         """Takes a place in the other end's heap that nobody reads any more. Safe on any thread; a thread that is not
         the plane's must wake the plane after the call, because it may be asleep."""
-        self._trimmer = HeapTrimmer(plane)
+        self.trimmer = Trimmer(plane)
         self._slots: dict[int, object] = {}
         """Place -> slot that the other end may still read."""
         self._held_numbers = itertools.count()
@@ -272,7 +272,7 @@ class FrontLinkEnd:
     def end_heap(self, number: int) -> None:
         """Put nothing more into a heap. Its memory is freed when all its places have been returned."""
         heap = self.heaps.pop(number)
-        self._trimmer.forget(heap)
+        self.trimmer.forget(heap)
         heap.close()
 
     def hold(self, slot: object, nbytes: int) -> int:
@@ -304,7 +304,7 @@ class FrontLinkEnd:
         slot, view = heap.place(nbytes)
         place = slot.offset | heap_number << HEAP_SHIFT
         self._slots[place] = slot
-        self._trimmer.trim_later(heap, self.take_returns)
+        self.trimmer.trim_later(heap, self.take_returns)
         return place, view
 
     def flush(self) -> None:
@@ -337,7 +337,7 @@ class FrontLinkEnd:
         self._turn_places.clear()
         self._slots.clear()
         for heap in self.heaps.values():
-            self._trimmer.forget(heap)
+            self.trimmer.forget(heap)
 
     def take_returns(self) -> None:
         slots = self._slots

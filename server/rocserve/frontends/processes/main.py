@@ -7,7 +7,6 @@ through a link. The process has no models and no repository; its settings come f
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import logging
 import os
@@ -23,8 +22,6 @@ from typing import TYPE_CHECKING
 
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.exit_with_parent import exit_with_parent
-from rocserve.core.freed_memory import keep_freed_memory
-from rocserve.core.heap_trim import HeapTrim
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.flags import settings_again
@@ -33,6 +30,7 @@ from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.observability.logs import ROOT, LinesWithLevels
 from rocserve.plane import anonymous_file
+from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guest_loop import GuestLoop
 from rocserve.plane.loop import PlaneLoop, default_spin
 from rocserve.services.access import GRPC_HEADER_PREFIX, restrictions
@@ -45,8 +43,6 @@ if TYPE_CHECKING:
 
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The whole process group may get these signals (Ctrl-C, systemd). The server decides when its front ends end."""
-_CHECK_SECONDS = 1.0
-"""Interval of the checks whether freed memory can go back to the system."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -104,10 +100,12 @@ class ServerLink:
         os.close(edition_file)
         self._listening: GrpcFrontEnd | HttpFrontEnd | None = None
         """None until the front end listens."""
-        self._trim = HeapTrim(lambda: memory.requests.own_bytes + memory.answers.own_bytes, keep_freed_memory())
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self.inference = RemoteInference(link, plane, paths, log, self._on_message, lambda: os._exit(0))
         self.forwarding = Forwarding(memory, self.inference.end)
+        self.inference.end.trimmer.trim_process(
+            FreedMemory(), lambda: memory.requests.own_bytes + memory.answers.own_bytes
+        )
         plane.add_source(self.inference)
 
     def run_front_end(self, front_end: GrpcFrontEnd | HttpFrontEnd) -> None:
@@ -130,12 +128,6 @@ class ServerLink:
             return
         self._listening = front_end
         end.post_text(entries.LISTENING, b"")
-        while True:
-            await asyncio.sleep(_CHECK_SECONDS)
-            # The check passes only when requests hold little memory, so the steps delay few clients.
-            if self._trim.check():
-                for _ in self._trim.steps():
-                    await asyncio.sleep(0)
 
     def _on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
         if kind == entries.EXIT:
