@@ -11,8 +11,6 @@ from pathlib import Path
 import grpc
 import pytest
 from support.http2 import Answer, Http2Connection, prefixed
-from support.metrics import FLAGS as METRICS
-from support.metrics import port_of, scrape
 from support.models import add_sub, drop
 from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -24,7 +22,6 @@ SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"
 LISTENERS = ("-event_engine_listener", "event_engine_listener")
 MESSAGE_SECONDS = 5.0
-LIMIT = 64 << 20
 
 
 def inference() -> bytes:
@@ -143,80 +140,91 @@ def check_slow_uploads(server: RocserveProcess, infer: grpc.UnaryUnaryMultiCalla
     assert {answer.status for answer in answers} == {StatusCode.OK}
 
 
+MESSAGE = 4 << 20
+MOST_WAITING = 8
+
+
 @pytest.fixture(scope="module")
 def small_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    """A server with 64 MiB for requests."""
+    """A server of which clients may hold half of the memory for requests by messages that they do not finish."""
     folder = tmp_path_factory.mktemp("small")
     (folder / "repository").mkdir()
     drop(folder / "repository", "large", add_sub(1 << 18))
     drop(folder / "repository", "add_sub", add_sub())
-    limit = f"--max-request-memory={LIMIT}"
-    return start(folder / "repository", limit, *METRICS)
+    flags = (
+        "--front-ends=0",
+        f"--max-request-memory={2 * MOST_WAITING * MESSAGE}",
+        f"--grpc-max-message-bytes={MESSAGE}",
+        f"--grpc-max-waiting-calls={MOST_WAITING}",
+        "--grpc-message-timeout-secs=0",
+    )
+    return start(folder / "repository", *flags)
 
 
-def held(server: RocserveProcess) -> float:
-    return float(scrape(port_of(server))['rocserve_request_memory_bytes{kind="request"}'])
+def private_bytes(server: RocserveProcess) -> int:
+    memory = server.server_process().memory_info()
+    return int(memory.rss - memory.shared)
 
 
-@pytest.mark.parametrize("method", [INFER, SERVICE + "ModelStreamInfer"])
-def test_half_messages_count_against_the_memory_for_requests(small_server: RocserveProcess, method: str) -> None:
-    """80 calls of 4 MiB on four connections: 320 MiB."""
-    half = struct.pack("!BI", 0, 8 << 20) + bytes(4 << 20)
-    large = pb.ModelInferRequest(model_name="large", raw_input_contents=[bytes(1 << 20)] * 2)
+def large_request() -> bytes:
+    request = pb.ModelInferRequest(model_name="large", raw_input_contents=[bytes(1 << 20)] * 2)
     for name in ("INPUT0", "INPUT1"):
-        large.inputs.add(name=name, datatype="INT32", shape=[1, 1 << 18])
-    most_held = 0.0
+        request.inputs.add(name=name, datatype="INT32", shape=[1, 1 << 18])
+    return request.SerializeToString()
+
+
+@pytest.mark.long
+def test_clients_hold_no_more_than_so_many_messages(small_server: RocserveProcess) -> None:
+    """24 calls and streams on two connections send all of a message but its last byte, and nothing more."""
+    almost = struct.pack("!BI", 0, MESSAGE) + bytes(MESSAGE - 1)
     with ExitStack() as opened, grpc.insecure_channel(small_server.address) as channel:
         infer = channel.unary_unary(INFER)
-        greedy = [opened.enter_context(Http2Connection(small_server.port)) for _ in range(4)]
+        assert infer(large_request(), timeout=PATIENCE_SECONDS)
+        before = private_bytes(small_server)
+        greedy = [opened.enter_context(Http2Connection(small_server.port)) for _ in range(2)]
         sent = []
-        for _ in range(20):
-            sent += [(connection, connection.begin(method, half)) for connection in greedy]
-            most_held = max(most_held, held(small_server))
-            # The clients hold the other half.
-            assert infer(large.SerializeToString(), timeout=PATIENCE_SECONDS)
+        for method in (INFER, SERVICE + "ModelStreamInfer") * 6:
+            sent += [(connection, connection.begin(method, almost)) for connection in greedy]
+            # Other clients are served.
+            assert infer(large_request(), timeout=PATIENCE_SECONDS)
 
-        def answered() -> list[Answer]:
+        def refused() -> list[Answer]:
             for connection in greedy:
                 connection.receive(0.2)
             answers = [connection.answers[stream] for connection, stream in sent]
             return [answer for answer in answers if answer.status is not None]
 
-        # The rest fits, in half of the memory.
-        wait_until(lambda: len(answered()) >= 72, "the refusals")
-        refused = answered()
-        assert len(refused) <= 80
-        assert {answer.status for answer in refused} == {StatusCode.RESOURCE_EXHAUSTED}
-        assert "(--max-request-memory)" in refused[0].text
-        assert most_held <= LIMIT
-    wait_until(lambda: held(small_server) == 0, "free memory")
+        wait_until(lambda: len(refused()) >= len(sent) - MOST_WAITING, "the refusals")
+        assert {answer.status for answer in refused()} == {StatusCode.RESOURCE_EXHAUSTED}
+        assert f"more than {MOST_WAITING} calls that wait" in refused()[0].text
+        most = MOST_WAITING * MESSAGE
+        # What the refused calls had sent goes back to the system when the server has been quiet for a while.
+        wait_until(lambda: private_bytes(small_server) - before <= 1.25 * most + (16 << 20), "memory of the others")
+        assert private_bytes(small_server) - before >= most / 2, "these calls hold what they have sent"
+        assert len(refused()) == len(sent) - MOST_WAITING
+        assert infer(large_request(), timeout=PATIENCE_SECONDS)
 
 
-def test_slow_uploads_within_the_memory_for_requests_end_well(small_server: RocserveProcess) -> None:
-    """16 calls of 2 MiB piece by piece, two on a connection, next to an idle stream."""
-    request = pb.ModelInferRequest(model_name="large", raw_input_contents=[bytes(1 << 20)] * 2)
-    for name in ("INPUT0", "INPUT1"):
-        request.inputs.add(name=name, datatype="INT32", shape=[1, 1 << 18])
-    message = prefixed(request.SerializeToString())
+def test_a_message_that_is_too_large_is_refused_before_it_comes(small_server: RocserveProcess) -> None:
+    with Http2Connection(small_server.port) as connection:
+        [answer] = connection.wait(connection.begin(INFER, struct.pack("!BI", 0, MESSAGE + 1)))
+    assert answer.status == StatusCode.RESOURCE_EXHAUSTED
+    assert "larger than max" in answer.text
+
+
+def test_slow_uploads_within_the_bound_end_well(small_server: RocserveProcess) -> None:
+    """7 calls of 2 MiB piece by piece, some on one connection, next to an idle stream."""
+    message = prefixed(large_request())
     step = len(message) // 10 + 1
-    most = 0.0
     with ExitStack() as opened:
-        connections = [opened.enter_context(Http2Connection(small_server.port)) for _ in range(8)]
+        connections = [opened.enter_context(Http2Connection(small_server.port)) for _ in range(4)]
         connections[0].begin(SERVICE + "ModelStreamInfer")
-        uploads = [(connection, connection.begin(INFER)) for connection in connections for _ in range(2)]
+        uploads = [(connection, connection.begin(INFER)) for connection in (*connections, *connections[1:])]
         for at in range(0, len(message), step):
-            is_last = at + step >= len(message)
-            if is_last:
-                # More than any single call: the sum of what has not fully arrived.
-                wait_until(lambda: held(small_server) >= 16 << 20, "the memory of all")
-            most = max(most, held(small_server))
             for connection, stream in uploads:
-                connection.send(stream, message[at : at + step], ends=is_last)
+                connection.send(stream, message[at : at + step], ends=at + step >= len(message))
         answers = [connection.wait(stream)[0] for connection, stream in uploads]
         assert {(answer.status, answer.text) for answer in answers} == {(StatusCode.OK, "")}
-        assert most <= 40 << 20
-        wait_until(lambda: held(small_server) < 1 << 20, "memory that is free but for an idle stream")
-    wait_until(lambda: held(small_server) == 0, "free memory")
 
 
 def test_the_server_ends_at_once_though_calls_are_unfinished(server: RocserveProcess) -> None:

@@ -193,7 +193,12 @@ class RequestMemory:
     @property
     def share_bytes(self) -> int:
         """Return each front end's share of the limit; without front end processes, the whole limit."""
-        return self.limit_bytes // max(len(self._all_used) // 2 - 1, 1)
+        return self.limit_bytes // self.front_ends
+
+    @property
+    def front_ends(self) -> int:
+        """Return the number of processes that speak to clients."""
+        return max(len(self._all_used) // 2 - 1, 1)
 
     def add_front_end(self) -> int:
         return self._free_rows.pop()

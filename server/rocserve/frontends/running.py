@@ -260,7 +260,7 @@ class FrontEnds:
                 log,
                 self._plane,
                 served.memory,
-                TransportLimits.of(self._settings),
+                TransportLimits.of(self._settings, served.memory),
             )
             port = transport.start()
             self._handlers, self._transport = handlers, transport

@@ -47,7 +47,7 @@ class FreedMemory:
     def __init__(self, of_any_size: bool = False) -> None:
         """Make glibc keep freed memory, unless the operator set its options. `of_any_size`: also keep blocks above 32
         MiB, and use a single heap, because the heap of each further thread reserves 64 MiB."""
-        self._libc = libc = ctypes.CDLL(None)
+        libc = ctypes.CDLL(None)
         self._least_bytes = sys.maxsize
         """The fewest that this process has had since then."""
         self.grown_bytes()
@@ -69,11 +69,12 @@ class FreedMemory:
         self._least_bytes = min(self._least_bytes, private)
         return private - self._least_bytes
 
-    def give_back(self) -> Steps[None]:
+    @staticmethod
+    def give_back() -> Steps[None]:
         """Give free pages back to the system, a block per step. The blocks stay allocated until the last step, which
         also gives back smaller free pieces. A single call for all pages takes 70 ms of CPU time per GiB, more if the
         pages are scattered, and no other thread can allocate meanwhile."""
-        libc = self._libc
+        libc = ctypes.CDLL(None)
         if not hasattr(libc, "malloc_trim"):
             return
         libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p

@@ -153,6 +153,11 @@ class GrpcSettings:
     message_timeout_seconds: float = flag(
         60.0, SECONDS, "time from a call's start until its message has arrived completely; 0 = no limit"
     )
+    max_waiting_calls: int = flag(
+        8192,
+        POSITIVE,
+        "most calls whose message has not arrived completely within a second, with streams that have no open request",
+    )
     restricted: tuple[RestrictedProtocols, ...] = repeated(
         _RESTRICTED, _RESTRICTED_HELP, name="grpc-restricted-protocol"
     )

@@ -108,7 +108,7 @@ class Worker:
             # Freed memory goes back to the system immediately, because the process goes on.
             del session
             gc.collect()
-            deque(FreedMemory().give_back(), 0)
+            deque(FreedMemory.give_back(), 0)
 
     def _receive(self) -> tuple[bytes, list[socket.socket]]:
         """Return a message, and the sockets of a session. Raises EOFError or OSError."""

@@ -1,9 +1,8 @@
-"""Calls that wait for their clients, with small bounds: the bytes of partial messages, as the kernel counts them; and
-answers that clients do not read, counted and given up in time."""
+"""Calls that wait for their clients, with small bounds; and answers that clients do not read, counted and given up in
+time."""
 
 from __future__ import annotations
 
-import logging
 import random
 import socket
 import threading
@@ -29,15 +28,9 @@ from support.http2 import (
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.errors import StatusCode
-from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, TransportLimits, UnaryCall, UnaryRoute
-from rocserve.frontends.grpc.unfinished import (
-    ReceivedBytes,
-    UnfinishedBytes,
-    WaitingLimits,
-    peer_of,
-    received_bytes,
-)
+from rocserve.frontends.grpc.waiting_calls import WaitingLimits
+from rocserve.plane.freed_memory import private_bytes
 from rocserve.plane.loop import PlaneLoop
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
@@ -85,7 +78,7 @@ def statuses(connection: Http2Connection, streams: list[int]) -> list[int | None
 
 @pytest.mark.parametrize("method", [UNARY, STREAM])
 def test_the_largest_connections_oldest_go_first_when_all_are_too_many(serve: Any, method: str) -> None:
-    served = serve(Routes().table(), waiting=WaitingLimits(connection=100, total=64))
+    served = serve(Routes().table(), waiting=WaitingLimits(burst=64))
     with Http2Connection(served.port) as modest, Http2Connection(served.port) as greedy:
         first = modest.begin(method, prefixed(b"whole")[:6])
         streams = [greedy.begin(method) for _ in range(80)]
@@ -106,19 +99,21 @@ def test_the_largest_connections_oldest_go_first_when_all_are_too_many(serve: An
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", [UNARY, STREAM])
-def test_a_full_connection_loses_its_oldest_once_they_have_waited_for_long(serve: Any, method: str) -> None:
-    served = serve(Routes().table(), waiting=WaitingLimits(connection=40, patience_seconds=1.0))
-    with Http2Connection(served.port) as connection:
-        streams = [connection.begin(method) for _ in range(45)]
-        wait_until(lambda: statuses(connection, streams)[:5] == [StatusCode.RESOURCE_EXHAUSTED] * 5)
-        assert statuses(connection, streams)[5:] == [None] * 40
-        assert "this connection has more than 40 calls" in connection.answers[streams[0]].text
-        [answer] = connection.wait(connection.begin(method, prefixed(b"new"), ends=True))
-        assert answer.status == StatusCode.OK
+def test_the_largest_connection_loses_its_oldest_once_they_have_waited_for_long(serve: Any, method: str) -> None:
+    served = serve(Routes().table(), waiting=WaitingLimits(most=40))
+    with Http2Connection(served.port) as modest, Http2Connection(served.port) as greedy:
+        first = modest.begin(method, prefixed(b"whole")[:6])
+        streams = [greedy.begin(method) for _ in range(44)]
+        wait_until(lambda: statuses(greedy, streams)[:5] == [StatusCode.RESOURCE_EXHAUSTED] * 5)
+        assert statuses(greedy, streams)[5:] == [None] * 39
+        assert "the server has more than 40 calls" in greedy.answers[streams[0]].text
+        modest.send(first, b"hole", ends=True)
+        [answer] = modest.wait(first)
+        assert (answer.status, bytes(answer.data)) == (StatusCode.OK, prefixed(b"whole"))
 
 
 def test_a_burst_of_large_messages_loses_none(serve: Any) -> None:
-    waiting = WaitingLimits(connection=8, patience_seconds=PATIENCE_SECONDS)
+    waiting = WaitingLimits(most=8, patience_seconds=PATIENCE_SECONDS)
     unary = serve(Routes().table(), waiting=waiting).unary(UNARY)
     messages = [number.to_bytes(2) * 50_000 for number in range(100)]
     futures = [unary.future(message, timeout=PATIENCE_SECONDS) for message in messages]
@@ -127,7 +122,7 @@ def test_a_burst_of_large_messages_loses_none(serve: Any) -> None:
 
 def test_streams_that_have_nothing_to_answer_wait_again(serve: Any) -> None:
     routes = Routes()
-    served = serve(routes.table(), waiting=WaitingLimits(connection=100, total=32))
+    served = serve(routes.table(), waiting=WaitingLimits(burst=32))
     with Http2Connection(served.port) as connection:
         streams = [connection.begin(STREAM, prefixed(b"x")) for _ in range(48)]
         wait_until(lambda: statuses(connection, streams).count(StatusCode.RESOURCE_EXHAUSTED) >= 16)
@@ -147,123 +142,36 @@ def test_calls_that_wait_for_their_clients_are_none_of_those_in_flight(serve: An
         assert served.unary(UNARY)(b"x", timeout=PATIENCE_SECONDS) == b"x"
 
 
+def test_calls_whose_messages_come_slowly_end_when_the_process_has_too_much_memory(serve: Any) -> None:
+    """24 clients send all of 8 MiB but its last byte, where 96 MiB more may be held."""
+    served = serve(Routes().table(), most_private_bytes=private_bytes() + (96 << 20))
+    almost = prefixed(bytes(8 << 20))[:-1]
+    with ExitStack() as opened:
+        clients = [opened.enter_context(Http2Connection(served.port)) for _ in range(4)]
+        calls = [(client, client.begin(UNARY, almost)) for _ in range(6) for client in clients]
+
+        def refused() -> set[str]:
+            for client in clients:
+                client.receive(0.05)
+            answers = [client.answers[stream] for client, stream in calls]
+            return {answer.text for answer in answers if answer.status == StatusCode.RESOURCE_EXHAUSTED}
+
+        wait_until(refused)
+        assert [text for text in refused() if "of memory, its share of the machine's" in text]
+        assert served.unary(UNARY)(b"x", timeout=PATIENCE_SECONDS) == b"x"
+
+
 def test_what_an_ended_call_still_sends_goes_nowhere(serve: Any) -> None:
     served = serve(Routes().table(), waiting=WaitingLimits(message_seconds=0.5))
     with Http2Connection(served.port) as connection:
         half = connection.begin(UNARY, prefixed(bytes(60_000))[:100])
         connection.wait(half)
         # The further calls may take as long as they need.
-        served.do(lambda: setattr(served.transport.waiting, "_limits", WaitingLimits()))
+        served.do(lambda: setattr(served.transport.waiting, "limits", WaitingLimits()))
         [answer] = connection.wait(connection.begin(UNARY, prefixed(b"x"), ends=True))
         assert (answer.status, bytes(answer.data)) == (StatusCode.OK, prefixed(b"x"))
     with grpc.insecure_channel(f"127.0.0.1:{served.port}") as channel:
         assert channel.unary_unary(UNARY)(b"y", timeout=PATIENCE_SECONDS) == b"y"
-
-
-A, B = "ipv4:127.0.0.1:1000", "ipv6:%5B::1%5D:1000"
-LOG = logging.getLogger("test.unfinished")
-MESSAGE = 1 << 20
-CLOSE = 4096
-"""The difference that frames and similar overhead may make, in bytes."""
-
-
-class Counted:
-    """Checks each second what the connections have received."""
-
-    def __init__(self, limit: int = 1 << 30) -> None:
-        self.memory = RequestMemory(limit)
-        self.now = 0.0
-        self.bytes = {A: 0, B: 0}
-        self.unfinished = UnfinishedBytes(self.memory, self._received, 0.0, LOG)
-
-    def _received(self) -> ReceivedBytes:
-        return {peer: {7: count} for text, count in self.bytes.items() if (peer := peer_of(text)) is not None}
-
-    def check(self, **oldest: float) -> list[str]:
-        self.now += 1
-        return list(self.unfinished.check(self.now, {{"a": A, "b": B}[name]: at for name, at in oldest.items()}))
-
-    def has_come(self, nbytes: int) -> bool:
-        return abs(self.memory.requests.own_bytes - nbytes) <= CLOSE
-
-
-def test_what_came_before_a_call_began_is_none_of_its_message() -> None:
-    counted = Counted()
-    counted.bytes[A] = 50 * MESSAGE
-    counted.check()
-    counted.check()
-    counted.bytes[A] += MESSAGE
-    counted.check(a=2.0)
-    assert counted.memory.requests.own_bytes == 0, "it has not waited for a whole check"
-    counted.check(a=2.0)
-    assert counted.has_come(MESSAGE)
-    counted.check()
-    assert counted.memory.requests.own_bytes == 0
-
-
-def test_messages_that_come_whole_beside_a_waiting_one_are_taken_off() -> None:
-    counted = Counted()
-    counted.check(a=0.0)
-    counted.bytes[A] += MESSAGE // 2
-    counted.check(a=0.0)
-    for _ in range(100):
-        counted.bytes[A] += MESSAGE
-        counted.unfinished.count_complete(A, counted.now, MESSAGE)
-        counted.check(a=0.0)
-    assert 0 <= counted.memory.requests.own_bytes <= MESSAGE // 2 + CLOSE
-    counted.unfinished.count_complete(A, 0.0, MESSAGE // 2)
-    assert counted.memory.requests.own_bytes == 0, "its request counts in its place"
-
-
-def test_what_ended_calls_had_sent_is_forgotten_once_all_have_ended_that_waited_beside_them() -> None:
-    counted = Counted()
-    counted.bytes[A] = 3 * MESSAGE
-    counted.check(a=0.0)
-    counted.check(a=0.0)
-    assert counted.has_come(3 * MESSAGE)
-    counted.bytes[A] += MESSAGE
-    for at in (1.0, 1.0, 4.0, 4.0, 6.0, 6.0):
-        counted.check(a=at)
-    assert counted.memory.requests.own_bytes <= CLOSE
-
-
-def test_the_connection_that_holds_most_makes_room_for_the_others() -> None:
-    counted = Counted(limit=4 * MESSAGE)
-    counted.bytes = {A: 3 * MESSAGE, B: 2 * MESSAGE}
-    counted.check(a=0.0, b=0.0)
-    assert counted.check(a=0.0, b=0.0) == [A]
-    assert counted.has_come(2 * MESSAGE)
-
-
-def test_an_idle_connection_that_is_pinged_holds_nothing() -> None:
-    counted = Counted()
-    for _ in range(1000):
-        counted.bytes[A] += 17
-        counted.check(a=0.0)
-    assert counted.memory.requests.own_bytes == 0
-
-
-@pytest.mark.parametrize(("address", "peer"), [("127.0.0.1", "ipv4:127.0.0.1"), ("::1", "ipv6:%5B::1%5D")])
-def test_the_system_counts_by_the_peers_that_grpc_names(address: str, peer: str) -> None:
-    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
-        port = listener.getsockname()[1]
-        with socket.create_connection((address, port)) as client, listener.accept()[0]:
-            name = peer_of(f"{peer}:{client.getsockname()[1]}")
-            assert name is not None
-            client.sendall(b"abc")
-            wait_until(lambda: [*received_bytes(port).get(name, {}).values()] == [3])
-
-
-def test_a_system_that_does_not_tell_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    def refuse() -> ReceivedBytes:
-        raise OSError("no sock_diag here")
-
-    unfinished = UnfinishedBytes(RequestMemory(), refuse, 0.0, LOG)
-    assert unfinished.is_due(1.0)
-    assert unfinished.check(1.0, {A: 0.0}) == {}
-    assert not unfinished.is_due(2.0)
-    assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
-    assert "no sock_diag here" in caplog.text
 
 
 ANSWER_BYTES = 1 << 20

@@ -11,13 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import grpc
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.printable import readable_size
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.steps import Steps
 from rocserve.frontends.grpc.polling import (
@@ -47,9 +48,10 @@ from rocserve.frontends.grpc.transport import (
     channel_arguments,
     listen_address,
 )
-from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, UnfinishedBytes, WaitingCalls, received_bytes
+from rocserve.frontends.grpc.waiting_calls import CHECK_SECONDS, WaitingCalls
 from rocserve.frontends.tls import CertificateFiles, CertificateReloader, certificate_files
 from rocserve.observability.failures import RequestFailures
+from rocserve.plane.freed_memory import FreedMemory, private_bytes
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import GrpcSettings
 
@@ -84,12 +86,11 @@ class GrpcServer:
         memory: RequestMemory | None = None,
         limits: TransportLimits | None = None,
     ) -> None:
-        """`memory` counts unfinished messages and unread answers; None = only unread answers, in a separate memory."""
+        """`memory` counts unread answers; None = in a separate memory."""
         self.limits = limits = limits or TransportLimits()
         self._settings = settings
         self.plane = plane
         self.memory = memory or RequestMemory()
-        self._counts_unfinished = memory is not None
         self.log = log
         self.failures = RequestFailures(log)
         self.live: set[ServerCall] = set()
@@ -131,10 +132,6 @@ class GrpcServer:
         if port == 0:
             self._server.destroy()
             raise binding_error(where, files)
-        if self._counts_unfinished:
-            self.waiting.unfinished = UnfinishedBytes(
-                self.memory, partial(received_bytes, port), time.monotonic(), self.log
-            )
         self._server.start()
         self._port = port
         epoll = find_epoll(port)
@@ -221,6 +218,7 @@ class GrpcServer:
         self.plane.call_at(time.monotonic() + CHECK_SECONDS, self._check)
         self.cancel_unread_calls()
         self.waiting.check(time.monotonic())
+        self.plane.work_off(self._bound_memory())
         if not self._stopping:
             return
         # These requests would be refused when they have come in full.
@@ -232,6 +230,22 @@ class GrpcServer:
         elif time.monotonic() - self._idle_since >= LINGER_SECONDS:
             # The core would wait 20 seconds for clients that do not answer its last ping.
             self._server.cancel_all_calls()
+
+    def _bound_memory(self) -> Steps[None]:
+        """If this process has too much memory, give freed memory back. If that is not enough, unfinished messages may
+        hold the rest, so the calls that wait for these are ended."""
+        most = self.limits.most_private_bytes
+        # Reading /proc fails without a free descriptor; the next check may succeed.
+        with suppress(OSError):
+            if most is None or private_bytes() <= most:
+                return
+            yield from FreedMemory.give_back()
+            if private_bytes() > most:
+                text = (
+                    f"the server has more than {readable_size(most)} of memory, its share of the machine's or"
+                    " container's: calls whose messages come slowly are ended; try again later"
+                )
+                self.waiting.end_slow(ServeError(StatusCode.RESOURCE_EXHAUSTED, text))
 
     def _continue_closing(self, steps: Steps[None]) -> None:
         """Take the next step of closing, and schedule the step after it."""
@@ -308,7 +322,7 @@ class GrpcServer:
         name = event.call_details.method
         waiting = self.waiting
         count = len(waiting.since)
-        if count >= waiting.check_from:
+        if count >= waiting.limits.burst:
             waiting.check(time.monotonic())
         if len(self.live) - count >= self.limits.max_concurrent_calls:
             most = self.limits.max_concurrent_calls

@@ -129,15 +129,12 @@ class ServerUnaryCall(ServerCall):
         self.held_bytes = 0
 
     def on_message(self, event: Event) -> None:
-        waiting = self._transport.waiting
-        since = waiting.since.pop(self, None)
+        self._transport.waiting.since.pop(self, None)
         message = event.batch_operations[0].message()
         if message is None:
             # The client sent nothing; or the core has ended the call (too large, cancelled), and drops this reply.
             self.reply_error(invalid_argument("expected one request message, got none"))
             return
-        if waiting.counts_bytes:
-            waiting.count_complete(self, since, len(message))
         self.message = message
         try:
             self._route.handler(self)
@@ -245,7 +242,7 @@ class ServerStreamCall(ServerCall):
     def open(self, route: StreamRoute) -> None:
         waiting = self._transport.waiting
         self._transport.live.add(self)
-        waiting.streams[self] = waiting.since[self] = waiting.checked_at
+        waiting.since[self] = waiting.checked_at
         try:
             self._receiver = route.handler(self)
         except Exception as error:
@@ -280,10 +277,7 @@ class ServerStreamCall(ServerCall):
             self._input_open = False
         else:
             self._unanswered += 1
-            waiting = self._transport.waiting
-            waiting.since.pop(self, None)
-            if waiting.counts_bytes:
-                waiting.count_complete(self, None, len(message))
+            self._transport.waiting.since.pop(self, None)
         if self._finished or receiver is None:
             return
         try:
@@ -298,7 +292,7 @@ class ServerStreamCall(ServerCall):
     def _on_close(self, event: Event) -> None:
         self._transport.live.discard(self)
         self._transport.sending.pop(self, None)
-        self._transport.waiting.close_stream(self)
+        self._transport.waiting.since.pop(self, None)
         ended, self._finished = self._finished, True
         # A send may still be under way, and no status may follow it.
         self._status = None
@@ -346,7 +340,7 @@ class ServerStreamCall(ServerCall):
         if self._finished:
             return
         self._finished = True
-        self._transport.waiting.close_stream(self)
+        self._transport.waiting.since.pop(self, None)
         self._status = status
         if not self._sending:
             self._sending = True

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from rocserve.backends.host import Host
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.grpc.unfinished import WaitingLimits
+from rocserve.frontends.grpc.waiting_calls import WaitingLimits
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.tls import CertificateFiles
 from rocserve.services.access import Restriction
@@ -27,6 +29,10 @@ Metadata = Sequence[tuple[str, str | bytes]]
 _GRPC_SHARE = 2
 """gRPC's connections may take one half of the files that a process may open. gRPC's core counts only connections; the
 other half is for models, however many, and for HTTP."""
+
+_PRIVATE_PART = 2
+"""The processes that speak gRPC may take one half of the machine's or container's memory. By default, requests and
+answers take no more; the other half is for models."""
 
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
@@ -178,6 +184,8 @@ class TransportLimits:
     max_concurrent_calls: int = 20_000
     """Calls in flight; one more is refused with UNAVAILABLE. Calls that wait for their clients have separate bounds."""
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
+    most_private_bytes: int | None = None
+    """Memory of this process beyond which calls whose messages come slowly are ended; None = any amount."""
     stream_unanswered_limit: int = 1024
     """Unanswered messages of one stream at which the next is not read. Many, because the next message may end the
     sequence for whose slot the earlier ones wait."""
@@ -187,12 +195,17 @@ class TransportLimits:
     """Unsent bytes of one stream at which the stream ends with RESOURCE_EXHAUSTED, because its client does not read."""
 
     @classmethod
-    def of(cls, settings: ServerSettings) -> TransportLimits:
-        limit = file_limit()
+    def of(cls, settings: ServerSettings, memory: RequestMemory) -> TransportLimits:
+        limit, total_bytes = file_limit(), Host().memory_limit()
         return cls(
             write_timeout_seconds=settings.write_timeout_seconds,
             max_connections=None if limit is None else limit // _GRPC_SHARE,
-            waiting=WaitingLimits(message_seconds=settings.grpc.message_timeout_seconds),
+            most_private_bytes=None if total_bytes is None else total_bytes // _PRIVATE_PART // memory.front_ends,
+            waiting=WaitingLimits(
+                most=settings.grpc.max_waiting_calls,
+                burst=max(settings.grpc.max_waiting_calls, WaitingLimits().burst),
+                message_seconds=settings.grpc.message_timeout_seconds,
+            ),
         )
 
     def write_seconds(self, nbytes: int) -> float:
@@ -218,7 +231,7 @@ def file_limit() -> int | None:
 
 def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[tuple[str, int], ...]:
     """Return settings and limits under the names of gRPC's core (grpc/impl/channel_arg_names.h)."""
-    most_calls = limits.max_concurrent_calls + limits.waiting.total
+    most_calls = limits.max_concurrent_calls + limits.waiting.burst
     arguments = {
         "grpc.so_reuseport": int(settings.reuse_port),
         # With more in one read, the core continues on its own thread, which does not wake the loop (server.py).

@@ -155,7 +155,9 @@ class GrpcFrontEnd:
         restricted = restrictions(settings.grpc.restricted, server.log, GRPC_HEADER_PREFIX)
         routes = {**self._handlers.routes(restricted), **server.forwarding.routes()}
         own = replace(transport_settings(settings), port=port, reuse_port=True)
-        self._transport = GrpcServer(own, routes, server.log, server.plane, server.memory, TransportLimits.of(settings))
+        self._transport = GrpcServer(
+            own, routes, server.log, server.plane, server.memory, TransportLimits.of(settings, server.memory)
+        )
 
     async def start(self) -> None:
         """Raises OSError, RuntimeError or ValueError if the front end cannot listen."""
