@@ -13,7 +13,6 @@ import asyncio
 import enum
 import math
 import random
-import socket
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -37,8 +36,6 @@ _LONGEST_REMEMBERED_HEAD = 1024
 """Bytes. If the remembered heads consist of short headers only, they take ten megabytes in all."""
 _HEAD_END = b"\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
-_RESET_SECONDS = 0.05
-"""Interval of the checks whether a client that sends no more has gone."""
 
 
 class _Refused(Exception):
@@ -56,14 +53,12 @@ class Expects(enum.Enum):
     """The rest of a body, or of its trailers."""
     NOTHING = enum.auto()
     """Parsing has stopped, because the client or the server wants no further request on this connection."""
-    ANSWERS = enum.auto()
-    """The client sends no more, and waits for answers."""
     END = enum.auto()
     """Nothing is read or written any more, or the connection has not been made yet."""
 
 
 # Python 3.11 takes five times as long to find a member in the class.
-_FIRST_REQUEST, _NEXT_REQUEST, _HEAD, _BODY, _NOTHING, _ANSWERS, _END = Expects
+_FIRST_REQUEST, _NEXT_REQUEST, _HEAD, _BODY, _NOTHING, _END = Expects
 _BETWEEN_REQUESTS = (_NEXT_REQUEST, _FIRST_REQUEST)
 
 
@@ -115,33 +110,14 @@ class Connection(asyncio.Protocol):
         self.listener.connections.add(self)
         self.listener.arriving.pop(self, None)
 
-    def eof_received(self) -> bool:
-        """Note that the client sends no more. If it may still wait for answers to complete requests, the connection
-        stays open, except in HTTP/1.0, where nothing tests whether it has gone, and with TLS, because of asyncio."""
-        incoming, self._incoming = self._incoming, None
-        if incoming is not None and incoming in self._waiting:
-            self._waiting.remove(incoming)
-        awaited = self.current or next(iter(self._waiting), None)
-        if awaited is None or not awaited.is_complete or awaited.head.is_http10 or not self._transport.can_write_eof():
-            self._expects = _END
-            return False
-        self._expects = _ANSWERS
-        awaited.probe()
-        self._check_reset()
-        return True
-
-    def _check_reset(self) -> None:
-        """Abort if the client has gone. Its system sends a reset, but asyncio no longer reads, and misses it."""
-        if self._expects is _END:
-            return
-        if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.abort()
-        else:
-            self.loop.call_later(_RESET_SECONDS, self._check_reset)
+    def eof_received(self) -> None:
+        """A client that sends no more counts as gone: the transport closes the connection."""
+        self._expects = _END
 
     def connection_lost(self, error: Exception | None) -> None:
         self.listener.connections.discard(self)
         self._expects = _END
+        self._incoming = None
         self._waiting.clear()
         if self.current is not None:
             self.current.leave()
@@ -330,13 +306,11 @@ class Connection(asyncio.Protocol):
             return  # The connection has ended before.
         self.current = None
         self.since = time.monotonic()
-        client_ended = self._expects is _ANSWERS
-        if request.is_last or (client_ended and not self._waiting and self.fault is None):
+        if request.is_last:
             self._waiting.clear()
             self._incoming = self.fault = None
             if (
-                client_ended
-                or self._expects is _END
+                self._expects is _END
                 or (request.is_complete and request.head.method)
                 or not self._transport.can_write_eof()
             ):

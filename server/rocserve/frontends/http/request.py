@@ -40,8 +40,6 @@ client may promise a body and send none."""
 _EXCESS_BYTES = 2 << 20
 """Bytes that may come beyond the limit before a body is refused."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_COMMENT = b"3\r\n:\n\n\r\n"
-"""A chunk with a comment. All streams are streams of events."""
 _NO_HEADERS: Mapping[str, str] = {}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _REMEMBERED_LINES = 256
@@ -150,7 +148,6 @@ class AnswerState(enum.Enum):
     NOTHING = enum.auto()
     BEGUN = enum.auto()
     CHUNKS = enum.auto()
-    """Whole chunks: between them, a comment may be sent."""
     ALL = enum.auto()
 
 
@@ -242,13 +239,6 @@ class Request:
         if self.head.headers.get("expect", "").lower() == "100-continue" and not self.head.is_http10:
             self._connection.write(_CONTINUE)
 
-    def probe(self) -> None:
-        """Send something that clients ignore. If the client has gone, its system answers with a reset."""
-        if self.answer is _NOTHING:
-            self._connection.write(_CONTINUE)
-        elif self.answer is _CHUNKS:
-            self._connection.write(_COMMENT)
-
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
         """Let a task answer. The coroutine returns None if it has sent the answer, and is cancelled if the client
         leaves. A ConnectionError ends the connection; other errors are answered."""
@@ -325,9 +315,7 @@ class Request:
         length = sum(map(len, pieces))
         written = (b"%x\r\n" % length, *pieces, b"\r\n") if self.answer is _CHUNKS else pieces
         if length > _WRITTEN_AT_ONCE:
-            before, self.answer = self.answer, _BEGUN
             await self._write_pieces(written)
-            self.answer = before
             return
         connection.write(b"".join(written))
         await connection.drain()
