@@ -35,7 +35,6 @@ _BEGUN_PER_ROUND = 16
 _LONGEST_REMEMBERED_HEAD = 1024
 """Bytes. If the remembered heads consist of short headers only, they take ten megabytes in all."""
 _HEAD_END = b"\r\n\r\n"
-_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class _Refused(Exception):
@@ -89,6 +88,8 @@ class Connection(asyncio.Protocol):
         answers."""
         self._bodiless_bytes = 0
         """Bytes that have come since the beginning of a head, or since the last part of a body."""
+        self._unparsed_bytes = 0
+        """Bytes to come of a body that the parser leaves out, because its head offers another protocol."""
         self._is_beginning = False
         self._target = b""
         self._pairs: list[tuple[bytes, bytes]] = []
@@ -164,13 +165,14 @@ class Connection(asyncio.Protocol):
         self._bodiless_bytes += len(data)
         try:
             try:
-                if self._expects in _BETWEEN_REQUESTS:
-                    data = self._parse_head(data)
-                self._parser.feed_data(data)
+                if self._unparsed_bytes:
+                    self._take_unparsed(data)
+                else:
+                    if self._expects in _BETWEEN_REQUESTS:
+                        data = self._parse_head(data)
+                    self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                # A new parser, because this one may regard its message as the connection's last.
-                self._parser = httptools.HttpRequestParser(self)
-                self._parser.feed_data(self._plain_head() + data[upgrade.args[0] :])
+                self._take_unparsed(data[upgrade.args[0] :])
             if self._bodiless_bytes > _LARGEST_HEAD and self._expects in (_HEAD, _BODY):
                 what = "head" if self._expects is _HEAD else "trailer or chunk extension"
                 raise httptools.HttpParserError(f"a request's {what} is more than {_LARGEST_HEAD} bytes")
@@ -179,14 +181,16 @@ class Connection(asyncio.Protocol):
         if self._incoming is not None:
             self._incoming.wake()
 
-    def _plain_head(self) -> bytes:
-        """Return a head that makes the parser read the body of a request for another protocol, which would otherwise
-        count as the other protocol's bytes. The request is answered in HTTP/1.1, as the last of the connection."""
-        assert self._incoming is not None
-        lengths = [pair for pair in self._incoming.head.pairs if pair[0].lower() in _FRAMING]
-        return b"".join(
-            [b"POST / HTTP/1.1\r\nConnection: close\r\n", *(b"%b: %b\r\n" % pair for pair in lengths), b"\r\n"]
-        )
+    def _take_unparsed(self, data: bytes) -> None:
+        """Take a part of a body that the parser regards as the other protocol's. Its request is answered in HTTP/1.1,
+        as the last of the connection."""
+        if not self._unparsed_bytes:
+            return
+        part = data[: self._unparsed_bytes]
+        self._unparsed_bytes -= len(part)
+        self.on_body(part)
+        if not self._unparsed_bytes:
+            self.on_message_complete()
 
     def _parse_head(self, data: bytes) -> bytes:
         """Parse a head that is complete, and remember it if it was exactly one head. Returns the bytes after it."""
@@ -229,14 +233,15 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser, pairs = self._parser, self._pairs
-        if self._incoming is not None:
-            self._expects = _BODY
-            return  # This was the plain head of a request for another protocol.
         headers: dict[str, str] = {}
         for name, value in pairs:
             headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
             raise _Refused("a request's body may come in chunks, but in no other Transfer-Encoding")
+        if parser.should_upgrade():
+            if "transfer-encoding" in headers:
+                raise _Refused("a request that offers another protocol (Upgrade) must state its Content-Length")
+            self._unparsed_bytes = int(headers.get("content-length", "0"))
         method, is_http10 = parser.get_method().decode(), parser.get_http_version() == "1.0"
         keeps_alive = parser.should_keep_alive() and not parser.should_upgrade()
         request = self._incoming = Request(self, Head(method, self._target, pairs, headers, is_http10, keeps_alive))
@@ -252,8 +257,8 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         request = self._incoming
         assert request is not None
-        if self._parser.should_upgrade():
-            return  # Its body comes after its plain head.
+        if self._unparsed_bytes:
+            return
         self._incoming = None
         request.is_complete = True
         self._expects = _NEXT_REQUEST if request.head.keeps_alive else _NOTHING
