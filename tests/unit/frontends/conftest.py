@@ -13,8 +13,8 @@ import pytest
 from support.workers import on_plane
 
 from rocserve.core.request_memory import RequestMemory
+from rocserve.frontends.grpc.open_calls import OpenCall
 from rocserve.frontends.grpc.server import GrpcServer
-from rocserve.frontends.grpc.server_calls import ServerCall
 from rocserve.frontends.grpc.transport import Routes, TransportLimits
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import GrpcSettings
@@ -53,7 +53,7 @@ class Served:
 
     def calls_alive(self) -> int:
         """Call objects of the transport that still exist, in flight or not."""
-        return sum(isinstance(thing, ServerCall) for thing in gc.get_objects())
+        return sum(isinstance(thing, OpenCall) for thing in gc.get_objects())
 
 
 Serve = Callable[..., Served]

@@ -82,7 +82,7 @@ def test_a_thousand_connections_at_once(serve: Any, many_descriptors: None) -> N
     assert client.stdout == "answered 1000\n", client.stderr[-2000:]
     # Each connection served both of its calls, so all were open together.
     assert len(peers) == 1000
-    assert not served.transport.live
+    assert not served.transport.calls.live
 
 
 # Broken
@@ -139,7 +139,7 @@ def test_a_client_that_vanishes_in_mid_message_leaves_nothing(serve: Any, how: s
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if path == STREAM:
             wait_until(lambda: events[-1:] == ["cancel"])
-    wait_until(lambda: not served.transport.live)
+    wait_until(lambda: not served.transport.calls.live)
 
     def nothing_left() -> bool:
         return open_descriptors() <= descriptors and served.calls_alive() == 0
@@ -284,7 +284,7 @@ def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
     stream_call = streams[0]
     served.do(partial(stream_call.send, b"late"), stream_call.request_next)
     served.do(partial(stream_call.finish, StatusCode.OK, "late"))
-    assert not served.transport.live
+    assert not served.transport.calls.live
 
 
 def test_calls_are_told_of_their_end_however_late_its_event_comes(serve: Any) -> None:
@@ -416,7 +416,7 @@ def test_two_thousand_calls_leave_nothing(serve: Any) -> None:
 
     def nothing_left() -> bool:
         gc.collect()
-        return served.calls_alive() == 0 and not served.transport.live
+        return served.calls_alive() == 0 and not served.transport.calls.live
 
     use()
     wait_until(nothing_left)

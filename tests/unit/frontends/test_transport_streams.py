@@ -184,7 +184,7 @@ def test_a_handler_that_raises_ends_its_own_stream_only(serve: Any, place: str) 
     assert raised.value.code() is grpc.StatusCode.INTERNAL
     assert raised.value.details() == f"LookupError: {place}"
     assert list(served.stream()(iter([b"good"]), timeout=PATIENCE_SECONDS)) == [b"good"]
-    wait_until(lambda: not served.transport.live and not served.transport.sending)
+    wait_until(lambda: not served.transport.calls.live and not served.transport.calls.sending)
 
 
 def test_a_cancelled_stream_is_told_once_and_drops_what_is_sent(serve: Any) -> None:
@@ -199,7 +199,7 @@ def test_a_cancelled_stream_is_told_once_and_drops_what_is_sent(serve: Any) -> N
     call = receiver.call
     served.do(lambda: call.send(b"too late"), call.request_next, lambda: call.finish(StatusCode.OK, ""))
     done.set()
-    wait_until(lambda: not served.transport.live)
+    wait_until(lambda: not served.transport.calls.live)
     time.sleep(0.1)
     assert receiver.events.count("cancel") == 1
 
@@ -279,7 +279,7 @@ def test_a_client_that_never_reads_a_flood_of_answers_loses_its_stream(serve: An
     done.set()
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "does not read" in raised.value.details()
-    wait_until(lambda: not served.transport.live)
+    wait_until(lambda: not served.transport.calls.live)
 
 
 def test_streams_may_be_ended_while_and_after_the_transport_ends(serve: Any, plane: PlaneLoop) -> None:

@@ -151,7 +151,7 @@ def test_the_deadline_is_the_clients_and_its_passing_is_told(serve: Any) -> None
     deadline, seen = deadlines[0]
     assert deadline is not None and begun + 0.9 <= deadline <= seen + timeout + 0.1
     assert passed.wait(PATIENCE_SECONDS)
-    wait_until(lambda: not served.transport.live)
+    wait_until(lambda: not served.transport.calls.live)
 
 
 def test_a_cancelled_call_is_told_to_every_watcher_and_its_answer_is_dropped(serve: Any) -> None:
@@ -172,7 +172,7 @@ def test_a_cancelled_call_is_told_to_every_watcher_and_its_answer_is_dropped(ser
     assert told == ["first", "second", "late"]
     error = ServeError(StatusCode.INTERNAL, "too late")
     served.do(lambda: calls[0].reply(b"too late"), lambda: calls[0].reply_error(error))
-    assert not served.transport.live
+    assert not served.transport.calls.live
 
 
 def test_a_watcher_may_be_added_later(serve: Any) -> None:

@@ -28,8 +28,14 @@ from support.http2 import (
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.errors import StatusCode
-from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, TransportLimits, UnaryCall, UnaryRoute
-from rocserve.frontends.grpc.waiting_calls import WaitingLimits
+from rocserve.frontends.grpc.transport import (
+    StreamCall,
+    StreamRoute,
+    TransportLimits,
+    UnaryCall,
+    UnaryRoute,
+    WaitingLimits,
+)
 from rocserve.plane.freed_memory import private_bytes
 from rocserve.plane.loop import PlaneLoop
 
@@ -167,7 +173,7 @@ def test_what_an_ended_call_still_sends_goes_nowhere(serve: Any) -> None:
         half = connection.begin(UNARY, prefixed(bytes(60_000))[:100])
         connection.wait(half)
         # The further calls may take as long as they need.
-        served.do(lambda: setattr(served.transport.waiting, "limits", WaitingLimits()))
+        served.do(lambda: setattr(served.transport.calls.waiting, "limits", WaitingLimits()))
         [answer] = connection.wait(connection.begin(UNARY, prefixed(b"x"), ends=True))
         assert (answer.status, bytes(answer.data)) == (StatusCode.OK, prefixed(b"x"))
     with grpc.insecure_channel(f"127.0.0.1:{served.port}") as channel:
@@ -226,19 +232,19 @@ def test_answers_that_nobody_reads_count_until_they_are_given_up(
     transport = served.transport
     for _ in range(CLIENTS):
         connections.enter_context(call_without_reading(served.port, path))
-    wait_until(lambda: transport.memory.answers.own_bytes == CLIENTS * held)
-    served.do(transport.cancel_unread_calls)
-    assert transport.memory.answers.own_bytes == CLIENTS * held, "given up before its time"
+    wait_until(lambda: transport.calls.memory.answers.own_bytes == CLIENTS * held)
+    served.do(transport.calls.cancel_unread)
+    assert transport.calls.memory.answers.own_bytes == CLIENTS * held, "given up before its time"
 
     def let_time_pass() -> None:
-        transport.sending.update(dict.fromkeys(transport.sending, time.monotonic() - 1000))
-        transport.cancel_unread_calls()
+        transport.calls.sending.update(dict.fromkeys(transport.calls.sending, time.monotonic() - 1000))
+        transport.calls.cancel_unread()
 
     # 90 s, and 16 s more for 1 MiB.
     served.do(let_time_pass)
-    wait_until(lambda: transport.memory.answers.own_bytes == 0 and not transport.sending)
+    wait_until(lambda: transport.calls.memory.answers.own_bytes == 0 and not transport.calls.sending)
     assert len(served.unary()(b"x", timeout=PATIENCE_SECONDS)) == ANSWER_BYTES
-    wait_until(lambda: transport.memory.answers.own_bytes == 0 and not transport.sending)
+    wait_until(lambda: transport.calls.memory.answers.own_bytes == 0 and not transport.calls.sending)
 
 
 @pytest.mark.parametrize("path", [UNARY, STREAM])
@@ -247,8 +253,8 @@ def test_a_client_that_vanishes_with_answers_unread_leaves_nothing(serve: Any, p
     transport = served.transport
     for _ in range(CLIENTS):
         with call_without_reading(served.port, path):
-            wait_until(lambda: transport.memory.answers.own_bytes > 0)
-        wait_until(lambda: transport.memory.answers.own_bytes == 0 and not transport.sending)
+            wait_until(lambda: transport.calls.memory.answers.own_bytes > 0)
+        wait_until(lambda: transport.calls.memory.answers.own_bytes == 0 and not transport.calls.sending)
 
 
 def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: Any, plane: PlaneLoop) -> None:
@@ -270,7 +276,11 @@ def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: 
         rpc.cancel()
         done.set()
     transport = served.transport
-    wait_until(lambda: not transport.live and not transport.sending and not transport.memory.answers.own_bytes)
+    wait_until(
+        lambda: (
+            not transport.calls.live and not transport.calls.sending and not transport.calls.memory.answers.own_bytes
+        )
+    )
 
 
 def held_open(done: threading.Event) -> Iterator[bytes]:
@@ -296,7 +306,7 @@ def test_one_connection_too_many_is_closed_and_the_others_are_served(serve: Any,
     unary = served.unary()
     assert unary(b"", timeout=PATIENCE_SECONDS) == b""
     connections.enter_context(call_without_reading(served.port, UNARY))
-    wait_until(lambda: served.transport.memory.answers.own_bytes > 0, "its answer")
+    wait_until(lambda: served.transport.calls.memory.answers.own_bytes > 0, "its answer")
     with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_SECONDS) as connection:
         try:
             assert connection.recv(1000) == b""

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rocserve.frontends.grpc.server_calls import Event
+from rocserve.frontends.grpc.open_calls import Event
 from rocserve.frontends.listen_address import begin_no_handshakes
 
 _POLLING_EXPERIMENT = "-event_engine_listener"

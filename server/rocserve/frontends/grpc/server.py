@@ -21,6 +21,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.printable import readable_size
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.steps import Steps
+from rocserve.frontends.grpc.open_calls import CHECK_SECONDS, Event, OpenCalls
 from rocserve.frontends.grpc.polling import (
     QueuePolling,
     WaitingThread,
@@ -30,9 +31,7 @@ from rocserve.frontends.grpc.polling import (
     stop_listening,
 )
 from rocserve.frontends.grpc.server_calls import (
-    Event,
     ReceiveMessage,
-    ServerCall,
     ServerStreamCall,
     ServerUnaryCall,
     refuse,
@@ -48,9 +47,7 @@ from rocserve.frontends.grpc.transport import (
     channel_arguments,
     listen_address,
 )
-from rocserve.frontends.grpc.waiting_calls import CHECK_SECONDS, WaitingCalls
 from rocserve.frontends.tls import CertificateFiles, CertificateReloader, certificate_files
-from rocserve.observability.failures import RequestFailures
 from rocserve.plane.freed_memory import FreedMemory, private_bytes
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import GrpcSettings
@@ -87,20 +84,12 @@ class GrpcServer:
         limits: TransportLimits | None = None,
     ) -> None:
         """`memory` counts unread answers; None = in a separate memory."""
-        self.limits = limits = limits or TransportLimits()
+        limits = limits or TransportLimits()
         self._settings = settings
         self.plane = plane
-        self.memory = memory or RequestMemory()
-        self.log = log
-        self.failures = RequestFailures(log)
-        self.live: set[ServerCall] = set()
-        """Calls in flight. An answer removes its call from this set, so that no call gets a second answer."""
-        self.sending: dict[ServerUnaryCall | ServerStreamCall, float] = {}
-        """Calls with an answer that the client has not read yet, with the time when it was sent (time.monotonic())."""
-        self.waiting: WaitingCalls = WaitingCalls(limits.waiting, time.monotonic(), log)
+        self.calls = OpenCalls(limits, memory or RequestMemory(), log)
+        self._log = log
         self._unrequested = 0
-        self.closed = False
-        """The queue accepts no more operations."""
         self._unary = {name.encode(): route for name, route in routes.items() if isinstance(route, UnaryRoute)}
         self._stream = {name.encode(): route for name, route in routes.items() if isinstance(route, StreamRoute)}
         self._server: Any = None
@@ -118,9 +107,9 @@ class GrpcServer:
         """Bind, serve, and return the port. From any thread. Raises OSError if the address cannot be bound (in use, not
         permitted, unknown), or if a certificate cannot be read or used."""
         files = certificate_files(self._settings, self._settings)
-        credentials = None if files is None else server_credentials(files, self.log)
+        credentials = None if files is None else server_credentials(files, self._log)
         self._queue = cygrpc.CompletionQueue()
-        self._server = cygrpc.Server(channel_arguments(self._settings, self.limits), False)
+        self._server = cygrpc.Server(channel_arguments(self._settings, self.calls.limits), False)
         self._server.register_completion_queue(self._queue)
         where = listen_address(self._settings)
         host = f"[{where.address}]" if ":" in where.address else where.address
@@ -138,7 +127,7 @@ class GrpcServer:
         if epoll is not None:
             self._polling = QueuePolling(self._queue, epoll)
         else:
-            self.log.debug(
+            self._log.debug(
                 "gRPC works its sockets on threads of its own, which costs time;"
                 " GRPC_EXPERIMENTS=-event_engine_listener has the data plane's thread do it"
             )
@@ -185,7 +174,7 @@ class GrpcServer:
                 event = next_event()
             except Exception as error:
                 # The event is lost. It may have been the arrival of a call, so one more call is requested.
-                self.failures.report("an event of the gRPC completion queue could not be read", error)
+                self.calls.failures.report("an event of the gRPC completion queue could not be read", error)
                 self._unrequested += 1
                 continue
             tag = event.tag
@@ -199,14 +188,8 @@ class GrpcServer:
             try:
                 tag(event)
             except Exception as error:
-                self.failures.report("an event of the gRPC completion queue could not be handled", error)
+                self.calls.failures.report("an event of the gRPC completion queue could not be handled", error)
         return busy
-
-    def cancel_unread_calls(self) -> None:
-        now = time.monotonic()
-        for call, since in list(self.sending.items()):
-            if since + self.limits.write_seconds(call.held_bytes) < now:
-                call.cancel_unread()
 
     def _begin(self) -> None:
         self.plane.add_source(self)
@@ -216,14 +199,14 @@ class GrpcServer:
         if self._ended.is_set():
             return
         self.plane.call_at(time.monotonic() + CHECK_SECONDS, self._check)
-        self.cancel_unread_calls()
-        self.waiting.check(time.monotonic())
+        self.calls.cancel_unread()
+        self.calls.waiting.check(time.monotonic())
         self.plane.work_off(self._bound_memory())
         if not self._stopping:
             return
         # These requests would be refused when they have come in full.
-        self.waiting.end_unary(ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING))
-        if self.live or self.sending:
+        self.calls.waiting.end_unary(ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING))
+        if self.calls.live or self.calls.sending:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = time.monotonic()
@@ -234,7 +217,7 @@ class GrpcServer:
     def _bound_memory(self) -> Steps[None]:
         """If this process has too much memory, give freed memory back. If that is not enough, unfinished messages may
         hold the rest, so the calls that wait for these are ended."""
-        most = self.limits.most_private_bytes
+        most = self.calls.limits.most_private_bytes
         # Reading /proc fails without a free descriptor; the next check may succeed.
         with suppress(OSError):
             if most is None or private_bytes() <= most:
@@ -245,7 +228,7 @@ class GrpcServer:
                     f"the server has more than {readable_size(most)} of memory, its share of the machine's or"
                     " container's: calls whose messages come slowly are ended; try again later"
                 )
-                self.waiting.end_slow(ServeError(StatusCode.RESOURCE_EXHAUSTED, text))
+                self.calls.waiting.end_slow(ServeError(StatusCode.RESOURCE_EXHAUSTED, text))
 
     def _continue_closing(self, steps: Steps[None]) -> None:
         """Take the next step of closing, and schedule the step after it."""
@@ -291,11 +274,11 @@ class GrpcServer:
     def _end(self) -> None:
         # Events of cancelled calls may come after the shutdown's event, and watchers and streams must get them.
         is_late = time.monotonic() >= self._shut_down_at + MOST_LAST_EVENTS_SECONDS
-        if not is_late and any(call.is_watched for call in self.live):
+        if not is_late and any(call.is_watched for call in self.calls.live):
             self._end_later()
             return
-        self.closed = True
-        self.live.clear()
+        self.calls.closed = True
+        self.calls.live.clear()
         # gRPC's core closes its epoll with the last server.
         self.plane.remove_source(self)
         self._polling.stop()
@@ -320,25 +303,26 @@ class GrpcServer:
             return
         self._unrequested += 1
         name = event.call_details.method
-        waiting = self.waiting
+        calls = self.calls
+        waiting = calls.waiting
         count = len(waiting.since)
         if count >= waiting.limits.burst:
             waiting.check(time.monotonic())
-        if len(self.live) - count >= self.limits.max_concurrent_calls:
-            most = self.limits.max_concurrent_calls
+        most = calls.limits.max_concurrent_calls
+        if len(calls.live) - count >= most:
             text = f"the server has {most} calls in flight, as many as it takes; try again later"
             refuse(event, StatusCode.UNAVAILABLE, text)
             return
         route = self._unary.get(name)
         if route is not None:
-            call: ServerUnaryCall = (route.call_type or ServerUnaryCall)(self, event, route)
-            self.live.add(call)
+            call: ServerUnaryCall = (route.call_type or ServerUnaryCall)(calls, event, route)
+            calls.live.add(call)
             waiting.since[call] = waiting.checked_at
             event.call.start_server_batch((ReceiveMessage(0),), call.on_message)
             return
         stream_route = self._stream.get(name)
         if stream_route is not None:
-            ServerStreamCall(self, event).open(stream_route)
+            ServerStreamCall(calls, event).open(stream_route)
             return
         text = f"Method not found! This server does not serve '{name.decode(errors='replace')}'"
         refuse(event, StatusCode.UNIMPLEMENTED, text)

@@ -6,23 +6,16 @@ The tag of every operation is a function that takes the operation's event, see `
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpc._cython import cygrpc
 
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
-from rocserve.frontends.grpc.transport import Metadata, StreamReceiver, StreamRoute, UnaryRoute
+from rocserve.frontends.grpc.open_calls import Event, OpenCall, OpenCalls
+from rocserve.frontends.grpc.transport import StreamReceiver, StreamRoute, UnaryRoute
 
-if TYPE_CHECKING:
-    from rocserve.frontends.grpc.server import GrpcServer
-
-_NEVER_SECONDS = 1e10
-"""Any date after the year 2286 counts as the core's "never", which is a date far in the future."""
-
-Event = Any
 _SendInitialMetadata = cygrpc.SendInitialMetadataOperation
 _SendMessage = cygrpc.SendMessageOperation
 _SendStatus = cygrpc.SendStatusFromServerOperation
@@ -63,64 +56,12 @@ def refuse(event: Event, code: StatusCode, text: str) -> None:
     event.call.start_server_batch((_NO_METADATA, _status(code, text)), _ignore)
 
 
-class ServerCall:
-    """The common part of unary calls and streams, and the holder of an answer's memory until it has been sent.
+class ServerUnaryCall(OpenCall):
+    __slots__ = ("_calls", "_route", "_watchers", "message")
 
-    This object has a reference that the core counts, so the call may be cancelled at any time, even after the server
-    has been destroyed.
-    """
-
-    __slots__ = ("_call", "_event", "_transport", "held_bytes")
-
-    is_stream = False
-
-    def __init__(self, transport: GrpcServer, event: Event) -> None:
-        self._transport = transport
-        self._event = event
-        self._call = event.call
-        self.held_bytes = 0
-
-    @property
-    def method(self) -> str:
-        name: bytes = self._event.call_details.method
-        return name.decode(errors="replace")
-
-    @property
-    def metadata(self) -> Metadata:
-        metadata: Metadata = self._event.invocation_metadata
-        return metadata
-
-    @property
-    def deadline(self) -> float | None:
-        # The core keeps the deadline on a monotonic clock, and converts it to the present wall clock.
-        date: float = self._event.call_details.deadline
-        return None if date > _NEVER_SECONDS else time.monotonic() + date - time.time()
-
-    def cancel_unread(self) -> None:
-        """Cancel the call, because the client does not read the answer."""
-        self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), "the client has not read the answer in time")
-
-    @abstractmethod
-    def end_waiting(self, error: ServeError) -> None:
-        """End the call with an error while it waits for its client."""
-
-    @property
-    @abstractmethod
-    def is_watched(self) -> bool:
-        """Return whether somebody must be told when the client leaves."""
-
-    @property
-    def peer(self) -> str:
-        peer: bytes = self._call.peer()
-        return peer.decode(errors="replace")
-
-
-class ServerUnaryCall(ServerCall):
-    __slots__ = ("_route", "_watchers", "message")
-
-    def __init__(self, transport: GrpcServer, event: Event, route: UnaryRoute) -> None:
+    def __init__(self, calls: OpenCalls, event: Event, route: UnaryRoute) -> None:
         # Written without super(), because every request makes one of these.
-        self._transport = transport
+        self._calls = calls
         self._event = event
         self._call = event.call
         self._route = route
@@ -129,7 +70,7 @@ class ServerUnaryCall(ServerCall):
         self.held_bytes = 0
 
     def on_message(self, event: Event) -> None:
-        self._transport.waiting.since.pop(self, None)
+        self._calls.waiting.since.pop(self, None)
         message = event.batch_operations[0].message()
         if message is None:
             # The client sent nothing; or the core has ended the call (too large, cancelled), and drops this reply.
@@ -139,21 +80,21 @@ class ServerUnaryCall(ServerCall):
         try:
             self._route.handler(self)
         except Exception as error:
-            self.reply_error(self._transport.failures.error_of(self.method, error))
+            self.reply_error(self._calls.failures.error_of(self.method, error))
 
     def reply(self, message: bytes) -> None:
-        transport = self._transport
+        calls = self._calls
         operations = (_NO_METADATA, _SendMessage(message, 0), _OK)
-        if self not in transport.live:
+        if self not in calls.live:
             self._drop()
             return
         try:
-            memory = transport.memory
+            memory = calls.memory
             memory.answers.take_over(self, len(message), memory.requests)
         except ServeError as error:
             self.reply_error(error)
             return
-        transport.sending[self] = time.monotonic()
+        calls.sending[self] = time.monotonic()
         try:
             self._end(operations, self._on_sent)
         except BaseException:
@@ -162,7 +103,7 @@ class ServerUnaryCall(ServerCall):
 
     def reply_error(self, error: ServeError) -> None:
         self._drop()
-        if self in self._transport.live:
+        if self in self._calls.live:
             pushback = ((_RETRY_PUSHBACK, str(round(1000 * error.retry_seconds))),) if error.retry_seconds else ()
             self._end((_NO_METADATA, _status(error.code, error.text, pushback)), _ignore)
 
@@ -174,15 +115,15 @@ class ServerUnaryCall(ServerCall):
 
     def _drop(self) -> None:
         """Release the request's memory, unless an answer is being sent."""
-        if self not in self._transport.sending:
-            self._transport.memory.requests.release(self)
+        if self not in self._calls.sending:
+            self._calls.memory.requests.release(self)
 
     def _on_sent(self, event: Event) -> None:
-        self._transport.sending.pop(self, None)
-        self._transport.memory.answers.release(self)
+        self._calls.sending.pop(self, None)
+        self._calls.memory.answers.release(self)
 
     def _end(self, operations: tuple[Any, ...], on_sent: Callable[[Event], None]) -> None:
-        live = self._transport.live
+        live = self._calls.live
         live.remove(self)
         try:
             error = self._call.start_server_batch(operations, on_sent)
@@ -201,12 +142,12 @@ class ServerUnaryCall(ServerCall):
             watchers.append(callback)
         else:
             self._watchers = [callback]
-            if not self._transport.closed:
+            if not self._calls.closed:
                 self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
 
     def _on_close(self, event: Event) -> None:
         try:
-            self._transport.live.remove(self)
+            self._calls.live.remove(self)
         except KeyError:
             # The usual end of a call: it has been answered. The watchers refer to the request, which refers to this
             # call.
@@ -217,16 +158,17 @@ class ServerUnaryCall(ServerCall):
             try:
                 callback()
             except Exception as error:
-                self._transport.failures.report(f"{self.method}: a cancellation could not be passed on", error)
+                self._calls.failures.report(f"{self.method}: a cancellation could not be passed on", error)
 
 
-class ServerStreamCall(ServerCall):
+class ServerStreamCall(OpenCall):
     """A stream. gRPC allows one send at a time; other messages wait in a bounded backlog."""
 
     is_stream = True
 
-    def __init__(self, transport: GrpcServer, event: Event) -> None:
-        super().__init__(transport, event)
+    def __init__(self, calls: OpenCalls, event: Event) -> None:
+        super().__init__(event)
+        self._calls = calls
         self._receiver: StreamReceiver | None = None
         self._unanswered = 0
         self._backlog: deque[bytes] = deque()
@@ -240,13 +182,13 @@ class ServerStreamCall(ServerCall):
         self._input_open = True
 
     def open(self, route: StreamRoute) -> None:
-        waiting = self._transport.waiting
-        self._transport.live.add(self)
+        waiting = self._calls.waiting
+        self._calls.live.add(self)
         waiting.since[self] = waiting.checked_at
         try:
             self._receiver = route.handler(self)
         except Exception as error:
-            self.reply_error(self._transport.failures.error_of(self.method, error))
+            self.reply_error(self._calls.failures.error_of(self.method, error))
         self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
         self._read()
 
@@ -255,15 +197,15 @@ class ServerStreamCall(ServerCall):
     def request_next(self) -> None:
         self._unanswered = max(0, self._unanswered - 1)
         if not self._unanswered and not self._finished:
-            waiting = self._transport.waiting
+            waiting = self._calls.waiting
             waiting.since[self] = waiting.checked_at
         self._read()
 
     def _read(self) -> None:
         """Ask for the next message if there is room for it and none has been asked for."""
-        if self._reading or self._finished or not self._input_open or self._transport.closed:
+        if self._reading or self._finished or not self._input_open or self._calls.closed:
             return
-        limits = self._transport.limits
+        limits = self._calls.limits
         backlog_bytes = self.held_bytes - self._sending_bytes
         if self._unanswered < limits.stream_unanswered_limit and backlog_bytes < limits.stream_backlog_bytes:
             self._reading = True
@@ -277,7 +219,7 @@ class ServerStreamCall(ServerCall):
             self._input_open = False
         else:
             self._unanswered += 1
-            self._transport.waiting.since.pop(self, None)
+            self._calls.waiting.since.pop(self, None)
         if self._finished or receiver is None:
             return
         try:
@@ -286,13 +228,13 @@ class ServerStreamCall(ServerCall):
             else:
                 receiver.on_message(message)
         except Exception as error:
-            self.end_waiting(self._transport.failures.error_of(self.method, error))
+            self.end_waiting(self._calls.failures.error_of(self.method, error))
         self._read()
 
     def _on_close(self, event: Event) -> None:
-        self._transport.live.discard(self)
-        self._transport.sending.pop(self, None)
-        self._transport.waiting.since.pop(self, None)
+        self._calls.live.discard(self)
+        self._calls.sending.pop(self, None)
+        self._calls.waiting.since.pop(self, None)
         ended, self._finished = self._finished, True
         # A send may still be under way, and no status may follow it.
         self._status = None
@@ -304,20 +246,20 @@ class ServerStreamCall(ServerCall):
         try:
             receiver.on_cancel()
         except Exception as error:
-            self._transport.failures.report(f"{self.method}: a cancellation could not be passed on", error)
+            self._calls.failures.report(f"{self.method}: a cancellation could not be passed on", error)
 
     # Sending.
 
     def send(self, message: bytes) -> None:
         if not isinstance(message, bytes):
             raise TypeError(f"a message must be bytes, got {type(message).__name__}")
-        if self._finished or self._transport.closed:
+        if self._finished or self._calls.closed:
             return
         nbytes = len(message)
         try:
-            self._transport.memory.answers.admit(self, nbytes)
+            self._calls.memory.answers.admit(self, nbytes)
             backlog_bytes = self.held_bytes - self._sending_bytes
-            if self._sending and backlog_bytes >= self._transport.limits.stream_backlog_limit_bytes:
+            if self._sending and backlog_bytes >= self._calls.limits.stream_backlog_limit_bytes:
                 text = "the client does not read: too many bytes wait to be sent on this stream"
                 raise ServeError(StatusCode.RESOURCE_EXHAUSTED, text)
         except ServeError as refusal:
@@ -340,7 +282,7 @@ class ServerStreamCall(ServerCall):
         if self._finished:
             return
         self._finished = True
-        self._transport.waiting.since.pop(self, None)
+        self._calls.waiting.since.pop(self, None)
         self._status = status
         if not self._sending:
             self._sending = True
@@ -355,7 +297,7 @@ class ServerStreamCall(ServerCall):
         return True
 
     def _start_sending(self, message: bytes | None, status: Any) -> None:
-        if self._transport.closed:
+        if self._calls.closed:
             return
         operations: list[Any] = []
         if not self._metadata_sent:
@@ -365,27 +307,27 @@ class ServerStreamCall(ServerCall):
             operations.append(_SendMessage(message, 0))
         if status is not None:
             operations.append(status)
-            self._transport.live.discard(self)
-        self._transport.sending[self] = time.monotonic()
+            self._calls.live.discard(self)
+        self._calls.sending[self] = time.monotonic()
         error: object
         try:
             error = self._call.start_server_batch(tuple(operations), self._on_sent if status is None else _ignore)
         except Exception as raised:
             error = raised
         if error:
-            self._transport.log.error("%s: gRPC refused to send (%s); the call is cancelled", self.method, error)
+            self._calls.log.error("%s: gRPC refused to send (%s); the call is cancelled", self.method, error)
             self._finished = True
             self._drop()
-            self._transport.sending.pop(self, None)
+            self._calls.sending.pop(self, None)
             self._call.cancel(int(StatusCode.INTERNAL), "the answer could not be sent")
 
     def _on_sent(self, event: Event) -> None:
-        self._transport.sending.pop(self, None)
+        self._calls.sending.pop(self, None)
         if not event.success:
             self._drop()
             return
         # A message that has been sent holds no memory.
-        self._transport.memory.answers.release(self, self._sending_bytes)
+        self._calls.memory.answers.release(self, self._sending_bytes)
         self._sending_bytes = 0
         if self._backlog:
             message = self._backlog.popleft()
@@ -401,4 +343,4 @@ class ServerStreamCall(ServerCall):
         """Drop the backlog and release its memory."""
         self._backlog.clear()
         self._sending_bytes = 0
-        self._transport.memory.answers.release(self)
+        self._calls.memory.answers.release(self)

@@ -17,7 +17,6 @@ from rocserve.backends.host import Host
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.grpc.waiting_calls import WaitingLimits
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.tls import CertificateFiles
 from rocserve.services.access import Restriction
@@ -169,6 +168,18 @@ def address_of(peer: str) -> str:
     """Return the address in gRPC's notation: "ipv4:1.2.3.4:4000", "ipv6:[::1]:4000" (or URL-escaped), "unix:/path"."""
     kind, _, rest = peer.partition(":")
     return "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLimits:
+    most: int = 8192
+    """Calls that may wait for longer than `patience_seconds`."""
+    patience_seconds: float = 1.0
+    """A burst of requests takes some time to come, and must lose none."""
+    burst: int = 8192
+    """Calls that may wait, however short; they take about 110 MB."""
+    message_seconds: float = 60.0
+    """From the beginning of a unary call until its message has come; 0 = no limit. Streams may be opened in advance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Bounds the calls that wait for their clients: their number, and the time until a message has come in full.
+"""Keeps the calls that have not ended, and bounds those that wait for their clients: their number, and the time until a
+message has come in full.
 
 A unary call waits for its client until its message has come; a stream waits whenever it has nothing to answer. How much
 of a message has come is not known, only that it is no more than the largest message. So the number of waiting calls
@@ -9,30 +10,73 @@ from __future__ import annotations
 
 import heapq
 import logging
+import time
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.observability.failures import Allowance
-
-if TYPE_CHECKING:
-    from rocserve.frontends.grpc.server_calls import ServerCall
+from rocserve.core.request_memory import RequestMemory
+from rocserve.frontends.grpc.transport import Metadata, TransportLimits, WaitingLimits
+from rocserve.observability.failures import Allowance, RequestFailures
 
 CHECK_SECONDS = 0.5
 _SECONDS_BETWEEN_WARNINGS = 10.0
+_NEVER_SECONDS = 1e10
+"""Any date after the year 2286 counts as the core's "never", which is a date far in the future."""
+
+Event = Any
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingLimits:
-    most: int = 8192
-    """Calls that may wait for longer than `patience_seconds`."""
-    patience_seconds: float = 1.0
-    """A burst of requests takes some time to come, and must lose none."""
-    burst: int = 8192
-    """Calls that may wait, however short; they take about 110 MB."""
-    message_seconds: float = 60.0
-    """From the beginning of a unary call until its message has come; 0 = no limit. Streams may be opened in advance."""
+class OpenCall:
+    """The common part of unary calls and streams, and the holder of an answer's memory until it has been sent.
+
+    This object has a reference that the core counts, so the call may be cancelled at any time, even after the server
+    has been destroyed.
+    """
+
+    __slots__ = ("_call", "_event", "held_bytes")
+
+    is_stream = False
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+        self._call = event.call
+        self.held_bytes = 0
+
+    @property
+    def method(self) -> str:
+        name: bytes = self._event.call_details.method
+        return name.decode(errors="replace")
+
+    @property
+    def metadata(self) -> Metadata:
+        metadata: Metadata = self._event.invocation_metadata
+        return metadata
+
+    @property
+    def deadline(self) -> float | None:
+        # The core keeps the deadline on a monotonic clock, and converts it to the present wall clock.
+        date: float = self._event.call_details.deadline
+        return None if date > _NEVER_SECONDS else time.monotonic() + date - time.time()
+
+    def cancel_unread(self) -> None:
+        """Cancel the call, because the client does not read the answer."""
+        self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), "the client has not read the answer in time")
+
+    @abstractmethod
+    def end_waiting(self, error: ServeError) -> None:
+        """End the call with an error while it waits for its client."""
+
+    @property
+    @abstractmethod
+    def is_watched(self) -> bool:
+        """Return whether somebody must be told when the client leaves."""
+
+    @property
+    def peer(self) -> str:
+        peer: bytes = self._call.peer()
+        return peer.decode(errors="replace")
 
 
 class WaitingCalls:
@@ -42,7 +86,7 @@ class WaitingCalls:
         self.limits = limits
         self._log = log
         self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
-        self.since: dict[ServerCall, float] = {}
+        self.since: dict[OpenCall, float] = {}
         """Waiting call -> time of the check before it began to wait, in the order of their beginnings. Calls add
         themselves when they begin to wait, and remove themselves."""
         self.checked_at = now
@@ -67,7 +111,7 @@ class WaitingCalls:
             if not call.is_stream:
                 self._end(call, error)
 
-    def _waiting_since(self, latest: float) -> list[ServerCall]:
+    def _waiting_since(self, latest: float) -> list[OpenCall]:
         """Return the calls that have waited since `latest` or longer, the oldest first."""
         found = []
         for call, since in self.since.items():
@@ -76,7 +120,7 @@ class WaitingCalls:
             found.append(call)
         return found
 
-    def _end_late(self, seconds: float, calls: Sequence[ServerCall]) -> None:
+    def _end_late(self, seconds: float, calls: Sequence[OpenCall]) -> None:
         late = ServeError(
             StatusCode.DEADLINE_EXCEEDED,
             f"the request's message has not come whole within {seconds:g} s (--grpc-message-timeout-secs); send smaller"
@@ -86,7 +130,7 @@ class WaitingCalls:
             if not call.is_stream:
                 self._end(call, late)
 
-    def _end_beyond(self, most: int, calls: Sequence[ServerCall], more: int = 0) -> None:
+    def _end_beyond(self, most: int, calls: Sequence[OpenCall], more: int = 0) -> None:
         """If there are more than `most` calls, end the excess and `more`: the oldest calls of the largest connections,
         so that one client's calls do not end another client's."""
         excess = len(calls) - most
@@ -98,7 +142,7 @@ class WaitingCalls:
             " (--grpc-max-waiting-calls), and this connection the most: the oldest, of which this is one, are ended;"
             " begin fewer calls at once, and send their messages at once",
         )
-        connections: dict[str, list[ServerCall]] = {}
+        connections: dict[str, list[OpenCall]] = {}
         for call in calls:
             connections.setdefault(call.peer, []).append(call)
         largest = [(-len(of_one), index, iter(of_one)) for index, of_one in enumerate(connections.values())]
@@ -108,8 +152,32 @@ class WaitingCalls:
             self._end(next(of_one), error)
             heapq.heapreplace(largest, (count + 1, index, of_one))
 
-    def _end(self, call: ServerCall, error: ServeError) -> None:
+    def _end(self, call: OpenCall, error: ServeError) -> None:
         self.since.pop(call, None)
         call.end_waiting(error)
         if self._warnings.take():
             self._log.warning("%s, of %s, is ended: %s", call.method, call.peer, error.text)
+
+
+class OpenCalls:
+    """The calls of a server. On the loop's thread."""
+
+    def __init__(self, limits: TransportLimits, memory: RequestMemory, log: logging.Logger) -> None:
+        """`memory` counts requests and unread answers."""
+        self.limits = limits
+        self.memory = memory
+        self.log = log
+        self.failures = RequestFailures(log)
+        self.live: set[OpenCall] = set()
+        """Calls in flight. An answer removes its call from this set, so that no call gets a second answer."""
+        self.sending: dict[OpenCall, float] = {}
+        """Calls with an answer that the client has not read yet, with the time when it was sent (time.monotonic())."""
+        self.waiting = WaitingCalls(limits.waiting, time.monotonic(), log)
+        self.closed = False
+        """The queue accepts no more operations."""
+
+    def cancel_unread(self) -> None:
+        now = time.monotonic()
+        for call, since in list(self.sending.items()):
+            if since + self.limits.write_seconds(call.held_bytes) < now:
+                call.cancel_unread()
