@@ -7,7 +7,6 @@ block, and may use a call only on that thread.
 from __future__ import annotations
 
 import errno
-import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from rocserve.backends.host import Host
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.tensors import Buffer
+from rocserve.frontends.limits import LEAST_BYTES_PER_SECOND, file_limit
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.tls import CertificateFiles
 from rocserve.services.access import Restriction
@@ -34,9 +34,6 @@ _PRIVATE_PART = 2
 answers take no more; the other half is for models."""
 
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
-
-LEAST_READ_BYTES_PER_SECOND = 64 << 10
-"""A client that reads slower than half a megabit per second counts as one that does not read."""
 
 MOST_REQUESTS_PER_READ = 10_000
 """Requests that gRPC's core may begin from one read of a connection; the core accepts no higher limit."""
@@ -221,7 +218,7 @@ class TransportLimits:
 
     def write_seconds(self, nbytes: int) -> float:
         """Return the time for a client to read an answer of `nbytes`. gRPC does not report how much has been read."""
-        return self.write_timeout_seconds + nbytes / LEAST_READ_BYTES_PER_SECOND
+        return self.write_timeout_seconds + nbytes / LEAST_BYTES_PER_SECOND
 
 
 def transport_settings(settings: ServerSettings) -> GrpcSettings:
@@ -232,12 +229,6 @@ def transport_settings(settings: ServerSettings) -> GrpcSettings:
 
 def listen_address(settings: GrpcSettings) -> ListenAddress:
     return ListenAddress("gRPC", "grpc", settings.address, settings.port, settings.reuse_port)
-
-
-def file_limit() -> int | None:
-    """Return the limit of files that this process may have open; None = any number."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[tuple[str, int], ...]:

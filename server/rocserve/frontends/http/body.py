@@ -25,6 +25,7 @@ from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.request_memory import Holder, Holding, RequestMemory
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.request import LARGEST_BODY, HttpError, Request
+from rocserve.frontends.limits import LEAST_BYTES_PER_SECOND
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _INTEGER = re.compile(r"\s*([+-]?\d{1,18})")
@@ -130,8 +131,6 @@ def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
 
 _BODY_SECONDS = 60.0
 """Time for a body, in addition to the time granted for the bytes that have come."""
-_LEAST_BYTES_PER_SECOND = 64 << 10
-"""For this many bytes, a body gets one second more, so only a client slower than half a megabit per second is late."""
 _LONG_TO_DECOMPRESS = 1 << 10
 """From this many compressed bytes on, a thread decompresses them: they may become a thousand times as many."""
 
@@ -219,7 +218,7 @@ class BodyReader:
 
     def _seconds(self, nbytes: int) -> float:
         """Return the time for a body of which `nbytes` have come."""
-        return self.body_seconds + nbytes / _LEAST_BYTES_PER_SECOND
+        return self.body_seconds + nbytes / LEAST_BYTES_PER_SECOND
 
 
 def _too_large(length: int, limit: int) -> ServeError | HttpError:

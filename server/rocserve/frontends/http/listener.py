@@ -17,9 +17,9 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from rocserve.core.memo import Memo
-from rocserve.frontends.grpc.transport import file_limit
 from rocserve.frontends.http.connection import Connection
 from rocserve.frontends.http.request import Head, Request, Response
+from rocserve.frontends.limits import file_limit
 from rocserve.frontends.listen_address import ListenAddress, begin_no_handshakes
 from rocserve.observability.failures import Allowance
 
