@@ -185,7 +185,8 @@ class FrontEnds:
         settings = self._settings.metrics
         if not settings.allow:
             return None
-        from rocserve.frontends.http.listener import ConnectionLimits, most_descriptors
+        from rocserve.frontends.http.connection import ConnectionLimits
+        from rocserve.frontends.http.listener import most_descriptors
         from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
 
         limits = ConnectionLimits(

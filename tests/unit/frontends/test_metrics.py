@@ -18,7 +18,7 @@ from rocserve.core.load_check import NOT_CHECKED, CheckFailure, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import Execution, ModelStatistics, StatisticsSnapshot
-from rocserve.frontends.http.listener import ConnectionLimits
+from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.metrics.collection import load_check_families, server_families
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener

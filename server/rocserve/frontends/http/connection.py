@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import math
-import random
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import httptools
 
-from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.request import ANSWERED, LARGEST_HEAD_LINE, Head, HttpError, Request, error_response
-
-if TYPE_CHECKING:
-    from rocserve.frontends.http.listener import HttpListener
+from rocserve.frontends.http.request import (
+    ANSWERED,
+    LARGEST_HEAD_LINE,
+    Head,
+    HttpError,
+    Request,
+    Serving,
+    error_response,
+)
+from rocserve.frontends.http.wire import Wire
 
 _MOST_HEADERS = 128
 _LARGEST_HEAD = 128 << 10
@@ -52,31 +56,50 @@ class Expects(enum.Enum):
     """The rest of a body, or of its trailers."""
     NOTHING = enum.auto()
     """Parsing has stopped, because the client or the server wants no further request on this connection."""
-    END = enum.auto()
-    """Nothing is read or written any more, or the connection has not been made yet."""
 
 
 # Python 3.11 takes five times as long to find a member in the class.
-_FIRST_REQUEST, _NEXT_REQUEST, _HEAD, _BODY, _NOTHING, _END = Expects
+_FIRST_REQUEST, _NEXT_REQUEST, _HEAD, _BODY, _NOTHING = Expects
 _BETWEEN_REQUESTS = (_NEXT_REQUEST, _FIRST_REQUEST)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    head_seconds: float = 10.0
+    """From the first byte of a request's head to its end; for the first request, from the beginning of the connection.
+    The TLS handshake before it has the same time, and so has the rest of a body whose request has been answered."""
+    idle_seconds: float = 75.0
+    """A connection without a request is closed after this. A little longer than proxies keep their connections, usually
+    a minute, so that proxies close first."""
+    age_seconds: float = 0.0
+    """The next answer after 0.9 to 1.1 times this is the connection's last; 0 = never."""
+    write_seconds: float = 60.0
+    """Time for a client to read what waits in the connection, which is only a small part of a large answer."""
+    most: int | None = None
+    """Connections at a time. One more closes a connection that waits for its client. None = any number."""
+    most_descriptors: int | None = None
+    """A connection with a higher descriptor is one too many: the server needs the others, for example for workers."""
 
 
 class Connection(asyncio.Protocol):
     """One connection of a client. It knows since when it waits for the client, and for what. On the event loop."""
 
-    def __init__(self, listener: HttpListener, loop: asyncio.AbstractEventLoop) -> None:
-        self.listener = listener
-        self.remote = ""
-        self.ends_at = math.inf
-        """time.monotonic() seconds after which the next answer is the last."""
-        self.loop = loop
-        self._transport: asyncio.Transport
-        self._expects = _END
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        serving: Serving,
+        limits: ConnectionLimits,
+        on_open: Callable[[Connection], None],
+        on_lost: Callable[[Connection], None],
+    ) -> None:
+        self.wire = Wire(loop)
+        self._serving = serving
+        self._limits = limits
+        self._on_open = on_open
+        self._on_lost = on_lost
+        self._expects = _FIRST_REQUEST
         self.since = 0.0
         """time.monotonic() seconds: when the current request began; without one, since when the client must send."""
-        self._unread_since: float | None = None
-        """time.monotonic() seconds since when the client must read."""
-        self._reads = True
         self._parser = httptools.HttpRequestParser(self)
         self._incoming: Request | None = None
         """The request whose body is being parsed."""
@@ -93,31 +116,22 @@ class Connection(asyncio.Protocol):
         self._is_beginning = False
         self._target = b""
         self._pairs: list[tuple[bytes, bytes]] = []
-        self._drained: asyncio.Future[None] | None = None
 
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._expects = _FIRST_REQUEST
-        peer = transport.get_extra_info("peername")
-        self.remote = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.wire.open(transport, self._limits.age_seconds)
         self.since = time.monotonic()
-        age_seconds = self.listener.limits.age_seconds
-        if age_seconds:
-            # Connections that began together must not end together; gRPC's core spreads them in the same way.
-            self.ends_at = self.since + age_seconds * random.uniform(0.9, 1.1)
-        self.listener.connections.add(self)
-        self.listener.arriving.pop(self, None)
+        self._on_open(self)
 
     def eof_received(self) -> None:
         """A client that sends no more counts as gone: the transport closes the connection."""
-        self._expects = _END
+        self.wire.is_open = False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.listener.connections.discard(self)
-        self._expects = _END
+        self._on_lost(self)
+        self.wire.is_open = False
         self._incoming = None
         self._waiting.clear()
         if self.current is not None:
@@ -127,26 +141,24 @@ class Connection(asyncio.Protocol):
         del self._parser
 
     def pause_writing(self) -> None:
-        self._unread_since = time.monotonic()
+        self.wire.pause_writing()
 
     def resume_writing(self) -> None:
-        self._unread_since = None
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self.wire.resume_writing()
         self._begin_requests()
 
     def data_received(self, data: bytes) -> None:
-        expects = self._expects
+        expects = self._expects if self.wire.is_open else _NOTHING
         if expects in _BETWEEN_REQUESTS:
             # Take complete requests whose heads are remembered.
-            known, begin = self.listener.known_heads, 0
+            known, begin = self._serving.known_heads, 0
             while begin < len(data):
                 end = data.find(_HEAD_END, begin) + len(_HEAD_END)
                 head = known.get(data[begin:end])
                 if head is None or end + head.body_bytes > len(data):
                     break
                 begin = end + head.body_bytes
-                self._waiting.append(Request(self, head, data[end:begin], True))
+                self._waiting.append(self._request(head, data[end:begin], True))
                 self._expects = _NEXT_REQUEST
             data = data[begin:]
         elif expects is not _HEAD and expects is not _BODY:
@@ -157,9 +169,8 @@ class Connection(asyncio.Protocol):
             self._begin_requests()
         incoming = self._incoming
         is_ahead = self._waiting or (incoming is not None and len(incoming.data) - incoming.seen_bytes > _READ_AHEAD)
-        if is_ahead and self._reads and self._expects is not _END:
-            self._reads = False
-            self._transport.pause_reading()
+        if is_ahead:
+            self.wire.pause_reading()
 
     def _parse(self, data: bytes) -> None:
         self._bodiless_bytes += len(data)
@@ -206,7 +217,7 @@ class Connection(asyncio.Protocol):
             has_length = "transfer-encoding" not in head.headers and request.is_complete == (length == 0)
             if has_length and head.keeps_alive and not request.data:
                 head.body_bytes = length
-                self.listener.known_heads.keep(data[:end], head)
+                self._serving.known_heads.keep(data[:end], head)
         return data[end:]
 
     # Called by the parser.
@@ -244,7 +255,7 @@ class Connection(asyncio.Protocol):
             self._unparsed_bytes = int(headers.get("content-length", "0"))
         method, is_http10 = parser.get_method().decode(), parser.get_http_version() == "1.0"
         keeps_alive = parser.should_keep_alive() and not parser.should_upgrade()
-        request = self._incoming = Request(self, Head(method, self._target, pairs, headers, is_http10, keeps_alive))
+        request = self._incoming = self._request(Head(method, self._target, pairs, headers, is_http10, keeps_alive))
         self._waiting.append(request)
         self._expects = _BODY
 
@@ -273,13 +284,17 @@ class Connection(asyncio.Protocol):
         self._expects = _NOTHING
         request, self._incoming = self._incoming, None
         if request is not None and request.answer is ANSWERED:
-            self.close()
+            self.wire.close()
             return
         self.fault = fault
         if request is not None:
+            request.fault = fault
             request.wake()
 
     # Called by requests and the listener.
+
+    def _request(self, head: Head, data: bytes = b"", is_complete: bool = False) -> Request:
+        return Request(self.wire, self._serving, self._end_request, head, data, is_complete)
 
     def _begin_requests(self) -> None:
         if self._is_beginning:
@@ -287,23 +302,24 @@ class Connection(asyncio.Protocol):
         self._is_beginning = True
         for _ in range(_BEGUN_PER_ROUND):
             # If the client does not read, no further request begins, because the answers would pile up.
-            if self.current is not None or not self._waiting or self._unread_since is not None or self._expects is _END:
+            wire = self.wire
+            if self.current is not None or not self._waiting or wire.unread_since is not None or not wire.is_open:
                 break
             request = self.current = self._waiting.popleft()
-            self.since = time.monotonic()
+            self.since = request.began_at = time.monotonic()
             try:
-                self.listener.handle(request)
+                self._serving.handle(request)
             except Exception as error:
                 request.fail(error)
         else:
-            self.loop.call_soon(self._begin_requests)
+            self.wire.loop.call_soon(self._begin_requests)
         self._is_beginning = False
         if self.fault is not None and self.current is None and not self._waiting:
-            refused = self.current = Request(self, Head(), is_complete=True)
+            refused = self.current = self._request(Head(), is_complete=True)
             text, self.fault = self.fault, None
             refused.respond(error_response(HttpError(400, f"400 Bad Request: {text}")))
 
-    def end_request(self, request: Request) -> None:
+    def _end_request(self, request: Request) -> None:
         request.answer = ANSWERED
         # The callback refers to the request; the cycle would keep the client's data until the next garbage collection.
         request.on_gone = None
@@ -314,87 +330,43 @@ class Connection(asyncio.Protocol):
         if request.is_last:
             self._waiting.clear()
             self._incoming = self.fault = None
-            if (
-                self._expects is _END
-                or (request.is_complete and request.head.method)
-                or not self._transport.can_write_eof()
-            ):
-                self.close()
+            # A connection closed with unread bytes would be reset, and the client would not get its answer.
+            if (request.is_complete and request.head.method) or not self.wire.end_writing():
+                self.wire.close()
             else:
-                # Ends only the writing side. A connection closed with unread bytes would be reset, and the client would
-                # not get its answer.
                 self._expects = _NOTHING
-                self._transport.write_eof()
-                self.resume_reading()
+                self.wire.resume_reading()
             return
         if not request.is_complete:
             # The rest of the body comes first, and is dropped.
             request.data = b""
-        if not self._reads:
-            self.resume_reading()
+        if not self._waiting:
+            self.wire.resume_reading()
         if self._waiting or self.fault is not None:
             self._begin_requests()
-
-    def resume_reading(self) -> None:
-        if not (self._reads or self._waiting or self._expects is _END):
-            self._reads = True
-            self._transport.resume_reading()
-
-    def write(self, data: Buffer) -> None:
-        if self._expects is not _END:
-            self._transport.write(data)
-
-    def check_open(self) -> None:
-        if self._expects is _END:
-            raise ConnectionResetError("the client has gone")
-
-    async def drain(self) -> None:
-        """Wait until the client has read most of what was written. Raises ConnectionError if the client has gone."""
-        if self._unread_since is not None:
-            self._drained = self.loop.create_future()
-            await self._drained
-        self.check_open()
-
-    @property
-    def descriptor(self) -> int:
-        """-1 if the connection has been closed."""
-        connection = self._transport.get_extra_info("socket")
-        return -1 if connection is None else int(connection.fileno())
-
-    @property
-    def is_open(self) -> bool:
-        return self._expects is not _END
 
     @property
     def awaits_request(self) -> bool:
         """Return whether the connection waits for its first request, or for the rest of a request."""
-        return self.current is None and self._expects not in (_NEXT_REQUEST, _END)
+        return self.wire.is_open and self.current is None and self._expects is not _NEXT_REQUEST
 
     @property
     def waits_since(self) -> float | None:
         """Return since when (the loop's time) the connection waits for the client to read or to send a request; None if
         it waits for neither, or is closing."""
-        if self._unread_since is not None and self.is_open:
-            return self._unread_since
-        return self.since if self.current is None and self.is_open else None
+        if self.wire.unread_since is not None and self.wire.is_open:
+            return self.wire.unread_since
+        return self.since if self.current is None and self.wire.is_open else None
 
     @property
     def body_since(self) -> float | None:
         """Return since when the connection waits for its request's body; None if it does not wait, or is closing."""
-        return self.since if self.is_open and self.current is not None and not self.current.is_complete else None
+        return self.since if self.wire.is_open and self.current is not None and not self.current.is_complete else None
 
     def is_overdue(self, now: float) -> bool:
-        limits = self.listener.limits
-        if self._unread_since is not None:
-            return now - self._unread_since > limits.write_seconds
-        if self.current is not None or not self.is_open:
+        limits = self._limits
+        if self.wire.unread_since is not None:
+            return now - self.wire.unread_since > limits.write_seconds
+        if self.current is not None or not self.wire.is_open:
             return False
         return now - self.since > (limits.idle_seconds if self._expects is _NEXT_REQUEST else limits.head_seconds)
-
-    def close(self) -> None:
-        self._expects = _END
-        self._transport.close()
-
-    def abort(self) -> None:
-        self._expects = _END
-        self._transport.abort()

@@ -8,17 +8,13 @@ import errno
 import logging
 import socket
 import ssl
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from email.utils import formatdate
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from rocserve.core.memo import Memo
-from rocserve.frontends.http.connection import Connection
-from rocserve.frontends.http.request import Head, Request, Response
+from rocserve.frontends.http.connection import Connection, ConnectionLimits
+from rocserve.frontends.http.request import Request, Response, Serving
 from rocserve.frontends.limits import file_limit
 from rocserve.frontends.listen_address import ListenAddress, begin_no_handshakes
 from rocserve.observability.failures import Allowance
@@ -44,27 +40,8 @@ _WATCH_SECONDS = 1.0
 _SECONDS_BETWEEN_WARNINGS = 10.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _DESCRIPTORS_ADVICE = "; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or let fewer clients connect"
-_REMEMBERED_HEADS = 256
 _RESERVED_DESCRIPTORS = 256
 """Of the files that the process may open, these are reserved for workers and for files that are read."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    head_seconds: float = 10.0
-    """From the first byte of a request's head to its end; for the first request, from the beginning of the connection.
-    The TLS handshake before it has the same time, and so has the rest of a body whose request has been answered."""
-    idle_seconds: float = 75.0
-    """A connection without a request is closed after this. A little longer than proxies keep their connections, usually
-    a minute, so that proxies close first."""
-    age_seconds: float = 0.0
-    """The next answer after 0.9 to 1.1 times this is the connection's last; 0 = never."""
-    write_seconds: float = 60.0
-    """Time for a client to read what waits in the connection, which is only a small part of a large answer."""
-    most: int | None = None
-    """Connections at a time. One more closes a connection that waits for its client. None = any number."""
-    most_descriptors: int | None = None
-    """A connection with a higher descriptor is one too many: the server needs the others, for example for workers."""
 
 
 async def _bind(loop: asyncio.AbstractEventLoop, where: ListenAddress) -> list[socket.socket]:
@@ -97,19 +74,12 @@ class HttpListener:
         failure: Callable[[Request, Exception], Response] = lambda request, error: Response(500, b"", "text/plain"),
     ) -> None:
         """`handle` answers a request, immediately or later. `failure` makes the answer if `handle` raises an error."""
-        self.handle = handle
-        self.failure = failure
+        self.serving = Serving(handle, failure)
         self.limits = limits or ConnectionLimits()
         self.connections: set[Connection] = set()
         """Includes closing connections until they have closed."""
         self.arriving: dict[Connection, tuple[socket.socket, asyncio.Task[Any]]] = {}
         """Accepted connections that are not set up yet (their TLS handshake may be under way), oldest first."""
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.closes_after_answers = False
-        self.known_heads = Memo[bytes, Head](_REMEMBERED_HEADS)
-        """Bytes of a head -> head, with the length of the body. Only heads that keep the connection."""
-        self._last_lines = b""
-        self._last_lines_until = 0.0
         self._is_ending = False
         self._log = log.getChild("connections")
         self._tls = tls
@@ -120,14 +90,6 @@ class HttpListener:
         """The number of connections that fit, while a connection has a descriptor above the limit. Closed connections
         leave lower descriptors free, so descriptors alone do not show the excess."""
         self._warnings, self._accept_failures = (Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS) for _ in range(2))
-
-    def last_lines(self, now: float) -> bytes:
-        """Return the last lines of each answer's head. `now`: time.monotonic() seconds."""
-        if now >= self._last_lines_until:
-            second = time.time()
-            self._last_lines_until = now + 1 - second % 1
-            self._last_lines = f"Date: {formatdate(second, usegmt=True)}\r\nServer: rocserve\r\n\r\n".encode()
-        return self._last_lines
 
     async def start(self, where: ListenAddress) -> int:
         """Listen, and return the port. Raises OSError if that is impossible; its text says where, and what to do."""
@@ -145,7 +107,7 @@ class HttpListener:
 
     def close_after_answers(self) -> None:
         """Make clients connect again, here or elsewhere."""
-        self.closes_after_answers = True
+        self.serving.closes_after_answers = True
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Accept no more connections, let requests finish within the grace time, and close all connections. Requests
@@ -171,14 +133,14 @@ class HttpListener:
             self._close_oldest_arriving()
         for connection in self.connections:
             if connection.current is not None:
-                connection.abort()
+                connection.wire.abort()
             else:
-                connection.close()
-        for task in self.tasks:
+                connection.wire.close()
+        for task in self.serving.tasks:
             task.cancel()
-        await _wait_while(lambda: bool(self.connections or self.tasks), _CLOSE_SECONDS)
+        await _wait_while(lambda: bool(self.connections or self.serving.tasks), _CLOSE_SECONDS)
         for connection in self.connections:
-            connection.abort()
+            connection.wire.abort()
 
     def _accept(self, listening: socket.socket) -> bool:
         """Accept some connections. Returns whether more may be waiting."""
@@ -203,7 +165,7 @@ class HttpListener:
 
     def _admit(self, accepted: socket.socket) -> None:
         loop = self._loop
-        connection = Connection(self, loop)
+        connection = Connection(loop, self.serving, self.limits, self._open, self.connections.discard)
         seconds = None if self._tls is None else self.limits.head_seconds
         coming = loop.connect_accepted_socket(
             lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=seconds
@@ -213,6 +175,10 @@ class HttpListener:
         self.arriving[connection] = accepted, task
         if self._is_excess(accepted):
             self._make_room()
+
+    def _open(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        self.arriving.pop(connection, None)
 
     def _end_arrival(self, connection: Connection, accepted: socket.socket, task: asyncio.Task[Any]) -> None:
         self.arriving.pop(connection, None)
@@ -233,7 +199,7 @@ class HttpListener:
             now = self._loop.time()
             for connection in self.connections:
                 if connection.is_overdue(now):
-                    connection.abort()
+                    connection.wire.abort()
 
     def _is_excess(self, accepted: socket.socket) -> bool:
         if self._exceed(self.limits.most):
@@ -245,7 +211,7 @@ class HttpListener:
             return True
         if highest is None or not self._exceed(self._fitting_connections):
             return False
-        descriptors = [connection.descriptor for connection in self.connections]
+        descriptors = [connection.wire.descriptor for connection in self.connections]
         descriptors += [accepted.fileno() for accepted, _ in self.arriving.values()]
         if max(descriptors) > highest:
             return True
@@ -259,7 +225,7 @@ class HttpListener:
 
     def _count_open(self) -> int:
         """Return the number of arriving and of open connections, without closing ones."""
-        return len(self.arriving) + sum(each.is_open for each in self.connections)
+        return len(self.arriving) + sum(each.wire.is_open for each in self.connections)
 
     def _make_room(self) -> None:
         """Close one connection: the oldest arriving one if these have more than their share, because that loses no
@@ -270,7 +236,7 @@ class HttpListener:
         elif (
             waiting := self._longest(attrgetter("waits_since")) or self._longest(attrgetter("body_since"))
         ) is not None:
-            waiting.abort()
+            waiting.wire.abort()
         else:
             self._close_oldest_arriving()
         if not self._warnings.take():

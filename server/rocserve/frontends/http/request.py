@@ -10,20 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.memo import Memo
 from rocserve.core.request_memory import MemoryFull
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.json_text import json_bytes
-
-if TYPE_CHECKING:
-    from rocserve.frontends.http.connection import Connection
+from rocserve.frontends.http.wire import Wire
 
 LARGEST_HEAD_LINE = 8190
 """Bytes of a URL, of a header's name, and of its value."""
@@ -43,6 +43,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_HEADERS: Mapping[str, str] = {}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _REMEMBERED_LINES = 256
+_REMEMBERED_HEADS = 256
 
 
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
@@ -155,12 +156,37 @@ class AnswerState(enum.Enum):
 _NOTHING, _BEGUN, _CHUNKS, ANSWERED = AnswerState
 
 
+class Serving:
+    """How a listener's requests are answered."""
+
+    def __init__(self, handle: Callable[[Request], None], failure: Callable[[Request, Exception], Response]) -> None:
+        """`handle` answers a request, immediately or later. `failure` makes the answer if `handle` raises an error."""
+        self.handle = handle
+        self.failure = failure
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.closes_after_answers = False
+        self.known_heads = Memo[bytes, Head](_REMEMBERED_HEADS)
+        """Bytes of a head -> head, with the length of the body. Only heads that keep the connection."""
+        self._last_lines = b""
+        self._last_lines_until = 0.0
+
+    def last_lines(self, now: float) -> bytes:
+        """Return the last lines of each answer's head. `now`: time.monotonic() seconds."""
+        if now >= self._last_lines_until:
+            second = time.time()
+            self._last_lines_until = now + 1 - second % 1
+            self._last_lines = f"Date: {formatdate(second, usegmt=True)}\r\nServer: rocserve\r\n\r\n".encode()
+        return self._last_lines
+
+
 @dataclass(eq=False)
 class Request:
     """One request of a client. On the event loop."""
 
     # Without slots, the class's default values need not be set for each request.
-    _connection: Connection
+    _wire: Wire
+    _serving: Serving
+    _on_end: Callable[[Request], None]
     head: Head
     data: bytes | bytearray | memoryview = b""
     """The part of the body that has come."""
@@ -171,24 +197,18 @@ class Request:
     on_gone: Callable[[], None] | None = field(default=None, init=False)
     """Called if the client leaves before the answer has been sent."""
     seen_bytes: int = field(default=0, init=False)
+    began_at: float = field(default=0.0, init=False)
+    """time.monotonic() seconds."""
+    fault: str | None = field(default=None, init=False)
+    """The reason why the rest of the body cannot be read."""
     _room: memoryview | None = field(default=None, init=False)
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     @property
-    def began_at(self) -> float:
-        """time.monotonic() seconds."""
-        return self._connection.since
-
-    @property
-    def fault(self) -> str | None:
-        """The reason why the rest of the body cannot be read."""
-        return None if self.is_complete else self._connection.fault
-
-    @property
     def remote(self) -> str:
         """The client's address; "" if the client had left before the connection was set up."""
-        return self._connection.remote
+        return self._wire.remote
 
     def append(self, part: bytes) -> None:
         data = self.data
@@ -227,7 +247,7 @@ class Request:
         """Wait until more of the body has come than at the last call, the body is complete, or there is a fault."""
         while self.seen_bytes == len(self.data) and not self.is_complete and self.fault is None:
             self._waiter = asyncio.get_running_loop().create_future()
-            self._connection.resume_reading()
+            self._wire.resume_reading()
             await self._waiter
         self.seen_bytes = len(self.data)
 
@@ -237,14 +257,14 @@ class Request:
 
     def send_continue(self) -> None:
         if self.head.headers.get("expect", "").lower() == "100-continue" and not self.head.is_http10:
-            self._connection.write(_CONTINUE)
+            self._wire.write(_CONTINUE)
 
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
         """Let a task answer. The coroutine returns None if it has sent the answer, and is cancelled if the client
         leaves. A ConnectionError ends the connection; other errors are answered."""
-        self._task = self._connection.loop.create_task(self._run(answering))
-        self._connection.listener.tasks.add(self._task)
-        self._task.add_done_callback(self._connection.listener.tasks.discard)
+        self._task = self._wire.loop.create_task(self._run(answering))
+        self._serving.tasks.add(self._task)
+        self._task.add_done_callback(self._serving.tasks.discard)
 
     def continue_without_client(self) -> None:
         self._task = None
@@ -253,7 +273,7 @@ class Request:
         try:
             response = await answering
         except ConnectionError:
-            self._connection.abort()
+            self._wire.abort()
         except Exception as error:
             self.fail(error)
         else:
@@ -263,29 +283,29 @@ class Request:
     def respond(self, response: Response) -> None:
         body = response.body
         head = self._head(response.status, response.content_type, response.headers, len(body))
-        self._connection.write(head if self.head.method == "HEAD" else head + body)
-        self._connection.end_request(self)
+        self._wire.write(head if self.head.method == "HEAD" else head + body)
+        self._on_end(self)
 
     def fail(self, error: Exception) -> None:
-        response = self._connection.listener.failure(self, error)
+        response = self._serving.failure(self, error)
         if self.answer is _NOTHING:
             self.respond(response)
         else:
-            self._connection.abort()
+            self._wire.abort()
 
     async def respond_in_parts(
         self, parts: Sequence[Buffer], content_type: str, headers: Mapping[str, str] = _NO_HEADERS
     ) -> None:
         """Send a large answer as fast as the client reads. Raises ConnectionError if the client has gone."""
-        self._connection.check_open()
+        self._wire.check_open()
         self.answer = _BEGUN
-        self._connection.write(self._head(200, content_type, headers, sum(map(len, parts))))
+        self._wire.write(self._head(200, content_type, headers, sum(map(len, parts))))
         await self._write_pieces(parts)
-        self._connection.end_request(self)
+        self._on_end(self)
 
     async def _write_pieces(self, parts: Sequence[Buffer]) -> None:
         """Write parts. Other requests get a turn after each _WRITTEN_AT_ONCE bytes, however fast the client reads."""
-        connection = self._connection
+        wire = self._wire
         in_turn = 0
         for part in parts:
             view = memoryview(part)
@@ -295,52 +315,47 @@ class Request:
                 if in_turn > _WRITTEN_AT_ONCE:
                     in_turn = len(piece)
                     await asyncio.sleep(0)
-                connection.write(piece)
-                await connection.drain()
+                wire.write(piece)
+                await wire.drain()
 
     def begin_stream(self, status: int, content_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
         """Begin an answer of unknown length. Raises ConnectionError if the client has gone."""
-        self._connection.check_open()
+        self._wire.check_open()
         if self.head.is_http10:
             self.answer, self.is_last = _BEGUN, True
         else:
             self.answer = _CHUNKS
             headers = {**headers, "Transfer-Encoding": "chunked"}
-        self._connection.write(self._head(status, content_type, headers, None))
+        self._wire.write(self._head(status, content_type, headers, None))
 
     async def send(self, *pieces: bytes) -> None:
         """Send a part of the answer as one chunk. Raises ConnectionError if the client has gone."""
-        connection = self._connection
-        connection.check_open()
+        wire = self._wire
+        wire.check_open()
         length = sum(map(len, pieces))
         written = (b"%x\r\n" % length, *pieces, b"\r\n") if self.answer is _CHUNKS else pieces
         if length > _WRITTEN_AT_ONCE:
             await self._write_pieces(written)
             return
-        connection.write(b"".join(written))
-        await connection.drain()
+        wire.write(b"".join(written))
+        await wire.drain()
 
     def end_stream(self) -> None:
         if self.answer is _CHUNKS:
-            self._connection.write(b"0\r\n\r\n")
-        self._connection.end_request(self)
+            self._wire.write(b"0\r\n\r\n")
+        self._on_end(self)
 
     def _head(self, status: int, content_type: str, headers: Mapping[str, str], length: int | None) -> bytes:
-        connection, listener, head = self._connection, self._connection.listener, self.head
+        serving, head = self._serving, self.head
         now = time.monotonic()
-        if (
-            not head.keeps_alive
-            or listener.closes_after_answers
-            or now > connection.ends_at
-            or not (self.is_complete or connection.fault is None)
-        ):
+        if not head.keeps_alive or serving.closes_after_answers or now > self._wire.ends_at or self.fault is not None:
             self.is_last = True
         if head.answer_headers:
             headers = {**headers, **head.answer_headers}
         lines = _first_lines(status, content_type, tuple(headers.items()), head.is_http10, self.is_last)
         if length is not None:
             lines += b"Content-Length: %d\r\n" % length
-        return lines + listener.last_lines(now)
+        return lines + serving.last_lines(now)
 
     def leave(self) -> None:
         # A cancelled task holds its frames, and they hold this request; the cycle would keep the client's data until

@@ -12,10 +12,11 @@ from typing import NamedTuple
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.http.body import LARGE_JSON
+from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.http.generate import EVENT_STREAM, generate
 from rocserve.frontends.http.inference import HttpParts, InferHead
 from rocserve.frontends.http.json_text import json_bytes
-from rocserve.frontends.http.listener import ConnectionLimits, HttpListener, most_descriptors
+from rocserve.frontends.http.listener import HttpListener, most_descriptors
 from rocserve.frontends.http.openai.calls import MOST_IN_FLIGHT
 from rocserve.frontends.http.openai.errors import openai_error
 from rocserve.frontends.http.openai.service import OpenAiService

@@ -8,7 +8,8 @@ import ssl
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from rocserve.frontends.http.listener import ConnectionLimits, HttpListener
+from rocserve.frontends.http.connection import ConnectionLimits
+from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Request, Response
 from rocserve.frontends.metrics.exposition import CONTENT_TYPE
 

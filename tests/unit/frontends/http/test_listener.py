@@ -22,7 +22,8 @@ from support.waiting import PATIENCE_SECONDS, until
 from support.workers import open_descriptors
 
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.listener import ConnectionLimits, HttpListener
+from rocserve.frontends.http.connection import ConnectionLimits
+from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Head, Request, Response
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.tls import CertificateFiles, RenewedContext
@@ -119,7 +120,7 @@ async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(
     refused = asyncio.Event()
 
     async def answer(request: Request) -> None:
-        request._connection.close()
+        request._wire.close()
         try:
             request.begin_stream(200, "text/plain")
         except ConnectionError:
@@ -135,13 +136,10 @@ async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(
 
 
 class FastClient:
-    """A connection whose client immediately reads all that is written."""
+    """The wire of a client that immediately reads all that is written."""
 
     def __init__(self) -> None:
-        self.since = 0.0
-        self.fault = None
         self.ends_at = float("inf")
-        self.listener = HttpListener(lambda request: None, LOG)
         self.written = b""
         self.in_turn: list[int] = [0]
         """Bytes that were written in each turn of the loop."""
@@ -154,8 +152,6 @@ class FastClient:
 
     async def drain(self) -> None: ...
 
-    def end_request(self, request: Request) -> None: ...
-
     async def count_turns(self) -> None:
         while True:
             self.in_turn.append(0)
@@ -167,7 +163,9 @@ class FastClient:
 async def test_others_have_their_turn_while_a_fast_client_reads(sizes: list[int], is_event: bool) -> None:
     client: Any = FastClient()
     counting = asyncio.create_task(client.count_turns())
-    request = Request(client, Head(keeps_alive=True))
+    request = Request(
+        client, HttpListener(lambda request: None, LOG).serving, lambda request: None, Head(keeps_alive=True)
+    )
     parts = [bytes([number]) * size for number, size in enumerate(sizes)]
     body = b"".join(parts)
     if is_event:

@@ -11,7 +11,8 @@ import weakref
 import pytest
 from support.waiting import PATIENCE_SECONDS, until
 
-from rocserve.frontends.http.listener import ConnectionLimits, HttpListener
+from rocserve.frontends.http.connection import ConnectionLimits
+from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Request, Response
 
 from .conftest import LOG, Connect, Listen

@@ -264,13 +264,10 @@ async def test_a_large_message_that_is_forwarded_is_not_read_beside_other_reques
 
 
 class Sink:
-    """A client's connection: the bytes sent to it, and the turns that others had by then."""
+    """A client's wire: the bytes sent to it, and the turns that others had by then."""
 
     def __init__(self, turns_so_far: Callable[[], int]) -> None:
-        self.since = 0.0
-        self.fault = None
         self.ends_at = float("inf")
-        self.listener = HttpListener(lambda request: None, LOG)
         self.turns: list[int] = []
         self.written: list[bytes] = []
         self._turns_so_far = turns_so_far
@@ -282,8 +279,6 @@ class Sink:
         self.written.append(bytes(data))
 
     async def drain(self) -> None: ...
-
-    def end_request(self, request: Request) -> None: ...
 
 
 @cache
@@ -299,7 +294,8 @@ async def test_others_have_their_turn_while_many_texts_are_written_as_json(
     turns = [0]
     client: Any = Sink(lambda: turns[0])
     inference: Any = SimpleNamespace(plane=plane, paths=PrivatePaths())
-    request = Request(client, Head(keeps_alive=True, headers={"accept-encoding": "gzip" if answers == "gzip" else ""}))
+    head = Head(keeps_alive=True, headers={"accept-encoding": "gzip" if answers == "gzip" else ""})
+    request = Request(client, HttpListener(lambda request: None, LOG).serving, lambda request: None, head)
     given: Any = SimpleNamespace(inference=inference, memory=RequestMemory(), layouts=AnswerLayouts())
 
     async def count_turns() -> None:
