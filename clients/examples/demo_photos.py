@@ -15,9 +15,9 @@ from pathlib import Path
 from picture_sheet import Tile, write_picture_sheet
 from rich.console import Console
 
-from rocserve.tools.images.asking import ask_all, print_faults
-from rocserve.tools.images.classify import classifier, findings_table
-from rocserve.tools.images.drawing import read_picture
+from rocserve_tools.images.asking import ask_all, print_faults
+from rocserve_tools.images.classify import classifier, findings_table
+from rocserve_tools.images.drawing import read_picture
 
 NETWORK = "efficientnet_lite0"
 MODEL = f"{NETWORK}_image"

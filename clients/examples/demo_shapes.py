@@ -13,9 +13,9 @@ from PIL import Image, ImageDraw
 from rich.console import Console
 from shapes import Shape, draw_pictures, read_truth, write_pictures
 
-from rocserve.tools.images.asking import Finding, ask_all
-from rocserve.tools.images.detect import Detection, detector
-from rocserve.tools.images.drawing import draw_detections
+from rocserve_tools.images.asking import Finding, ask_all
+from rocserve_tools.images.detect import Detection, detector
+from rocserve_tools.images.drawing import draw_detections
 
 MODEL = "detect_shapes"
 SEED = 2026

@@ -6,8 +6,9 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 import rocserve
@@ -23,25 +24,17 @@ _QUIET_GRPC = ("GRPC_VERBOSITY", "ERROR")
 """Hides gRPC's messages about ended connections from the log and the table; its errors remain."""
 _ENDED_BY_USER = 130
 """128 plus SIGINT's number, as in shells."""
-_VERBS = {
+TOOLS = "rocserve.verbs"
+"""The group of entry points by which a package adds verbs: each is a mapping like `_VERBS`."""
+_VERBS: Mapping[str, tuple[str, str]] = {
     "serve": ("", "serve a model, or the models of a repository"),
     "config": ("rocserve.tools.config", "print the effective config.pbtxt of a model"),
     "status": ("rocserve.tools.status", "show the models of a running server, live"),
-    "get": ("rocserve.tools.get.verb", "download published models with all that serves them"),
     "cache": ("rocserve.tools.cache", "list or remove the compiled programs that are kept on disk"),
     "check": ("rocserve.tools.check.verb", "check that an engine computes a model, and find what differs"),
     "compile": ("rocserve.tools.compile", "compile a model ahead with MIGraphX"),
     "inspect": ("rocserve.tools.inspect", "show what MIGraphX makes of a model"),
-    "bench": ("rocserve.tools.bench", "time a model in its engine, without a server"),
-    "tune": ("rocserve.tools.tune.verb", "recommend a batch size and a number of instances"),
     "doctor": ("rocserve.tools.doctor.verb", "check what is installed here and what works"),
-    "quantise": ("rocserve.tools.quantise.verb", "quantise a PyTorch program to int8"),
-    "convert-mar": ("rocserve.tools.convert_mar", "make a model's folder of a TorchServe archive"),
-    "classify": ("rocserve.tools.images.classify", "classify images with a model of a running server"),
-    "detect": (
-        "rocserve.tools.images.detect",
-        "find objects in images with a model of a running server, and draw them",
-    ),
 }
 """Verb -> module with its `VERB`, and the help text."""
 
@@ -70,8 +63,17 @@ def _run(words: Sequence[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"rocserve {rocserve.__version__}")
     parsers = parser.add_subparsers(dest="verb", metavar="VERB")
-    of_verbs = {name: parsers.add_parser(name, help=text, allow_abbrev=False) for name, (_, text) in _VERBS.items()}
-    name = next((word for word in words if word in _VERBS), "")
+    # The flags before the verb take no values.
+    name = next((word for word in words if not word.startswith("-")), "")
+    verbs = _VERBS if name in _VERBS else _with_tools()
+    if name and name not in verbs and len(verbs) == len(_VERBS):
+        from rocserve.core.extras import install_command
+
+        parser.error(
+            f"'{name}' is none of the verbs {', '.join(verbs)}; the others (bench, tune, get, ...) are in the package"
+            f" rocserve_tools, which is not installed here; run: {install_command('tools')}"
+        )
+    of_verbs = {name: parsers.add_parser(name, help=text, allow_abbrev=False) for name, (_, text) in verbs.items()}
     verb: Verb | None = None
     signals: Signals | None = None
     if name == "serve":
@@ -84,9 +86,9 @@ def _run(words: Sequence[str]) -> int:
             " or SIGINT. The flags are tritonserver's."
         )
         add_serve_flags(of_verbs[name])
-    elif name:
+    elif name in verbs:
         os.environ.setdefault(*_QUIET_GRPC)
-        verb = import_module(_VERBS[name][0]).VERB
+        verb = import_module(verbs[name][0]).VERB
         _describe(of_verbs[name], verb)
     options, unknown = parser.parse_known_args(words)
     if unknown:
@@ -97,6 +99,17 @@ def _run(words: Sequence[str]) -> int:
         return _serve(options, words[1:], signals)
     parser.print_help()
     return 2
+
+
+def _with_tools() -> Mapping[str, tuple[str, str]]:
+    """Return the verbs, with those of installed packages. Not for `serve`: it reads the metadata of all packages."""
+    verbs = dict(_VERBS)
+    for point in entry_points(group=TOOLS):
+        try:
+            verbs |= {name: verb for name, verb in point.load().items() if name not in _VERBS}
+        except ImportError as error:
+            print(f"rocserve: the verbs of {point.name} are missing: {error}", file=sys.stderr)
+    return verbs
 
 
 def _describe(parser: argparse.ArgumentParser, verb: Verb) -> None:

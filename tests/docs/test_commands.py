@@ -98,7 +98,7 @@ def test_commands_work_as_they_stand_there(page: Path, tmp_path: Path) -> None:
             script += block.text
     environment = os.environ | {
         "PATH": f"{CHECKOUT}/.venv/bin:{os.environ['PATH']}",
-        "PYTHONPATH": f"{CHECKOUT}/server:{CHECKOUT}/clients",
+        "PYTHONPATH": f"{CHECKOUT}/server:{CHECKOUT}/tools:{CHECKOUT}/clients",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     for download in re.findall(r"^rocserve get .*", script, re.MULTILINE):

@@ -15,8 +15,8 @@ from PIL import Image
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError
-from rocserve.tools.images import asking
 from rocserve_client import AsyncClient
+from rocserve_tools.images import asking
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "tests" / "data" / "digits"

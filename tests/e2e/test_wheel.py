@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -25,7 +26,10 @@ def run(*command: str | Path, folder: Path) -> str:
     return ended.stdout
 
 
-def test_the_wheel_serves_an_image_with_what_get_brings(tmp_path: Path) -> None:
+GET = "from pathlib import Path; from rocserve_tools.get.verb import copy_samples; copy_samples('resnet50', Path())"
+
+
+def test_the_wheel_serves_an_image_with_what_get_brings(tmp_path: Path, untrained_resnet50: Path) -> None:
     # The wheel is built from the source distribution, which must be complete.
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", folder=ROOT)
     wheel, sdist = sorted((tmp_path / "dist").iterdir(), key=lambda path: path.suffix, reverse=True)
@@ -37,9 +41,16 @@ def test_the_wheel_serves_an_image_with_what_get_brings(tmp_path: Path) -> None:
     # Dependencies come from this environment, without the editable checkout in it.
     packages = next(environment.glob("lib/python*/site-packages"))
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    printed = run(environment / "bin" / "rocserve", "get", "resnet50", "--untrained", folder=tmp_path)
-    assert "rocserve serve model_repository" in printed
+    rocserve = environment / "bin" / "rocserve"
+    # Found by the entry point of the wheel.
+    assert "time a model in its engine" in run(rocserve, "--help", folder=tmp_path)
     repository = tmp_path / "model_repository"
+    repository.mkdir()
+    run(python, "-c", GET, folder=repository)
+    (repository / "resnet50" / "1").mkdir()
+    shutil.copy(untrained_resnet50, repository / "resnet50" / "1" / "model.onnx")
+    bench = run(rocserve, "bench", "--seconds=0", "--batch-sizes=1", repository / "resnet50", folder=tmp_path)
+    assert "ONNX Runtime" in bench
     log = tmp_path / "server.log"
     with RocserveProcess([], str(repository), log=log, environment=BARE, python=str(python)) as server:
         server.wait_until_ready()

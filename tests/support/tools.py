@@ -25,7 +25,7 @@ class Ran:
         raise AssertionError(f"no line begins with {name!r} in:\n{self.out}")
 
 
-_CHECKING = ("bench", "check", "compile", "tune")
+_CHECKING = ("bench", "check", "compare", "compile", "tune")
 """The verbs that load models, which check them."""
 
 

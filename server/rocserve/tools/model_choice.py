@@ -73,7 +73,7 @@ class ModelOptions:
     precision: tuple[str, ...] = flag(
         (),
         Kind("NAME", precisions),
-        f"{', '.join(_PRECISIONS[:-1])} or {_PRECISIONS[-1]}; compile --compare takes several, with commas between",
+        f"{', '.join(_PRECISIONS[:-1])} or {_PRECISIONS[-1]}; compare takes several, with commas between",
     )
     calibration_data: Path | None = flag(
         None,
@@ -106,7 +106,7 @@ class ModelOptions:
         if self.compile_timeout_secs is not None:
             parameters["compile_timeout_secs"] = f"{self.compile_timeout_secs:g}"
         if len(self.precision) > 1:
-            raise UsageError("argument --precision: several of them need compile --compare, which compares them")
+            raise UsageError("argument --precision: several of them need `rocserve compare`, which compares them")
         if self.precision:
             parameters["precision"] = self.precision[0]
         return {name: str(value).lower() if isinstance(value, bool) else value for name, value in parameters.items()}

@@ -8,12 +8,13 @@ import logging
 import signal
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.cli import main
+from rocserve.cli import TOOLS, main
 from rocserve.server import Ending
 
 ADD_A_STOP = """
@@ -95,6 +96,46 @@ def test_wrong_words_are_told_in_a_line(
     assert ended == status
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("rocserve ")]
     assert said in line
+
+
+ANOTHER_PACKAGE = {
+    "other-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: other\nVersion: 1\n",
+    "other-1.dist-info/entry_points.txt": "[rocserve.verbs]\nother = other:VERBS\n",
+    "other.py": 'VERBS = {"wave": ("other_wave", "wave a hand"), "status": ("other_wave", "not this one")}',
+    "other_wave.py": "from rocserve.tools.verb import Verb\n"
+    "from dataclasses import dataclass\n"
+    "@dataclass\nclass Options: pass\n"
+    'VERB = Verb("Wave.", Options(), lambda options: print("hello") or 3)',
+}
+
+
+def test_another_package_adds_a_verb_and_takes_none_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content in ANOTHER_PACKAGE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main([]) == 2
+    printed = capsys.readouterr().out
+    assert "wave a hand" in printed and "time a model in its engine" in printed
+    assert "show the models of a running server" in printed and "not this one" not in printed
+    assert main(["wave"]) == 3
+    assert capsys.readouterr().out == "hello\n"
+
+
+@pytest.mark.parametrize("found", [[], [EntryPoint("rocserve_tools", "absent_module:VERBS", TOOLS)]])
+def test_without_the_tools_it_says_how_to_install_them(
+    found: list[EntryPoint], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rocserve.cli.entry_points", lambda group: found)
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "model_repository/digits_classifier"])
+    assert ended.value.code == 2
+    *before, last = capsys.readouterr().err.splitlines()
+    assert "'bench' is none of the verbs serve, config, status" in last
+    assert "in the package rocserve_tools, which is not installed here; run: pip install " in last
+    assert any("No module named 'absent_module'" in line for line in before) is bool(found)
 
 
 def test_stopped_while_it_is_being_imported_it_ends_with_a_line() -> None:

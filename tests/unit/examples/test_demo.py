@@ -47,7 +47,7 @@ def test_findings_are_measured_by_picture_and_label():
     from demo_shapes import measure
     from shapes import Shape
 
-    from rocserve.tools.images.detect import Detection, Finding
+    from rocserve_tools.images.detect import Detection, Finding
 
     truth = {"a.jpg": (Shape("circle", (0, 0, 10, 10)),), "b.jpg": (Shape("square", (0, 0, 10, 10)),)}
     found = Detection("circle", 0, 0.9, (0, 1, 10, 10))

@@ -13,7 +13,7 @@ from support.full_disk import full_disk
 
 @pytest.fixture
 def detect():
-    from rocserve.tools.images import detect
+    from rocserve_tools.images import detect
 
     return detect
 
@@ -101,14 +101,14 @@ def test_small_pictures_are_enlarged_so_that_names_can_be_read(detect, tmp_path,
     (path,) = detect.write_drawings([detect.Finding(tmp_path / "small.jpg", (found,))], tmp_path)
     with Image.open(path) as picture:
         assert picture.size == drawn
-        from rocserve.tools.images.drawing import class_colour
+        from rocserve_tools.images.drawing import class_colour
 
         pixels = np.asarray(picture)
         assert tuple(pixels[-1, -1]) == class_colour(3), "the box still ends where the picture does"
 
 
 def test_sixteen_bits_a_level_are_not_cut_off(tmp_path):
-    from rocserve.tools.images.drawing import read_picture
+    from rocserve_tools.images.drawing import read_picture
 
     levels = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
     Image.fromarray(levels).save(tmp_path / "deep.png")
@@ -117,7 +117,7 @@ def test_sixteen_bits_a_level_are_not_cut_off(tmp_path):
 
 
 def test_a_large_picture_is_drawn_without_a_warning(tmp_path, monkeypatch, recwarn):
-    from rocserve.tools.images.drawing import read_picture
+    from rocserve_tools.images.drawing import read_picture
 
     Image.new("RGB", (40, 30)).save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
@@ -127,7 +127,7 @@ def test_a_large_picture_is_drawn_without_a_warning(tmp_path, monkeypatch, recwa
 
 def test_a_file_without_an_end_is_no_image(tmp_path, monkeypatch):
     from rocserve.core.errors import ServeError
-    from rocserve.tools.images import asking
+    from rocserve_tools.images import asking
 
     monkeypatch.setattr(asking, "_LARGEST_IMAGE", 3 << 20)
     with pytest.raises(ServeError, match="it has more than the 3145728 bytes that an image may have"):
@@ -148,9 +148,9 @@ def test_the_table_says_how_many_more_there_are_and_where_there_are_none(detect)
 
 @pytest.mark.parametrize("name", ["photos/01.jpg", "a/long/way/to/the/photographs/of/the/year/before/the/last/01.jpg"])
 def test_nothing_is_cut_on_a_narrow_terminal(detect, name):
-    from rocserve.tools.images.asking import Finding
-    from rocserve.tools.images.classify import findings_table
     from rocserve_client import Classification
+    from rocserve_tools.images.asking import Finding
+    from rocserve_tools.images.classify import findings_table
 
     best = Classification(0.981, 444, "bicycle-built-for-two, tandem bicycle, tandem")
     found = cup(detect, 1000, 2000, 3000, 4000)
@@ -166,7 +166,7 @@ def test_nothing_is_cut_on_a_narrow_terminal(detect, name):
 
 @pytest.fixture
 def drawing():
-    from rocserve.tools.images import drawing
+    from rocserve_tools.images import drawing
 
     return drawing
 

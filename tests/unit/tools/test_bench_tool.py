@@ -18,8 +18,8 @@ from support.pytorch import TorchFiles
 from support.tools import Command
 from support.waiting import PATIENCE_SECONDS, wait_until
 
-from rocserve.tools.measuring.figures import Difference
 from rocserve.tools.printing import console_on, say_json
+from rocserve_tools.measuring.figures import Difference
 
 pytestmark = pytest.mark.long
 

@@ -1,24 +1,18 @@
-"""`rocserve compile` on the real MIGraphX, and `--compare` with the precisions of its reference target;
-test_differences.py has the comparison itself."""
+"""`rocserve compile` on the real MIGraphX, with its reference target."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from support.graphdef import classifier
 from support.load_check import model as parsed
 from support.migraphx_models import (
-    IMAGE_SHAPE,
-    mini_resnet,
     mlp,
     reshaped_to_constant,
-    two_in_two_out,
     unknown_operator,
     without_batch,
 )
-from support.tools import Command, Ran
+from support.tools import Command
 
 pytestmark = pytest.mark.long
 
@@ -152,9 +146,7 @@ def test_faults_of_the_command_line(command: Command, folder: Path, tmp_path: Pa
     for words, error in (
         (("--batch-sizes", "1,x"), "expected whole numbers of 1 or more with commas between, got '1,x'"),
         (("--precision", "fp7"), "expected one of fp32, fp16, bf16, fp8, int8, got 'fp7'"),
-        (("--precision", "fp16,fp8"), "argument --precision: several of them need compile --compare"),
-        (("--repeats", "3"), "argument --repeats: needs --compare, without which nothing is timed"),
-        (("--warm-up", "0"), "argument --warm-up: needs --compare"),
+        (("--precision", "fp16,fp8"), "argument --precision: several of them need `rocserve compare`"),
     ):
         ran = command("compile", folder, *words)
         assert ran.status == 2
@@ -187,14 +179,6 @@ def test_an_ensemble_has_no_programs(command: Command, tmp_path: Path) -> None:
     ran = command("compile", folder)
     assert ran.status == 1
     assert "is an ensemble, which no engine runs; give one of its models: a" in ran.err
-
-
-def test_a_comparison_writes_no_file(command: Command, tmp_path: Path) -> None:
-    model = tmp_path / "scorer.onnx"
-    model.write_bytes(mlp())
-    ran = command("compile", model, "--compare", "--output", "scorer.mxr")
-    assert ran.status == 2
-    assert "argument --output: not allowed with argument --compare" in ran.err
 
 
 @pytest.mark.parametrize("name", ["scorer.onnx", "scorer", "."])
@@ -252,92 +236,3 @@ def test_at_its_time_limit_it_does_not_advise_itself(migraphx_root: Path, comman
     ran = command.on_migraphx(migraphx_root, "compile", folder, "--compile-timeout-secs", "0.01")
     assert ran.status == 1
     assert ran.err.endswith("; raise compile_timeout_secs (0 = no limit)\n")
-
-
-_QUICK = ("--seconds", "0", "--repeats", "5", "--warm-up", "0")
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "resnet.onnx"
-    path.write_bytes(mini_resnet())
-    return path
-
-
-def _relative(ran: Ran, precision: str) -> float:
-    output, _, _, relative, *_ = ran.row(precision)
-    assert output == "logits"
-    return float(relative)
-
-
-def test_on_calibration_data(migraphx_root: Path, command: Command, model: Path, tmp_path: Path) -> None:
-    data = tmp_path / "elsewhere" / "samples.npz"
-    data.parent.mkdir()
-    np.savez(data, image=np.random.default_rng(1).random((3, *IMAGE_SHAPE), dtype=np.float32))
-    ran = command.on_migraphx(
-        migraphx_root, "compile", model, "--compare", "--calibration-data", data, "--target", "ref", *_QUICK
-    )
-    assert ran.status == 0
-    assert ran.row("fp32")[1:6] == ["0", "0", "0", "1.000000", "100.0%"]
-    assert 0 < _relative(ran, "fp16") < _relative(ran, "bf16") < 0.1
-    assert 0 < _relative(ran, "int8") < 0.2
-    assert 0 < _relative(ran, "fp8") < 0.3
-    assert f"errors against fp32, on 3 of 3 runs of the calibration data {data}\n" in ran.out
-    assert "resnet, batch size 1, target ref" in ran.out
-
-
-def test_images_of_a_tensorflow_graph(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
-    """Clients' images are NHWC, the program's NCHW."""
-    (tmp_path / "m.pb").write_bytes(classifier())
-    np.savez(tmp_path / "samples.npz", image=np.random.default_rng(1).random((3, 8, 8, 3), dtype=np.float32))
-    ran = command.on_migraphx(
-        migraphx_root, "compile", tmp_path / "m.pb", "--compare", "--calibration-data", tmp_path / "samples.npz",
-        "--precision", "fp16", "--target", "ref", *_QUICK,
-    )  # fmt: skip
-    assert ran.status == 0, ran.err
-    assert "on 3 of 3 runs of the calibration data" in ran.out
-    assert 0 < float(ran.row("fp16")[3]) < 0.1
-
-
-def test_on_random_data_which_is_said(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
-    path = tmp_path / "two.onnx"
-    path.write_bytes(two_in_two_out())
-    words = ("compile", path, "--compare", "--precision", "fp16", "--batch-sizes", "2", "--target", "ref", *_QUICK)
-    ran = command.on_migraphx(migraphx_root, *words)
-    assert ran.status == 0
-    assert "on 8 runs of RANDOM inputs: name real ones with --calibration-data for errors that count\n" in ran.out
-    rows = [line.split()[:2] for line in ran.out.splitlines() if line.strip().startswith("fp")]
-    assert rows == [["fp32", "difference"], ["fp32", "product"], ["fp16", "difference"], ["fp16", "product"]]
-
-
-def test_a_precision_that_cannot_be_had_is_said_and_the_others_are_compared(
-    migraphx_root: Path, command: Command, model: Path
-) -> None:
-    words = ("compile", model, "--compare", "--precision", "int8,fp16", "--target", "ref", *_QUICK)
-    ran = command.on_migraphx(migraphx_root, *words)
-    assert ran.status == 1
-    assert ran.row("int8")[:2] == ["failed", "-"]
-    assert ran.row("fp16")[0] == "logits"
-    assert "rocserve compile: int8: model 'resnet': precision \"int8\" needs 'calibration_data'" in ran.err
-
-
-def test_the_shape_of_the_data_is_checked_before_anything_is_compiled(
-    migraphx_root: Path, command: Command, model: Path, tmp_path: Path
-) -> None:
-    data = tmp_path / "samples.npz"
-    np.savez(data, image=np.zeros((2, 5), np.float32))
-    words = ("compile", model, "--compare", "--calibration-data", data, "--target", "ref", *_QUICK)
-    ran = command.on_migraphx(migraphx_root, *words)
-    assert (ran.status, ran.out) == (1, "")
-    assert f"the calibration data {data} has shape [2, 5] for input 'image' (samples.npz)" in ran.err.splitlines()[-1]
-    assert not list((tmp_path / "cache").rglob("*.mxr")), "nothing was compiled"
-
-
-def test_data_that_do_not_fit(migraphx_root: Path, command: Command, model: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "samples.npz", picture=np.zeros((2, *IMAGE_SHAPE), np.float32))
-    ran = command.on_migraphx(
-        migraphx_root, "compile", model, "--compare", "--calibration-data", tmp_path / "samples.npz", "--precision",
-        "fp16", "--target", "ref", *_QUICK,
-    )  # fmt: skip
-    assert (ran.status, ran.out) == (1, "")
-    assert "'image'" in ran.err.splitlines()[-1]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rocserve.tools.measuring.figures import difference
+from rocserve_tools.measuring.figures import difference
 
 
 def test_equal() -> None:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.tools.get import download as get_download
-from rocserve.tools.get.download import CATALOGUE, GetError, Patience, RemoteFile, download, opened_part
+from rocserve_tools.get import download as get_download
+from rocserve_tools.get.download import CATALOGUE, GetError, Patience, RemoteFile, download, opened_part
 
 CONTENT = np.random.default_rng(7).integers(0, 256, 600_000, dtype=np.uint8).tobytes()
 PATIENT = Patience(silence=PATIENCE_SECONDS, first_pause=0.01)
@@ -258,7 +258,7 @@ def test_a_server_that_never_recovers_is_given_up(server: Server, target: Path, 
     text = refusal(server.file(), target, part)
     assert "HTTP status 500" in text
     assert "5 times in a row" in text
-    assert "--untrained" in text
+    assert "--source=URL names a mirror" in text
     assert len(server.asked) == 5
     assert not part.exists(), "nothing came, so nothing is left"
 

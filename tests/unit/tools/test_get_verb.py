@@ -14,17 +14,14 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
 from rich.console import Console
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cli import main
-from rocserve.tools.get import verb
-from rocserve.tools.get.download import CATALOGUE, Patience, RemoteFile
-from rocserve.tools.get.verb import copy_samples
-from rocserve.tools.networks import UNTRAINED, is_untrained, resnet50
+from rocserve_tools.get import verb
+from rocserve_tools.get.download import CATALOGUE, Patience, RemoteFile
+from rocserve_tools.get.verb import copy_samples
 
 CONTENT = b"the published network" * 1000
 PUBLISHED = RemoteFile("resnet50-v1-12.onnx", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), ())
@@ -50,18 +47,11 @@ def mirror(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository, and a catalogue with a small file and a fast build."""
+    """A repository, and a catalogue with a small file."""
     monkeypatch.setitem(verb.CATALOGUE, "resnet50", PUBLISHED)
-    monkeypatch.setattr(resnet50, "build", small_model)
     folder = tmp_path / "repository"
     (folder / "resnet50").mkdir(parents=True)
     return folder
-
-
-def small_model() -> onnx.ModelProto:
-    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "small", [value], [value])
-    return helper.make_model(graph, producer_name=UNTRAINED)
 
 
 def get(
@@ -115,15 +105,15 @@ def test_all_that_can_be_fetched_has_what_serves_it(tmp_path: Path) -> None:
         assert (tmp_path / name / "config.pbtxt").is_file()
 
 
-def test_a_folder_that_is_not_there_is_made_with_all_that_serves_the_model(repository: Path) -> None:
+def test_a_folder_that_is_not_there_is_made_with_all_that_serves_the_model(repository: Path, mirror: str) -> None:
     folder = repository.parent / "new" / "models"
-    status, text = get(folder, untrained=True)
+    status, text = get(folder, source=mirror)
     assert status == 0, text
     assert f"to serve them: rocserve serve {folder}" in text
     assert (folder / "classify_image" / "1").is_dir()
     assert (folder / "resnet50_preprocess" / "1" / "pipeline.json").is_file()
     (folder / "classify_image" / "config.pbtxt").write_text("edited")
-    assert "to serve them" not in get(folder, untrained=True)[1]
+    assert "to serve them" not in get(folder, source=mirror)[1]
     assert (folder / "classify_image" / "config.pbtxt").read_text() == "edited"
 
 
@@ -144,25 +134,8 @@ def test_a_failure_says_what_to_do_and_leaves_no_version(repository: Path) -> No
     status, text = get(repository)
     assert status == 1
     assert "'resnet50-v1-12.onnx' could not be downloaded" in text
-    assert "--untrained" in text
+    assert "--source=URL names a mirror" in text
     assert not (repository / "resnet50" / "1").exists()
-
-
-def test_untrained_weights_give_way_to_published_ones_and_not_the_other_way(repository: Path, mirror: str) -> None:
-    file = verb.model_file(repository / "resnet50")
-    status, text = get(repository, untrained=True)
-    assert status == 0
-    assert "UNTRAINED" in text
-    assert is_untrained(file)
-    assert "there already (untrained weights)" in get(repository, untrained=True)[1]
-    assert get(repository, source=mirror)[0] == 0
-    assert file.read_bytes() == CONTENT
-    status, text = get(repository, untrained=True)
-    assert status == 1
-    assert "is not untrained; --force replaces it" in text
-    assert file.read_bytes() == CONTENT
-    assert get(repository, untrained=True, force=True)[0] == 0
-    assert is_untrained(file)
 
 
 def test_somebody_elses_file_is_replaced_by_force_alone(repository: Path, mirror: str) -> None:
@@ -175,26 +148,6 @@ def test_somebody_elses_file_is_replaced_by_force_alone(repository: Path, mirror
     assert file.read_bytes() == b"my own network"
     assert get(repository, source=mirror, force=True)[0] == 0
     assert file.read_bytes() == CONTENT
-
-
-def test_untrained_weights_may_be_built_beside_a_download_that_was_ended(repository: Path) -> None:
-    part = repository / "resnet50" / "model.onnx.part"
-    part.write_bytes(CONTENT[:5000])
-    assert get(repository, untrained=True)[0] == 0
-    assert part.read_bytes() == CONTENT[:5000]
-    left = sorted(path.name for path in part.parent.iterdir())
-    assert left == ["1", "config.pbtxt", "labels.txt", "model.onnx.part"]
-
-
-def test_a_build_that_fails_leaves_nothing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> onnx.ModelProto:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(resnet50, "build", fail)
-    status, text = get(repository, untrained=True)
-    assert status == 130
-    assert "ended by you" in text
-    assert not (repository / "resnet50" / "1").exists()
 
 
 def test_ctrl_c_ends_it_in_a_line_and_the_next_time_goes_on(tmp_path: Path) -> None:
@@ -259,13 +212,11 @@ def test_complaints_go_to_standard_error(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_folder_that_cannot_be_written(repository: Path, mirror: str) -> None:
     """A folder in the part's place acts as a read-only disk: root may write anywhere else."""
-    for part in ("model.onnx.part", "model.onnx.untrained.part"):
-        (repository / "resnet50" / part).mkdir()
-    for untrained in (False, True):
-        status, text = get(repository, source=mirror, untrained=untrained)
-        assert status == 1
-        assert "cannot write" in text
-        assert "run again" not in text, "there is nothing to go on from"
+    (repository / "resnet50" / "model.onnx.part").mkdir()
+    status, text = get(repository, source=mirror)
+    assert status == 1
+    assert "cannot write" in text
+    assert "run again" not in text, "there is nothing to go on from"
 
 
 def test_a_folder_that_came_in_part_is_completed_the_next_time(repository: Path, mirror: str) -> None:
@@ -284,9 +235,3 @@ def test_only_known_models(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["get", "resnet51"])
     assert "resnet50" in capsys.readouterr().err
-
-
-def test_what_is_no_untrained_model(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text(UNTRAINED)
-    assert not is_untrained(tmp_path / "text")
-    assert not is_untrained(tmp_path / "absent")

@@ -15,8 +15,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.padding import NO_PADDING, PaddedDimension, Padding
 from rocserve.core.requests import Signature
-from rocserve.tools.measuring.candidates import MeasuredInput, OpenCandidate
-from rocserve.tools.measuring.lengths import (
+from rocserve_tools.measuring.candidates import MeasuredInput, OpenCandidate
+from rocserve_tools.measuring.lengths import (
     LENGTHS,
     DrawnLengths,
     Law,
@@ -27,7 +27,7 @@ from rocserve.tools.measuring.lengths import (
     by_dimension,
     draw_lengths,
 )
-from rocserve.tools.measuring.workload import MadeSamples, drawn_lengths, workload
+from rocserve_tools.measuring.workload import MadeSamples, drawn_lengths, workload
 
 
 @pytest.mark.parametrize(

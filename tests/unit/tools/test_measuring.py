@@ -20,14 +20,14 @@ from rocserve.core.errors import ServeError
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.settings import EngineSettings
-from rocserve.tools.measuring import timed
-from rocserve.tools.measuring.candidates import MeasuredInput, OpenCandidate, prepare
-from rocserve.tools.measuring.candidates import random_inputs as seeded_inputs
-from rocserve.tools.measuring.comparing import Comparison
-from rocserve.tools.measuring.figures import Timing
-from rocserve.tools.measuring.timed import LATENCIES, ORDER, TimedModel
-from rocserve.tools.measuring.workers import ToolWorkers
 from rocserve.tools.model_choice import ModelOptions, find_model
+from rocserve.tools.workers import ToolWorkers
+from rocserve_tools.measuring import timed_engine
+from rocserve_tools.measuring.candidates import MeasuredInput, OpenCandidate, prepare
+from rocserve_tools.measuring.candidates import random_inputs as seeded_inputs
+from rocserve_tools.measuring.comparing import Comparison
+from rocserve_tools.measuring.figures import Timing
+from rocserve_tools.measuring.timed_engine import LATENCIES, ORDER, TimedModel
 
 
 def _opened(
@@ -55,7 +55,7 @@ def test_migraphx_is_open_once_all_its_batch_sizes_are_in_service(migraphx_root:
 
     async def use(opened: OpenCandidate) -> None:
         assert opened.description.startswith("MIGraphX 2.")
-        assert opened.workers.properties["batch_sizes"] == "1, 2, 4"
+        assert opened.workers.loaded.properties["batch_sizes"] == "1, 2, 4"
 
     _opened(tmp_path, use, "migraphx", settings, target="ref")
 
@@ -93,7 +93,7 @@ def test_runs_go_on_for_the_seconds_that_are_ordered(
             now += 0.25
             return BatchResult({})
 
-    monkeypatch.setattr(timed, "time", SimpleNamespace(monotonic=lambda: now, perf_counter=lambda: now))
+    monkeypatch.setattr(timed_engine, "time", SimpleNamespace(monotonic=lambda: now, perf_counter=lambda: now))
     engine: Any = Engine()
     order = tensor_from_numpy(ORDER, np.array([repeats, seconds]))
     result = TimedModel(engine).execute(Batch({ORDER: order}, (), (1,)))
@@ -120,7 +120,7 @@ def test_a_run_that_fails_says_why_and_the_next_one_runs(tmp_path: Path) -> None
 
 def test_a_worker_that_crashes_is_reported(tmp_path: Path) -> None:
     async def use(opened: OpenCandidate) -> None:
-        (pid,) = opened.workers.group.models_of_workers
+        (pid,) = opened.workers.loaded.group.models_of_workers
         asyncio.get_running_loop().call_later(0.3, os.kill, pid, signal.SIGKILL)
         with pytest.raises(ServeError, match=r"^onnxruntime: .* ended unexpectedly \(killed by signal 9\)"):
             await opened.workers.run([seeded_inputs(opened.inputs[1])], 1, 600)

@@ -18,7 +18,7 @@ from support.pytorch import NO_PYTORCH
 from rocserve import cli
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.tools.quantise.verb import QuantiseOptions, read_inputs
+from rocserve_tools.quantise.verb import QuantiseOptions, read_inputs
 
 # PyTorch takes up to half a minute of a processor's time for one of them.
 pytestmark = pytest.mark.long
@@ -210,7 +210,7 @@ def test_a_disk_that_is_full_is_a_line(
         with Path("/dev/full").open("wb", buffering=0) as file:
             yield file
 
-    monkeypatch.setattr("rocserve.tools.quantise.verb.replacing", replacing)
+    monkeypatch.setattr("rocserve_tools.quantise.verb.replacing", replacing)
     assert quantise(digits, "digits.pt2", "dynamic", "never.pt2") == 1
     assert capsys.readouterr().err.endswith("No space left on device\n")
 
@@ -220,7 +220,7 @@ def test_without_torchao_it_says_what_to_install(
 ) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        "rocserve.tools.quantise.verb.find_spec", lambda name: None if name == "torchao" else found(name)
+        "rocserve_tools.quantise.verb.find_spec", lambda name: None if name == "torchao" else found(name)
     )
     assert quantise(digits, "digits.pt2", "static", "never.pt2") == 1
     assert "this needs torchao, which is not installed: pip install 'torchao==0.18.0'" in capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_outputs_of_any_datatype_are_compared(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_script_whose_train_is_no_function(tmp_path: Path) -> None:
-    methods = pytest.importorskip("rocserve.tools.quantise.methods", reason=NO_PYTORCH)
+    methods = pytest.importorskip("rocserve_tools.quantise.methods", reason=NO_PYTORCH)
     (tmp_path / "script.py").write_text("train = 3\n")
     with pytest.raises(ServeError, match=r"script.py has no function train\(network\)"):
         methods.training_function(tmp_path / "script.py")

@@ -16,11 +16,11 @@ from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository import machine
 from rocserve.repository.machine import ThisMachine
-from rocserve.tools.measuring.figures import LatencySummary, summarise
-from rocserve.tools.tune.config_text import ServingChoice, with_choice
-from rocserve.tools.tune.plot import draw
-from rocserve.tools.tune.sweep import Measurement, Sweep, setting
-from rocserve.tools.tune.verb import knee, recommend
+from rocserve_tools.measuring.figures import LatencySummary, summarise
+from rocserve_tools.tune.config_text import ServingChoice, with_choice
+from rocserve_tools.tune.plot import draw
+from rocserve_tools.tune.sweep import Measurement, Sweep, setting
+from rocserve_tools.tune.verb import knee, recommend
 
 pytestmark = pytest.mark.long
 

@@ -24,9 +24,9 @@ from rocserve.tools.check.graph_cuts import dimension_names, read_model
 from rocserve.tools.check.nodes import OperatorSearch
 from rocserve.tools.check.operator_search import OperatorFinding
 from rocserve.tools.check.sides import Side, compare_with_recorded, onnx_file, open_side, reference_of
-from rocserve.tools.measuring.candidates import main_engine, prepare
-from rocserve.tools.measuring.workers import ToolWorkers
+from rocserve.tools.engines import main_engine, prepare
 from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.workers import ToolWorkers
 
 _CASE_ROWS = 3
 """Rows of a batch, if the model batches: more than one, and no power of two, so that engines with fixed batch sizes pad

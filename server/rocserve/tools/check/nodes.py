@@ -23,8 +23,8 @@ from rocserve.tools.check.errors import OutputError, output_errors
 from rocserve.tools.check.graph_cuts import CutGraph, read_model, write_model
 from rocserve.tools.check.operator_search import CutResult, OperatorFinding, TensorFinding, farthest, first_difference
 from rocserve.tools.check.sides import open_side
-from rocserve.tools.measuring.workers import ToolWorkers
 from rocserve.tools.model_choice import ModelOptions, ToolModel, configured_as, find_model
+from rocserve.tools.workers import ToolWorkers
 
 
 class OperatorSearch:

@@ -16,9 +16,9 @@ from rocserve.core.model_config import with_sequence_tensors
 from rocserve.core.tensors import Tensor, bfloat16_values
 from rocserve.load_check.recorded import compare_recorded, read_recorded, recorded_request
 from rocserve.load_check.tensors import Array, Feed
-from rocserve.tools.measuring.candidates import CPU, ONNXRUNTIME, engine_description, is_pytorch, prepare
-from rocserve.tools.measuring.workers import LoadedWorkers, ToolWorkers
+from rocserve.tools.engines import CPU, ONNXRUNTIME, engine_description, is_pytorch, prepare
 from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.workers import LoadedWorkers, ToolWorkers
 
 _RUN_SECONDS = 600.0
 """Limit of one run of an engine, which may hang."""
@@ -51,9 +51,9 @@ class Side:
 
 async def open_side(model: ToolModel, engine: str, workers: ToolWorkers, mode: LoadCheckMode) -> Side:
     """Load the model in the engine, and check it as a server would in this mode. Raises ServeError."""
-    candidate = prepare(model.with_parameters(load_check=mode.value), engine)
-    order, plan = candidate.planned()
-    loaded = await workers.open(order, plan, candidate.title, is_timed=False)
+    placed = prepare(model.with_parameters(load_check=mode.value), engine)
+    order, plan = placed.planned()
+    loaded = await workers.open(order, plan, placed.title)
     return Side(engine, engine_description(plan.engine, loaded), loaded, asyncio.get_running_loop())
 
 

@@ -14,7 +14,7 @@ from rocserve.core.load_check import LoadCheckMode
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part
 from rocserve.tools.check.checking import Check, Checked, OutputRow, Question
 from rocserve.tools.check.operator_search import OperatorFinding, TensorFinding
-from rocserve.tools.measuring.candidates import ENGINES
+from rocserve.tools.engines import ENGINES
 from rocserve.tools.model_choice import ModelOptions, find_model
 from rocserve.tools.printing import ToolProgress, complain, console_on, say, say_json, show, table
 from rocserve.tools.verb import UsageError, Verb

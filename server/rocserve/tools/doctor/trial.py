@@ -15,12 +15,12 @@ from rocserve.backends.registry import discover_backends
 from rocserve.config.definition import FolderReading
 from rocserve.core.errors import internal, unavailable
 from rocserve.core.load_check import LoadCheckMode
+from rocserve.load_check.tensors import Array
 from rocserve.repository.engine_plan import plan_engine
 from rocserve.repository.loads import LoadOrder
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings import EngineSettings
-from rocserve.tools.measuring.figures import Array
-from rocserve.tools.measuring.workers import ToolWorkers
+from rocserve.tools.workers import ToolWorkers
 
 SHAPE = (2, 4)
 WEIGHTS = (-1.0, -0.5, 0.5, 1.0)
@@ -117,7 +117,7 @@ async def _answer(order: LoadOrder, model: TinyModel, settings: EngineSettings, 
         ):
             plan = plan_engine(order.definition, order.folder, ThisMachine(settings))
             loaded = await workers.open(order, plan, title)
-            return (await loaded.run((model.inputs,), repeats=1)).outputs[0]
+            return next(iter((await loaded.answer(model.inputs)).values()))
     except TimeoutError:
         limit = f"--timeout-secs ({timeout_seconds:g} s)"
         raise unavailable(

@@ -1,1 +1,0 @@
-"""Runs bare engines in separate processes and times them: for `bench`, `tune` and `compile --compare`."""

@@ -1,0 +1,1 @@
+"""Times a model's engine in workers: for `bench`, `tune` and `compare`."""
