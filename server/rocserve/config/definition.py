@@ -17,10 +17,10 @@ from rocserve.config.class_names import ClassNames, find_class_names, with_own_n
 from rocserve.config.completion import autofill, fill_from_model, normalise, replace_declared_tensors
 from rocserve.config.model_folder import FlatModel, Listing, ModelFolder, check_agents_known, read_labels, run_agents
 from rocserve.config.plain import correct_by_signature, to_plain, version_policy
+from rocserve.config.preprocess.text_files import TOKENIZER, has_tokenizer, has_tokenizers
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.signature_checks import check_signature
 from rocserve.config.sources import NO_FILE, read_written_config
-from rocserve.config.text_files import TOKENIZER, has_tokenizer, has_tokenizers
 from rocserve.config.validation import (
     check_loadable,
     check_model_config,

@@ -2,8 +2,10 @@
 
 PREPROCESS = "preprocess"
 """The parameter of a model that names a preset."""
+IMAGES = ("imagenet", "inception", "yolov4", "yolov5", "yolov8", "yolo_end2end")
 TEXT = "text"
-NAMES = ("imagenet", "inception", "yolov4", "yolov5", "yolov8", "yolo_end2end", TEXT)
+NAMES = (*IMAGES, TEXT)
+"""The presets; config/preprocess makes their models."""
 TEXT_FACTS = ("output", "pooling", "normalise", "activation", "max_tokens", "prompt", "matryoshka")
 """The parameters by which an ensemble of text tells how it answers; its metadata have them as properties."""
 

@@ -16,8 +16,8 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.cache.folders import make_folder
 from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.config.definition import FolderReading, ModelDefinition
-from rocserve.config.generated_models import GeneratedModel
 from rocserve.config.model_folder import select_versions
+from rocserve.config.preprocess.generated import GeneratedModel
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, internal, invalid_argument

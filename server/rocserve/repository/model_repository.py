@@ -18,9 +18,9 @@ from rocserve.repository.lifecycle import LifecycleContext
 from rocserve.repository.loads import LoadVersion
 from rocserve.repository.membership import members_of, outermost
 from rocserve.repository.model import wait_for_loads
-from rocserve.repository.preset_models import PresetModels
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
+from rocserve.repository.served_presets import PresetModels
 from rocserve.repository.table import ModelTable
 from rocserve.repository.version import UNLOADED, VersionState
 from rocserve.settings import ControlMode, ReadinessRule, RepositorySettings

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.model_folder import FlatModel, ModelFolder, is_true, is_version_name
-from rocserve.config.text_files import TOKENIZER
+from rocserve.config.preprocess.text_files import TOKENIZER
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_names import ModelKey
 from rocserve.core.printable import printable_name

@@ -18,10 +18,10 @@ from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.config.class_names import LABELS_FILENAME
 from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
-from rocserve.config.generated_models import GeneratedModel
 from rocserve.config.pbtxt import format_model_config
-from rocserve.config.preset_models import preset_models
-from rocserve.config.text_files import TOKENIZER
+from rocserve.config.preprocess.generated import GeneratedModel
+from rocserve.config.preprocess.models import preset_models
+from rocserve.config.preprocess.text_files import TOKENIZER
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_names import ModelKey
 from rocserve.core.requests import Signature

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rocserve.config.class_names import ClassNames
-from rocserve.config.image_models import image_models
+from rocserve.config.preprocess.images import image_models
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig, Purpose

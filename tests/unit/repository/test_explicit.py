@@ -16,11 +16,11 @@ import pytest
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.config.definition import ModelDefinition
-from rocserve.config.generated_models import GeneratedModel
+from rocserve.config.preprocess.generated import GeneratedModel
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
-from rocserve.repository import preset_models, table
 from rocserve.repository import scanner as scanner_file
+from rocserve.repository import served_presets, table
 from rocserve.repository.loads import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import ControlMode
@@ -302,7 +302,7 @@ async def test_a_load_waits_for_the_preset_models_of_its_own_model_and_members_a
         files = {PurePosixPath("config.pbtxt"): text, PurePosixPath("1/model.onnx"): b"good"}
         return (GeneratedModel(f"{config.name}_image", files),)
 
-    monkeypatch.setattr(preset_models, "preset_models", made)
+    monkeypatch.setattr(served_presets, "preset_models", made)
     folders.model("m", 1, more='parameters { key: "preprocess" value { string_value: "imagenet" } }')
     folders.model("other", 1)
     folders.ensemble("e", "m")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rocserve import presets
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import ModelConfig, TensorConfig
@@ -19,8 +20,6 @@ from rocserve.protocol import grpc_service_pb2 as pb
 
 TEXT, QUERY, IDS = "TEXT", "QUERY", "IDS"
 TOKEN_COUNT = "TOKEN_COUNT"
-_OWN_ENDING = "_text"
-"""The name of a generated ensemble is that of its encoder with this ending."""
 _LOADING = frozenset({"LOADING", "CHECKING"})
 _ASKED_TOGETHER = 64
 """Configurations that are asked for at once: each is a message to the server if this is a front end process."""
@@ -95,7 +94,7 @@ class TextModels:
         config, missing = await self._config(name)
         found = None if config is None else text_model(config)
         if found is None:
-            generated, _ = await self._config(name + _OWN_ENDING)
+            generated, _ = await self._config(presets.ensemble_name(name, presets.TEXT))
             found = None if generated is None else text_model(generated)
         if found is None:
             await self._check_not_loading(name)
@@ -138,7 +137,7 @@ class TextModels:
             return None, error
 
     async def _check_not_loading(self, name: str) -> None:
-        names = (name, name + _OWN_ENDING)
+        names = (name, presets.ensemble_name(name, presets.TEXT))
         for row in (await self._index(ready=False)).models:
             if row.name in names and row.state in _LOADING:
                 error = unavailable(f"model '{row.name}' is being loaded; ask again in a second")

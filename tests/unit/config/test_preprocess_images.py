@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 import pytest
 
 from rocserve.config.class_names import ClassNames
-from rocserve.config.generated_models import GeneratedModel
-from rocserve.config.image_models import _PRESETS, image_models
+from rocserve.config.preprocess.generated import GeneratedModel
+from rocserve.config.preprocess.images import _PRESETS, image_models
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig

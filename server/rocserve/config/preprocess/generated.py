@@ -1,4 +1,4 @@
-"""What the models that the parameter `preprocess` generates have in common; see image_models and text_models."""
+"""What the models that the parameter `preprocess` generates have in common; see images.py and texts.py."""
 
 from __future__ import annotations
 

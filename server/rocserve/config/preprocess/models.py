@@ -1,14 +1,14 @@
-"""The models that a model's parameter `preprocess` stands for."""
+"""Chooses how the models of a preset are made."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from rocserve.config.definition import ModelDefinition
-from rocserve.config.generated_models import GeneratedModel
-from rocserve.config.image_models import image_models
-from rocserve.config.text_files import read_text_files
-from rocserve.config.text_models import text_models
+from rocserve.config.preprocess.generated import GeneratedModel
+from rocserve.config.preprocess.images import image_models
+from rocserve.config.preprocess.text_files import read_text_files
+from rocserve.config.preprocess.texts import text_models
 from rocserve.core.model_config import ModelConfig
 from rocserve.presets import PREPROCESS, TEXT
 

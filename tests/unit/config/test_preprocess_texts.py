@@ -13,11 +13,11 @@ import pytest
 from rocserve.backends.registry import discover_backends
 from rocserve.config import definition
 from rocserve.config.class_names import ClassNames
-from rocserve.config.generated_models import GeneratedModel
 from rocserve.config.model_folder import FlatModel, ModelFolder
 from rocserve.config.pbtxt import parse_model_config
-from rocserve.config.text_files import TextFiles, has_tokenizer, read_text_files
-from rocserve.config.text_models import text_models
+from rocserve.config.preprocess.generated import GeneratedModel
+from rocserve.config.preprocess.text_files import TextFiles, has_tokenizer, read_text_files
+from rocserve.config.preprocess.texts import text_models
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocserve.config.pbtxt import suggest
-from rocserve.config.text_files import TextFiles
+from rocserve.config.preprocess.text_files import TextFiles
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.printable import listed
 

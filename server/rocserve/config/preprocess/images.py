@@ -15,7 +15,8 @@ from typing import Any
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.bounds import MOST_LABELS
 from rocserve.config.class_names import LABELS_FILENAME, ClassNames, dims_of_one_row, wrong_number
-from rocserve.config.generated_models import (
+from rocserve.config.pbtxt import suggest
+from rocserve.config.preprocess.generated import (
     GeneratedModel,
     PresetUnfit,
     add_tensor,
@@ -24,13 +25,12 @@ from rocserve.config.generated_models import (
     model_file,
     unfit,
 )
-from rocserve.config.pbtxt import suggest
-from rocserve.config.yolo_heads import HeadShape, finished_head, yolov5_head, yolov8_head
+from rocserve.config.preprocess.yolo_heads import HeadShape, finished_head, yolov5_head, yolov8_head
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import OutputConfig
-from rocserve.presets import NAMES, PREPROCESS
+from rocserve.presets import NAMES, PREPROCESS, ensemble_name
 from rocserve.presets.yolo import HeadForm
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
@@ -184,7 +184,7 @@ def _pipeline(
 
 
 def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelConfig:
-    message = ModelConfig(name=f"{config.name}_image", platform=ENSEMBLE_PLATFORM)
+    message = ModelConfig(name=ensemble_name(config.name, config.parameters[PREPROCESS]), platform=ENSEMBLE_PLATFORM)
     # Images differ in their number of boxes, so detections do not batch.
     message.max_batch_size = 0 if post.is_detector else config.max_batch_size
     add_tensor(message.input, _ENCODED, DataType.BYTES, [1])
@@ -341,4 +341,4 @@ _PRESETS: Mapping[str, _Preset] = {
     "yolov8": _Preset(640, _fitted, (0,), (1,), _boxes(yolov8_head, "[4 + classes, boxes]", _YOLOV8)),
     "yolo_end2end": _Preset(640, _fitted, (0,), (1,), _boxes(finished_head, "[boxes, 6]", _END2END)),
 }
-"""The keys are presets.NAMES, without that of text."""
+"""The keys are presets.IMAGES."""

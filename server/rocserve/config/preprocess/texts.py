@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.class_names import LABELS_FILENAME, ClassNames, dims_of_one_row, wrong_number
-from rocserve.config.generated_models import GeneratedModel, add_tensor, generated, is_number, model_file, unfit
-from rocserve.config.text_facts import EMBEDDING, LABEL, SCORE, TOKENS, TextFacts
-from rocserve.config.text_files import TOKENIZER, TextFiles
+from rocserve.config.preprocess.generated import GeneratedModel, add_tensor, generated, is_number, model_file, unfit
+from rocserve.config.preprocess.text_facts import EMBEDDING, LABEL, SCORE, TOKENS, TextFacts
+from rocserve.config.preprocess.text_files import TOKENIZER, TextFiles
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.model_config import ModelConfig as PlainConfig
-from rocserve.presets import TEXT_FACTS
+from rocserve.presets import TEXT, TEXT_FACTS, ensemble_name
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 _TEXT, _QUERY, _IDS, _COUNT = "TEXT", "QUERY", "IDS", "TOKEN_COUNT"
@@ -280,7 +280,7 @@ def _label_file(names: Sequence[str]) -> Mapping[str, str]:
 def _ensemble(
     config: PlainConfig, encoder: _Encoder, tokenizer: ModelConfig, post: _Postprocess, told: Mapping[str, str]
 ) -> ModelConfig:
-    message = ModelConfig(name=f"{config.name}_text", platform=ENSEMBLE_PLATFORM)
+    message = ModelConfig(name=ensemble_name(config.name, TEXT), platform=ENSEMBLE_PLATFORM)
     # Texts differ in their number of tokens, so labels of tokens do not batch.
     if encoder.joins_texts and told["output"] != TOKENS:
         message.max_batch_size = config.max_batch_size

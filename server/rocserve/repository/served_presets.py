@@ -1,4 +1,4 @@
-"""Keeps the models of the parameter `preprocess` next to each served model; see config.preset_models."""
+"""Keeps the models of the parameter `preprocess` next to each served model; see config.preprocess."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from rocserve.config.generated_models import GeneratedModel
-from rocserve.config.preset_models import preset_models
+from rocserve.config.preprocess.generated import GeneratedModel
+from rocserve.config.preprocess.models import preset_models
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey
