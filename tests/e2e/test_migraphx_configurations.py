@@ -36,7 +36,7 @@ ON_CPU = "instance_group [ { kind: KIND_CPU } ]"
 
 
 def accelerated(**parameters: str) -> str:
-    """As AMD's Triton is configured."""
+    """An accelerator with these parameters."""
     entries = "".join(f'parameters {{ key: "{key}" value: "{value}" }} ' for key, value in parameters.items())
     named = f'{{ name: "migraphx" {entries} }}'
     return f"optimization {{ execution_accelerators {{ gpu_execution_accelerator [ {named} ] }} }}"
@@ -46,19 +46,9 @@ MODELS: Mapping[str, tuple[bytes, str]] = {
     "plain": (MLP, config(4, batch_sizes="4")),
     "by_parameters": (MLP, config(4, batch_sizes="4", precision="fp16")),
     "by_accelerator": (MLP, config(4, tensors=accelerated(precision="fp16", batch_sizes="4"))),
-    "by_amds_names": (
-        MLP,
-        config(
-            4,
-            tensors=accelerated(
-                migraphx_fp16_enable="1", migraphx_max_dynamic_batch="2", migraphx_hip_graph_enable="1"
-            ),
-        ),
-    ),
     "one_batch": (MLP, config(4, batch="3", pad_batch="false")),
     "on_cpu": (MLP, config(4, batch_sizes="4", tensors=ON_CPU, target="")),
     "two_instances": (MLP, config(4, batch_sizes="4", tensors="instance_group [ { kind: KIND_CPU count: 2 } ]")),
-    "dynamic": (MLP, config(4, dynamic_batch="true")),
     "brain_floats": (migraphx_models.identity(TensorProto.BFLOAT16), config(4, batch_sizes="4")),
     "brain_floats_on_onnx_runtime": (
         migraphx_models.identity(TensorProto.BFLOAT16),
@@ -142,7 +132,7 @@ def properties(server: RocserveProcess, name: str) -> Mapping[str, str]:
         return client.model_metadata(name).properties
 
 
-@pytest.mark.parametrize("name", ["plain", "one_batch", "on_cpu", "dynamic", "external"])
+@pytest.mark.parametrize("name", ["plain", "one_batch", "on_cpu", "external"])
 def test_answers_are_those_of_onnx_runtime(server: RocserveProcess, name: str) -> None:
     assert properties(server, name)["engine"] == "migraphx"
     np.testing.assert_allclose(ask(server.client(), name, INPUTS)["scores"], SCORES, rtol=1e-4, atol=1e-4)
@@ -150,7 +140,7 @@ def test_answers_are_those_of_onnx_runtime(server: RocserveProcess, name: str) -
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [("plain", "4"), ("one_batch", "3"), ("dynamic", "1 to 4"), ("by_amds_names", "1, 2"), ("by_accelerator", "4")],
+    [("plain", "4"), ("one_batch", "3"), ("by_accelerator", "4")],
 )
 def test_the_batch_sizes_that_are_asked_for(server: RocserveProcess, name: str, sizes: str) -> None:
     assert properties(server, name)["batch_sizes"] == sizes
@@ -159,7 +149,6 @@ def test_the_batch_sizes_that_are_asked_for(server: RocserveProcess, name: str, 
 def test_an_accelerator_says_the_same_as_parameters(server: RocserveProcess) -> None:
     answers = {name: ask(server.client(), name, INPUTS)["scores"] for name in ("by_parameters", "by_accelerator")}
     np.testing.assert_array_equal(*answers.values())
-    answers["by_amds_names"] = ask(server.client(), "by_amds_names", INPUTS)["scores"]
     for name, scores in answers.items():
         assert properties(server, name)["precision"] == "fp16"
         assert not np.array_equal(scores, SCORES)
@@ -179,15 +168,6 @@ def test_the_metadata_tells_what_runs_it(server: RocserveProcess) -> None:
     assert properties(server, "plain")["target"] == "ref"
     assert properties(server, "plain")["migraphx_binding"] == "c_api"
     assert properties(server, "on_cpu")["target"] in ("cpu", "ref")
-
-
-def test_a_dynamic_batch_keeps_within_its_range(server: RocserveProcess) -> None:
-    for rows in range(1, 5):
-        inputs = migraphx_models.random_inputs(MLP, rows)
-        wanted = expected(MLP, inputs)["scores"]
-        np.testing.assert_allclose(ask(server.client(), "dynamic", inputs)["scores"], wanted, rtol=1e-4, atol=1e-4)
-    with pytest.raises(InferenceServerException, match="inference request batch-size must be <= 4 for 'dynamic'"):
-        ask(server.client(), "dynamic", migraphx_models.random_inputs(MLP, 5))
 
 
 @pytest.mark.parametrize(

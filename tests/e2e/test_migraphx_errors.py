@@ -67,7 +67,8 @@ def served(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     for case, model in cases.items():
         model.place(repository, names[case])
     place(repository, "mlp", "model.onnx", MLP, config(4, batch_sizes="4"))
-    place(repository, "dynamic", "model.onnx", MLP, config(8, dynamic_batch="true"))
+    ranging = compiled(migraphx_root, MLP, tmp_path_factory.mktemp("ranging"), (1, 8))
+    place(repository, "dynamic", "model.mxr", ranging, config(8, "migraphx_mxr"))
     place(repository, "picking", "model.onnx", migraphx_models.picking(), config(1))
     place(repository, "slow", "model.onnx", slow(), config(1, load_check="off"))
     folder = tmp_path_factory.mktemp("server")

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from support import migraphx_models
-from support.graphdef import GraphDef, classifier
+from support.graphdef import GraphDef
 from support.migraphx_serving import config, place
 
 _MLP = migraphx_models.mlp()
@@ -75,7 +75,6 @@ def onnx_cases() -> dict[str, Case]:
         "calibration samples of another shape": _calibrated(x=np.zeros((4, 15), np.float32)),
         "calibration samples of another datatype": _calibrated(x=np.zeros((4, 16), np.float64)),
         "calibration samples for another name": _calibrated(picture=np.zeros((4, 16), np.float32)),
-        "int8 or fp8 with a dynamic batch": configured(precision="fp8", calibration_data="x", dynamic_batch="true"),
         "target gpu on a machine without one": configured(target="gpu"),
         "KIND_GPU on a machine without one": configured(target="gpu", tensors="instance_group [ { kind: KIND_GPU } ]"),
         "the library of target gpu is not installed": configured(target="gpu", tensors=named_gpu),
@@ -90,12 +89,10 @@ def tensorflow_cases() -> dict[str, Case]:
     lacking = GraphDef()
     lacking.node("MyFancyOp", "y", lacking.placeholder("x", [2, 4]))
     text = config(platform="tensorflow_graphdef")
-    varying = config(4, "tensorflow_graphdef", dynamic_batch="true")
     return {
         "an operator that MIGraphX lacks, in a TensorFlow graph": Case(lacking.serialized(), text, "model.graphdef"),
         "a TensorFlow graph that is something else": Case(b"garbage, no graph", text, "model.graphdef"),
         "a TensorFlow graph of 0 bytes": Case(b"", text, "model.graphdef"),
-        "a TensorFlow graph with a dynamic batch": Case(classifier(), varying, "model.graphdef"),
     }
 
 

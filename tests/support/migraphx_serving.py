@@ -21,13 +21,17 @@ Array = np.ndarray[Any, Any]
 _COMPILE = """
 import json, sys
 from pathlib import Path
+from rocserve.backends.migraphx.binding.interface import DimensionRange
 from rocserve.backends.migraphx.binding.module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 
 root, source, program, shapes = sys.argv[1:]
 binding = open_binding(find_installation(EngineSettings(migraphx_root=root)))
-parsed = binding.parse_onnx(Path(source), {name: tuple(shape) for name, shape in json.loads(shapes).items()})
+parsed = binding.parse_onnx(Path(source), {
+    name: tuple(size if isinstance(size, int) else DimensionRange(*size) for size in shape)
+    for name, shape in json.loads(shapes).items()
+})
 parsed.compile("ref")
 parsed.save(Path(program))
 """
@@ -52,8 +56,8 @@ def place(repository: Path, name: str, filename: str, content: bytes, text: str)
     return folder
 
 
-def compiled(root: Path, model: bytes, folder: Path, batch: int = 1) -> bytes:
-    """Compile an ONNX model to an .mxr, with symbolic batches set to `batch`."""
+def compiled(root: Path, model: bytes, folder: Path, batch: int | tuple[int, int] = 1) -> bytes:
+    """Compile an ONNX model to an .mxr, with symbolic batches set to `batch`; two numbers = a range."""
     source, program = folder / "source.onnx", folder / "program.mxr"
     source.write_bytes(model)
     shapes = json.dumps(shapes_at(model, batch))

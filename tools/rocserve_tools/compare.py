@@ -121,7 +121,7 @@ async def _measure(
             progress.report(f"opening {precision}")
             await comparison.add(precision, partial(one.candidate, precision), workers)
         recipe = reference.plan.recipes[0]
-        batch_size = recipe.batch_size or recipe.largest_batch
+        batch_size = recipe.batch_size
         progress.report("reading the calibration data")
         samples, data = _samples(reference, calibration_model, comparison.inputs[batch_size])
         progress.report(f"running {len(samples)} samples, and timing")

@@ -165,7 +165,7 @@ def _batch(entry: CacheEntry) -> str:
     recipe = entry.about.recipe if entry.about else None
     if recipe is None:
         return _UNKNOWN
-    return f"1-{recipe.largest_batch}" if recipe.largest_batch else str(recipe.batch_size or _UNKNOWN)
+    return str(recipe.batch_size or _UNKNOWN)
 
 
 def _summary(cache: ProgramCache, entries: Sequence[CacheEntry]) -> str:

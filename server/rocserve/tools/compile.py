@@ -87,8 +87,8 @@ def check_output(output: str, recipes: Sequence[ProgramRecipe]) -> None:
     if Path(output).suffix != ".mxr":
         raise invalid_argument(f"--output: expected a name that ends in .mxr, got '{output}'")
     if len({output_path(output, recipe) for recipe in recipes}) < len(recipes):
-        batches, sizes = ({get(recipe) for recipe in recipes} for get in (_rows, _sizes))
-        wanted = [mark for mark, values in ((BATCH, batches), (SIZES, sizes)) if len(values) > 1]
+        batches, sizes = {recipe.batch_size for recipe in recipes}, set(map(_sizes, recipes))
+        wanted = [mark for mark, count in ((BATCH, len(batches)), (SIZES, len(sizes))) if count > 1]
         named = ", ".join(str(rows) for rows in sorted(batches))
         programs = f"batch sizes {named}" if len(sizes) == 1 else listed([recipe.title for recipe in recipes], "; ")
         choose = "choose one with --batch-sizes, or " if len(sizes) == 1 else ""
@@ -101,11 +101,7 @@ def check_output(output: str, recipes: Sequence[ProgramRecipe]) -> None:
 
 
 def output_path(output: str, recipe: ProgramRecipe) -> Path:
-    return Path(output.replace(BATCH, str(_rows(recipe))).replace(SIZES, _sizes(recipe)))
-
-
-def _rows(recipe: ProgramRecipe) -> int:
-    return recipe.batch_size or recipe.largest_batch
+    return Path(output.replace(BATCH, str(recipe.batch_size)).replace(SIZES, _sizes(recipe)))
 
 
 def _sizes(recipe: ProgramRecipe) -> str:

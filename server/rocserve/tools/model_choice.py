@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.backends.base import BackendSpec, ModelSource
-from rocserve.backends.migraphx.configuration.options import MAX_DYNAMIC_BATCH
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.backends.registry import BackendRegistry, discover_backends
@@ -28,7 +27,7 @@ from rocserve.settings import EngineSettings, RepositorySettings, engine_setting
 from rocserve.settings.flag import SECONDS, SWITCH, Kind, flag, one_of, part, positional, text
 from rocserve.tools.verb import UsageError
 
-_BATCH_PARAMETERS = ("batch", "batch_sizes", "dynamic_batch", MAX_DYNAMIC_BATCH)
+_BATCH_PARAMETERS = ("batch", "batch_sizes")
 _CALIBRATION_PARAMETERS = ("calibration_data", "calibration_pipeline", "calibration_samples")
 _CALIBRATED = ("int8", "fp8")
 

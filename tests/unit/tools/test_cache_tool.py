@@ -47,7 +47,7 @@ def fill(cache: ProgramCache) -> dict[str, str]:
     )
     recipes = {
         "resnet 1": on_gpu,
-        "resnet 1-8": dataclasses.replace(on_gpu, batch_size=0, largest_batch=8),
+        "resnet 8": dataclasses.replace(on_gpu, batch_size=8),
         "digits": a_recipe("digits", batch_size=0),
     }
     keys = {}
@@ -79,7 +79,7 @@ def test_list_shows_each_program_and_what_is_not_tried_again(
     assert [cells(line) for line in (lines[0], *lines[2:5])] == [
         ["program", "model", "precision", "target", "MIGraphX", "batch", "size", "last used"],
         [keys["digits"][:12], "digits", "fp32", "ref", "2.14.0", "-", sizes[0], "61 min ago"],
-        [keys["resnet 1-8"][:12], "resnet", "fp16", "gpu gfx90a", "2.14.0", "1-8", sizes[1], "2 h ago"],
+        [keys["resnet 8"][:12], "resnet", "fp16", "gpu gfx90a", "2.14.0", "8", sizes[1], "2 h ago"],
         [keys["resnet 1"][:12], "resnet", "fp16", "gpu gfx90a", "2.14.0", "1", sizes[2], "3 h ago"],
     ]
     assert lines[5:] == [
@@ -137,7 +137,7 @@ def test_prune_to_a_size(cache: ProgramCache, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition(",")[0] for line in lines[:2]] == [
         f"removed {keys['resnet 1'][:12]} of model resnet, batch 1",
-        f"removed {keys['resnet 1-8'][:12]} of model resnet, batch 1-8",
+        f"removed {keys['resnet 8'][:12]} of model resnet, batch 8",
     ]
     assert lines[2].startswith("2 programs removed, ")
     assert [entry.key for entry in cache.entries()] == [keys["digits"]]
@@ -153,7 +153,7 @@ def test_prune_models(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -
         "forgot that model.mxr of model mine crashed: it is tried again",
         "nothing is kept of model none",
     ]
-    assert [entry.key for entry in cache.entries()] == [keys["resnet 1"], keys["resnet 1-8"]]
+    assert [entry.key for entry in cache.entries()] == [keys["resnet 1"], keys["resnet 8"]]
     assert cache.load_trials.entries() == []
 
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_removed_keeps_nothing_else(
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("removed ")] == [
-        keys["resnet 1-8"][:12],
+        keys["resnet 8"][:12],
         keys["digits"][:12],
     ]
     assert lines[-1].startswith("2 programs removed, ")

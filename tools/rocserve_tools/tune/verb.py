@@ -155,10 +155,8 @@ def _print_table(title: str, swept: Sweep, best: Measurement | None, out: Consol
 def _write(
     path: Path, model: ToolModel, engine: str, measurements: Sequence[Measurement], best: Measurement, out: Console
 ) -> None:
-    parameters = model.source.config.parameters
     sizes = sorted({one.batch_size for one in measurements if 0 < one.batch_size <= best.batch_size})
-    is_one_program = parameters.get("dynamic_batch", "").lower() in ("true", "1")
-    compiled_ahead = engine in (MIGRAPHX, MIGRAPHX_ONNX.name) and not is_one_program
+    compiled_ahead = engine in (MIGRAPHX, MIGRAPHX_ONNX.name)
     choice = ServingChoice(best.instances, best.batch_size, tuple(sizes) if compiled_ahead else (), best.sizes)
     write_choice(path, model, choice)
     config = model.definition.config

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.migraphx.binding.interface import DimensionRange
-from rocserve.backends.migraphx.configuration.options import PROVIDER_SWITCHES
 from rocserve.backends.migraphx.jobs.probe import InspectResult, ProbeJob
 from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
@@ -133,9 +132,6 @@ def load(model: ModelSource) -> LoadedModel:
     may follow while it serves. Raises ServeError if MIGraphX cannot be used here or cannot compile the model (with
     MIGraphX's own text and a remedy), if the file or the configuration is wrong, or if memory does not suffice."""
     context = open_compile_context(model, _LOG)
-    for accelerator in model.config.gpu_accelerators:
-        for name in accelerator.parameters.keys() & PROVIDER_SWITCHES:
-            _LOG.info("model '%s': parameter '%s' changes nothing: it is for ONNX Runtime's provider", model.name, name)
     # Only the backend migraphx has compiled programs; the models of other backends are compiled here.
     if model.config.backend != "migraphx":
         return load_compiled(context)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes, wanted_batch_sizes
 from rocserve.backends.contained_paths import path_within
-from rocserve.backends.migraphx.configuration.options import CACHE_NAMES, PARAMETERS, PROVIDER_SWITCHES
+from rocserve.backends.migraphx.configuration.options import PARAMETERS
 from rocserve.backends.parameters import read_switch
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ExecutionAccelerator, ModelConfig
@@ -168,6 +168,27 @@ OPENVINO = ProviderKind(
 _PRECISIONS = {"FP32": "", "FP16": "fp16", "BF16": "bf16", "FP8": "fp8", "INT8": "int8"}
 _NEEDS_TABLE = ("fp8", "int8")
 _TABLE = "migraphx_int8_calibration_table_name"
+_CACHE_NAMES = (
+    "migraphx_save_compiled_model",
+    "migraphx_save_compiled_path",
+    "migraphx_save_model_path",
+    "migraphx_save_model_name",
+    "migraphx_load_compiled_model",
+    "migraphx_load_compiled_path",
+    "migraphx_load_model_path",
+    "migraphx_load_model_name",
+    "migraphx_model_cache_dir",
+)
+"""The options that say where the provider keeps compiled programs, by their names in all its versions."""
+_NEWER_SWITCHES = frozenset(
+    {
+        "migraphx_hip_graph_enable",
+        "migraphx_coalesce_io",
+        "ORT_MIGRAPHX_HIP_GRAPH_ENABLE",
+        "ORT_MIGRAPHX_COALESCE_IO",
+    }
+)
+"""Switches that the provider has since ROCm 7.2 and 7.14: how it runs a program, not what the program computes."""
 
 
 _MIGRAPHX_OPTIONS: Mapping[str, Reader] = {
@@ -176,7 +197,7 @@ _MIGRAPHX_OPTIONS: Mapping[str, Reader] = {
     **switches(*(f"migraphx_{precision}_enable" for precision in _PRECISIONS.values() if precision)),
     _TABLE: words,
     **switches("migraphx_use_native_calibration_table", "migraphx_int8_use_native_calibration_table"),
-    **switches("migraphx_exhaustive_tune", "exhaustive_tune", "pad_batch", *PROVIDER_SWITCHES),
+    **switches("migraphx_exhaustive_tune", "exhaustive_tune", "pad_batch", *_NEWER_SWITCHES),
     "migraphx_mem_limit": count,
     "migraphx_arena_extend_strategy": _ARENA["arena_extend_strategy"],
     "migraphx_max_dynamic_batch": count,
@@ -192,7 +213,7 @@ MIGRAPHX_PROVIDER = ProviderKind(
     package="onnxruntime-migraphx",
     options=_MIGRAPHX_OPTIONS,
     ignored={
-        **dict.fromkeys(CACHE_NAMES, "compiled programs are kept in the server's own cache (--cache-directory)"),
+        **dict.fromkeys(_CACHE_NAMES, "compiled programs are kept in the server's own cache (--cache-directory)"),
         **dict.fromkeys(PARAMETERS - _MIGRAPHX_OPTIONS.keys(), 'it is for the engine "migraphx" only'),
     },
     refused={"device_id": "name the GPUs in the instance group's 'gpus'"},
@@ -216,7 +237,7 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
     given = {
         _PROVIDER_NAMES.get(name, name): value
         for name, value in options.items()
-        if name not in _SERVER_PARAMETERS and name not in PROVIDER_SWITCHES
+        if name not in _SERVER_PARAMETERS and name not in _NEWER_SWITCHES
     }
     named = {options[name] for name in ("precision", "precision_mode") if name in options}
     if len(named) > 1:
@@ -292,7 +313,7 @@ def plugin_options(kind: ProviderKind, options: Mapping[str, str]) -> Mapping[st
 def provider_variables(options: Mapping[str, str]) -> Mapping[str, str]:
     """Return the environment variables for the switches among the accelerator's parameters that only newer providers
     know: they ignore a variable that they do not know, and refuse such an option."""
-    names = {name: f"ORT_{name.removeprefix('ORT_').upper()}" for name in options if name in PROVIDER_SWITCHES}
+    names = {name: f"ORT_{name.removeprefix('ORT_').upper()}" for name in options if name in _NEWER_SWITCHES}
     return {variable: options[name] for name, variable in names.items()}
 
 

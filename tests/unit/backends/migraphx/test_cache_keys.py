@@ -25,7 +25,6 @@ def test_the_key_is_of_what_the_program_depends_on() -> None:
         a_recipe("another file"),
         dataclasses.replace(base, source=dataclasses.replace(base.source, kind=SourceKind.TENSORFLOW)),
         a_recipe(batch_size=2),
-        a_recipe(batch_size=0, largest_batch=8),
         a_recipe(input_shapes={"x": (1, 4)}),
         a_recipe(input_shapes={"y": (1, 3)}),
         a_recipe(rebatched=True),
@@ -70,7 +69,6 @@ def test_the_key_is_of_nothing_else() -> None:
 
 def test_titles() -> None:
     assert a_recipe(batch_size=4).title == "batch size 4"
-    assert a_recipe(batch_size=0, largest_batch=8).title == "batch sizes 1 to 8"
     assert a_recipe(batch_size=0).title == "the program"
     assert a_recipe(batch_size=4, sizes={"h": 32, "w": 48}).title == "batch size 4, h 32, w 48"
     assert a_recipe(batch_size=4, sizes={"h": 32, "w": 48}).short_title == "4x32x48"

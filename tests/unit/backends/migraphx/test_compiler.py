@@ -69,13 +69,6 @@ def test_calibration_data_that_have_been_changed_meanwhile_are_not_used(bench: B
     assert error.text.endswith("while reading the calibration data: the calibration data have been changed meanwhile")
 
 
-def test_a_program_for_a_range_of_batches(bench: Bench) -> None:
-    recipe = bench.recipe(networks.mlp(), 0, {}, largest_batch=4, input_shapes={"x": (1, networks.MLP_WIDTH)})
-    (tensor,) = bench.program(recipe).about.inputs
-    assert str(tensor.shape[0]) == "DimensionRange(least=1, most=4)"
-    assert bench.reports[0] == "compiling batch sizes 1 to 4 of model 'x': reading the model"
-
-
 def test_a_file_that_has_been_changed_meanwhile_is_not_compiled_under_the_old_key(bench: Bench) -> None:
     recipe = bench.recipe(networks.mlp(), 1, MLP)
     Path(recipe.source.path).write_bytes(networks.mini_resnet())
@@ -149,15 +142,6 @@ def test_a_baked_batch_size_can_be_another(bench: Bench, own: int) -> None:
     assert program.about.outputs[0].shape == (recipe.batch_size, 10)
     title = f"compiling batch size {recipe.batch_size} of model 'x'"
     assert bench.reports[-1] == f"{title}: checking it against the model's own batch size, {own}"
-
-
-def test_a_range_of_batches_is_checked_at_its_largest(bench: Bench) -> None:
-    changes = {"largest_batch": 4, "input_shapes": {"x": (1, networks.MLP_WIDTH)}, "rebatched": True}
-    bench.program(bench.recipe(networks.mlp(1), 0, {}, **changes))
-    assert bench.reports[-1].endswith("checking it against the model's own batch size, 1")
-    changes["input_shapes"] = {"x": (1, 4)}
-    error = bench.error(bench.recipe(networks.mixing_rows(1), 0, {}, **changes))
-    assert "model 'x' cannot run at batch size 4: its graph holds its own batch size, 1, in it" in error.text
 
 
 def test_a_tensorflow_graph_is_checked_as_well(bench: Bench) -> None:

@@ -66,9 +66,7 @@ class TestBatches:
             answers(model, migraphx_models.random_inputs(NETWORK, 1))
 
     def test_one_for_a_range_of_batches_says_how_many_rows_it_takes(self, engine: Engine) -> None:
-        engine.complete(NETWORK, 5, dynamic_batch="true").close()
-        (program,) = engine.cache.rglob("*.mxr")
-        model = serve(engine, program.read_bytes())
+        model = serve(engine, compiled(Path(os.environ[ROOT_VARIABLE]), NETWORK, engine.folder, (1, 5)))
         assert (model.signature.supports_batching, model.signature.max_batch_size) == (True, 5)
 
     def test_one_that_has_no_batch_cannot_batch(self, engine: Engine) -> None:

@@ -28,7 +28,7 @@ from rocserve.jobs.runner import describe_end
         ("generic_read_file: Failure opening file: /m/model.mxr", "the file is missing or empty"),
         ("generic_read_file: Invalid size for: /m/model.mxr", "the file is missing or empty"),
         ("at: Not an object for field: version", "the .mxr is damaged or no compiled program"),
-        ("src/shape.cpp:391: lens: SHAPE: lens() called on a dynamic shape", "leave out dynamic_batch"),
+        ("src/shape.cpp:391: lens: SHAPE: lens() called on a dynamic shape", "give every symbolic dimension a size"),
         ("from_device: Failed to get device properties: no ROCm-capable device is detected", "--device=/dev/kfd"),
         (
             "hip_code_object.cpp:92: guarantee(false && \"hipErrorNoBinaryForGpu: Coudn't find binary for current"

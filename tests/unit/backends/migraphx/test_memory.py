@@ -69,8 +69,7 @@ def test_before_compiling_the_model_and_its_plan_tell() -> None:
     assert planned_memory(recipe(batch=4), plan) == ProgramMemory(recipe(batch=4), 1000, 4 * (1200 + 10), None)
     halved = {precision: planned_memory(recipe(precision=precision), plan).weight_bytes for precision in Precision}
     assert list(halved.values()) == [1000, 500, 500, 250, 250]
-    dynamic = dataclasses.replace(recipe(), batch_size=0, largest_batch=8)
-    assert planned_memory(dynamic, plan).tensor_bytes == 8 * (1200 + 10)
+    assert planned_memory(recipe(batch=8), plan).tensor_bytes == 8 * (1200 + 10)
 
 
 def test_once_compiled_the_program_tells(tmp_path: Path) -> None:

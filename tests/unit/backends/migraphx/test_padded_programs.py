@@ -127,26 +127,6 @@ def test_a_model_without_a_batch_dimension_pads_each_of_its_dimensions(engine: E
     loaded.close()
 
 
-def test_one_program_of_each_size_for_all_batches(engine: Engine) -> None:
-    """MIGraphX cannot compile the encoder's Range for open batches."""
-    network = model(
-        """g (float[batch, length, 2] x) => (float[batch, length, 2] y, float[batch, 2] longest) {
-            y = Add(x, x) longest = ReduceMax<keepdims = 0>(x, one) }""",
-        one=np.array([1]),
-    )
-    tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2), wanted("longest", 2))}
-    loaded = engine.complete(
-        network.SerializeToString(), 3, sizes="length=4,8", padding="-100", dynamic_batch="true", **tensors
-    )
-    assert loaded.properties["batch_sizes"] == "1 to 3"
-    for rows, length in ((1, 3), (3, 8), (2, 5)):
-        x = np.random.default_rng(length).normal(size=(rows, length, 2)).astype(np.float32)
-        found = answers(loaded, padded({"x": x}, loaded.signature.padding))
-        np.testing.assert_array_equal(found["y"][:, :length], x + x)
-        np.testing.assert_array_equal(found["longest"], x.max(1))
-    loaded.close()
-
-
 def test_outputs_that_follow_a_length_under_another_name(tmp_path: Path) -> None:
     engine = Engine(tmp_path, tmp_path / "cache")
     network = model(

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 
 from rocserve.backends.migraphx.configuration.options import (
-    MAX_DYNAMIC_BATCH,
-    PARAMETERS,
-    PROVIDER_SWITCHES,
     REQUEST_PARAMETERS,
     CompileOptions,
     Precision,
@@ -166,14 +163,13 @@ def test_serving_options() -> None:
         compile_timeout_secs="12.5",
         binding="c_api",
     )
-    assert options == ServingOptions((1, 4), False, False, {"a": (3, 4), "b:0": (5,)}, 12.5, "c_api", True)
+    assert options == ServingOptions((1, 4), False, {"a": (3, 4), "b:0": (5,)}, 12.5, "c_api", True)
     assert _serve(batch="8").batch_sizes == (8,)
     assert _serve(batch_sizes="1,16", max_batch_size=0).batch_sizes == (1, 16), "max_batch_size is still open"
     written = replace(_config(0, batch_sizes="1"), inputs=(ONE,), outputs=(OutputConfig("y", DataType.FP32, (1,)),))
     with pytest.raises(ServeError, match="but max_batch_size is 0, so the model has no batch dimension"):
         serving_options(written)
     assert _serve(max_batch_size=6).batch_sizes == (1, 2, 4, 6)
-    assert _serve(dynamic_batch="true") == ServingOptions((), True)
     assert _serve(compile_timeout_secs="0").compile_timeout_seconds == 0
 
 
@@ -186,9 +182,8 @@ def test_input_shapes_as_json() -> None:
     [
         ({"batch_sizes": "1,16"}, "parameter 'batch_sizes' of model 'm' must be"),
         ({"batch": "9"}, "whole numbers from 1 to max_batch_size, which is 8"),
-        ({"dynamic_batch": "1", "batch_sizes": "1"}, "so 'batch_sizes' contradicts it"),
-        ({"dynamic_batch": "1", "batch": "1"}, "so 'batch' contradicts it"),
-        ({"dynamic_batch": "1", "max_batch_size": 0}, "'dynamic_batch' needs max_batch_size"),
+        ({"dynamic_batch": "1"}, "'dynamic_batch' is not supported; remove it"),
+        ({"dynamic_batch": "false", "batch": "1"}, "MIGraphX compiles a program for each of 'batch_sizes'"),
         ({"batch": "x", "max_batch_size": 0}, "must be a whole number from 1 to"),
         ({"batch_sizes": "1,x", "max_batch_size": 0}, 'whole numbers from 1 on, as in "1, 8", not "1,x"'),
         ({"pad_batch": "maybe"}, "must be true, false, 1 or 0"),
@@ -220,55 +215,18 @@ class TestAccelerator:
 
     def test_parameters_win(self) -> None:
         assert _compile(accelerator={"precision": "bf16"}, precision="fp16").precision is Precision.FP16
-        assert _serve(accelerator={"migraphx_max_dynamic_batch": "4"}, batch_sizes="8").batch_sizes == (8,)
-        assert _serve(accelerator={"dynamic_batch": "1"}, batch="8") == ServingOptions((8,), has_named_sizes=True)
-
-    @pytest.mark.parametrize(
-        ("words", "precision"),
-        [
-            ({"precision_mode": "FP16"}, Precision.FP16),
-            ({"migraphx_fp16_enable": "1"}, Precision.FP16),
-            ({"migraphx_bf16_enable": "true"}, Precision.BF16),
-            ({"migraphx_fp16_enable": "0", "migraphx_int8_enable": "0"}, Precision.FP32),
-            ({"migraphx_fp16_enable": "1", "precision_mode": "FP16"}, Precision.FP16),
-        ],
-    )
-    def test_precisions_by_amds_names(self, words: dict[str, str], precision: Precision) -> None:
-        assert _compile(accelerator=words).precision is precision
-
-    def test_other_names_of_amds(self) -> None:
-        assert _compile(accelerator={"migraphx_exhaustive_tune": "1"}).exhaustive_tune
-        assert _serve(accelerator={"migraphx_max_dynamic_batch": "4"}).batch_sizes == (1, 2, 4)
-        assert _serve(accelerator={"migraphx_max_dynamic_batch": "64"}).batch_sizes == (1, 2, 4, 8)
-        assert _serve(accelerator={"migraphx_max_dynamic_batch": "0"}).batch_sizes == (1, 2, 4, 8)
-        assert _serve(accelerator={"migraphx_compile_batches": "1,8"}).batch_sizes == (1, 8)
-        calibrated = {"migraphx_int8_enable": "1", "calibration_data": "x.npz"}
-        assert _compile(accelerator=calibrated).precision is Precision.INT8
-        assert not _compile(accelerator={"migraphx_save_compiled_model": "0"}).exhaustive_tune
-
-    @pytest.mark.parametrize("value", ["1", "0", "true", "False"])
-    @pytest.mark.parametrize("name", sorted(PROVIDER_SWITCHES))
-    def test_switches_of_the_provider_change_nothing(self, name: str, value: str) -> None:
-        words = {name: value, "migraphx_fp16_enable": "1"}
-        assert _compile(accelerator=words) == _compile(precision="fp16")
+        assert _serve(accelerator={"batch_sizes": "4"}, batch_sizes="8").batch_sizes == (8,)
+        assert _serve(accelerator={"batch_sizes": "4"}, batch="8") == ServingOptions((8,), has_named_sizes=True)
 
     @pytest.mark.parametrize(
         ("words", "text"),
         [
-            ({"fp16": "1"}, "'fp16', which is unknown; known are batch, batch_sizes,"),
-            ({"migraphx_int8_calibration_table_name": "t.flatbuffers"}, "MIGraphX calibrates on data, not on a table"),
-            ({"migraphx_use_native_calibration_table": "1"}, "MIGraphX calibrates on data"),
+            ({"fp16": "1"}, "'fp16', which is unknown to the engine \"migraphx\"; known are batch, batch_sizes,"),
             ({"target": "gpu"}, "'target', which is unknown"),
-            ({"device_id": "0"}, "name the GPUs in the instance group's 'gpus'"),
-            ({"migraphx_save_compiled_model": "1"}, "compiled programs are kept anyway"),
-            ({"migraphx_mem_limit": "100"}, "belongs to ONNX Runtime's memory arena"),
-            ({"migraphx_fp16_enable": "on?"}, 'must be 1, 0, true or false, not "on?"'),
-            ({"migraphx_hip_graph_enable": "2"}, 'must be 1, 0, true or false, not "2"'),
-            (
-                {"migraphx_fp16_enable": "1", "migraphx_int8_enable": "1"},
-                'asks for precision "int8" where another asks',
-            ),
-            ({"migraphx_int8_enable": "1"}, "precision \"int8\" needs 'calibration_data'"),
+            ({"dynamic_batch": "1"}, "'dynamic_batch', which is unknown"),
+            ({"device_id": "0"}, "'device_id', which is unknown"),
+            ({"migraphx_fp16_enable": "0"}, "MIGraphX provider need parameter 'engine' \"onnxruntime\""),
+            ({"precision": "int8"}, "precision \"int8\" needs 'calibration_data'"),
         ],
     )
     def test_what_is_refused(self, words: dict[str, str], text: str) -> None:
@@ -276,22 +234,18 @@ class TestAccelerator:
             _compile(accelerator=words)
         assert text in _refusal(error)
 
+    def test_two_that_contradict_each_other(self) -> None:
+        both = [ExecutionAccelerator("migraphx", {"precision": one}) for one in ("fp16", "bf16")]
+        with pytest.raises(ServeError) as error:
+            compile_options(ModelConfig("m", gpu_accelerators=(*both,)), InstanceKind.AUTO, _ALL)
+        assert 'which is "bf16", and "fp16" in another accelerator of this name; keep one' in _refusal(error)
+
     def test_those_of_other_engines_are_not_read(self) -> None:
         config = ModelConfig("m", gpu_accelerators=(ExecutionAccelerator("tensorrt", {"precision_mode": "FP8"}),))
         assert compile_options(config, InstanceKind.AUTO, _ALL).precision is Precision.FP32
 
 
-def _documented() -> dict[str, str]:
-    """The rows of the table in docs/reference/migraphx.md: the parameter, and its names in an accelerator."""
+def test_every_parameter_has_a_row() -> None:
     text = (Path(__file__).parents[4] / "docs/reference/migraphx.md").read_text()
     table = text[text.index("## All parameters") :]
-    return dict(re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", table, re.MULTILINE))
-
-
-def test_every_parameter_has_a_row() -> None:
-    assert _documented().keys() == {"engine", "target", "load_check", *PARAMETERS}
-
-
-def test_every_name_of_an_accelerator_is_written_down() -> None:
-    written = set(re.findall(r"`(\w+)`", " ".join(_documented().values())))
-    assert written | {MAX_DYNAMIC_BATCH, *PROVIDER_SWITCHES} == REQUEST_PARAMETERS - {"engine", "target"}
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {"load_check", *REQUEST_PARAMETERS}

@@ -133,14 +133,6 @@ def test_tensors_of_a_shape_that_no_memory_holds(folder: Folder, count: int) -> 
     assert folder.refusal(helper.make_model(graph).SerializeToString()) == refused
 
 
-def test_a_dynamic_batch(folder: Folder) -> None:
-    (recipe,) = folder.plan(migraphx_models.mlp(), max_batch_size=8, parameters={"dynamic_batch": "true"}).recipes
-    assert (recipe.batch_size, recipe.largest_batch, recipe.rebatched) == (0, 8, False)
-    assert recipe.input_shapes == {"x": (1, 16)}
-    (baked,) = folder.plan(migraphx_models.mlp(1), max_batch_size=8, parameters={"dynamic_batch": "true"}).recipes
-    assert baked.rebatched
-
-
 @pytest.mark.parametrize(
     ("content", "shapes"),
     [
@@ -279,12 +271,6 @@ class TestCalibration:
         assert "calibration_pipeline 'pipe.json' is not a file in the model's folder" in folder.refusal(
             migraphx_models.mlp(), parameters=parameters
         )
-
-    def test_not_with_a_dynamic_batch(self, folder: Folder) -> None:
-        refusal = folder.refusal(
-            migraphx_models.mlp(), max_batch_size=2, parameters={**_INT8["parameters"], "dynamic_batch": "1"}
-        )
-        assert "'dynamic_batch' does not work with precision \"int8\", for which MIGraphX needs fixed shapes" in refusal
 
 
 class TestQuantised:

@@ -171,10 +171,6 @@ class TestPlan:
         assert plan.recipes[0].source.kind is SourceKind.TENSORFLOW
         assert plan.recipes[0].output_names == ("brighter", "doubled")
 
-    def test_no_dynamic_batch(self, tmp_path: Path) -> None:
-        with pytest.raises(ServeError, match="'dynamic_batch' does not work with a TensorFlow graph"):
-            _plan(tmp_path, graphdef.classifier(), max_batch_size=2, parameters={"dynamic_batch": "1"})
-
     def test_what_migraphx_reads_wrongly_is_refused_where_an_output_depends_on_it(self, tmp_path: Path) -> None:
         graph = GraphDef()
         graph.placeholder("x", [-1, 2])

@@ -6,8 +6,8 @@ lists them. `input_shapes` holds sizes for inputs with open dimensions:
 
     image: 3x224x224; mask: 224x224        or as JSON        {"image": [3, 224, 224], "mask": [224, 224]}
 
-The accelerator also takes the names of ONNX Runtime's MIGraphX provider and of AMD's port of Triton. An option that
-only the provider has is refused with a remedy instead of being ignored.
+An unknown name in the accelerator is refused, such as one of ONNX Runtime's MIGraphX provider, which only the engine
+"onnxruntime" takes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ PARAMETERS = frozenset(
         "calibration_pipeline",
         "calibration_samples",
         "compile_timeout_secs",
-        "dynamic_batch",
         "exhaustive_tune",
         "fast_math",
         "input_shapes",
@@ -46,108 +45,32 @@ PARAMETERS = frozenset(
 )
 """Names that mean the same in `parameters` and in the accelerator, which is for GPUs and so has no `target`."""
 
-MAX_DYNAMIC_BATCH = "migraphx_max_dynamic_batch"
-"""AMD's name for the largest batch size that is compiled in advance."""
-
-_OTHER_NAMES = {
-    "precision_mode": "precision",
-    "migraphx_exhaustive_tune": "exhaustive_tune",
-    MAX_DYNAMIC_BATCH: MAX_DYNAMIC_BATCH,
-    "migraphx_compile_batches": "batch_sizes",
-}
-
-_PRECISION_SWITCHES = {
-    "migraphx_fp16_enable": "fp16",
-    "migraphx_bf16_enable": "bf16",
-    "migraphx_fp8_enable": "fp8",
-    "migraphx_int8_enable": "int8",
-}
-
-CACHE_NAMES = (
-    "migraphx_save_compiled_model",
-    "migraphx_save_compiled_path",
-    "migraphx_save_model_path",
-    "migraphx_save_model_name",
-    "migraphx_load_compiled_model",
-    "migraphx_load_compiled_path",
-    "migraphx_load_model_path",
-    "migraphx_load_model_name",
-    "migraphx_model_cache_dir",
-)
-"""The options that say where ONNX Runtime's provider keeps compiled programs, by their names in all its versions."""
-_CACHED = "remove it; compiled programs are kept anyway, in the server's --cache-directory"
-_TABLE = (
-    "MIGraphX calibrates on data, not on a table: remove it and name samples of the inputs in 'calibration_data', or"
-    " let ONNX Runtime run the model with parameter 'engine' \"onnxruntime\""
-)
-_ARENA = "it belongs to ONNX Runtime's memory arena, which is not used here: remove it"
-_REMEDIES = {
-    "device_id": "remove it and name the GPUs in the instance group's 'gpus'",
-    "migraphx_int8_calibration_table_name": _TABLE,
-    "migraphx_use_native_calibration_table": _TABLE,
-    "migraphx_int8_use_native_calibration_table": _TABLE,
-    **dict.fromkeys(CACHE_NAMES, _CACHED),
-    "migraphx_mem_limit": _ARENA,
-    "migraphx_arena_extend_strategy": _ARENA,
-    "migraphx_external_alloc": _ARENA,
-    "migraphx_external_free": _ARENA,
-    "migraphx_external_empty_cache": _ARENA,
-}
-
-PROVIDER_SWITCHES = frozenset(
-    {
-        "migraphx_hip_graph_enable",
-        "migraphx_coalesce_io",
-        "ORT_MIGRAPHX_HIP_GRAPH_ENABLE",
-        "ORT_MIGRAPHX_COALESCE_IO",
-    }
-)
-"""Switches of ONNX Runtime's provider (since ROCm 7.2 and 7.14) that change how it runs a program, not what the program
-computes. MIGraphX itself has none of them."""
-
-_OFF = ("0", "false", "off", "")
-_ON = ("1", "true", "on")
-
-
-_ACCELERATOR_PARAMETERS = PARAMETERS | _OTHER_NAMES.keys() | _PRECISION_SWITCHES.keys() | PROVIDER_SWITCHES
-"""The parameters that an accelerator may have."""
-REQUEST_PARAMETERS = _ACCELERATOR_PARAMETERS | {"engine", "target"}
+REQUEST_PARAMETERS = PARAMETERS | {"engine", "target"}
 """The parameters that a load request may set, in `parameters` and in the accelerator's. Parameters that name files are
 confined to the model's folder."""
 
 
 def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
-    """Return the parameters of accelerators named "migraphx", by the names in `PARAMETERS` and `MAX_DYNAMIC_BATCH`,
-    without `PROVIDER_SWITCHES`. Raises ServeError (INVALID_ARGUMENT) for an unknown name, a contradiction, or if
-    MIGraphX lacks the option."""
+    """Return the parameters of accelerators named "migraphx". Raises ServeError (INVALID_ARGUMENT) for an unknown name,
+    or if two accelerators contradict each other."""
     values: dict[str, str] = {}
     for accelerator in config.gpu_accelerators:
         if accelerator.name.lower() != ACCELERATOR:
             continue
         for name, text in accelerator.parameters.items():
-            value, ours, why_not = text.strip(), _OTHER_NAMES.get(name, name), ""
-            if name in _PRECISION_SWITCHES or name in PROVIDER_SWITCHES:
-                if value.lower() in _OFF:
-                    continue
-                if value.lower() not in _ON:
-                    why_not = f'which must be 1, 0, true or false, not "{value}"'
-                elif name in PROVIDER_SWITCHES:
-                    continue
-                ours, value = "precision", _PRECISION_SWITCHES.get(name, "")
-            elif name not in _OTHER_NAMES and name not in PARAMETERS:
-                if name in _REMEDIES and value.lower() in _OFF and name != "device_id":
-                    continue
-                why_not = f"which is unknown; known are {', '.join(sorted(_ACCELERATOR_PARAMETERS, key=str.lower))}"
-                if name in _REMEDIES:
-                    why_not = f"which MIGraphX itself cannot honour: {_REMEDIES[name]}"
-            earlier = values.get(ours, value)
-            if not why_not and earlier.lower() != value.lower():
-                why_not = f'which asks for {ours} "{value}" where another asks for "{earlier}"; keep one of them'
+            value, why_not = text.strip(), ""
+            if name not in PARAMETERS:
+                why_not = (
+                    f'which is unknown to the engine "migraphx"; known are {", ".join(sorted(PARAMETERS))}. Names of'
+                    " ONNX Runtime's MIGraphX provider need parameter 'engine' \"onnxruntime\""
+                )
+            elif (earlier := values.get(name, value)).lower() != value.lower():
+                why_not = f'which is "{value}", and "{earlier}" in another accelerator of this name; keep one of them'
             if why_not:
                 raise invalid_argument(
                     f"model '{config.name}': the execution accelerator 'migraphx' has parameter '{name}', {why_not}"
                 )
-            values[ours] = value
+            values[name] = value
     return values
 
 
@@ -156,7 +79,8 @@ _CALIBRATION_SAMPLES = 128
 _MOST_CALIBRATION_SAMPLES = 10_000
 _LONGEST_TIMEOUT = 30 * 24 * 3600.0
 _MOST_ELEMENTS = 1 << 34
-_MOST_ROWS = 2**31 - 1
+_DYNAMIC_BATCH = "dynamic_batch"
+"""A parameter of earlier versions, for one program that takes any batch size."""
 _CASE_SENSITIVE = frozenset({"calibration_data", "calibration_pipeline", "input_shapes"})
 """Parameters whose values are names. The values of all other parameters are case-insensitive."""
 
@@ -203,9 +127,7 @@ class ServingOptions:
     """The options that decide which programs a model has, and how they are made and run."""
 
     batch_sizes: tuple[int, ...]
-    """Ascending; empty with `dynamic_batch`, or if max_batch_size is 0. A larger batch runs in pieces."""
-    dynamic_batch: bool = False
-    """Makes one program for batches of 1 to max_batch_size; `batch_sizes` is then empty."""
+    """Ascending; empty if max_batch_size is 0. A larger batch runs in pieces."""
     pad_with_first_row: bool = True
     """AMD Inference Server's `pad_batch`."""
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -247,25 +169,14 @@ def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection
 
 def serving_options(config: ModelConfig) -> ServingOptions:
     """Return the serving options. Raises ServeError (INVALID_ARGUMENT) if the configuration is wrong."""
+    if _DYNAMIC_BATCH in config.parameters:
+        raise _wrong(
+            config,
+            f"'{_DYNAMIC_BATCH}' is not supported; remove it: MIGraphX compiles a program for each of 'batch_sizes'",
+        )
     config = _with_accelerator(config)
-    dynamic_batch = read_switch(config, "dynamic_batch", False)
-    if dynamic_batch and config.max_batch_size == 0:
-        raise _wrong(config, "'dynamic_batch' needs max_batch_size, the largest batch that the program is to take")
     largest = config.max_batch_size
-    named: tuple[int, ...] = ()
-    sizes = named
-    if dynamic_batch:
-        for name in ("batch_sizes", "batch"):
-            if config.parameters.get(name):
-                raise _wrong(
-                    config,
-                    f"'dynamic_batch' makes one program for all batches, so '{name}' contradicts it; remove one of"
-                    " them",
-                )
-    else:
-        named = wanted_batch_sizes(config.parameters, None if config.has_open_batch else largest, config.name)
-        ahead = 0 if named else read_integer(config, MAX_DYNAMIC_BATCH, 0, 0, _MOST_ROWS)
-        sizes = named or default_batch_sizes(min(ahead, largest) if ahead else largest)
+    named = wanted_batch_sizes(config.parameters, None if config.has_open_batch else largest, config.name)
     try:
         timeout = float(config.parameters.get("compile_timeout_secs") or 3600.0)
     except ValueError:
@@ -273,8 +184,7 @@ def serving_options(config: ModelConfig) -> ServingOptions:
     if not 0 <= timeout <= _LONGEST_TIMEOUT:
         raise unfit(config, "compile_timeout_secs", f"seconds from 0 (no limit) to {_LONGEST_TIMEOUT:.0f}")
     return ServingOptions(
-        batch_sizes=sizes,
-        dynamic_batch=dynamic_batch,
+        batch_sizes=named or default_batch_sizes(largest),
         pad_with_first_row=read_switch(config, "pad_batch", True),
         input_shapes=_input_shapes(config),
         compile_timeout_seconds=timeout,
@@ -295,8 +205,8 @@ def _with_accelerator(config: ModelConfig) -> ModelConfig:
     own = {name: text for name, text in config.parameters.items() if name in (*PARAMETERS, "target")}
     accelerator = dict(accelerator_parameters(config))
     if not {"batch", "batch_sizes"}.isdisjoint(own):
-        # A list of batch sizes in `parameters` replaces the accelerator's, under whatever name.
-        for name in ("batch", "batch_sizes", "dynamic_batch", MAX_DYNAMIC_BATCH):
+        # A list of batch sizes in `parameters` replaces the accelerator's, under both names.
+        for name in ("batch", "batch_sizes"):
             accelerator.pop(name, None)
     values = {
         name: text.strip() if name in _CASE_SENSITIVE else text.strip().lower()

@@ -47,8 +47,7 @@ Wrong number of elements for reshape|COMPUTE_BROADCASTLEN|[Dd]imensions do not m
 Failure opening file|Invalid size for
     the file is missing or empty; copy it again
 [Dd]ynamic.*not (?:yet )?supported|not support.*dynamic|called on a dynamic shape
-    MIGraphX cannot have a varying dimension here: leave out dynamic_batch and give every other symbolic dimension a
-    size by input_shapes
+    MIGraphX cannot have a varying dimension here: give every symbolic dimension a size by input_shapes
 """
 _OF_MXR = r"""
 # The .mxr

@@ -168,7 +168,7 @@ _SEED = 1
 def refusal(model_name: str, recipe: ProgramRecipe, own_size: int, reason: str) -> ServeError:
     """Return the error for a graph that does not work at another batch size."""
     return invalid_argument(
-        f"model '{model_name}' cannot run at batch size {recipe.batch_size or recipe.largest_batch}: its graph holds"
+        f"model '{model_name}' cannot run at batch size {recipe.batch_size}: its graph holds"
         f" its own batch size, {own_size}, in it (for example a Reshape to a constant shape, or a sum over the batch):"
         f" {reason}; export it with a batch dimension that is left open, or set max_batch_size to {own_size} and"
         f" parameter 'batch_sizes' to \"{own_size}\""

@@ -30,15 +30,14 @@ from rocserve.jobs.messages import Report
 def original_size_recipe(recipe: ProgramRecipe, own_batch: int) -> ProgramRecipe:
     """Return the recipe of the same model at the batch size that its file fixes."""
     shapes = {name: (own_batch, *shape[1:]) for name, shape in recipe.input_shapes.items()}
-    return replace(recipe, batch_size=own_batch, largest_batch=0, rebatched=False, input_shapes=shapes)
+    return replace(recipe, batch_size=own_batch, rebatched=False, input_shapes=shapes)
 
 
 def parse_recipe(binding: Binding, recipe: ProgramRecipe) -> Program:
     """Return the program, neither quantised nor compiled. Raises MigraphxError if MIGraphX refuses the file, ServeError
     if the inputs differ from the plan."""
     source = Path(recipe.source.path)
-    varying = (DimensionRange(1, recipe.largest_batch),) if recipe.largest_batch else ()
-    shapes = {name: (*varying, *shape[len(varying) :]) for name, shape in recipe.input_shapes.items()}
+    shapes = recipe.input_shapes
     if recipe.source.kind is SourceKind.ONNX:
         program = binding.parse_onnx(source, shapes)
     else:

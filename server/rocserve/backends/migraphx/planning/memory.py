@@ -48,11 +48,10 @@ class ProgramMemory:
 
 def planned_memory(recipe: ProgramRecipe, plan: ProgramPlan) -> ProgramMemory:
     """Estimate the memory of a program before it is compiled."""
-    batch = recipe.largest_batch or recipe.batch_size
     tensors = (
         (
             tensor.datatype.itemsize,
-            [batch if index == 0 and size == -1 else size for index, size in enumerate(shape)],
+            [recipe.batch_size if index == 0 and size == -1 else size for index, size in enumerate(shape)],
         )
         for tensor in (*plan.inputs, *plan.outputs)
         if tensor.datatype is not None and (shape := plan.shape_in(tensor, recipe)) is not None
@@ -94,7 +93,7 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
         described = ", ".join(f"{name} {readable_size(size)}" for name, size in parts.items() if size is not None)
         recipe = program.recipe
         remedies = {
-            'smaller "batch_sizes"': max(recipe.batch_size, recipe.largest_batch) > 1,
+            'smaller "batch_sizes"': recipe.batch_size > 1,
             'smaller "sizes"': bool(recipe.sizes),
             '"precision" fp16': recipe.options.precision is Precision.FP32 and program.weight_bytes > 0,
             "fewer instances (instance_group count)": True,

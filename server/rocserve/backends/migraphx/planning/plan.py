@@ -132,15 +132,7 @@ def plan_programs(
     # If the graph lacks a configured output, the server's completion reports the existing ones.
     graph = read_graph(kind, path, model.model_folder, [output.name for output in model.config.outputs])
     output_names = tuple(output.name.removesuffix(":0") for output in graph.outputs) if is_tensorflow else ()
-    # The reason why MIGraphX needs fixed shapes; "" = it does not.
-    why = "a TensorFlow graph" if is_tensorflow else ""
-    if options.precision.needs_calibration:
-        why = f'precision "{options.precision.value}"'
-    if serving.dynamic_batch and why:
-        raise invalid_argument(
-            f"model '{model.name}': 'dynamic_batch' does not work with {why}, for which MIGraphX needs fixed shapes;"
-            " leave it out, and there is a program for each of 'batch_sizes'"
-        )
+    is_paddable = not is_tensorflow and not options.precision.needs_calibration
     if constant := graph.defaults.intersection(entry.name for entry in model.config.inputs):
         raise invalid_argument(
             f"model '{model.name}': input '{min(constant)}' has a default in {path.name}, which MIGraphX takes as a"
@@ -183,7 +175,7 @@ def plan_programs(
             model.config, options, serving.input_shapes, graph, rows_fault, groups if finds else None
         )
     batches = serving.batch_sizes or default_batch_sizes(largest)
-    if batch is None or serving.dynamic_batch:
+    if batch is None:
         batches = (0,)
     # The program of the first size, or of the file's own, is the one with which the model is ready.
     kept = batches if serving.has_named_sizes else (batches[0], *(size for size in batches if size == batch))
@@ -194,7 +186,9 @@ def plan_programs(
     for name, dims in (*shapes.items(), *((output.name, output.dims or ()) for output in graph.outputs)):
         if is_beyond_memory(dims):
             raise invalid_argument(f"model '{model.name}': tensor '{name}' has a shape that no memory holds")
-    _check_numbers(model.config, graph, shapes, batch is not None, rows_fault, no_batch, source if not why else None)
+    _check_numbers(
+        model.config, graph, shapes, batch is not None, rows_fault, no_batch, source if is_paddable else None
+    )
     first = ProgramRecipe(
         source=source,
         options=options,
@@ -211,7 +205,7 @@ def plan_programs(
         return replace(tensor, dims=tuple(open_places.get(place, dim) for place, dim in enumerate(dims)))
 
     return ProgramPlan(
-        recipes=_recipes(model.name, first, serving, batch, batches, largest, shapes, padding),
+        recipes=_recipes(model.name, first, batch, batches, shapes, padding),
         inputs=tuple(map(planned_input, graph.inputs)),
         outputs=tuple(
             tensor if tensor.dims is None else replace(tensor, dims=(*lead, *tensor.dims[len(lead) :]))
@@ -239,10 +233,8 @@ def read_graph(kind: SourceKind, path: Path, model_folder: Path, output_names: S
 def _recipes(
     model_name: str,
     first: ProgramRecipe,
-    serving: ServingOptions,
     batch: int | None,
     batch_sizes: Shape,
-    largest: int,
     shapes: Mapping[str, Shape],
     padding: Padding,
 ) -> tuple[ProgramRecipe, ...]:
@@ -257,11 +249,6 @@ def _recipes(
 
     if batch is None:
         return tuple(of_rows((), sizes) for _, sizes in programs(padding, (0,), model_name))
-    if serving.dynamic_batch:
-        return tuple(
-            of_rows((1,), sizes, largest_batch=largest, rebatched=batch > 0)
-            for _, sizes in programs(padding, (0,), model_name)
-        )
     return tuple(
         of_rows((rows,), sizes, batch_size=rows, rebatched=batch not in (0, rows))
         for rows, sizes in programs(padding, batch_sizes, model_name)

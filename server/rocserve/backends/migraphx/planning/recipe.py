@@ -68,10 +68,8 @@ class ProgramRecipe:
     environment: ProgramEnvironment
     batch_size: int = 0
     """0 = the model has no batch dimension."""
-    largest_batch: int = 0
-    """Above 0: one program for batches of 1 to this size; `batch_size` is then 0."""
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Input's name -> shape, for all inputs, with the batch dimension (1 if `largest_batch` is set)."""
+    """Input's name -> shape, for all inputs, with the batch dimension."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Dimension that is padded -> its size in `input_shapes`, in the order of the model's Padding."""
     rebatched: bool = False
@@ -84,16 +82,14 @@ class ProgramRecipe:
     @property
     def title(self) -> str:
         """The program's name among the model's programs, for people."""
-        rows = [f"batch sizes 1 to {self.largest_batch}"] if self.largest_batch else []
-        rows += [f"batch size {self.batch_size}"] if self.batch_size else []
+        rows = [f"batch size {self.batch_size}"] if self.batch_size else []
         return ", ".join((*rows, *(f"{label} {size}" for label, size in self.sizes.items()))) or "the program"
 
     @property
     def short_title(self) -> str:
         """The title where other words tell what the numbers are: batch size x sizes."""
-        rows = [f"1-{self.largest_batch}" if self.largest_batch else str(self.batch_size)]
-        has_rows = self.largest_batch or self.batch_size
-        return "x".join((*(rows if has_rows else ()), *map(str, self.sizes.values()))) or "all"
+        rows = [self.batch_size] if self.batch_size else []
+        return "x".join(map(str, (*rows, *self.sizes.values()))) or "all"
 
     @property
     def untuned(self) -> ProgramRecipe | None:

@@ -108,9 +108,7 @@ def checked_model(plan: ProgramPlan, pad_with_first_row: bool) -> CheckedModel:
 
 def program_rows(batches: bool, recipe: ProgramRecipe) -> DimensionRange | None:
     """Return the batch sizes that a program takes; None = no batch dimension."""
-    if not batches:
-        return None
-    return DimensionRange(recipe.batch_size or 1, recipe.batch_size or recipe.largest_batch)
+    return DimensionRange(recipe.batch_size, recipe.batch_size) if batches else None
 
 
 @dataclass(frozen=True, slots=True)
