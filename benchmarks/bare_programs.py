@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy
 
-from rocserve.backends.migraphx.binding.interface import Program
-from rocserve.backends.migraphx.binding.module import open_binding
+from rocserve.backends.migraphx.binding import Program
 from rocserve.backends.migraphx.installation import MigraphxInstallation
+from rocserve.backends.migraphx.python_module import open_binding
 
 
 def main() -> None:

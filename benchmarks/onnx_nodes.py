@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource
-from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError
-from rocserve.backends.migraphx.compiler import ProgramCompiler
+from rocserve.backends.migraphx.binding import Binding, MigraphxError
+from rocserve.backends.migraphx.compiling.compiler import ProgramCompiler
+from rocserve.backends.migraphx.compiling.context import CompileContext, open_compile_context
+from rocserve.backends.migraphx.compiling.program_cache import ProgramCache
 from rocserve.backends.migraphx.installation import ROOT_VARIABLE, find_installation, python_command
-from rocserve.backends.migraphx.program_cache import ProgramCache
-from rocserve.backends.migraphx.serving.context import CompileContext, open_compile_context
-from rocserve.backends.migraphx.serving.model import load_compiled
+from rocserve.backends.migraphx.model import load_compiled
 from rocserve.backends.onnx.reference_job import OnnxReferenceJob
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.load_check import LoadCheckFailed

@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
-from rocserve.backends.migraphx.program_cache import (
+from rocserve.backends.migraphx.binding import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.compiling.program_cache import (
     ABOUT_FILENAME,
     PROGRAM_FILENAME,
     CachedProgram,
     ProgramAbout,
     ProgramCache,
 )
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.options import CompileOptions, Target
 from rocserve.cache.folders import FolderCache
 from support.waiting import PATIENCE_SECONDS
 

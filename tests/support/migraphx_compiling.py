@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocserve.backends.migraphx.calibration import calibration_digest
-from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.compiling.calibration import calibration_digest
+from rocserve.backends.migraphx.compiling.child_process import migraphx_jobs
+from rocserve.backends.migraphx.compiling.compiler import ProgramCompiler
+from rocserve.backends.migraphx.compiling.program_cache import CachedProgram
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.jobs.child import migraphx_jobs
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
-from rocserve.backends.migraphx.program_cache import CachedProgram
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.cache.digests import file_digest
 from rocserve.jobs.compile_semaphore import CompileSemaphore
 from rocserve.jobs.messages import JobError

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from rocserve.backends.base import Batch, ModelSource
+from rocserve.backends.migraphx.background_sizes import THREAD_NAME
 from rocserve.backends.migraphx.engine import load
 from rocserve.backends.migraphx.installation import ROOT_VARIABLE
-from rocserve.backends.migraphx.serving.background import THREAD_NAME
-from rocserve.backends.migraphx.serving.model import MigraphxModel
+from rocserve.backends.migraphx.model import MigraphxModel
 from rocserve.backends.warmup import as_served
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError
+from rocserve.backends.migraphx.binding import Binding, MigraphxError
 from rocserve.core.errors import invalid_argument
 from rocserve.jobs.messages import Report
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from rocserve.backends.migraphx.binding.interface import (
+from rocserve.backends.migraphx.binding import (
     Array,
     Binding,
     DimensionRange,

@@ -21,8 +21,8 @@ Array = np.ndarray[Any, Any]
 _COMPILE = """
 import json, sys
 from pathlib import Path
-from rocserve.backends.migraphx.binding.interface import DimensionRange
-from rocserve.backends.migraphx.binding.module import open_binding
+from rocserve.backends.migraphx.binding import DimensionRange
+from rocserve.backends.migraphx.python_module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 

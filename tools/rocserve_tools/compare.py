@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rocserve.backends.migraphx.binding.interface import ProgramTensor
-from rocserve.backends.migraphx.calibration import read_calibration
-from rocserve.backends.migraphx.configuration.options import Precision, accelerator_parameters, compile_options
-from rocserve.backends.migraphx.planning.plan import ProgramPlan
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
-from rocserve.backends.migraphx.program_cache import CachedProgram
+from rocserve.backends.migraphx.binding import ProgramTensor
+from rocserve.backends.migraphx.compiling.calibration import read_calibration
+from rocserve.backends.migraphx.compiling.plan import ProgramPlan
+from rocserve.backends.migraphx.compiling.program_cache import CachedProgram
+from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe, SourceKind
+from rocserve.backends.migraphx.options import Precision, accelerator_parameters, compile_options
 from rocserve.backends.migraphx.tensors import client_view, migraphx_name
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.printable import readable_size as size

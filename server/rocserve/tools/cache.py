@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from rich.console import Console
 
-from rocserve.backends.migraphx.program_cache import CacheEntry, LoadTrial, ProgramCache, open_cache
+from rocserve.backends.migraphx.compiling.program_cache import CacheEntry, LoadTrial, ProgramCache, open_cache
 from rocserve.cache.folders import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import readable_size as size

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.printable import listed
 from rocserve.core.printable import readable_size as size

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rocserve.backends.base import EngineChoice, EngineSpec
 from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.model_files.mxr import sibling_model
+from rocserve.backends.migraphx.mxr_file import sibling_model
 from rocserve.backends.onnx import BACKEND as ONNX_BACKEND
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME as ONNXRUNTIME_ENGINE
 from rocserve.backends.pytorch.engine_choice import EAGER

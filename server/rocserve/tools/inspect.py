@@ -10,16 +10,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.binding.program_text import (
+from rocserve.backends.migraphx.binding import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.compiling.probe_jobs import InspectJob, InspectResult
+from rocserve.backends.migraphx.mxr_file import MxrFile, check_mxr, read_mxr
+from rocserve.backends.migraphx.program_text import (
     ELEMENT_BYTES,
     allocated_bytes,
     fused_operators,
     plain_operator,
     read_program_text,
 )
-from rocserve.backends.migraphx.jobs.probe import InspectJob, InspectResult
-from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_mxr
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import SWITCH, flag, part

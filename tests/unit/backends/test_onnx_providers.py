@@ -10,7 +10,7 @@ import pytest
 from support.models import add_sub
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.migraphx.configuration.options import serving_options
+from rocserve.backends.migraphx.options import serving_options
 from rocserve.backends.onnx.provider_options import CUDA, OPENVINO, ROCM, compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import KINDS, MIGRAPHX_PROVIDER, ProviderPlan, plan_providers
 from rocserve.backends.parameters import usable_cpus

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from support.models import add_constant
 
-from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
+from rocserve.backends.migraphx.compiling.onnx_graph import read_onnx_graph
 from rocserve.backends.onnx.model_file import ModelFile
 from rocserve.backends.onnx.signature import session_signature
 from rocserve.backends.purpose import read_purpose

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from support.cached_programs import GENEROUS, a_recipe, being_built, store, stored
 
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
-from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, LoadTrial, ProgramCache
+from rocserve.backends.migraphx.compiling.program_cache import ABOUT_FILENAME, LoadTrial, ProgramCache
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.cli import main
 from rocserve.core.printable import readable_size
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key

@@ -17,8 +17,8 @@ from support.provider_plugins import stub_of_amds_plugin
 from support.tools import Command, Ran
 
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation
+from rocserve.backends.migraphx.options import Target
 from rocserve.backends.pytorch.installing import torch_command
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings

@@ -10,7 +10,7 @@ from support.graphdef import classifier
 from support.migraphx_models import mini_resnet, two_in_two_out
 from support.tools import Command
 
-from rocserve.backends.migraphx.binding.interface import DimensionRange
+from rocserve.backends.migraphx.binding import DimensionRange
 from rocserve.core.plain import to_json
 from rocserve.tools.inspect import TensorFacts, summarise_program
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rocserve.backends.base import EngineSpec
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes
-from rocserve.backends.migraphx.configuration.options import serving_options
+from rocserve.backends.migraphx.options import serving_options
 from rocserve.backends.onnx import BACKEND as ONNX_BACKEND
 from rocserve.backends.written_sizes import open_dimensions
 from rocserve.core.datatypes import DataType

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 
-from rocserve.backends.migraphx.calibration import PIPELINE_HINT, read_samples
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.compiling.calibration import PIPELINE_HINT, read_samples
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import readable_size as size

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
-from rocserve.backends.migraphx.configuration.options import REQUEST_PARAMETERS
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX, choose_migraphx
+from rocserve.backends.migraphx.options import REQUEST_PARAMETERS
 
 BACKEND = BackendSpec(
     name="migraphx",

@@ -1,6 +1,6 @@
 """Loads a model into a worker with MIGraphX.
 
-Calls that may take long or crash run in children of the worker (`jobs/`): compiling, and the first load and run of
+Calls that may take long or crash run in children of the worker (`compiling/`): compiling, and the first load and run of
 every program. The worker loads only programs that a child has tried.
 
 A compiled program (.mxr) comes from the user and is not trusted: its header is checked without loading it, then a child
@@ -16,17 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from rocserve.backends.base import LoadedModel, ModelSource
-from rocserve.backends.migraphx.binding.interface import DimensionRange
-from rocserve.backends.migraphx.jobs.probe import InspectResult, ProbeJob
-from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
-from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
-from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, ProgramSource, SourceKind
-from rocserve.backends.migraphx.program_cache import LoadTrial, load_trial_key
-from rocserve.backends.migraphx.serving.context import CompileContext, open_compile_context
-from rocserve.backends.migraphx.serving.model import MigraphxModel, load_compiled
-from rocserve.backends.migraphx.serving.model_check import CheckedModel, ModelCheck
-from rocserve.backends.migraphx.serving.programs import ProgramRunner, ProgramTensors
+from rocserve.backends.migraphx.binding import DimensionRange
+from rocserve.backends.migraphx.compiling.context import CompileContext, open_compile_context
+from rocserve.backends.migraphx.compiling.memory import ProgramMemory, check_memory
+from rocserve.backends.migraphx.compiling.onnx_graph import read_onnx_graph
+from rocserve.backends.migraphx.compiling.probe_jobs import InspectResult, ProbeJob
+from rocserve.backends.migraphx.compiling.program_cache import LoadTrial, load_trial_key
+from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.model import MigraphxModel, load_compiled
+from rocserve.backends.migraphx.model_check import CheckedModel, ModelCheck
+from rocserve.backends.migraphx.mxr_file import check_mxr, sibling_model
+from rocserve.backends.migraphx.program_runner import ProgramRunner, ProgramTensors
 from rocserve.backends.migraphx.tensors import batch_range
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument
@@ -128,7 +128,7 @@ def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[tu
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Load a model; `configuration/` describes its parameters. The model is ready with its first program; more programs
+    """Load a model; `options.py` describes its parameters. The model is ready with its first program; more programs
     may follow while it serves. Raises ServeError if MIGraphX cannot be used here or cannot compile the model (with
     MIGraphX's own text and a remedy), if the file or the configuration is wrong, or if memory does not suffice."""
     context = open_compile_context(model, _LOG)

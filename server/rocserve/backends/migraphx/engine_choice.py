@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
-from rocserve.backends.migraphx.configuration.options import check_parameters
+from rocserve.backends.migraphx.options import check_parameters
 from rocserve.backends.parameters import read_choice
 from rocserve.core.errors import unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
+from rocserve.backends.migraphx.binding import Array, DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.compiling.graph import ONNX_DATATYPES
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import TensorSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocserve.backends.base import BackendSpec
-from rocserve.backends.migraphx.configuration import options as migraphx_options
+from rocserve.backends.migraphx import options as migraphx_options
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
 from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO, ROCM

@@ -24,7 +24,7 @@ from rocserve.backends.base import (
     model_executions,
 )
 from rocserve.backends.batch_sizes import rows_that_fit
-from rocserve.backends.migraphx.configuration.options import PARAMETERS
+from rocserve.backends.migraphx.options import PARAMETERS
 from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, DeviceStream, device_executions, device_stream
 from rocserve.backends.onnx.external_weights import ExternalWeights, find_external_weights

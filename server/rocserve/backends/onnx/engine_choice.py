@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
-from rocserve.backends.migraphx.configuration.options import check_parameters
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX, aims_at_gpus, has_gpu_for, migraphx_choice
+from rocserve.backends.migraphx.options import check_parameters
 from rocserve.backends.parameters import read_choice
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig

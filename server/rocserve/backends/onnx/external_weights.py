@@ -51,7 +51,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
     # Importing onnx takes longer than loading a small model, so it is imported only if there may be external weights.
     import onnx
 
-    from rocserve.backends.migraphx.model_files.onnx_graph import ExternalFiles, parts_of
+    from rocserve.backends.migraphx.compiling.onnx_graph import ExternalFiles, parts_of
 
     try:
         loaded = onnx.load(path, format="protobuf", load_external_data=False)

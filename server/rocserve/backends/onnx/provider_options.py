@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes, wanted_batch_sizes
 from rocserve.backends.contained_paths import path_within
-from rocserve.backends.migraphx.configuration.options import PARAMETERS
+from rocserve.backends.migraphx.options import PARAMETERS
 from rocserve.backends.parameters import read_switch
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ExecutionAccelerator, ModelConfig

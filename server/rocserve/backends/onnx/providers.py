@@ -21,7 +21,7 @@ from typing import Any
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.migraphx.planning.recipe import changes_programs
+from rocserve.backends.migraphx.compiling.recipe import changes_programs
 from rocserve.backends.onnx.distributions import installed_onnx_runtimes
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.plugins import Plugin, gpu_devices, migraphx_library, openvino_devices, seen_devices

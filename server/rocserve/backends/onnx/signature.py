@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
+from rocserve.backends.migraphx.compiling.graph import ONNX_DATATYPES
 from rocserve.backends.onnx.model_file import ModelFile
 from rocserve.backends.purpose import read_purpose
 from rocserve.core.datatypes import DataType

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.installed import is_installed
-from rocserve.backends.migraphx.serving.context import open_compile_context
-from rocserve.backends.migraphx.serving.model import load_compiled
-from rocserve.backends.migraphx.serving.model_check import ReferenceEngine
+from rocserve.backends.migraphx.compiling.context import open_compile_context
+from rocserve.backends.migraphx.model import load_compiled
+from rocserve.backends.migraphx.model_check import ReferenceEngine
 from rocserve.backends.onnx.reference_job import OnnxReferenceResult
 from rocserve.backends.pytorch.job_files import Written, written_folder
 from rocserve.backends.pytorch.model_file import require_exported
@@ -36,7 +36,7 @@ _LARGEST_BYTES = 1 << 31
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Load a model; migraphx/configuration describes its parameters. Raises ServeError (INVALID_ARGUMENT) if the file
+    """Load a model; migraphx/options.py describes its parameters. Raises ServeError (INVALID_ARGUMENT) if the file
     or the configuration is wrong, ServeError (UNAVAILABLE) if the program cannot be written as ONNX, or MIGraphX cannot
     be used or cannot compile it."""
     require_exported(model, "migraphx-onnx")

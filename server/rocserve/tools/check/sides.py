@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.backends.migraphx.model_files.mxr import sibling_model
+from rocserve.backends.migraphx.mxr_file import sibling_model
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.core.datatypes import DataType

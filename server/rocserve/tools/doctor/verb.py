@@ -15,12 +15,12 @@ from rich.text import Text
 import rocserve
 from rocserve.backends.host import Host
 from rocserve.backends.installed import is_installed
-from rocserve.backends.migraphx.configuration.options import Target
+from rocserve.backends.migraphx.compiling.child_process import migraphx_jobs
+from rocserve.backends.migraphx.compiling.probe_jobs import LibraryJob, LibraryResult
+from rocserve.backends.migraphx.compiling.program_cache import open_cache
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation
-from rocserve.backends.migraphx.jobs.child import migraphx_jobs
-from rocserve.backends.migraphx.jobs.probe import LibraryJob, LibraryResult
-from rocserve.backends.migraphx.program_cache import open_cache
+from rocserve.backends.migraphx.options import Target
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import ROCAL_MODULE
 from rocserve.cache.folders import cache_directory

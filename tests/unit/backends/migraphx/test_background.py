@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.backends.migraphx.serving.background import BackgroundSizes
+from rocserve.backends.migraphx.background_sizes import BackgroundSizes
 from rocserve.core.errors import unavailable
 
 LOG = logging.getLogger("test")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from support.migraphx import run_with_migraphx
 
-from rocserve.backends.migraphx.binding import interface
-from rocserve.backends.migraphx.binding.interface import Binding, MigraphxError, loaded_version
-from rocserve.backends.migraphx.binding.module import open_binding
+from rocserve.backends.migraphx import binding as interface
+from rocserve.backends.migraphx.binding import Binding, MigraphxError, loaded_version
 from rocserve.backends.migraphx.installation import MigraphxInstallation
+from rocserve.backends.migraphx.python_module import open_binding
 
 BOTH = MigraphxInstallation(library="/none/libmigraphx_c.so.3", module_folder="/none/module")
 
@@ -52,7 +52,7 @@ def test_a_call_of_the_module_whose_output_cannot_be_captured(tmp_path: Path) ->
     (tmp_path / "migraphx.py").write_text("def get_target(name): ...\n")
     code = f"""
 import os, resource, sys
-from rocserve.backends.migraphx.binding.module import open_binding
+from rocserve.backends.migraphx.python_module import open_binding
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 binding = open_binding(MigraphxInstallation(library="", module_folder={str(tmp_path)!r}))
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -66,7 +66,7 @@ except OSError as error:
 
 
 OPEN = """
-from rocserve.backends.migraphx.binding.module import open_binding
+from rocserve.backends.migraphx.python_module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 binding = open_binding(find_installation(EngineSettings()))

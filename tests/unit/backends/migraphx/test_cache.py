@@ -21,7 +21,7 @@ from support.cached_programs import (
     stored_by_another_version,
 )
 
-from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, ProgramCache, open_cache
+from rocserve.backends.migraphx.compiling.program_cache import ABOUT_FILENAME, ProgramCache, open_cache
 from rocserve.cache.folders import FolderCache, cache_directory
 from rocserve.settings import EngineSettings
 

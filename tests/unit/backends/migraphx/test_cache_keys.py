@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support.cached_programs import a_recipe, cache_at, printed_lines, start
 
-from rocserve.backends.migraphx import program_cache as module
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, SourceKind
-from rocserve.backends.migraphx.program_cache import LoadTrial, LoadTrials, load_trial_key
+from rocserve.backends.migraphx.compiling import program_cache as module
+from rocserve.backends.migraphx.compiling.program_cache import LoadTrial, LoadTrials, load_trial_key
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment, SourceKind
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.cache.digests import file_digest, folder_digest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.plain import from_json, to_json
@@ -147,7 +147,7 @@ def test_a_changed_file_or_environment_is_tried_again() -> None:
 
 def test_processes_share_load_trials(tmp_path: Path) -> None:
     script = """
-from rocserve.backends.migraphx.program_cache import *
+from rocserve.backends.migraphx.compiling.program_cache import *
 known = cache_at(Path(sys.argv[1])).load_trials
 for turn in range(100):
     known.remember("a" * 64, LoadTrial("m", "f", "2", sys.argv[2] * 1000))

@@ -21,7 +21,7 @@ from support.cached_programs import (
     wait,
 )
 
-from rocserve.backends.migraphx.program_cache import ProgramAbout, ProgramCache
+from rocserve.backends.migraphx.compiling.program_cache import ProgramAbout, ProgramCache
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 
 SPARE_OPENED = """
@@ -204,7 +204,7 @@ def test_on_a_full_disk_trials_are_remembered_elsewhere(tmp_path: Path, mounting
     disk, spare = tmp_path / "disk", tmp_path / "spare"
     disk.mkdir()
     script = """
-from rocserve.backends.migraphx.program_cache import LoadTrial
+from rocserve.backends.migraphx.compiling.program_cache import LoadTrial
 cache.load_trials.remember("one", LoadTrial("m", "model.mxr", "2.14.0", "crash"))
 again = ProgramCache(Path(sys.argv[1]), GENEROUS, spare_directory=Path(sys.argv[2]))
 print(again.load_trials.find("one").crash, again.tuning_folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.cached_programs import GENEROUS, a_recipe, being_built, cache_at, printed_lines, start, stored
 
-from rocserve.backends.migraphx.program_cache import ProgramCache
+from rocserve.backends.migraphx.compiling.program_cache import ProgramCache
 
 pytestmark = pytest.mark.long
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from support.pictures import jpeg
 
-from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.calibration import calibration_digest, read_calibration
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.binding import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.compiling.calibration import calibration_digest, read_calibration
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.core.errors import ServeError, StatusCode
 
 Array = np.ndarray[Any, Any]

@@ -14,8 +14,8 @@ from support import migraphx_models as networks
 from support.migraphx_compiling import MLP, Bench
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
+from rocserve.backends.migraphx.compiling.compiler import ProgramCompiler
+from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe
 from rocserve.jobs.compile_semaphore import CompileSemaphore
 
 HOLDER = """

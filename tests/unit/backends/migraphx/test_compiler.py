@@ -15,10 +15,10 @@ from support.graphdef import classifier
 from support.migraphx_compiling import MLP, Bench
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.compiling.child_process import migraphx_jobs
+from rocserve.backends.migraphx.compiling.compiler import ProgramCompiler
 from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.jobs.child import migraphx_jobs
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.core.errors import StatusCode
 from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import JobRunner

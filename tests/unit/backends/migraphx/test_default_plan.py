@@ -10,11 +10,11 @@ from onnx import TensorProto, helper
 from support.encoders import encoder
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.migraphx.configuration.options import Target, compile_options, serving_options
-from rocserve.backends.migraphx.planning.default_sizes import SizesMissing, WantedSizes, fewer_sizes
-from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
-from rocserve.backends.migraphx.serving.default_sizes import affordable
+from rocserve.backends.migraphx.compiling.plan import ProgramPlan, plan_programs
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.compiling.wanted_sizes import SizesMissing, WantedSizes, fewer_sizes
+from rocserve.backends.migraphx.default_sizes import affordable
+from rocserve.backends.migraphx.options import Target, compile_options, serving_options
 from rocserve.backends.written_sizes import half_steps
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.padding import NO_PADDING, PaddedDimension, Padding

@@ -10,10 +10,10 @@ from support import migraphx_models
 from support.migraphx import run_with_migraphx
 from support.migraphx_serving import compiled
 
-from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.jobs.child import with_hint
-from rocserve.backends.migraphx.model_files.mxr import check_mxr
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.compiling.child_process import with_hint
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.mxr_file import check_mxr
+from rocserve.backends.migraphx.options import Target
 from rocserve.core.errors import ServeError
 
 
@@ -37,8 +37,8 @@ def test_a_gpu_that_migraphx_does_not_find() -> None:
 _IMPORTS = """
 import sys
 import rocserve.backends.migraphx.engine
-import rocserve.jobs.child, rocserve.backends.migraphx.jobs.probe
-from rocserve.backends.migraphx.binding.module import open_binding
+import rocserve.jobs.child, rocserve.backends.migraphx.compiling.probe_jobs
+from rocserve.backends.migraphx.python_module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 open_binding(find_installation(EngineSettings()))

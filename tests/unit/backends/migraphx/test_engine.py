@@ -17,8 +17,8 @@ from support import migraphx_models
 from support.migraphx_engine import Engine, answers, batch, given, wait_for_all_sizes, wanted
 from support.migraphx_serving import expected
 
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
-from rocserve.backends.migraphx.serving.programs import LoadedProgram
+from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe
+from rocserve.backends.migraphx.program_runner import LoadedProgram
 from rocserve.backends.onnx.model_file import ModelFile
 from rocserve.backends.onnx.signature import session_signature
 from rocserve.core.datatypes import DataType

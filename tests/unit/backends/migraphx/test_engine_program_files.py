@@ -18,7 +18,7 @@ from support.migraphx_engine import Engine, answers, given, wanted
 from support.migraphx_serving import compiled, expected
 
 from rocserve.backends.migraphx.installation import ROOT_VARIABLE
-from rocserve.backends.migraphx.serving.model import MigraphxModel
+from rocserve.backends.migraphx.model import MigraphxModel
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import TensorSpec
@@ -125,7 +125,7 @@ class TestWithoutOffloadCopy:
         library = host_hip(tmp_path)
         hip = ctypes.CDLL(str(library))
         monkeypatch.setenv("LD_PRELOAD", str(library))
-        monkeypatch.setattr("rocserve.backends.migraphx.binding.interface.loaded_hip", lambda: hip)
+        monkeypatch.setattr("rocserve.backends.migraphx.binding.loaded_hip", lambda: hip)
         monkeypatch.setattr("rocserve.backends.migraphx.engine.check_mxr", lambda *checked: None)
         model = serve(engine, content, 8)
         assert any("trying model.mxr of model 'model'" in text for text in engine.reports)

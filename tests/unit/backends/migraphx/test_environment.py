@@ -8,8 +8,8 @@ import pytest
 from support.gpu_tree import GpuTree
 
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, program_environment
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment, program_environment
+from rocserve.backends.migraphx.options import Target
 from rocserve.core.errors import ServeError, StatusCode
 
 

@@ -9,11 +9,11 @@ from typing import cast
 import numpy as np
 import pytest
 
-from rocserve.backends.migraphx.binding.interface import DimensionRange, Program, ProgramTensor
-from rocserve.backends.migraphx.configuration.options import Precision
-from rocserve.backends.migraphx.jobs.child import with_hint
-from rocserve.backends.migraphx.jobs.compile import distance, row_fault
-from rocserve.backends.migraphx.jobs.probe import Samples
+from rocserve.backends.migraphx.binding import DimensionRange, Program, ProgramTensor
+from rocserve.backends.migraphx.compiling.child_process import with_hint
+from rocserve.backends.migraphx.compiling.compile_job import distance, row_fault
+from rocserve.backends.migraphx.compiling.probe_jobs import Samples
+from rocserve.backends.migraphx.options import Precision
 from rocserve.core.errors import ServeError
 from rocserve.jobs.runner import describe_end
 

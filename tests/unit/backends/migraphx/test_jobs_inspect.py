@@ -10,8 +10,8 @@ from support.migraphx_compiling import MLP, Bench
 from support.migraphx_models import mlp, two_in_two_out
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.backends.migraphx.binding.program_text import read_program_text
-from rocserve.backends.migraphx.jobs.probe import InspectJob, InspectResult, LibraryJob, LibraryResult
+from rocserve.backends.migraphx.compiling.probe_jobs import InspectJob, InspectResult, LibraryJob, LibraryResult
+from rocserve.backends.migraphx.program_text import read_program_text
 from rocserve.jobs.messages import JobError
 
 Inspect = Callable[[InspectJob], InspectResult]

@@ -23,8 +23,8 @@ from support.processes import has_ended
 from support.waiting import PATIENCE_SECONDS, wait_until
 from support.workers import open_descriptors
 
+from rocserve.backends.migraphx.compiling.child_process import migraphx_jobs
 from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.core.errors import StatusCode
 from rocserve.jobs import runner as jobs_runner
 from rocserve.jobs.messages import JobError
@@ -282,7 +282,7 @@ def test_the_child_and_what_it_started_end_with_their_parent(migraphx_root: Path
         "from support.migraphx_jobs import *\n"
         "from rocserve.backends.migraphx.installation import find_installation\n"
         "from rocserve.jobs.runner import JobRunner\n"
-        "from rocserve.backends.migraphx.jobs.child import migraphx_jobs\n"
+        "from rocserve.backends.migraphx.compiling.child_process import migraphx_jobs\n"
         "from rocserve.settings import EngineSettings\n"
         "installation = find_installation(EngineSettings(migraphx_root=sys.argv[1]))\n"
         "runner = JobRunner(migraphx_jobs(installation), lambda text: print(text, flush=True), logging.getLogger())\n"

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from rocserve.backends.migraphx.model_files.known_faults import FLOAT_MOD, KnownFault
-from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
+from rocserve.backends.migraphx.compiling.known_faults import FLOAT_MOD, KnownFault
+from rocserve.backends.migraphx.compiling.onnx_graph import read_onnx_graph
 
 
 def _faults(folder: Path, datatype: int, **attributes: int) -> dict[str, KnownFault]:

@@ -20,14 +20,14 @@ from support.host_hip import host_hip
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, GpuMemoryError
-from rocserve.backends.migraphx.binding.interface import ANY, DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.model_files.graph import GraphTensor
-from rocserve.backends.migraphx.planning.memory import ProgramMemory, check_memory, compiled_memory, planned_memory
-from rocserve.backends.migraphx.planning.plan import ProgramPlan
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
-from rocserve.backends.migraphx.program_cache import ProgramAbout
+from rocserve.backends.migraphx.binding import ANY, DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.compiling.graph import GraphTensor
+from rocserve.backends.migraphx.compiling.memory import ProgramMemory, check_memory, compiled_memory, planned_memory
+from rocserve.backends.migraphx.compiling.plan import ProgramPlan
+from rocserve.backends.migraphx.compiling.program_cache import ProgramAbout
+from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe
+from rocserve.backends.migraphx.gpu_memory import GpuBuffers, GpuMemoryError
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 
@@ -187,7 +187,7 @@ def test_the_library_is_the_one_that_is_loaded(tmp_path: Path) -> None:
     script = """
 import ctypes, sys
 import numpy as np
-from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, loaded_hip
+from rocserve.backends.migraphx.gpu_memory import GpuBuffers, loaded_hip
 assert loaded_hip() is None
 ctypes.CDLL(sys.argv[1])
 GpuBuffers(loaded_hip(), {"x": ((64,), np.dtype(np.uint8))})

@@ -19,11 +19,11 @@ from support.migraphx_engine import Engine, answers, wait_for_all_sizes
 from support.migraphx_serving import compiled
 
 from rocserve.backends.base import Batch
-from rocserve.backends.migraphx.jobs.check import COMPARING
-from rocserve.backends.migraphx.jobs.compile import CompileJob
-from rocserve.backends.migraphx.serving import model_check
-from rocserve.backends.migraphx.serving.context import open_compile_context
-from rocserve.backends.migraphx.serving.model import load_compiled
+from rocserve.backends.migraphx import model_check
+from rocserve.backends.migraphx.compiling.check_jobs import COMPARING
+from rocserve.backends.migraphx.compiling.compile_job import CompileJob
+from rocserve.backends.migraphx.compiling.context import open_compile_context
+from rocserve.backends.migraphx.model import load_compiled
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.load_check import LoadCheckFailed, LoadCheckReport
 from rocserve.core.tensors import tensor_from_numpy

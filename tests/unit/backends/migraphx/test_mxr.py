@@ -10,15 +10,15 @@ import pytest
 from support import migraphx_models
 from support.migraphx import run_with_migraphx
 
-from rocserve.backends.migraphx.configuration.options import Target
-from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_mxr, sibling_model
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment
+from rocserve.backends.migraphx.mxr_file import MxrFile, check_mxr, read_mxr, sibling_model
+from rocserve.backends.migraphx.options import Target
 from rocserve.core.errors import ServeError, StatusCode
 
 _WRITE = """
 import sys
 from pathlib import Path
-from rocserve.backends.migraphx.binding.module import open_binding
+from rocserve.backends.migraphx.python_module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 

@@ -14,8 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support import migraphx_models
 
-from rocserve.backends.migraphx.model_files.graph import GraphTensor
-from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
+from rocserve.backends.migraphx.compiling.graph import GraphTensor
+from rocserve.backends.migraphx.compiling.onnx_graph import read_onnx_graph
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 

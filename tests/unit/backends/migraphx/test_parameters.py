@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocserve.backends.migraphx.configuration.options import (
+from rocserve.backends.migraphx.options import (
     REQUEST_PARAMETERS,
     CompileOptions,
     Precision,

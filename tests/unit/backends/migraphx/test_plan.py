@@ -15,11 +15,11 @@ from support import migraphx_models
 from support.encoders import encoder
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.migraphx.configuration.options import Target, compile_options, serving_options
-from rocserve.backends.migraphx.model_files.graph import GraphTensor
-from rocserve.backends.migraphx.planning.memory import planned_memory
-from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, SourceKind
+from rocserve.backends.migraphx.compiling.graph import GraphTensor
+from rocserve.backends.migraphx.compiling.memory import planned_memory
+from rocserve.backends.migraphx.compiling.plan import ProgramPlan, plan_programs
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment, SourceKind
+from rocserve.backends.migraphx.options import Target, compile_options, serving_options
 from rocserve.cache.digests import file_digest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode

@@ -14,12 +14,12 @@ import pytest
 from support.cached_programs import a_recipe, about, cache_at
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.backends.migraphx import problem_cache
-from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
-from rocserve.backends.migraphx.jobs.compile import CompileResult
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
-from rocserve.backends.migraphx.problem_cache import VARIABLE, ProblemCache, merged
+from rocserve.backends.migraphx.compiling import problem_cache
+from rocserve.backends.migraphx.compiling.compile_job import CompileResult
+from rocserve.backends.migraphx.compiling.compiler import ProgramCompiler
+from rocserve.backends.migraphx.compiling.problem_cache import VARIABLE, ProblemCache, merged
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.backends.migraphx.options import CompileOptions, Target
 from rocserve.core.errors import unavailable
 
 GPU = ProgramEnvironment("2.18.0", "10.1.0", "gfx942")

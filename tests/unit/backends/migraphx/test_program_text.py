@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocserve.backends.migraphx.binding.program_text import fused_operators, plain_operator, read_program_text
+from rocserve.backends.migraphx.program_text import fused_operators, plain_operator, read_program_text
 
 _GPU = """Compiling ...
 module: "main"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.serving.layout import ProgramLayout, program_layout
-from rocserve.backends.migraphx.serving.programs import LoadedProgram, ProgramRunner
+from rocserve.backends.migraphx.binding import Array, DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.layout import ProgramLayout, program_layout
+from rocserve.backends.migraphx.program_runner import LoadedProgram, ProgramRunner
 from rocserve.backends.migraphx.tensors import batch_range
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError

@@ -13,11 +13,11 @@ from support import graphdef
 from support.graphdef import GraphDef
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.migraphx.configuration.options import Target, compile_options, serving_options
-from rocserve.backends.migraphx.model_files.graph import GraphTensor
-from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
-from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
-from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, SourceKind
+from rocserve.backends.migraphx.compiling.graph import GraphTensor
+from rocserve.backends.migraphx.compiling.plan import ProgramPlan, plan_programs
+from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment, SourceKind
+from rocserve.backends.migraphx.compiling.tensorflow_graph import read_tensorflow_graph
+from rocserve.backends.migraphx.options import Target, compile_options, serving_options
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, ModelConfig, OutputConfig

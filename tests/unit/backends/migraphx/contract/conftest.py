@@ -8,9 +8,9 @@ import pytest
 from support.migraphx import find_root
 from support.migraphx_programs import ProgramFactory
 
-from rocserve.backends.migraphx.binding.interface import Binding
-from rocserve.backends.migraphx.binding.module import open_binding
+from rocserve.backends.migraphx.binding import Binding
 from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
+from rocserve.backends.migraphx.python_module import open_binding
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 

@@ -18,8 +18,8 @@ from support.migraphx import run_with_migraphx
 from support.migraphx_programs import ProgramFactory, refusal
 from support.workers import open_descriptors
 
-from rocserve.backends.migraphx.binding.c_api import CBinding
-from rocserve.backends.migraphx.binding.interface import DimensionRange, MigraphxError
+from rocserve.backends.migraphx.binding import DimensionRange, MigraphxError
+from rocserve.backends.migraphx.c_api import CBinding
 from rocserve.backends.migraphx.installation import MigraphxInstallation
 
 pytestmark = pytest.mark.in_migraphx_process
@@ -216,7 +216,7 @@ def test_other_threads_go_on_during_a_call(factory: ProgramFactory, what: str) -
 ABORTING = """
 import ctypes, sys
 from pathlib import Path
-from rocserve.backends.migraphx.binding.c_api import CBinding
+from rocserve.backends.migraphx.c_api import CBinding
 binding = CBinding(sys.argv[1])
 program = binding.parse_onnx(Path(sys.argv[2]))
 program._compile("ref", True, False)

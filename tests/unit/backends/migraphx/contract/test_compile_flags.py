@@ -14,11 +14,11 @@ from support import migraphx_models as models
 from support.cached_programs import a_recipe
 from support.migraphx_programs import ProgramFactory
 
-from rocserve.backends.migraphx.binding.c_api import CBinding
-from rocserve.backends.migraphx.binding.interface import Array, Program
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
-from rocserve.backends.migraphx.jobs.compile import CompileJob
-from rocserve.backends.migraphx.planning.recipe import ProgramSource, SourceKind
+from rocserve.backends.migraphx.binding import Array, Program
+from rocserve.backends.migraphx.c_api import CBinding
+from rocserve.backends.migraphx.compiling.compile_job import CompileJob
+from rocserve.backends.migraphx.compiling.recipe import ProgramSource, SourceKind
+from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.cache.digests import file_digest
 
 pytestmark = pytest.mark.in_migraphx_process

@@ -16,7 +16,7 @@ from support import migraphx_models as models
 from support.graphdef import GraphDef, classified, classifier
 from support.migraphx_programs import ProgramFactory, onnx_runtime, refusal
 
-from rocserve.backends.migraphx.binding.interface import (
+from rocserve.backends.migraphx.binding import (
     DimensionRange,
     MigraphxError,
     Program,

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from support import migraphx_models as models
 from support.migraphx_programs import ProgramFactory, refusal
 
-from rocserve.backends.migraphx.binding.interface import (
+from rocserve.backends.migraphx.binding import (
     Array,
     DimensionRange,
     Program,
@@ -207,7 +207,7 @@ def wants_buffers(factory: ProgramFactory) -> Program:
 def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run_without(
     wants_buffers: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocserve.backends.migraphx.binding.interface.loaded_hip", lambda: None)
+    monkeypatch.setattr("rocserve.backends.migraphx.binding.loaded_hip", lambda: None)
     message = refusal(lambda: wants_buffers.run({"x": np.ones(2, np.float32)}))
     assert message.startswith(
         "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU"

@@ -1,1 +1,0 @@
-"""Puts MIGraphX behind one small interface, over its C API or its official Python module."""

@@ -1,1 +1,0 @@
-"""Reads a model's configuration for MIGraphX."""

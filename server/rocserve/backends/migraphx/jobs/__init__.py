@@ -1,1 +1,0 @@
-"""Runs MIGraphX in child processes: compiling, probing, inspecting. Each child process runs `child.py`."""

@@ -1,1 +1,0 @@
-"""Reads model files without MIGraphX: ONNX, GraphDef, compiled programs."""
