@@ -20,7 +20,7 @@ from rocserve.backends.onnx.backend import load
 from rocserve.core.load_check import LoadCheckMode, LoadCheckReport
 from rocserve.core.requests import Signature
 from rocserve.settings import EngineSettings
-from rocserve.tools.model_choice import ModelOptions, find_model
+from rocserve.verbs.model_choice import ModelOptions, find_model
 
 _UNDECIDED = "not checked"
 _LONGEST_REASON = 100

@@ -66,7 +66,7 @@ try() {
   buildah run "$container" python3 -c "import locale; locale.setlocale(locale.LC_ALL, 'en_US.UTF-8')" \
     || { echo "images: $name lacks the locale en_US.UTF-8"; exit 1; }
   mkdir -p "$work/models/tiny/1"
-  "$python" -c "import sys; from rocserve.tools.doctor.trial import TINY_ONNX; sys.stdout.buffer.write(TINY_ONNX)" \
+  "$python" -c "import sys; from rocserve.verbs.doctor.trial import TINY_ONNX; sys.stdout.buffer.write(TINY_ONNX)" \
     >"$work/models/tiny/1/model.onnx"
   chmod 755 "$work"
   port=$("$python" -c "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])")
@@ -81,7 +81,7 @@ import sys
 import numpy as np
 from rocserve_client import Client
 
-from rocserve.tools.doctor.trial import NETWORK
+from rocserve.verbs.doctor.trial import NETWORK
 
 with Client(f"localhost:{sys.argv[1]}") as client:
     client.wait_until_ready(timeout=60, model="tiny")

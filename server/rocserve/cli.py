@@ -17,7 +17,7 @@ from rocserve.signals import Signals
 if TYPE_CHECKING:
     import logging
 
-    from rocserve.tools.verb import Verb
+    from rocserve.verbs.verb import Verb
     from rocserve.workers.control_groups import ControlGroups
 
 _QUIET_GRPC = ("GRPC_VERBOSITY", "ERROR")
@@ -28,13 +28,13 @@ TOOLS = "rocserve.verbs"
 """The group of entry points by which a package adds verbs: each is a mapping like `_VERBS`."""
 _VERBS: Mapping[str, tuple[str, str]] = {
     "serve": ("", "serve a model, or the models of a repository"),
-    "config": ("rocserve.tools.config", "print the effective config.pbtxt of a model"),
-    "status": ("rocserve.tools.status", "show the models of a running server, live"),
-    "cache": ("rocserve.tools.cache", "list or remove the compiled programs that are kept on disk"),
-    "check": ("rocserve.tools.check.verb", "check that an engine computes a model, and find what differs"),
-    "compile": ("rocserve.tools.compile", "compile a model ahead with MIGraphX"),
-    "inspect": ("rocserve.tools.inspect", "show what MIGraphX makes of a model"),
-    "doctor": ("rocserve.tools.doctor.verb", "check what is installed here and what works"),
+    "config": ("rocserve.verbs.config", "print the effective config.pbtxt of a model"),
+    "status": ("rocserve.verbs.status", "show the models of a running server, live"),
+    "cache": ("rocserve.verbs.cache", "list or remove the compiled programs that are kept on disk"),
+    "check": ("rocserve.verbs.check.verb", "check that an engine computes a model, and find what differs"),
+    "compile": ("rocserve.verbs.compile", "compile a model ahead with MIGraphX"),
+    "inspect": ("rocserve.verbs.inspect", "show what MIGraphX makes of a model"),
+    "doctor": ("rocserve.verbs.doctor.verb", "check what is installed here and what works"),
 }
 """Verb -> module with its `VERB`, and the help text."""
 
@@ -126,7 +126,7 @@ def _describe(parser: argparse.ArgumentParser, verb: Verb) -> None:
 
 def _run_verb(verb: Verb, given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rocserve.flags.arguments import filled
-    from rocserve.tools.verb import UsageError, guarded
+    from rocserve.verbs.verb import UsageError, guarded
 
     action = verb.actions[given.action] if verb.actions else verb
     options = filled(action.options, given)

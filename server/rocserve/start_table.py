@@ -20,8 +20,8 @@ from rocserve.core.serving import IndexEntry, ServedVersion, ServingTable
 from rocserve.core.validation import format_shape
 from rocserve.settings import RepositorySettings
 from rocserve.settings.repository import ControlMode
-from rocserve.tools.printing import console_on, say, show
-from rocserve.tools.printing import table as tabulated
+from rocserve.verbs.printing import console_on, say, show
+from rocserve.verbs.printing import table as tabulated
 
 _COLUMNS = ("model", "version", "runs on", "inputs", "outputs", "state")
 _NEVER_FOLDED = ("model", "version", "state")

@@ -10,11 +10,11 @@ from functools import partial
 from rich.console import Console
 
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part, repeated
-from rocserve.tools.engines import ENGINES, main_engine
-from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model
-from rocserve.tools.printing import ToolProgress, complain, console_on, say, say_json, show, table
-from rocserve.tools.verb import Verb
-from rocserve.tools.workers import ToolWorkers
+from rocserve.verbs.engines import ENGINES, main_engine
+from rocserve.verbs.model_choice import ModelOptions, ToolModel, find_model
+from rocserve.verbs.printing import ToolProgress, complain, console_on, say, say_json, show, table
+from rocserve.verbs.verb import Verb
+from rocserve.verbs.workers import ToolWorkers
 from rocserve_tools.measuring.candidates import prepare
 from rocserve_tools.measuring.comparing import Compared, Comparison
 from rocserve_tools.measuring.figures import Difference, LatencySummary, Timing, worst

@@ -17,12 +17,12 @@ from rocserve.backends.migraphx.tensors import client_view, migraphx_name
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import part
-from rocserve.tools.engines import on_migraphx
-from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model, with_batch_sizes
-from rocserve.tools.printing import ToolProgress, complain, console_on, say, show, table
-from rocserve.tools.tool_context import ToolContext, usable_targets
-from rocserve.tools.verb import Verb
-from rocserve.tools.workers import ToolWorkers
+from rocserve.verbs.engines import on_migraphx
+from rocserve.verbs.model_choice import ModelOptions, ToolModel, find_model, with_batch_sizes
+from rocserve.verbs.printing import ToolProgress, complain, console_on, say, show, table
+from rocserve.verbs.tool_context import ToolContext, usable_targets
+from rocserve.verbs.verb import Verb
+from rocserve.verbs.workers import ToolWorkers
 from rocserve_tools.measuring.candidates import Candidate, MeasuredInput, random_inputs
 from rocserve_tools.measuring.comparing import Compared, Comparison
 from rocserve_tools.measuring.figures import LatencySummary, Timing

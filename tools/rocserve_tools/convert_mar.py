@@ -19,8 +19,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import InputConfig
 from rocserve.settings.flag import Kind, flag, number, positional, repeated
-from rocserve.tools.printing import console_on, say
-from rocserve.tools.verb import Verb
+from rocserve.verbs.printing import console_on, say
+from rocserve.verbs.verb import Verb
 
 _MANIFEST = "MAR-INF/MANIFEST.json"
 _LABELS = "index_to_name.json"

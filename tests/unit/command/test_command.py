@@ -23,7 +23,7 @@ from importlib.abc import MetaPathFinder
 
 class Stop(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "rocserve.tools.doctor.verb":
+        if name == "rocserve.verbs.doctor.verb":
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Stop())
@@ -102,7 +102,7 @@ ANOTHER_PACKAGE = {
     "other-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: other\nVersion: 1\n",
     "other-1.dist-info/entry_points.txt": "[rocserve.verbs]\nother = other:VERBS\n",
     "other.py": 'VERBS = {"wave": ("other_wave", "wave a hand"), "status": ("other_wave", "not this one")}',
-    "other_wave.py": "from rocserve.tools.verb import Verb\n"
+    "other_wave.py": "from rocserve.verbs.verb import Verb\n"
     "from dataclasses import dataclass\n"
     "@dataclass\nclass Options: pass\n"
     'VERB = Verb("Wave.", Options(), lambda options: print("hello") or 3)',

@@ -18,7 +18,7 @@ from support.pytorch import TorchFiles
 from support.tools import Command
 from support.waiting import PATIENCE_SECONDS, wait_until
 
-from rocserve.tools.printing import console_on, say_json
+from rocserve.verbs.printing import console_on, say_json
 from rocserve_tools.measuring.figures import Difference
 
 pytestmark = pytest.mark.long

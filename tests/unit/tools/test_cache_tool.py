@@ -18,7 +18,7 @@ from rocserve.backends.migraphx.options import CompileOptions, Precision, Target
 from rocserve.cli import main
 from rocserve.core.printable import readable_size
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
-from rocserve.tools.cache import ListOptions, list_programs
+from rocserve.verbs.cache import ListOptions, list_programs
 
 HOUR = 3600
 
@@ -99,7 +99,7 @@ def test_into_a_pipe_no_line_is_broken(cache: ProgramCache, capsys: pytest.Captu
 def test_on_a_terminal_it_is_a_table(cache: ProgramCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fill(cache)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
-    monkeypatch.setattr("rocserve.tools.cache.console_on", lambda: terminal)
+    monkeypatch.setattr("rocserve.verbs.cache.console_on", lambda: terminal)
     list_programs(ListOptions(str(cache.directory)))
     output = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b[1m" in output and "gpu gfx90a" in output and "resnet" in output

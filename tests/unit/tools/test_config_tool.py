@@ -17,8 +17,8 @@ from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
-from rocserve.tools.config import ConfigOptions, run
-from rocserve.tools.verb import guarded
+from rocserve.verbs.config import ConfigOptions, run
+from rocserve.verbs.verb import guarded
 
 _REGISTRY = BackendRegistry(
     [

@@ -22,10 +22,10 @@ from rocserve.backends.migraphx.options import Target
 from rocserve.backends.pytorch.installing import torch_command
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
-from rocserve.tools.doctor import machine
-from rocserve.tools.doctor.machine import Finding, State, examine_machine
-from rocserve.tools.doctor.trial import GREY, GREY_JPEG, NETWORK, TINY_ONNX, WEIGHTS, TinyModel, try_engine
-from rocserve.tools.doctor.verb import target_fault
+from rocserve.verbs.doctor import machine
+from rocserve.verbs.doctor.machine import Finding, State, examine_machine
+from rocserve.verbs.doctor.trial import GREY, GREY_JPEG, NETWORK, TINY_ONNX, WEIGHTS, TinyModel, try_engine
+from rocserve.verbs.doctor.verb import target_fault
 
 pytestmark = pytest.mark.long
 

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from rocserve.core.errors import ServeError
-from rocserve.tools.check.graph_cuts import CutGraph, read_model, write_model
-from rocserve.tools.check.operator_search import CutResult, TensorFinding, farthest, first_difference
+from rocserve.verbs.check.graph_cuts import CutGraph, read_model, write_model
+from rocserve.verbs.check.operator_search import CutResult, TensorFinding, farthest, first_difference
 
 _X = np.array([[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]], np.float32)
 

@@ -12,7 +12,7 @@ from support.tools import Command
 
 from rocserve.backends.migraphx.binding import DimensionRange
 from rocserve.core.plain import to_json
-from rocserve.tools.inspect import TensorFacts, summarise_program
+from rocserve.verbs.inspect import TensorFacts, summarise_program
 
 pytestmark = pytest.mark.long
 

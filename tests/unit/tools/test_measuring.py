@@ -20,8 +20,8 @@ from rocserve.core.errors import ServeError
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.settings import EngineSettings
-from rocserve.tools.model_choice import ModelOptions, find_model
-from rocserve.tools.workers import ToolWorkers
+from rocserve.verbs.model_choice import ModelOptions, find_model
+from rocserve.verbs.workers import ToolWorkers
 from rocserve_tools.measuring import timed_engine
 from rocserve_tools.measuring.candidates import MeasuredInput, OpenCandidate, prepare
 from rocserve_tools.measuring.candidates import random_inputs as seeded_inputs

@@ -14,8 +14,8 @@ from rocserve.config.definition import FolderReading, ModelDefinition
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
-from rocserve.tools.config import describe
-from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model
+from rocserve.verbs.config import describe
+from rocserve.verbs.model_choice import ModelOptions, ToolModel, find_model
 
 _ACCELERATED = """
 platform: "onnx_onnxv1"

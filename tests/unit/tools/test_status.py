@@ -14,8 +14,8 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cli import main
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.tools import status
-from rocserve.tools.status import StatusPoll, StatusRow, status_table
+from rocserve.verbs import status
+from rocserve.verbs.status import StatusPoll, StatusRow, status_table
 from rocserve_client import Duration, IndexEntry, ModelStatistics, RocserveError
 
 NONE = Duration()

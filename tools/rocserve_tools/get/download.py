@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from rocserve.cache.folders import lock_file, still_names
-from rocserve.tools.printing import say
+from rocserve.verbs.printing import say
 
 _ZOO = "https://github.com/onnx/models/raw/main/validated/vision"
 _PYPI = "https://files.pythonhosted.org/packages"

@@ -16,8 +16,8 @@ from rich.console import Console
 import rocserve_tools
 from rocserve.core.extras import install_command
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
-from rocserve.tools.printing import replacing, say
-from rocserve.tools.verb import ENDED_BY_USER, Verb
+from rocserve.verbs.printing import replacing, say
+from rocserve.verbs.verb import ENDED_BY_USER, Verb
 from rocserve_tools.get.download import (
     CATALOGUE,
     DownloadProgress,

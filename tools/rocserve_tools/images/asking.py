@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import names_hint
 from rocserve.settings.flag import Kind, flag, positional, text
-from rocserve.tools.printing import console_on, say, table
+from rocserve.verbs.printing import console_on, say, table
 from rocserve_client import (
     AsyncClient,
     DeadlineExceeded,

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rocserve.core.errors import invalid_argument
 from rocserve.core.printable import printable
 from rocserve.settings.flag import LARGEST_INT32, flag, number, part
-from rocserve.tools.verb import Verb
+from rocserve.verbs.verb import Verb
 from rocserve_client import AsyncClient, Classification, ModelMetadata, Output
 from rocserve_tools.images import asking
 from rocserve_tools.images.asking import Ask, AskOptions, Finding, ask_all, print_faults, print_findings, tensors_text

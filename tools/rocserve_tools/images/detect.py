@@ -22,8 +22,8 @@ from rocserve.core.errors import invalid_argument
 from rocserve.core.extras import install_command
 from rocserve.core.printable import printable
 from rocserve.settings.flag import FOLDER, POSITIVE, flag, part
-from rocserve.tools.printing import console_on, replacing, say
-from rocserve.tools.verb import UsageError, Verb
+from rocserve.verbs.printing import console_on, replacing, say
+from rocserve.verbs.verb import UsageError, Verb
 from rocserve_client import AsyncClient, ModelMetadata
 from rocserve_tools.images import asking
 from rocserve_tools.images.asking import (

@@ -22,10 +22,10 @@ from rocserve.core.padding import Buckets
 from rocserve.core.requests import Signature
 from rocserve.load_check.tensors import Array
 from rocserve.settings.flag import LARGEST_INT32
-from rocserve.tools import engines
-from rocserve.tools.engines import PlacedModel, engine_description, is_pytorch, with_onnx_file
-from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.workers import ToolWorkers
+from rocserve.verbs import engines
+from rocserve.verbs.engines import PlacedModel, engine_description, is_pytorch, with_onnx_file
+from rocserve.verbs.model_choice import ToolModel
+from rocserve.verbs.workers import ToolWorkers
 from rocserve_tools.measuring.lengths import Law, WrittenLengths, by_dimension
 from rocserve_tools.measuring.timed_runs import TimedWorkers
 

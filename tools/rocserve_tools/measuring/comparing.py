@@ -9,7 +9,7 @@ from itertools import islice
 
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.load_check.tensors import Array
-from rocserve.tools.workers import ToolWorkers
+from rocserve.verbs.workers import ToolWorkers
 from rocserve_tools.measuring.candidates import Candidate, Inputs, OpenCandidate
 from rocserve_tools.measuring.figures import Difference, LatencySummary, Timing, difference, summarise
 from rocserve_tools.measuring.lengths import DrawnLengths, WrittenLengths

@@ -14,7 +14,7 @@ from rocserve.core.requests import Signature
 from rocserve.load_check.tensors import Array
 from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.loads import LoadOrder
-from rocserve.tools.workers import LoadedWorkers, ToolWorkers, titled
+from rocserve.verbs.workers import LoadedWorkers, ToolWorkers, titled
 from rocserve.workers.instance import Instance
 from rocserve_tools.measuring import timed_engine
 from rocserve_tools.measuring.timed_engine import ENGINE, LATENCIES, ORDER

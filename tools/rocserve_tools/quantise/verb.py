@@ -23,8 +23,8 @@ from rocserve.core.printable import readable_size as size
 from rocserve.core.requests import TensorSpec
 from rocserve.load_check.tensors import Array
 from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
-from rocserve.tools.printing import console_on, replacing, say
-from rocserve.tools.verb import UsageError, Verb
+from rocserve.verbs.printing import console_on, replacing, say
+from rocserve.verbs.verb import UsageError, Verb
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

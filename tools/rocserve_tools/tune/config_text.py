@@ -15,8 +15,8 @@ from rocserve.config.pbtxt import parse_model_config, read_text
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER
 from rocserve.config.validation import check_model_config
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
-from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.printing import replacing
+from rocserve.verbs.model_choice import ToolModel
+from rocserve.verbs.printing import replacing
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from rocserve.core.errors import unavailable
-from rocserve.tools.printing import counted, replacing
+from rocserve.verbs.printing import counted, replacing
 from rocserve_tools.tune.sweep import Measurement, setting
 
 _SIZE_INCHES = (9.0, 5.6)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from rocserve.backends.written_sizes import SIZES, half_steps
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.load_check import LoadCheckMode
-from rocserve.tools.engines import CPU, ONNXRUNTIME
-from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.printing import ToolProgress, counted
-from rocserve.tools.workers import ToolWorkers
+from rocserve.verbs.engines import CPU, ONNXRUNTIME
+from rocserve.verbs.model_choice import ToolModel
+from rocserve.verbs.printing import ToolProgress, counted
+from rocserve.verbs.workers import ToolWorkers
 from rocserve_tools.measuring.candidates import OpenCandidate, prepare
 from rocserve_tools.measuring.figures import LatencySummary, Timing, summarise
 from rocserve_tools.measuring.lengths import DrawnLengths, WrittenLengths

@@ -16,10 +16,10 @@ from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.extras import install_command
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings.flag import SWITCH, Kind, flag, number, one_of, part
-from rocserve.tools.engines import ENGINES, MIGRAPHX, main_engine
-from rocserve.tools.model_choice import COUNTS, ModelOptions, ToolModel, find_model
-from rocserve.tools.printing import ToolProgress, complain, console_on, counted, say, say_json, show, table
-from rocserve.tools.verb import Verb
+from rocserve.verbs.engines import ENGINES, MIGRAPHX, main_engine
+from rocserve.verbs.model_choice import COUNTS, ModelOptions, ToolModel, find_model
+from rocserve.verbs.printing import ToolProgress, complain, console_on, counted, say, say_json, show, table
+from rocserve.verbs.verb import Verb
 from rocserve_tools.bench import LATENCY_COLUMNS, WORKLOAD_COLUMNS, latency_cells, say_lengths, workload_cells
 from rocserve_tools.measuring.figures import Timing
 from rocserve_tools.measuring.lengths import WrittenLengths, lengths_flag

@@ -19,12 +19,12 @@ from rocserve.load_check.difference import differences
 from rocserve.load_check.made_inputs import nudged
 from rocserve.load_check.reference import Case
 from rocserve.load_check.tensors import Array, Feed
-from rocserve.tools.check.errors import OutputError, output_errors
-from rocserve.tools.check.graph_cuts import CutGraph, read_model, write_model
-from rocserve.tools.check.operator_search import CutResult, OperatorFinding, TensorFinding, farthest, first_difference
-from rocserve.tools.check.sides import open_side
-from rocserve.tools.model_choice import ModelOptions, ToolModel, configured_as, find_model
-from rocserve.tools.workers import ToolWorkers
+from rocserve.verbs.check.errors import OutputError, output_errors
+from rocserve.verbs.check.graph_cuts import CutGraph, read_model, write_model
+from rocserve.verbs.check.operator_search import CutResult, OperatorFinding, TensorFinding, farthest, first_difference
+from rocserve.verbs.check.sides import open_side
+from rocserve.verbs.model_choice import ModelOptions, ToolModel, configured_as, find_model
+from rocserve.verbs.workers import ToolWorkers
 
 
 class OperatorSearch:

@@ -12,10 +12,10 @@ from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.printable import listed
 from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import flag, part, text
-from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model
-from rocserve.tools.printing import ToolProgress, console_on, replacing, say, show, table
-from rocserve.tools.tool_context import ToolContext
-from rocserve.tools.verb import Verb
+from rocserve.verbs.model_choice import ModelOptions, ToolModel, find_model
+from rocserve.verbs.printing import ToolProgress, console_on, replacing, say, show, table
+from rocserve.verbs.tool_context import ToolContext
+from rocserve.verbs.verb import Verb
 
 BATCH, SIZES = "{batch}", "{sizes}"
 """Placeholders for the batch size, and for the sizes of padded dimensions (such as 32 or 224x320), in an output file's

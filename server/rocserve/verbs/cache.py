@@ -17,8 +17,8 @@ from rocserve.core.printable import readable_size as size
 from rocserve.load_check.verdict_cache import VerdictCache
 from rocserve.settings import EngineSettings
 from rocserve.settings.flag import ABSOLUTE_FOLDER, SWITCH, Kind, byte_size, flag, positional, text
-from rocserve.tools.printing import console_on, counted, say, show, table
-from rocserve.tools.verb import Verb
+from rocserve.verbs.printing import console_on, counted, say, show, table
+from rocserve.verbs.verb import Verb
 
 _KEY_DIGITS = 12
 _COLUMNS = ("program", "model", "precision", "target", "MIGraphX", "batch", "size", "last used")

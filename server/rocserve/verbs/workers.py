@@ -44,7 +44,7 @@ class ToolWorkers:
         self._grace_seconds = grace_seconds
         self._settings = settings
         self._report = report
-        self._log = log = log or logging.Logger("rocserve.tools", logging.CRITICAL + 1)
+        self._log = log = log or logging.Logger("rocserve.verbs", logging.CRITICAL + 1)
         self._launcher = WorkerLauncher(preload=(), log=log)
         self._plane = PlaneLoop(log)
         self._mail = InstanceMail(self._plane)

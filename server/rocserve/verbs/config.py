@@ -32,9 +32,9 @@ from rocserve.repository.loads import LoadOrder
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
-from rocserve.tools.model_choice import advised, newest_version, read_folder
-from rocserve.tools.verb import Verb
-from rocserve.tools.workers import ToolWorkers
+from rocserve.verbs.model_choice import advised, newest_version, read_folder
+from rocserve.verbs.verb import Verb
+from rocserve.verbs.workers import ToolWorkers
 
 _LOG = logging.getLogger("rocserve.config")
 _LINE_FEED = b"\n"

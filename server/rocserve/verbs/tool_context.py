@@ -24,8 +24,8 @@ from rocserve.backends.migraphx.options import Target, compile_options, serving_
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.jobs.runner import JobEngine, JobRunner
-from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.verb import tool_log
+from rocserve.verbs.model_choice import ToolModel
+from rocserve.verbs.verb import tool_log
 
 _LIBRARY_SECONDS = 120.0
 """Limit of the library's load; the first load of ROCm after a boot may take long."""

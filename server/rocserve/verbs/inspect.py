@@ -23,10 +23,10 @@ from rocserve.backends.migraphx.program_text import (
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import SWITCH, flag, part
-from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model
-from rocserve.tools.printing import ToolProgress, console_on, say, say_json, show, table
-from rocserve.tools.tool_context import ToolContext
-from rocserve.tools.verb import Verb
+from rocserve.verbs.model_choice import ModelOptions, ToolModel, find_model
+from rocserve.verbs.printing import ToolProgress, console_on, say, say_json, show, table
+from rocserve.verbs.tool_context import ToolContext
+from rocserve.verbs.verb import Verb
 
 _COPIED_LITERAL = "hip::hip_copy_literal"
 """Copies a constant to the GPU, once."""

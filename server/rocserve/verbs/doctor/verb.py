@@ -30,10 +30,10 @@ from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part
-from rocserve.tools.doctor.machine import Finding, State, examine_machine, examine_software
-from rocserve.tools.doctor.trial import NETWORK, PIPELINE, TinyModel, try_engine
-from rocserve.tools.printing import ToolProgress, console_on, say, say_json, show, table
-from rocserve.tools.verb import Verb, tool_log
+from rocserve.verbs.doctor.machine import Finding, State, examine_machine, examine_software
+from rocserve.verbs.doctor.trial import NETWORK, PIPELINE, TinyModel, try_engine
+from rocserve.verbs.printing import ToolProgress, console_on, say, say_json, show, table
+from rocserve.verbs.verb import Verb, tool_log
 
 _ENGINE = partial(Finding, "engines")
 

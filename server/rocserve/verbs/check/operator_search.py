@@ -12,8 +12,8 @@ import numpy as np
 
 from rocserve.core.errors import unavailable
 from rocserve.load_check.tensors import Array
-from rocserve.tools.check.errors import distances_of
-from rocserve.tools.check.graph_cuts import CutGraph
+from rocserve.verbs.check.errors import distances_of
+from rocserve.verbs.check.graph_cuts import CutGraph
 
 _SHOWN_VALUES = 3
 

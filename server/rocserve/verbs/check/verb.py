@@ -12,12 +12,12 @@ from rich.console import Console
 
 from rocserve.core.load_check import LoadCheckMode
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part
-from rocserve.tools.check.checking import Check, Checked, OutputRow, Question
-from rocserve.tools.check.operator_search import OperatorFinding, TensorFinding
-from rocserve.tools.engines import ENGINES
-from rocserve.tools.model_choice import ModelOptions, find_model
-from rocserve.tools.printing import ToolProgress, complain, console_on, say, say_json, show, table
-from rocserve.tools.verb import UsageError, Verb
+from rocserve.verbs.check.checking import Check, Checked, OutputRow, Question
+from rocserve.verbs.check.operator_search import OperatorFinding, TensorFinding
+from rocserve.verbs.engines import ENGINES
+from rocserve.verbs.model_choice import ModelOptions, find_model
+from rocserve.verbs.printing import ToolProgress, complain, console_on, say, say_json, show, table
+from rocserve.verbs.verb import UsageError, Verb
 
 _COLUMNS = ("output", "type", "shape", "relative", "noise", "absolute", "with inputs")
 

@@ -25,7 +25,7 @@ from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.repository.scanner import UNPRINTABLE, has_config, is_model
 from rocserve.settings import EngineSettings, RepositorySettings, engine_settings
 from rocserve.settings.flag import SECONDS, SWITCH, Kind, flag, one_of, part, positional, text
-from rocserve.tools.verb import UsageError
+from rocserve.verbs.verb import UsageError
 
 _BATCH_PARAMETERS = ("batch", "batch_sizes")
 _CALIBRATION_PARAMETERS = ("calibration_data", "calibration_pipeline", "calibration_samples")

@@ -19,14 +19,14 @@ from rocserve.load_check.onnx_facts import onnx_facts
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve.load_check.reference import Case, reference_cases
 from rocserve.load_check.tensors import ROWS, CheckedInput
-from rocserve.tools.check.errors import OutputError, output_errors
-from rocserve.tools.check.graph_cuts import dimension_names, read_model
-from rocserve.tools.check.nodes import OperatorSearch
-from rocserve.tools.check.operator_search import OperatorFinding
-from rocserve.tools.check.sides import Side, compare_with_recorded, onnx_file, open_side, reference_of
-from rocserve.tools.engines import main_engine, prepare
-from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.workers import ToolWorkers
+from rocserve.verbs.check.errors import OutputError, output_errors
+from rocserve.verbs.check.graph_cuts import dimension_names, read_model
+from rocserve.verbs.check.nodes import OperatorSearch
+from rocserve.verbs.check.operator_search import OperatorFinding
+from rocserve.verbs.check.sides import Side, compare_with_recorded, onnx_file, open_side, reference_of
+from rocserve.verbs.engines import main_engine, prepare
+from rocserve.verbs.model_choice import ToolModel
+from rocserve.verbs.workers import ToolWorkers
 
 _CASE_ROWS = 3
 """Rows of a batch, if the model batches: more than one, and no power of two, so that engines with fixed batch sizes pad

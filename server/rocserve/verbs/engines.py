@@ -16,8 +16,8 @@ from rocserve.core.model_config import InstanceGroup
 from rocserve.repository.engine_plan import EnginePlan, plan_engine, plan_workers
 from rocserve.repository.loads import LoadOrder
 from rocserve.repository.machine import ThisMachine
-from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.workers import LoadedWorkers
+from rocserve.verbs.model_choice import ToolModel
+from rocserve.verbs.workers import LoadedWorkers
 
 MIGRAPHX, ONNXRUNTIME, CPU = "migraphx", "onnxruntime", "cpu"
 ENGINES = (MIGRAPHX, ONNXRUNTIME, CPU, EAGER.name, "inductor", "migraphx-onnx")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rocserve.core.errors import ServeError
-from rocserve.tools.printing import complain
+from rocserve.verbs.printing import complain
 
 ENDED_BY_USER = 130
 """The status that shells give to a command ended by SIGINT: 128 plus the signal's number."""
@@ -55,7 +55,7 @@ def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:
 
 def tool_log() -> logging.Logger:
     """Return the tools' log, which writes warnings to standard error and drops the rest."""
-    log = logging.getLogger("rocserve.tools")
+    log = logging.getLogger("rocserve.verbs")
     if not log.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(message)s"))

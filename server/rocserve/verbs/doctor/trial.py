@@ -20,7 +20,7 @@ from rocserve.repository.engine_plan import plan_engine
 from rocserve.repository.loads import LoadOrder
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings import EngineSettings
-from rocserve.tools.workers import ToolWorkers
+from rocserve.verbs.workers import ToolWorkers
 
 SHAPE = (2, 4)
 WEIGHTS = (-1.0, -0.5, 0.5, 1.0)

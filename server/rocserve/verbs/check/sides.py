@@ -16,9 +16,9 @@ from rocserve.core.model_config import with_sequence_tensors
 from rocserve.core.tensors import Tensor, bfloat16_values
 from rocserve.load_check.recorded import compare_recorded, read_recorded, recorded_request
 from rocserve.load_check.tensors import Array, Feed
-from rocserve.tools.engines import CPU, ONNXRUNTIME, engine_description, is_pytorch, prepare
-from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.workers import LoadedWorkers, ToolWorkers
+from rocserve.verbs.engines import CPU, ONNXRUNTIME, engine_description, is_pytorch, prepare
+from rocserve.verbs.model_choice import ToolModel
+from rocserve.verbs.workers import LoadedWorkers, ToolWorkers
 
 _RUN_SECONDS = 600.0
 """Limit of one run of an engine, which may hang."""

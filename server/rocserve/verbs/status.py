@@ -19,8 +19,8 @@ from rich.text import Text
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.printable import printable
 from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, repeated, text
-from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show, table
-from rocserve.tools.verb import UsageError, Verb
+from rocserve.verbs.printing import UNWRAPPED_WIDTH, console_on, show, table
+from rocserve.verbs.verb import UsageError, Verb
 from rocserve_client import Client, IndexEntry, ModelStatistics, RocserveError, Tls
 
 _CALL_TIMEOUT_S = 30.0
