@@ -6,7 +6,8 @@ import logging
 
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.trace import TraceGroup
-from rocserve.observability.tracing.tracing import TraceSetting, create_tracing
+from rocserve.observability.tracing.trace_settings import TraceSetting
+from rocserve.observability.tracing.tracing import create_tracing
 from rocserve.services.inference import RequestObserver
 
 

@@ -19,7 +19,7 @@ from rocserve.cache.folders import cache_directory
 from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.arguments import add_flags, filled, for_argparse
 from rocserve.flags.tritonserver import add_triton_flags, is_of_triton_caches, refusal
-from rocserve.observability.tracing.tracing import trace_options
+from rocserve.observability.tracing.trace_settings import trace_options
 from rocserve.repository.scanner import find_single_model, model_endings
 from rocserve.settings import (
     ControlMode,

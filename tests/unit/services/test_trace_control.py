@@ -7,7 +7,8 @@ from support.observation import HeldSink
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
-from rocserve.observability.tracing.tracing import Tracing, trace_options
+from rocserve.observability.tracing.trace_settings import trace_options
+from rocserve.observability.tracing.tracing import Tracing
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.control import TraceControlService
 

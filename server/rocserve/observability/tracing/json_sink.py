@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from io import FileIO
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.tensors import Tensor, bfloat16_values
 from rocserve.core.trace import Moment, TraceGroup
-
-if TYPE_CHECKING:
-    from rocserve.observability.tracing.tracing import TraceSetting
+from rocserve.observability.tracing.trace_settings import TraceSetting
 
 Item = TypeVar("Item")
 

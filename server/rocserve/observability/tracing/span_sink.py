@@ -29,7 +29,7 @@ from rocserve.core.trace import (
 )
 from rocserve.observability.failures import Allowance
 from rocserve.observability.tracing.json_sink import WriterThread
-from rocserve.observability.tracing.tracing import TraceOptions, TraceSetting
+from rocserve.observability.tracing.trace_settings import TraceOptions, TraceSetting
 
 _SCOPE = InstrumentationScope("rocserve")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)

@@ -26,7 +26,8 @@ from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_num
 from rocserve.core.trace import TraceGroup, TraceLevel
 from rocserve.observability.tracing import span_sink
 from rocserve.observability.tracing.json_sink import JsonSink, group_json
-from rocserve.observability.tracing.tracing import Tracing, create_tracing, trace_options
+from rocserve.observability.tracing.trace_settings import trace_options
+from rocserve.observability.tracing.tracing import Tracing, create_tracing
 
 LOG = logging.getLogger("rocserve.test.tracing")
 

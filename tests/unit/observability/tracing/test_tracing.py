@@ -14,15 +14,8 @@ from support.observation import HeldSink
 
 from rocserve.core.errors import ServeError
 from rocserve.core.trace import SpanContext, Trace, TraceLevel
-from rocserve.observability.tracing.tracing import (
-    TraceConfig,
-    TraceOptions,
-    TraceValues,
-    Tracing,
-    client_context,
-    create_tracing,
-    trace_options,
-)
+from rocserve.observability.tracing.trace_settings import TraceConfig, TraceOptions, TraceValues, trace_options
+from rocserve.observability.tracing.tracing import Tracing, client_context, create_tracing
 
 ON: TraceConfig = (("", "level", "TIMESTAMPS"), ("", "rate", "1"), ("triton", "file", "/nowhere"))
 SPANS: TraceConfig = (("", "mode", "opentelemetry"), ("", "level", "TIMESTAMPS"))
