@@ -67,7 +67,6 @@ def control(*messages):
     others = {os.fstat(other.fileno()).st_ino for other in (end._connection, end.back_connection)}
     found = {os.fstat(each).st_ino: each for each in filter(is_socket, descriptors())}
     own = [socket.socket(fileno=os.dup(each)) for inode, each in found.items() if inode not in others]
-    # The other one is for the server that may come after this one.
     (control,) = [each for each in own if each.type == socket.SOCK_STREAM]
     for message in messages:
         control.sendall(message)

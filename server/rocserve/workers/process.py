@@ -343,7 +343,8 @@ class WorkerSession:
                     await asyncio.sleep(took * _WAIT_PER_TURN)
                     took = 0.0
         except ValueError as error:
-            self.instance_broken(f"its control message cannot be read: {str(error)[: messages.LONGEST_TEXT]}")
+            # Before the socket is closed, after which the process would end itself, without the reason.
+            self.process.end_broken(f"its control message cannot be read: {str(error)[: messages.LONGEST_TEXT]}")
         except (EOFError, OSError):
             pass
         self._writer.close()
