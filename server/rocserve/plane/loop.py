@@ -181,6 +181,8 @@ class PlaneLoop:
         self.doorbell.also_wake_for(self._timer.descriptor)
         self._stopping = False
         self._last_came_at = 0.0
+        self.worked_seconds = 0.0
+        """The time in which the loop had work: without sleeping, and without looking for work in vain."""
         self.thread: int | None = None
         """The thread's threading.get_ident(), as soon as it runs."""
         self._thread = threading.Thread(target=self.run, name="data-plane", daemon=True)
@@ -271,6 +273,7 @@ class PlaneLoop:
         readers, read_epoll = self._readers, self._readers_epoll.poll
         soon, ends, long, timers = self._soon, self._ends, self._long, self._timers
         monotonic = time.monotonic
+        before, has_worked = monotonic(), False
         # One flat loop, because at low load it turns about ten times per request.
         while not self._stopping:
             busy = False
@@ -289,16 +292,22 @@ class PlaneLoop:
                     self._call(soon.popleft())
                 busy = True
             now = monotonic()
+            # From the middle of a turn to the middle of the next.
+            if busy or has_worked:
+                self.worked_seconds += now - before
+                has_worked = False
+            before = now
             if timers.next_due <= now:
                 # Timers do not make a turn busy: a timer with more work asks for a callback at the turn's end.
+                has_worked = True
                 while (callback := timers.pop_due(now)) is not None:
                     self._call(callback)
             if ends:
                 self._run_ends()
-                busy = True
+                busy = has_worked = True
             if long:
                 self.work_off(long.popleft())
-                busy = True
+                busy = has_worked = True
             if busy:
                 empty_turns, idle_polls = 0, self._spin
                 self._last_came_at = now
@@ -312,6 +321,7 @@ class PlaneLoop:
                 self._sleep()
                 # The loop has just slept: if nothing woke it, it need not poll as often again.
                 empty_turns, idle_polls = 1, self._idle_polls(0)
+                before = monotonic()
 
     def _read(self, readable: list[tuple[int, int]]) -> None:
         for descriptor, _ in readable:
