@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--front-ends",
         type=int,
         default=0,
-        help="processes a protocol, where a test does not say",
+        help="front end processes, where a test does not say",
     )
 
 

@@ -85,7 +85,7 @@ def clients(server: RocserveProcess) -> Iterator[list[triton.InferenceServerClie
         for _ in range(16):
             made.append(own_client(server))
             assert made[-1].is_server_live()
-        return all(clients_of(front_end) for front_end in server.front_ends())
+        return all(clients_of(front_end, server.port) for front_end in server.front_ends())
 
     wait_until(have_all, "a connection of each front end")
     yield made

@@ -61,7 +61,7 @@ def test_all_serve(server: RocserveProcess) -> None:
             clients.append(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS))
             clients[-1].request("GET", "/v2/models/m")
             assert clients[-1].getresponse().read().startswith(b'{"name":"m"')
-        return all(clients_of(front_end) for front_end in server.front_ends("http"))
+        return all(clients_of(front_end, server.http_port) for front_end in server.front_ends())
 
     wait_until(have_all, "a connection of each front end")
     for client in clients:

@@ -183,19 +183,18 @@ def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess) -> None:
 
 
 def test_the_server_ends_without_those_that_stand_still(ending_server: RocserveProcess) -> None:
-    front_ends = [ending_server.front_ends("grpc"), ending_server.front_ends("http")]
-    for still, _ in front_ends:
-        still.send_signal(signal.SIGSTOP)
+    front_ends = ending_server.front_ends()
+    front_ends[0].send_signal(signal.SIGSTOP)
     assert ending_server.terminate() == 0
-    for protocol in ("gRPC", "HTTP"):
-        assert f"of {protocol} has not ended in time; it is killed" in ending_server.log_text
-    wait_until_ended(each for pair in front_ends for each in pair)
+    assert "has not ended in time; it is killed" in ending_server.log_text
+    wait_until_ended(front_ends)
 
 
 def begun(server: RocserveProcess) -> list[psutil.Process]:
-    """The processes that are front ends of gRPC, or are about to be."""
+    """The processes that are front ends, or are about to be."""
     with suppress(psutil.NoSuchProcess):
-        return [child for child in server.server_process().children() if "grpc" in child.cmdline()]
+        children = server.server_process().children()
+        return [child for child in children if "rocserve.frontends.processes.main" in child.cmdline()]
     return []
 
 
@@ -238,7 +237,7 @@ def test_one_that_dies_before_all_others_listen_is_started_again(ending_server: 
     # The front end has answered this, so the server knows that it listens.
     wait_until(lambda: is_live(server), "one that serves")
     early.kill()
-    end = re.compile(r"front end [01] of gRPC has ended \(killed by SIGKILL\)")
+    end = re.compile(r"front end [01] has ended \(killed by SIGKILL\)")
     wait_until(lambda: end.search(server.log_text[before:]), "its end in the log")
     late.resume()
     wait_until(lambda: both_listen(server), "both")
@@ -250,24 +249,21 @@ def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, r
     good = authority.certificate.read_bytes()
     flags = (*BOTH, "--grpc-use-ssl=true", "--http-use-ssl=true", *files)
     with RocserveProcess([repository], *flags, log=tmp_path / "tls.log") as server:
-        ports = {"grpc": server.port, "http": server.http_port}
+        ports = (server.port, server.http_port)
         authority.certificate.write_text("nonsense")
-        pairs = {protocol: server.front_ends(protocol) for protocol in ports}
-        for (protocol, (first, second)), name in zip(pairs.items(), ("gRPC", "HTTP"), strict=True):
-            first.kill()
-            reason = f"has ended (exit status 0: cannot serve {name} with TLS"
-            wait_until(lambda reason=reason: reason in server.log_text, "the reason")
-            assert listens(second, ports[protocol])
+        first, second = server.front_ends()
+        first.kill()
+        wait_until(lambda: "has ended (exit status 0: cannot serve HTTP with TLS" in server.log_text, "the reason")
+        assert "; cannot serve gRPC with TLS" in server.log_text
+        assert all(listens(second, port) for port in ports)
         authority.certificate.write_bytes(good)
 
         def all_listen() -> bool:
-            return all(
-                [listens(each, port) for each in server.front_ends(protocol)] == [True, True]
-                and pairs[protocol][0] not in server.front_ends(protocol)
-                for protocol, port in ports.items()
+            return first not in server.front_ends() and all(
+                [listens(each, port) for each in server.front_ends()] == [True, True] for port in ports
             )
 
-        wait_until(all_listen, "both front ends of both")
+        wait_until(all_listen, "both front ends on both ports")
 
 
 def test_a_killed_server_leaves_nothing_behind(
@@ -275,7 +271,7 @@ def test_a_killed_server_leaves_nothing_behind(
 ) -> None:
     server = ending_server
     family = server.family()
-    assert len(server.front_ends("grpc")) == len(server.front_ends("http")) == 2
+    assert len(server.front_ends()) == 2
     with clients(server):
         server.kill()
     wait_until_ended(family)

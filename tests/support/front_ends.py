@@ -1,4 +1,4 @@
-"""What tests of front-end processes share, over gRPC and HTTP."""
+"""Front end processes in tests: their clients, over gRPC or HTTP, and their connections."""
 
 from __future__ import annotations
 
@@ -69,8 +69,10 @@ def check_others_go_on(asking: Sequence[Asking], still: psutil.Process, other: p
         still.send_signal(signal.SIGCONT)
 
 
-def clients_of(front_end: psutil.Process) -> int:
-    return sum(each.status == psutil.CONN_ESTABLISHED for each in front_end.net_connections("tcp"))
+def clients_of(front_end: psutil.Process, port: int = 0) -> int:
+    """The number of its connections, or of those to this port."""
+    connections = front_end.net_connections("tcp")
+    return sum(each.status == psutil.CONN_ESTABLISHED and port in (0, each.laddr.port) for each in connections)
 
 
 def listens(process: psutil.Process, port: int) -> bool:

@@ -25,6 +25,7 @@ from rocserve.core.requests import (
 )
 from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
+from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, UnaryCall, UnaryRoute, full_name
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
@@ -39,6 +40,8 @@ TOGETHER = 3
 
 class Client:
     """Waits for answers in the front end."""
+
+    protocol = "GRPC"
 
     def __init__(self, takes_one: bool) -> None:
         self.takes_one = takes_one
@@ -191,12 +194,13 @@ class Ends:
         self.listening: list[tuple[int, str]] = []
         self.to_front: list[tuple[int, int, int, bytes]] = []
         """Kind, number, count and content of messages that are not for inference."""
+        watch = StreamRoute(lambda call: Watch(call, self))
+        routes = {"/a/B": UnaryRoute(self.calls.append), full_name("Watch"): watch}
         self.link = FrontLink(
             servers,
-            "GRPC",
             self.server,
             self.service,  # type: ignore[arg-type]
-            {"/a/B": UnaryRoute(self.calls.append), full_name("Watch"): StreamRoute(lambda call: Watch(call, self))},
+            ServerRoutes(routes, {}),
             Memo() if heads is None else heads,
             lambda number, text: self.listening.append((number, text)),
             self.reasons.append,

@@ -23,7 +23,7 @@ from support.processes import command_of, has_ended, name_of, send, wait_until_e
 from support.waiting import LOAD_CHECK_SECONDS, PATIENCE_SECONDS, wait_until
 
 _PR_SET_PDEATHSIG = 1
-_FRONT_ENDS = ("rocserve:grpc:", "rocserve:http:")
+_FRONT_END = "rocserve:front:"
 _STARTED = re.compile(r'Started (GRPCInference|HTTP)Service at \S+?:(\d+)[",\n]')
 
 
@@ -42,7 +42,9 @@ class RocserveProcess:
         environment: Mapping[str, str] | None = None,
         outlives: bool = True,
         python: str = sys.executable,
+        program: Sequence[str] = ("-m", "rocserve.cli"),
     ) -> None:
+        """`program`: what runs the command `rocserve`."""
         self.repositories = repositories
         self._environment = environment or {}
         libc = ctypes.CDLL(None)
@@ -51,8 +53,7 @@ class RocserveProcess:
         self._starter = None if outlives else ThreadPoolExecutor(1)
         self._command = [
             python,
-            "-m",
-            "rocserve.cli",
+            *program,
             "serve",
             *(f"--model-repository={repository}" for repository in repositories),
             "--grpc-address=127.0.0.1",
@@ -185,12 +186,12 @@ class RocserveProcess:
             if _is_worker(process) and (not model or name_of(process) == named) and not has_ended(process.pid)
         ]
 
-    def front_ends(self, protocol: str = "grpc") -> list[psutil.Process]:
-        """The processes that serve clients of a protocol, grpc or http."""
+    def front_ends(self) -> list[psutil.Process]:
+        """The processes that serve clients, if the server's own process does not."""
         return [
             process
             for process in self.family()
-            if name_of(process).startswith(f"rocserve:{protocol}:") and not has_ended(process.pid)
+            if name_of(process).startswith(_FRONT_END) and not has_ended(process.pid)
         ]
 
     def zygote(self) -> psutil.Process | None:
@@ -242,7 +243,7 @@ _NAME_BYTES = 15
 
 def _is_worker(process: psutil.Process) -> bool:
     name = name_of(process)
-    return name.startswith("rocserve:") and not name.startswith(_FRONT_ENDS)
+    return name.startswith("rocserve:") and not name.startswith(_FRONT_END)
 
 
 Start = Callable[..., RocserveProcess]

@@ -192,13 +192,14 @@ class RequestMemory:
 
     @property
     def share_bytes(self) -> int:
-        """Return each front end's share of the limit; without front end processes, the whole limit."""
+        """Return a front end's share of the limit. The server's process has the whole limit, because its clients are
+        there in place of those of front ends."""
         return self.limit_bytes // self.front_ends
 
     @property
     def front_ends(self) -> int:
-        """Return the number of processes that speak to clients."""
-        return max(len(self._all_used) // 2 - 1, 1)
+        """Return the number of processes that serve clients together with this one."""
+        return len(self._all_used) // 2 - 1 if self._row else 1
 
     def add_front_end(self) -> int:
         return self._free_rows.pop()

@@ -6,39 +6,44 @@ import asyncio
 import logging
 import mmap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory, table_bytes
 from rocserve.core.serving import ServingTableHolder
-from rocserve.frontends.grpc.service import HealthHandlers, MethodRoutes
-from rocserve.frontends.grpc.transport import Route, TransportLimits, listen_address, transport_settings
+from rocserve.frontends.demand import PACE, Demand
+from rocserve.frontends.grpc.service import HealthHandlers, MethodRoutes, ServerRoutes
+from rocserve.frontends.grpc.transport import Route, listen_address
 from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.moves import Moves
+from rocserve.frontends.shared_ports import SharedPorts
 from rocserve.frontends.tls import tls_context
+from rocserve.frontends.transports import Answering, Transports
 from rocserve.observability.failures import log_loop_error
 from rocserve.plane import anonymous_file
+from rocserve.plane.guest_loop import GuestLoop
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.access import Access
-from rocserve.services.inference import InferenceService, header_forwarding
+from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method, on_loop
 from rocserve.services.readiness import Readiness
 from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, default_front_ends
 
 if TYPE_CHECKING:
-    # A server with gRPC alone does not import HTTP's modules. A server with front end processes does not import gRPC's.
-    from rocserve.frontends.grpc.inference import InferenceHandlers
-    from rocserve.frontends.grpc.server import GrpcServer
+    # The modules of what is switched off are not imported.
+    from rocserve.frontends.http.inference import HttpParts
     from rocserve.frontends.http.listener import HttpListener
-    from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
-    from rocserve.plane.guest_loop import GuestLoop
+    from rocserve.frontends.processes.supervisor import FrontEndProcesses
 
 
-_PROTOCOLS = 2
 _ANY_ADDRESS = ("0.0.0.0", "::")
+_SERVICES = {"HTTP": "HTTPService", "gRPC": "GRPCInferenceService"}
+_ORDER = ("metrics", "http", "grpc")
+"""The order of the log's lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +60,9 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A front end that has started."""
+    """A service that has started."""
 
+    port: int
     line: str
     """For the log: where it listens, in Triton's words."""
     details: Sequence[str] = ()
@@ -75,29 +81,44 @@ class FrontEnds:
     _log: logging.Logger
 
     def __post_init__(self) -> None:
-        self._ports: dict[str, int] = {}
-        """"http", "grpc" or "metrics" -> the port that is listened on."""
+        http, grpc = self._settings.http, self._settings.grpc
+        self._addresses = (
+            *([ListenAddress("HTTP", "http", http.address, http.port, http.reuse_port)] if http.allow else []),
+            *([listen_address(grpc)] if grpc.allow else []),
+        )
+        """The address of each protocol that is served."""
+        self._access: dict[str, Access] = {}
+        """"http" or "grpc" -> who may call what."""
+        self._started: dict[str, _Started] = {}
+        """"metrics", "http" or "grpc" -> what listens for it."""
         self._metrics: HttpListener | None = None
-        self._http: HttpListener | None = None
-        self._guest: GuestLoop | None = None
-        """The event loop of HTTP."""
         self._health = HealthHandlers(self._served.tables, self._served.readiness)
-        self._handlers: InferenceHandlers | None = None
-        self._transport: GrpcServer | None = None
         cpus, asked = usable_cpus(), self._settings.front_ends
         self._count = default_front_ends(cpus) if asked is None else asked
-        """Number of processes that serve each protocol; 0 = the server's own process does."""
+        """The most front end processes; 0 = the server's own process serves clients."""
         self._why_so_many = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
-        self._processes: dict[str, FrontEndProcesses] = {}
-        self._common: FrontEndParts | None = None
-        self._routes = MethodRoutes(asyncio.get_running_loop(), self._plane, self._served.memory, self._log)
+        shares_ports = any(where.reuse_port for where in self._addresses)
+        # Other servers' sockets would be among those that the kernel chooses from.
+        self._on_demand = asked is None and self._count > 0 and not shares_ports
+        """Whether the front ends come and go."""
+        self._renewal_ms = round(1000 * PACE.renewal_seconds) if self._on_demand else 0
+        self._ports = SharedPorts(self._addresses)
+        self._own: Transports | None = None
+        self._guest: GuestLoop | None = None
+        """The event loop of HTTP in this process."""
+        self._processes: FrontEndProcesses | None = None
+        self._uses = -1
+        """Descriptor of the table in which all processes count the memory of requests."""
+        self._moving: asyncio.Task[None] | None = None
 
     async def start(self) -> Sequence[Exception]:
         """Listen on all ports. Returns the errors of ports that cannot be served; then all others have been closed."""
-        starts = (self._start_metrics(), self._start_http(), self._start_grpc())
+        refusals = self._read_access()
+        if self._count:
+            refusals += self._ports.reserve()
         # All start together: processes take long to start, and all ports in use are reported.
+        starts = (self._start_metrics(), *([] if refusals else self._start_services()))
         outcomes = await asyncio.gather(*starts, return_exceptions=True)
-        refusals = []
         for outcome in outcomes:
             if isinstance(outcome, (OSError, RuntimeError, ValueError)):
                 refusals.append(outcome)
@@ -107,11 +128,12 @@ class FrontEnds:
             await self.drain(time.monotonic())
             await self.stop_metrics()
             return refusals
-        for started in outcomes:
-            if isinstance(started, _Started):
-                for line in started.details:
-                    self._log.debug("%s", line)
-                self._log.info("%s", started.line)
+        for _, started in sorted(self._started.items(), key=lambda each: _ORDER.index(each[0])):
+            for line in started.details:
+                self._log.debug("%s", line)
+            self._log.info("%s", started.line)
+        if self._on_demand:
+            self._watch_demand()
         return ()
 
     def status_command(self) -> str:
@@ -120,32 +142,34 @@ class FrontEnds:
         if not grpc.allow:
             return "the repository index"
         tls = " --tls" if grpc.use_ssl or grpc.use_ssl_mutual else ""
-        return f"`rocserve status --url={_host(grpc)}:{self._ports['grpc']}{tls}`"
+        return f"`rocserve status --url={_host(grpc)}:{self._started['grpc'].port}{tls}`"
 
     def plain_addresses(self) -> Mapping[str, str]:
         """Return "http" and "grpc" -> address on this machine, for protocols that need no TLS and no secret."""
         parts: dict[str, HttpSettings | GrpcSettings] = {"http": self._settings.http, "grpc": self._settings.grpc}
         return {
-            name: f"{_host(part)}:{self._ports[name]}"
+            name: f"{_host(part)}:{self._started[name].port}"
             for name, part in parts.items()
             if part.allow and not (part.use_ssl or part.use_ssl_mutual or part.restricted)
         }
 
     def begin_drain(self) -> None:
         """Announce the end of the server: notify health watchers, and let HTTP's clients connect again elsewhere."""
+        if self._moving is not None:
+            self._moving.cancel()
         self._publish_health()
-        if self._http is not None:
-            self._plane.call_soon(self._http.close_after_answers)
-        if "HTTP" in self._processes:
-            self._processes["HTTP"].begin_exit()
+        if self._own is not None:
+            self._own.close_after_answers()
+        if self._processes is not None:
+            self._processes.close_after_answers()
 
     def begin_exit(self) -> None:
         """End health watches and the streams that wait for no answer, because the server has begun to end."""
         self._plane.call_soon(self._health.end)
-        if self._handlers is not None:
-            self._plane.call_soon(self._handlers.begin_exit)
-        if "gRPC" in self._processes:
-            self._processes["gRPC"].begin_exit()
+        if self._own is not None:
+            self._own.end_streams()
+        if self._processes is not None:
+            self._processes.end_streams()
 
     def _publish_health(self) -> None:
         self._plane.call_soon(self._health.publish)
@@ -154,24 +178,15 @@ class FrontEnds:
         """Stop listening, let requests finish until the deadline (time.monotonic()), close all but metrics; immediately
         if cancelled. Raises the first error after all are closed."""
         grace = max(0.0, deadline - time.monotonic())
-        transport, processes, http, guest = self._transport, self._processes, self._http, self._guest
-        self._transport = self._http = self._guest = None
-        self._processes = {}
+        stopping = [each.stop(grace) for each in (self._own, self._processes) if each is not None]
+        self._own = self._processes = None
         try:
-            outcomes = await asyncio.gather(
-                *([asyncio.to_thread(transport.stop, grace)] if transport is not None else []),
-                *(each.stop(grace) for each in processes.values()),
-                *([guest.run(http.stop(grace))] if guest is not None and http is not None else []),
-                return_exceptions=True,
-            )
-        except asyncio.CancelledError:
-            # The thread waits for the grace time unless `stop` is called again without a grace time.
-            if transport is not None:
-                await asyncio.to_thread(transport.stop, 0.0)
-            raise
+            outcomes = await asyncio.gather(*stopping, return_exceptions=True)
         finally:
-            if guest is not None:
-                self._plane.call_soon(guest.close)
+            if self._guest is not None:
+                self._plane.call_soon(self._guest.close)
+                self._guest = None
+            self._ports.close()
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
@@ -181,10 +196,10 @@ class FrontEnds:
             await self._metrics.stop()
             self._metrics = None
 
-    async def _start_metrics(self) -> _Started | None:
+    async def _start_metrics(self) -> None:
         settings = self._settings.metrics
         if not settings.allow:
-            return None
+            return
         from rocserve.frontends.http.connection import ConnectionLimits
         from rocserve.frontends.http.listener import most_descriptors
         from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
@@ -201,107 +216,111 @@ class FrontEnds:
             tls_context(self._settings.grpc, settings, "metrics", self._log),
         )
         address = settings.address or self._settings.http.address
-        port = self._ports["metrics"] = await listener.start(
-            ListenAddress("metrics", "metrics", address, settings.port)
-        )
+        port = await listener.start(ListenAddress("metrics", "metrics", address, settings.port))
         self._metrics = listener
-        return _Started(f"Started Metrics Service at {address}:{port}")
+        self._started["metrics"] = _Started(port, f"Started Metrics Service at {address}:{port}")
 
-    async def _start_http(self) -> _Started | None:
-        settings = self._settings.http
-        if not settings.allow:
-            return None
-        served, log = self._served, self._log.getChild("http")
-        where = ListenAddress("HTTP", "http", settings.address, settings.port, settings.reuse_port)
-        access = Access.of(self._settings, settings, log)
+    def _read_access(self) -> list[Exception]:
+        """Store who may call what. Returns the errors of files that hold no secret."""
+        refusals: list[Exception] = []
+        for where in self._addresses:
+            try:
+                settings, log = self._part(where), self._log.getChild(where.flags)
+                self._access[where.flags] = Access.of(self._settings, settings, log)
+            except (OSError, ValueError) as error:
+                refusals.append(error)
+        return refusals
+
+    @cached_property
+    def _routes(self) -> ServerRoutes:
+        served = self._served
+        methods = MethodRoutes(asyncio.get_running_loop(), self._plane, served.memory, self._log)
+        guarded: Mapping[str, Route] = {}
+        if "grpc" in self._access:
+            served.subscribe(self._publish_health)
+            guarded = methods.guarded(served.methods, self._health, self._access["grpc"])
+        return ServerRoutes(guarded, methods.open(served.methods))
+
+    def _start_services(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """Return what starts each protocol."""
         if self._count:
-            port = await self._start_processes(where, self._routes.open(served.methods), log)
-        else:
+            self._uses = anonymous_file.create("rocserve:uses", table_bytes(1 + self._count))
+            self._served.memory.share(anonymous_file.map_file(self._uses, to_write=True), 0)
+        if self._count and not self._on_demand:
+            return [self._start_processes()]
+        served, loop = self._served, asyncio.get_running_loop()
+        self._guest = GuestLoop(self._plane)
+        self._guest.set_exception_handler(partial(log_loop_error, self._log.getChild("http")))
+
+        def http_parts() -> HttpParts:
             from rocserve.frontends.http.body import LargeBodies
             from rocserve.frontends.http.inference import HttpParts
-            from rocserve.frontends.http.service import start_http
-            from rocserve.plane.guest_loop import GuestLoop
 
-            self._guest = GuestLoop(self._plane)
-            self._guest.set_exception_handler(partial(log_loop_error, log))
-            methods = {name: on_loop(method, asyncio.get_running_loop()) for name, method in served.methods.items()}
+            methods = {name: on_loop(method, loop) for name, method in served.methods.items()}
+            settings = self._settings.http
+            return HttpParts(served.inference, methods, find_model, served.memory, LargeBodies(), settings)
 
-            def find_model(name: str, version: str) -> ModelConfig:
-                return served.tables.table.find(name, version).config
+        def find_model(name: str, version: str) -> ModelConfig:
+            return served.tables.table.find(name, version).config
 
-            parts = HttpParts(served.inference, methods, find_model, served.memory, LargeBodies(), settings)
-            self._http, port = await self._guest.run(start_http(self._settings, where, parts, log))
-        started = self._started("HTTP", "HTTPService", access, settings.address, port)
-        if not settings.allow_ui:
-            return started
-        scheme, host = "https" if settings.use_ssl or settings.use_ssl_mutual else "http", _host(settings)
-        page = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
-        return replace(started, line=f"{started.line}, with a page at {page}")
+        async def start(where: ListenAddress) -> None:
+            if self._on_demand:
+                where = replace(where, port=self._ports.ports[where.protocol], reuse_port=True)
+            self._note_start(where, await own.start(where))
 
-    async def _start_grpc(self) -> _Started | None:
-        settings = self._settings.grpc
-        if not settings.allow:
-            return None
-        served, log = self._served, self._log.getChild("grpc")
-        access = Access.of(self._settings, settings, log)
-        served.subscribe(self._publish_health)
-        routes = self._routes.guarded(served.methods, self._health, access)
-        if self._count:
-            port = await self._start_processes(listen_address(settings), routes, log)
-        else:
-            from rocserve.frontends.grpc.inference import InferenceHandlers
-            from rocserve.frontends.grpc.server import GrpcServer
+        answering = Answering(served.inference, served.memory, self._routes.guarded, http_parts)
+        own = self._own = Transports(self._settings, self._plane, self._guest, answering, self._log, self._renewal_ms)
+        return [start(where) for where in self._addresses]
 
-            handlers = InferenceHandlers(
-                served.inference, served.memory, header_forwarding(settings.header_forward_pattern)
-            )
-            transport = GrpcServer(
-                transport_settings(self._settings),
-                {**routes, **handlers.routes(access.restrictions)},
-                log,
-                self._plane,
-                served.memory,
-                TransportLimits.of(self._settings, served.memory),
-            )
-            port = transport.start()
-            self._handlers, self._transport = handlers, transport
-        return self._started("gRPC", "GRPCInferenceService", access, settings.address, port)
+    async def _start_processes(self) -> None:
+        await self._make_processes().start()
+        for where in self._addresses:
+            self._note_start(where, self._ports.ports[where.protocol])
 
-    def _started(self, protocol: str, name: str, access: Access, address: str, port: int) -> _Started:
-        """Store the port."""
-        self._ports[protocol.lower()] = port
-        who = f"{self._count} processes" if self._count else "this process"
-        return _Started(
-            f"Started {name} at {address}:{port}",
-            (f"{protocol} is served by {who}, {self._why_so_many}", f"{protocol}: {access.describe()}"),
-        )
-
-    async def _start_processes(self, where: ListenAddress, routes: Mapping[str, Route], log: logging.Logger) -> int:
+    def _make_processes(self) -> FrontEndProcesses:
         from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
 
         served, loop = self._served, asyncio.get_running_loop()
-        if self._common is None:
-            edition = anonymous_file.create("rocserve:edition", mmap.PAGESIZE)
-            served.subscribe(partial(_count, anonymous_file.map_file(edition, to_write=True).cast("Q")))
-            uses = anonymous_file.create("rocserve:uses", table_bytes(1 + _PROTOCOLS * self._count))
-            served.memory.share(anonymous_file.map_file(uses, to_write=True), 0)
-            self._common = FrontEndParts(
-                self._command,
-                served.inference,
-                self._plane,
-                served.memory,
-                (anonymous_file.open_for_reading(edition), uses),
+        edition = anonymous_file.create("rocserve:edition", mmap.PAGESIZE)
+        served.subscribe(partial(_count, anonymous_file.map_file(edition, to_write=True).cast("Q")))
+        tables = (anonymous_file.open_for_reading(edition), self._uses)
+        parts = FrontEndParts(self._command, served.inference, self._plane, served.memory, self._renewal_ms, tables)
+        processes = self._processes = FrontEndProcesses(self._ports, self._count, self._routes, parts, self._log)
+        served.inference.watch_wants(lambda: loop.call_soon_threadsafe(processes.send_wants_origins))
+        return processes
+
+    def _watch_demand(self) -> None:
+        assert self._own is not None
+        try:
+            self._ports.give_to_this_process()
+        except OSError as error:
+            self._log.warning(
+                "this process serves all clients, because the kernel cannot choose which process gets a connection"
+                " (%s); with --front-ends=%d as many processes serve clients from the start",
+                error.strerror,
+                self._count,
             )
+            return
+        moves = Moves(Demand(PACE), self._plane, self._own, self._ports, self._make_processes, self._log)
+        self._moving = asyncio.create_task(moves.run())
 
-            def send_wants_origins() -> None:
-                for each in self._processes.values():
-                    each.send_wants_origins()
+    def _note_start(self, where: ListenAddress, port: int) -> None:
+        settings = self._part(where)
+        who = f"{self._count} processes" if self._count else "this process"
+        if self._on_demand:
+            who = f"this process, and while that is busy by {who}"
+        line = f"Started {_SERVICES[where.protocol]} at {where.address}:{port}"
+        if isinstance(settings, HttpSettings) and settings.allow_ui:
+            scheme, host = "https" if settings.use_ssl or settings.use_ssl_mutual else "http", _host(settings)
+            line += f", with a page at {scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+        details = (
+            f"{where.protocol} is served by {who}, {self._why_so_many}",
+            f"{where.protocol}: {self._access[where.flags].describe()}",
+        )
+        self._started[where.flags] = _Started(port, line, details)
 
-            served.inference.watch_wants(lambda: loop.call_soon_threadsafe(send_wants_origins))
-        processes = FrontEndProcesses(where, self._count, routes, self._common, log)
-        port = await processes.start()
-        self._processes[where.protocol] = processes
-        return port
+    def _part(self, where: ListenAddress) -> HttpSettings | GrpcSettings:
+        return self._settings.http if where.protocol == "HTTP" else self._settings.grpc
 
 
 def _count(edition: memoryview) -> None:

@@ -52,6 +52,8 @@ class RequestOrigin:
 class ClientResponder(Responder, Protocol):
     takes_one: bool
     """The client can take only one response."""
+    protocol: str
+    """"GRPC" or "HTTP"."""
 
     def origin(self) -> RequestOrigin:
         """Return the request's source. Called only for observed or limited requests, when they come."""

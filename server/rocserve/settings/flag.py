@@ -113,6 +113,12 @@ def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int |
     return Kind(shown, read)
 
 
+def number_or_auto(shown: str, least: int, most: int) -> Kind:
+    """Return a kind for whole numbers, and for "auto", which is None."""
+    exact = number(shown, least, most=most)
+    return Kind(shown, lambda text: None if text.lower() == "auto" else exact.read(text))
+
+
 def level(text: str) -> int:
     """Read a number, or tritonserver's true and false."""
     words = {"true": 1, "false": 0}

@@ -26,6 +26,7 @@ from rocserve.settings.flag import (
     Kind,
     flag,
     number,
+    number_or_auto,
     one_of,
     part,
     repeated,
@@ -49,7 +50,7 @@ DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
 _MOST_SPIN = 100_000
 """Polls; some 0.3 s in which a CPU does nothing else."""
 _MOST_FRONT_ENDS_ASKED = 64
-"""Bound of --front-ends, per protocol, against typing errors."""
+"""Bound of --front-ends, against typing errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,7 @@ _MOST_FRONT_ENDS = 16
 
 
 def default_front_ends(cpus: int) -> int:
-    """Return the default number of processes for each protocol."""
+    """Return how many processes serve clients by default while the server's process is busy."""
     return 0 if cpus <= _CPUS_OF_ONE_PROCESS else min(cpus // _CPUS_A_FRONT_END, _MOST_FRONT_ENDS)
 
 
@@ -287,9 +288,9 @@ class ServerSettings:
     )
     front_ends: int | None = flag(
         None,
-        number("N", 0, most=_MOST_FRONT_ENDS_ASKED),
-        "processes that serve gRPC, and as many that serve HTTP; 0 = the server's own process (default 0 with"
-        " up to 4 CPUs, else one per 2 CPUs, at most 16)",
+        number_or_auto("auto|N", 0, _MOST_FRONT_ENDS_ASKED),
+        "processes that serve clients, each gRPC and HTTP; 0 = the server's own process does; auto = that process"
+        " until it is busy, then one process per 2 CPUs, at most 16, and none with up to 4 CPUs (default auto)",
     )
     write_timeout_seconds: float = flag(
         60.0, POSITIVE_SECONDS, "how long a client may stop reading before its response is dropped"

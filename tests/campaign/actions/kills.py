@@ -86,19 +86,18 @@ def stop(stage: Stage, random: random.Random) -> None:
 
 
 def front_end(stage: Stage, random: random.Random) -> None:
-    protocol = random.choice(("grpc", "http"))
-    killed = random.choice(stage.explicit.front_ends(protocol))
+    killed = random.choice(stage.explicit.front_ends())
     with stage.damage.outage("explicit"):
         killed.kill()
         killed.wait(RECOVERY_SECONDS)
-        wait_until(lambda: has_front_ends(stage), f"the next front end of {protocol}", seconds=RECOVERY_SECONDS)
+        wait_until(lambda: has_front_ends(stage), "the next front end", seconds=RECOVERY_SECONDS)
 
 
 def has_front_ends(stage: Stage) -> bool:
     server = stage.explicit
     return all(
-        [listens(front_end, port) for front_end in server.front_ends(protocol)] == [True] * FRONT_ENDS
-        for protocol, port in (("grpc", server.port), ("http", server.http_port))
+        [listens(front_end, port) for front_end in server.front_ends()] == [True] * FRONT_ENDS
+        for port in (server.port, server.http_port)
     )
 
 

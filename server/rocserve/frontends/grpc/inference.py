@@ -113,6 +113,7 @@ class InferCall(ServerUnaryCall):
     """A call of ModelInfer, and the responder of its request."""
 
     takes_one = True
+    protocol = "GRPC"
 
     __slots__ = ("handlers",)
 
@@ -237,6 +238,7 @@ class _StreamResponder:
     message: bytes
     handlers: InferenceHandlers = field(init=False)
     takes_one: bool = field(default=False, init=False)
+    protocol: str = field(default="GRPC", init=False)
     held_bytes: int = field(default=0, init=False)
     head: RequestHead | None = field(default=None, init=False)
     request_id: str = field(default="", init=False)

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from typing import Any
 
 from rocserve.frontends.grpc.open_calls import Event
 from rocserve.frontends.listen_address import begin_no_handshakes
+from rocserve.frontends.shared_ports import listens, sockets_of
 
 _POLLING_EXPERIMENT = "-event_engine_listener"
 """Must be in GRPC_EXPERIMENTS before grpc is imported."""
@@ -149,8 +150,8 @@ def find_epoll(port: int) -> int | None:
                 continue
             lines = Path("/proc/self/fdinfo", entry.name).read_text().splitlines()
             watched = [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
-            for descriptor, found in _sockets(port):
-                if descriptor in watched and _listens(found):
+            for descriptor, found in sockets_of(port):
+                if descriptor in watched and listens(found):
                     epoll = int(entry.name)
                     return epoll if _wakes(epoll, found.family, found.getsockname()) else None
     return None
@@ -171,8 +172,8 @@ def _wakes(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
 
 def refuse_handshakes(port: int) -> None:
     """Ignore new handshakes; those that have begun are completed. Must be called before `stop_listening`."""
-    for _, found in _sockets(port):
-        if _listens(found):
+    for _, found in sockets_of(port):
+        if listens(found):
             begin_no_handshakes(found)
 
 
@@ -180,8 +181,8 @@ def stop_listening(port: int) -> bool:
     """Refuse new connections from now on; existing ones continue. gRPC's core ends its port and its calls together:
     unless the port is closed first, a call on its way is answered CANCELLED. Returns False, without closing the port,
     if a connection waits for the core and would be reset."""
-    for descriptor, found in _sockets(port):
-        if _listens(found):
+    for descriptor, found in sockets_of(port):
+        if listens(found):
             waiting = select.poll()
             waiting.register(found, select.POLLIN)
             if waiting.poll(0):
@@ -190,22 +191,3 @@ def stop_listening(port: int) -> bool:
             with socket.socket() as silent:
                 os.dup2(silent.fileno(), descriptor, inheritable=False)
     return True
-
-
-def has_connections(port: int) -> bool:
-    return not all(_listens(found) for _, found in _sockets(port))
-
-
-def _listens(found: socket.socket) -> bool:
-    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-def _sockets(port: int) -> Iterator[tuple[int, socket.socket]]:
-    for entry in Path("/proc/self/fd").iterdir():
-        # Descriptors come and go meanwhile.
-        with contextlib.suppress(OSError):
-            if not str(entry.readlink()).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(entry.name))) as found:
-                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port:
-                    yield int(entry.name), found

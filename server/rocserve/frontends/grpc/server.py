@@ -26,7 +26,6 @@ from rocserve.frontends.grpc.polling import (
     QueuePolling,
     WaitingThread,
     find_epoll,
-    has_connections,
     refuse_handshakes,
     stop_listening,
 )
@@ -47,6 +46,7 @@ from rocserve.frontends.grpc.transport import (
     channel_arguments,
     listen_address,
 )
+from rocserve.frontends.shared_ports import has_connections
 from rocserve.frontends.tls import CertificateFiles, CertificateReloader, certificate_files
 from rocserve.plane.freed_memory import FreedMemory, private_bytes
 from rocserve.plane.loop import PlaneLoop

@@ -118,6 +118,16 @@ class HealthWatch:
         self._handlers.watches.discard(self)
 
 
+@dataclass(frozen=True, slots=True)
+class ServerRoutes:
+    """The routes of all methods but inference. Full name -> route."""
+
+    guarded: Mapping[str, Route]
+    """These decide which clients may make the call."""
+    open: Mapping[str, Route]
+    """These do not: a front end has decided."""
+
+
 class MethodRoutes:
     """Makes routes for methods. Full name -> route."""
 

@@ -183,6 +183,9 @@ class WaitingLimits:
 class TransportLimits:
     """The bounds of a transport, in addition to its settings."""
 
+    renewal_ms: int = 0
+    """Age at which connections are renewed at the latest, so that clients find other processes; 0 = never. Their calls
+    may run as long as the settings allow."""
     handshake_timeout_ms: int = 10_000
     """The time for a new connection's TLS and its first frames of HTTP/2."""
     write_timeout_seconds: float = 60.0
@@ -203,9 +206,10 @@ class TransportLimits:
     """Unsent bytes of one stream at which the stream ends with RESOURCE_EXHAUSTED, because its client does not read."""
 
     @classmethod
-    def of(cls, settings: ServerSettings, memory: RequestMemory) -> TransportLimits:
+    def of(cls, settings: ServerSettings, memory: RequestMemory, renewal_ms: int = 0) -> TransportLimits:
         limit, total_bytes = file_limit(), Host().memory_limit()
         return cls(
+            renewal_ms=renewal_ms,
             write_timeout_seconds=settings.write_timeout_seconds,
             max_connections=None if limit is None else limit // _GRPC_SHARE,
             most_private_bytes=None if total_bytes is None else total_bytes // _PRIVATE_PART // memory.front_ends,
@@ -234,6 +238,7 @@ def listen_address(settings: GrpcSettings) -> ListenAddress:
 def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[tuple[str, int], ...]:
     """Return settings and limits under the names of gRPC's core (grpc/impl/channel_arg_names.h)."""
     most_calls = limits.max_concurrent_calls + limits.waiting.burst
+    age_ms, grace_ms = _connection_age(settings, limits.renewal_ms)
     arguments = {
         "grpc.so_reuseport": int(settings.reuse_port),
         # With more in one read, the core continues on its own thread, which does not wake the loop (server.py).
@@ -259,10 +264,19 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[
         "grpc.default_compression_level": _COMPRESSION_LEVELS[settings.infer_response_compression_level],
         "grpc.max_allowed_incoming_connections": limits.max_connections,
         "grpc.max_connection_idle_ms": settings.max_connection_idle_ms,
-        "grpc.max_connection_age_ms": settings.max_connection_age_ms,
-        "grpc.max_connection_age_grace_ms": settings.max_connection_age_grace_ms,
+        "grpc.max_connection_age_ms": age_ms,
+        "grpc.max_connection_age_grace_ms": grace_ms,
     }
     return (*arguments.items(), *((name, number) for name, number in optional.items() if number and number > 0))
+
+
+def _connection_age(settings: GrpcSettings, renewal_ms: int) -> tuple[int, int]:
+    """Return the age at which connections get no further calls, and the time until their calls are cancelled; 0 =
+    never."""
+    age_ms, grace_ms = settings.max_connection_age_ms, settings.max_connection_age_grace_ms
+    if not renewal_ms or 0 < age_ms <= renewal_ms:
+        return age_ms, grace_ms
+    return renewal_ms, age_ms - renewal_ms + grace_ms if age_ms and grace_ms else 0
 
 
 def binding_error(where: ListenAddress, files: CertificateFiles | None) -> OSError:

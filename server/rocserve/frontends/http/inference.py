@@ -122,6 +122,7 @@ def with_forwarded_headers(head: RequestHead, forwarding: HeaderForwarding | Non
 class HttpResponder(ClientResponder):
     """Responds to one HTTP request, notices when its client leaves, and holds its memory. On the plane's thread."""
 
+    protocol = "HTTP"
     held_bytes = 0
     is_refused = False
     """The request failed before it was scheduled."""

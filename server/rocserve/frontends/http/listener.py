@@ -105,9 +105,9 @@ class HttpListener:
             raise where.refusal(error) from None
         return int(self._listening[0].getsockname()[1])
 
-    def close_after_answers(self) -> None:
-        """Make clients connect again, here or elsewhere."""
-        self.serving.closes_after_answers = True
+    def close_after_answers(self, closes: bool = True) -> None:
+        """Make clients connect again, here or elsewhere; or no longer."""
+        self.serving.closes_after_answers = closes or self._is_ending
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Accept no more connections, let requests finish within the grace time, and close all connections. Requests

@@ -20,18 +20,20 @@ From the front end, on the ring REQUESTS:
 
 - REQUEST, SIZED_REQUEST: with the fields of REQUEST_ENTRY: the request's inputs, and its deadline in
   time.monotonic_ns(), 0 = no deadline. Flag IN_TURN: the request belongs to a stream. Flag SINGLE: the client can take
-  only one answer.
+  only one answer. Flag HTTP: the client speaks HTTP, not gRPC.
 - DETAILS (layout, place, nbytes): the details (`workers/entries.py`) of the next request, which have `layout` bytes,
   then its origin in JSON, if it is wanted.
 - LEFT (number): the client of the request has gone.
 - UNUSED (number): the front end puts nothing more into the heap of this number, which the server has ENDED.
 - REFUSED (place, nbytes): JSON: a status code, the error's text, and the id of the request that the front end could not
   make of a message. It has answered the client.
-- CALL (layout, number, place, nbytes): for every method but inference: `layout` bytes of JSON (the method's full name,
-  the metadata and the client's address), then the client's message.
+- CALL (count, layout, number, place, nbytes): for every method but inference: `layout` bytes of JSON (the method's full
+  name, the metadata and the client's address), then the client's message. `count` 1: the front end has decided that the
+  client may make this call.
 - CALL_LEFT (number): the client of the call has gone.
 - LISTENING (count, place, nbytes): the front end serves clients; or, with a text, it cannot listen for this reason, and
   ends. `count`: the system's error number; 0 = a different error.
+- WORKED (number): the microseconds that the front end's data plane has worked since its last report.
 
 From the server, on the ring ANSWERS:
 
@@ -54,7 +56,9 @@ From the server, on the ring ANSWERS:
 - ORIGINS (last): requests must come with their origin from now on; with `last` 0, they need not.
 - CALL_MESSAGE, CALL_REPLY (number, place, nbytes): a message of a stream; the reply of a unary call.
 - CALL_END (count, number, place, nbytes): the call's end: its status code (`count`) and text.
-- EXIT: the server ends, and clients must hear of it.
+- EXIT (number): CLOSE: HTTP's clients must connect again after their next answer; STAY: no longer. RETIRE: as CLOSE,
+  and the front end ends when it has no client. END_STREAMS: streams that wait for no answer must end, because the
+  server ends.
 - STOP (number): answer calls in flight within so many milliseconds; refuse new ones, then end.
 
 The place of a request is an offset in the front end's own heap, or in its share of a version's heap (`SharedHeap` in
@@ -109,13 +113,14 @@ of the server, and the page where the server says that it sleeps."""
 
 REQUEST_ENTRY = Struct("<BxHIIIQQ")
 """Kind, flags, number of the head, number of the request, bytes and place of its inputs, deadline."""
-IN_TURN, SINGLE = 1, 2
+IN_TURN, SINGLE, HTTP = 1, 2, 4
 
 # RETURN has the number of the workers' messages.
 HEAD = RETURN + 1
-REQUEST, SIZED_REQUEST, DETAILS, LEFT, UNUSED, REFUSED, CALL, CALL_LEFT, LISTENING = range(16, 25)
+REQUEST, SIZED_REQUEST, DETAILS, LEFT, UNUSED, REFUSED, CALL, CALL_LEFT, LISTENING, WORKED = range(16, 26)
 RESPONSE, SIZED_RESPONSE, PLACED_RESPONSE, RESPONSES, FAILURE, END, MANY, WATCH = range(32, 40)
 LENT, OUTPUTS, OUTPUTS_ENDED, ENDED, ORIGINS, CALL_MESSAGE, CALL_REPLY, CALL_END, EXIT, STOP = range(40, 50)
+STAY, CLOSE, RETIRE, END_STREAMS = range(4)
 ANSWERS_OF_ONE = frozenset((RESPONSE, SIZED_RESPONSE, PLACED_RESPONSE, FAILURE, END))
 """Kinds of answers to one request."""
 

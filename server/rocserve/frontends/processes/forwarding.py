@@ -67,9 +67,11 @@ class Forwarding:
         fail: Callable[[ServeError], None],
         metadata: Metadata = (),
         peer: str = "",
+        is_checked: bool = False,
     ) -> int:
         """Forward a call to the server, and return its number. `take` gets each answer, `fail` the error that ends the
-        call. Raises ServeError (RESOURCE_EXHAUSTED) if there is no memory for the message."""
+        call. `is_checked`: the client may make the call; otherwise the server decides by metadata and peer. Raises
+        ServeError (RESOURCE_EXHAUSTED) if there is no memory for the message."""
         holding = Holding()
         self._memory.requests.admit(holding, len(message))
         number = self._number = self._number % entries.LARGEST_NUMBER + 1
@@ -82,7 +84,7 @@ class Forwarding:
             self._memory.requests.release(holding)
             raise
         left_out = fill(view, (about, message), COPIED_AT_ONCE)
-        entry = ENTRY.pack(entries.CALL, 0, 0, len(about), number, place, nbytes)
+        entry = ENTRY.pack(entries.CALL, 0, is_checked, len(about), number, place, nbytes)
         self._link.copy_then(lambda: self._link.post(entry), view, left_out, message)
         self._waiting[number] = take, fail, holding
         return number

@@ -191,6 +191,8 @@ class RemoteInference:
             token = self._next_token = self._next_token + 1
         self._in_flight[token] = (client, request.id)
         flags = (entries.IN_TURN if request.in_turn else 0) | (entries.SINGLE if client.takes_one else 0)
+        if client.protocol == "HTTP":
+            flags |= entries.HTTP
         deadline_ns = 0
         if request.deadline is not None and request.deadline < _LATEST_SECONDS:
             deadline_ns = max(int(request.deadline * 1e9), 1)

@@ -1,5 +1,5 @@
-"""Serves clients in a front end process: on a port that it shares with the protocol's other processes, by asking the
-server.
+"""Serves clients in a front end process: over both protocols, on ports that it shares with other processes, by asking
+the server.
 
 The process has one thread, on which the data plane's loop runs with asyncio as its guest. All calls go to the server
 through a link. The process has no models and no repository; its settings come from the server's own command line.
@@ -7,6 +7,7 @@ through a link. The process has no models and no repository; its settings come f
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import logging
 import os
@@ -15,7 +16,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,22 +25,28 @@ from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.flags import settings_again
+from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
+from rocserve.frontends.transports import Answering, Transports
 from rocserve.observability.logs import ROOT, LinesWithLevels
 from rocserve.plane import anonymous_file
 from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guest_loop import GuestLoop
 from rocserve.plane.loop import PlaneLoop, default_spin
-from rocserve.services.access import GRPC_HEADER_PREFIX, restrictions
-from rocserve.services.inference import header_forwarding
 from rocserve.settings import ServerSettings
+from rocserve.workers.entries import ENTRY
 
 if TYPE_CHECKING:
-    # A front end of one protocol does not load the modules of the other protocol.
-    from rocserve.frontends.processes.http_front_end import HttpFrontEnd
+    # A front end without HTTP does not import its modules.
+    from rocserve.frontends.http.inference import HttpParts
 
+_REPORT_SECONDS = 1.0
+_LEAST_WORK_MICROSECONDS = 1000
+"""Less is reported later: a thousandth of a CPU."""
+_RETIREMENT_SECONDS = 5.0
+"""A connection's handshake has ended by then, even if packets of it were lost."""
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The whole process group may get these signals (Ctrl-C, systemd). The server decides when its front ends end."""
 
@@ -48,128 +54,144 @@ _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def main(arguments: Sequence[str]) -> int:
     """Run the front end that the arguments describe, and return the exit status.
 
-    The arguments are: the protocol, "grpc" or "http"; the descriptors of the parent's pipe, of the link, of the serving
-    table's edition and of the table of request memory; the number of this front end; its row in that table; the port;
-    the bytes that the requests of all processes may use; then the server's own flags.
+    The arguments are: the descriptors of the parent's pipe, of the link, of the serving table's edition and of the
+    table of request memory; the number of this front end; its row in that table; the bytes that the requests of all
+    processes may use; the age in milliseconds at which gRPC's connections are renewed, 0 = not at all; the ports of
+    HTTP and of gRPC, 0 if the protocol is off; then the server's own flags.
     """
-    protocol = arguments[0]
-    parent_pipe, link, edition, uses, number, row, port, memory_bytes = map(int, arguments[1:9])
+    parent_pipe, link, edition, uses, number, row, memory_bytes, renewal_ms, *ports = map(int, arguments[:10])
     for each in _IGNORED_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     for descriptor in (parent_pipe, link, edition, uses):
         os.set_inheritable(descriptor, False)
     with suppress(OSError):
-        Path("/proc/self/comm").write_text(f"rocserve:{protocol}:{number}")
+        Path("/proc/self/comm").write_text(f"rocserve:front:{number}")
     parent_watch = exit_with_parent(parent_pipe)
     memory = RequestMemory(memory_bytes)
     memory.share(anonymous_file.map_file(uses, to_write=True), row)
     os.close(uses)
-    log = _open_log().getChild(protocol)
-    settings = settings_again(arguments[9:])
+    settings = settings_again(arguments[10:])
+    http, grpc = settings.http, settings.grpc
+    addresses = (
+        ListenAddress("HTTP", "http", http.address, ports[0], reuse_port=True),
+        ListenAddress("gRPC", "grpc", grpc.address, ports[1], reuse_port=True),
+    )
     with suppress(EOFError, ConnectionError):  # The server has ended meanwhile.
-        server = ServerLink(settings, memory, log, socket.socket(fileno=link), edition)
-        if protocol == "grpc":
-            server.run_front_end(GrpcFrontEnd(settings, port, server))
-        else:
-            from rocserve.frontends.processes.http_front_end import HttpFrontEnd
-
-            server.run_front_end(HttpFrontEnd(settings, port, server))
+        front_end = FrontEnd(settings, memory, _open_log(), socket.socket(fileno=link), edition, renewal_ms)
+        front_end.run([where for where in addresses if where.port])
     os.close(parent_watch)
     return 0
 
 
-@dataclass(eq=False)
-class ServerLink:
-    """Connects a front end of any protocol to the server, and tells the server whether the front end listens."""
+class FrontEnd:
+    """Connects the transports of this process to the server, and tells the server whether they listen. On the loop's
+    thread."""
 
-    settings: ServerSettings
-    memory: RequestMemory
-    log: logging.Logger
-    link: InitVar[socket.socket]
-    edition_file: InitVar[int]
-    """Descriptor of a file with a number (u64) that changes with each serving table, before the server answers a load.
-    While the number stays the same, the server's earlier answers about its models are true."""
-
-    def __post_init__(self, link: socket.socket, edition_file: int) -> None:
-        """Raises EOFError or ConnectionError if the server has ended."""
-        settings, memory, log = self.settings, self.memory, self.log
+    def __init__(
+        self,
+        settings: ServerSettings,
+        memory: RequestMemory,
+        log: logging.Logger,
+        link: socket.socket,
+        edition_file: int,
+        renewal_ms: int,
+    ) -> None:
+        """`edition_file`: descriptor of the serving table's edition, see `remote_parts`. Raises EOFError or
+        ConnectionError if the server has ended."""
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
-        self.plane = plane = PlaneLoop(log.getChild("plane"), spin)
-        self.loop = GuestLoop(plane)
-        self.edition = anonymous_file.map_file(edition_file, to_write=False).cast("Q")
+        self._plane = plane = PlaneLoop(log.getChild("plane"), spin)
+        self._loop = GuestLoop(plane)
+        edition = anonymous_file.map_file(edition_file, to_write=False).cast("Q")
         os.close(edition_file)
-        self._listening: GrpcFrontEnd | HttpFrontEnd | None = None
-        """None until the front end listens."""
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
-        self.inference = RemoteInference(link, plane, paths, log, self._on_message, lambda: os._exit(0))
-        self.forwarding = Forwarding(memory, self.inference.end)
-        self.inference.end.trimmer.trim_process(
+        self._inference = RemoteInference(link, plane, paths, log, self._on_message, lambda: os._exit(0))
+        self._forwarding = Forwarding(memory, self._inference.end)
+        self._inference.end.trimmer.trim_process(
             FreedMemory(), lambda: memory.requests.own_bytes + memory.answers.own_bytes
         )
-        plane.add_source(self.inference)
+        plane.add_source(self._inference)
 
-    def run_front_end(self, front_end: GrpcFrontEnd | HttpFrontEnd) -> None:
+        def http_parts() -> HttpParts:
+            from rocserve.frontends.processes.remote_methods import remote_parts
+
+            return remote_parts(self._inference, self._forwarding, self._loop, memory, edition, settings.http)
+
+        answering = Answering(self._inference, memory, self._forwarding.routes(), http_parts)
+        self._transports = Transports(settings, plane, self._loop, answering, log, renewal_ms)
+        self._reports_work = bool(renewal_ms)
+        self._listens = False
+        self._retirement: asyncio.Task[None] | None = None
+        """Waits until there is no client."""
+        self._reported_seconds = 0.0
+        self._ending: asyncio.Task[None] | None = None
+
+    def run(self, addresses: Sequence[ListenAddress]) -> None:
         """Serve clients until the server stops this front end, or ends."""
-        serving = self.loop.create_task(self._run(front_end))
-        self.plane.run()
+        serving = self._loop.create_task(self._start(addresses))
+        self._plane.run()
         serving.cancel()
 
-    async def _run(self, front_end: GrpcFrontEnd | HttpFrontEnd) -> None:
-        end = self.inference.end
-        try:
-            await front_end.start()
-        except (OSError, RuntimeError, ValueError) as error:
-            number, text = 0, str(error) or repr(error)
-            if isinstance(error, OSError) and not error.filename:
-                number, text = error.errno or 0, error.strerror or text
+    async def _start(self, addresses: Sequence[ListenAddress]) -> None:
+        end = self._inference.end
+        errors: list[Exception] = []
+        for where in addresses:
+            try:
+                await self._transports.start(where)
+            except (OSError, RuntimeError, ValueError) as error:
+                errors.append(error)
+        if errors:
+            number, text = 0, "; ".join(map(_text_of, errors))
+            if isinstance(errors[0], OSError) and not errors[0].filename:
+                number = errors[0].errno or 0
             end.post_text(entries.LISTENING, text.encode(), count=number)
             # Exit after the message has been posted.
-            self.plane.at_end_of_turn(partial(os._exit, 0))
+            self._plane.at_end_of_turn(partial(os._exit, 0))
             return
-        self._listening = front_end
+        self._listens = True
         end.post_text(entries.LISTENING, b"")
+        if self._reports_work:
+            self._report_work()
+
+    def _report_work(self) -> None:
+        worked = int((self._plane.worked_seconds - self._reported_seconds) * 1e6)
+        if worked >= _LEAST_WORK_MICROSECONDS:
+            self._reported_seconds += worked / 1e6
+            self._inference.end.post(ENTRY.pack(entries.WORKED, 0, 0, 0, worked, 0, 0))
+        self._loop.call_later(_REPORT_SECONDS, self._report_work)
+
+    async def _retire(self) -> None:
+        # Handshakes that have begun are completed meanwhile.
+        await asyncio.sleep(_RETIREMENT_SECONDS)
+        while self._transports.has_clients():  # noqa: ASYNC110 - the kernel does not tell when the last has gone
+            await asyncio.sleep(_REPORT_SECONDS)
+        self._stop(_RETIREMENT_SECONDS)
+
+    def _stop(self, grace_seconds: float) -> None:
+        self._ending = self._loop.create_task(self._transports.stop(grace_seconds))
+        # All answers have been sent by then. The system cleans up what Python and gRPC would clean up.
+        self._ending.add_done_callback(lambda ended: os._exit(0))
 
     def _on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
         if kind == entries.EXIT:
-            if self._listening is not None:
-                self._listening.begin_exit()
-        elif kind != entries.STOP:
-            self.forwarding.on_message(kind, number, count, content)
-        elif self._listening is not None:
-            self._listening.stop(number / 1000)
+            self._transports.close_after_answers(number != entries.STAY)
+            if number == entries.END_STREAMS:
+                self._transports.end_streams()
+            if self._retirement is not None:
+                self._retirement.cancel()
+            self._retirement = self._loop.create_task(self._retire()) if number == entries.RETIRE else None
+        elif kind == entries.STOP:
+            if not self._listens:
+                os._exit(0)
+            self._stop(number / 1000)
         else:
-            os._exit(0)
+            self._forwarding.on_message(kind, number, count, content)
 
 
-class GrpcFrontEnd:
-    """Serves gRPC with the transport and handlers of a server without front end processes. On the loop's thread."""
-
-    def __init__(self, settings: ServerSettings, port: int, server: ServerLink) -> None:
-        from rocserve.frontends.grpc.inference import InferenceHandlers
-        from rocserve.frontends.grpc.server import GrpcServer
-        from rocserve.frontends.grpc.transport import TransportLimits, transport_settings
-
-        self._handlers = InferenceHandlers(
-            server.inference, server.memory, header_forwarding(settings.grpc.header_forward_pattern)
-        )
-        restricted = restrictions(settings.grpc.restricted, server.log, GRPC_HEADER_PREFIX)
-        routes = {**self._handlers.routes(restricted), **server.forwarding.routes()}
-        own = replace(transport_settings(settings), port=port, reuse_port=True)
-        self._transport = GrpcServer(
-            own, routes, server.log, server.plane, server.memory, TransportLimits.of(settings, server.memory)
-        )
-
-    async def start(self) -> None:
-        """Raises OSError, RuntimeError or ValueError if the front end cannot listen."""
-        self._transport.start()
-
-    def begin_exit(self) -> None:
-        self._handlers.begin_exit()
-
-    def stop(self, grace_seconds: float) -> None:
-        """Refuse new calls, answer the calls in flight within the grace time, then end the process."""
-        # All answers have been sent by then. The system cleans up what Python and gRPC would clean up.
-        self._transport.stop_soon(grace_seconds, partial(os._exit, 0))
+def _text_of(error: Exception) -> str:
+    """Return the error as users read it: without a number, but with the name of a file."""
+    if isinstance(error, OSError) and not error.filename and error.strerror:
+        return error.strerror
+    return str(error) or repr(error)
 
 
 def _open_log() -> logging.Logger:

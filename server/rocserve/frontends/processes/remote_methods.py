@@ -1,10 +1,8 @@
-"""Serves HTTP in a front end process, with the listener and the service of a server without front end processes.
-asyncio runs as a guest of the plane's loop."""
+"""Asks the server what HTTP needs besides inference: methods, and configurations of models."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,46 +14,35 @@ from rocserve.config.plain import to_plain
 from rocserve.core.errors import ServeError
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.request_memory import RequestMemory
 from rocserve.frontends.grpc.transport import full_name
 from rocserve.frontends.http.body import LargeBodies
 from rocserve.frontends.http.inference import HttpParts
-from rocserve.frontends.http.listener import HttpListener
-from rocserve.frontends.http.service import start_http
-from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes.forwarding import Forwarding
-from rocserve.frontends.processes.main import ServerLink
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
+from rocserve.services.inference import Inference
 from rocserve.services.methods import Method
-from rocserve.settings import ServerSettings
+from rocserve.settings import HttpSettings
 
 _LARGE_BODY_PROCESSES = 1
 """Fewer than in a server without front end processes, because every front end has this many."""
 
 
-class HttpFrontEnd:
-    """Serves HTTP, as main.GrpcFrontEnd serves gRPC."""
-
-    def __init__(self, settings: ServerSettings, port: int, server: ServerLink) -> None:
-        self._settings = settings
-        self._server = server
-        methods = remote_methods(server.forwarding, server.loop)
-        models = RemoteModels(server.edition, methods["ModelConfig"])
-        large = LargeBodies(_LARGE_BODY_PROCESSES)
-        self._parts = HttpParts(server.inference, methods, models.find, server.memory, large, settings.http, models.ask)
-        self._where = ListenAddress("HTTP", "http", settings.http.address, port, reuse_port=True)
-        self._listener: HttpListener
-        self._ending: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        self._listener, _ = await start_http(self._settings, self._where, self._parts, self._server.log)
-
-    def begin_exit(self) -> None:
-        self._listener.close_after_answers()
-
-    def stop(self, grace_seconds: float) -> None:
-        self._ending = self._server.loop.create_task(self._listener.stop(grace_seconds))
-        self._ending.add_done_callback(lambda ended: os._exit(0))
+def remote_parts(
+    inference: Inference,
+    forwarding: Forwarding,
+    loop: asyncio.AbstractEventLoop,
+    memory: RequestMemory,
+    edition: memoryview,
+    settings: HttpSettings,
+) -> HttpParts:
+    """Return the parts of HTTP's requests. `edition` has a number (u64) that changes with each serving table, before
+    the server answers a load: while it stays the same, the server's earlier answers about its models are true."""
+    methods = remote_methods(forwarding, loop)
+    models = RemoteModels(edition, methods["ModelConfig"])
+    large = LargeBodies(_LARGE_BODY_PROCESSES)
+    return HttpParts(inference, methods, models.find, memory, large, settings, models.ask)
 
 
 def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> Mapping[str, Method]:
@@ -70,7 +57,7 @@ def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> M
                     give(what)
 
             take, fail = partial(end, answer.set_result), partial(end, answer.set_exception)
-            forwarding.begin(full_name(name), request, take, fail)
+            forwarding.begin(full_name(name), request, take, fail, is_checked=True)
             return response.FromString(await answer)
 
         async def ask_written(request: Message) -> Message:

@@ -30,10 +30,11 @@ class RemoteResponder(LinkedResponder):
     is_accepted = False
     """While this is False, errors are refusals of the request; afterwards they are answers of the model."""
 
-    def __init__(self, link: FrontLink, token: int, takes_one: bool, place: int, origin: Buffer) -> None:
+    def __init__(self, link: FrontLink, token: int, takes_one: bool, protocol: str, place: int, origin: Buffer) -> None:
         self.link: FrontLink = link
         self.token = token
         self.takes_one = takes_one
+        self.protocol = protocol
         self._place = place
         self._origin = origin
 
@@ -44,13 +45,13 @@ class RemoteResponder(LinkedResponder):
         """Return the request's origin, without headers and address if the front end did not know that it is wanted."""
         if not self._origin:
             now_ns = time.monotonic_ns()
-            return RequestOrigin(self.link.protocol, (now_ns, now_ns), {}, "")
+            return RequestOrigin(self.protocol, (now_ns, now_ns), {}, "")
         protocol, received_ns, headers, address = json.loads(bytes(self._origin))
         return RequestOrigin(protocol, tuple(received_ns), headers, address)
 
     def expect_many(self) -> None:
         if self.takes_one:
-            raise unimplemented(NOT_FOR_DECOUPLED[self.link.protocol])
+            raise unimplemented(NOT_FOR_DECOUPLED[self.protocol])
         self.link.post(entries.MANY, self.token)
 
     def send(self, answer: Answer, final: bool = True) -> None:

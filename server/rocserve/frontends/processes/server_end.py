@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -21,7 +21,8 @@ from rocserve.core.requests import InferRequest, InferResponse, RequestHead, Res
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.grpc.transport import Route, UnaryRoute
+from rocserve.frontends.grpc.service import ServerRoutes
+from rocserve.frontends.grpc.transport import UnaryRoute
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.entries import (
     LARGEST_SHARED,
@@ -53,16 +54,15 @@ class FrontLink:
     """Links one front end to the server. A source of the plane's loop. On its thread unless a method says otherwise."""
 
     _connection: socket.socket
-    protocol: str
-    """The protocol of the front end's clients, as in RequestOrigin."""
     plane: PlaneLoop
     _service: InferenceService
-    _routes: Mapping[str, Route]
-    """The routes of all calls but inference."""
+    _routes: ServerRoutes
     _known_heads: Memo[bytes, RequestHead]
     """See FrontEndParts.heads."""
     _on_listening: Callable[[int, str], object]
     """Takes 0 and "" if the front end listens, else the system's error number and the reason why it cannot."""
+    _on_work: Callable[[int], object]
+    """Takes the microseconds that the front end's data plane has worked since its last report."""
     _on_gone: Callable[[str], object]
     """Called once, with the reason: the front end has closed its end, or has sent an entry that cannot be read."""
     _log: logging.Logger
@@ -189,11 +189,13 @@ class FrontLink:
             code, reason, request_id = json.loads(self._text(place, nbytes))
             self._service.refuse(ServeError(StatusCode(code), reason), lambda: request_id)
         elif kind == entries.CALL:
-            self._begin_call(number, place, self._requests_heap.view(place, nbytes), layout)
+            self._begin_call(number, place, self._requests_heap.view(place, nbytes), layout, bool(count))
         elif kind == entries.CALL_LEFT:
             call = self._calls.pop(number, None)
             if call is not None:  # Otherwise the call has been answered meanwhile.
                 call.cancelled()
+        elif kind == entries.WORKED:
+            self._on_work(number)
         elif kind == entries.LISTENING:
             self._on_listening(count, self._text(place, nbytes).decode())
         else:
@@ -217,7 +219,8 @@ class FrontLink:
             if details.correlation_id or details.flags:
                 sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
         takes_one = bool(flags & entries.SINGLE)
-        responder = self._in_flight[token] = RemoteResponder(self, token, takes_one, place, self._origin)
+        protocol = "HTTP" if flags & entries.HTTP else "GRPC"
+        responder = self._in_flight[token] = RemoteResponder(self, token, takes_one, protocol, place, self._origin)
         self._origin = b""
         data: Sequence[Buffer]
         if kind == entries.SIZED_REQUEST:
@@ -244,7 +247,7 @@ class FrontLink:
             self._service.infer(request, responder)
         except Exception as error:
             # Only this request fails; the front end continues with all others.
-            failure = self._failures.error_of(f"an inference request by {self.protocol}", error)
+            failure = self._failures.error_of(f"an inference request by {protocol}", error)
             if token in self._in_flight:
                 responder.send(failure)
         responder.is_accepted = True
@@ -416,7 +419,7 @@ class FrontLink:
 
     # All calls but inference.
 
-    def _begin_call(self, number: int, place: int, content: memoryview, message_at: int) -> None:
+    def _begin_call(self, number: int, place: int, content: memoryview, message_at: int, is_checked: bool) -> None:
         """Begin a forwarded call, see entries.CALL."""
         method, texts, peer = json.loads(bytes(content[:message_at]))
         message = content[message_at:]
@@ -424,7 +427,7 @@ class FrontLink:
         call = ForwardedCall(self, number, place, method, peer, metadata, message)
         self._calls[number] = call
         try:
-            route = self._routes[call.method]
+            route = (self._routes.open if is_checked else self._routes.guarded)[call.method]
             if isinstance(route, UnaryRoute):
                 route.handler(call)
             else:

@@ -1,4 +1,4 @@
-"""Supervises the processes of a protocol: starts them on one port, restarts those that die, and ends them.
+"""Supervises front end processes: starts them on the same ports, restarts those that die, and ends them.
 
 Processes start by exec, because a fork of a process with threads and gRPC is not safe. Each end notices through its
 sockets that the other end has died, and releases immediately what that end held.
@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,14 +25,16 @@ from rocserve.core.backoff import Backoff
 from rocserve.core.memo import Memo
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import RequestHead
-from rocserve.frontends.grpc.transport import Route
-from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.server_end import FrontLink
+from rocserve.frontends.shared_ports import SharedPorts
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import InferenceService
 from rocserve.workers.worker_output import WorkerOutput
 
+PROTOCOLS = ("HTTP", "gRPC")
+"""The order of the ports in a front end's command."""
 _START_SECONDS = 60.0
 """Time limit for front ends to listen. It takes half a second, and many times that on a busy machine."""
 _HEALTHY_SECONDS = 2.0
@@ -56,7 +58,7 @@ _CLOSED_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class FrontEndParts:
-    """The common part of the front ends of all protocols."""
+    """The common part of all front ends."""
 
     command: Sequence[str]
     """The flags of the server."""
@@ -65,6 +67,8 @@ class FrontEndParts:
     plane: PlaneLoop
     memory: RequestMemory
     """Shared by the front ends and the server."""
+    renewal_ms: int
+    """The age at which gRPC connections are renewed; 0 = not at all. Front ends then also report their work."""
     tables: Sequence[int]
     """Descriptors of the serving table's edition and of the table of memory use, see main.py."""
     heads: Memo[bytes, RequestHead] = field(default_factory=Memo)
@@ -74,16 +78,16 @@ class FrontEndParts:
 class FrontEndProcess:
     """Runs one front end process. On the event loop."""
 
-    def __init__(self, owner: FrontEndProcesses, number: int, parent_pipe: int, port: int) -> None:
-        """`parent_pipe`: the reading end of a pipe; the process ends when the writing end is gone. Raises OSError if
-        the process cannot be started; nothing is left of it then."""
-        parts, protocol = owner.parts, owner.address.protocol
+    def __init__(self, owner: FrontEndProcesses, number: int) -> None:
+        """Raises OSError if the process cannot be started; nothing is left of it then."""
+        parts = owner.parts
         self.number = number
-        self._protocol = protocol
         self._parts = parts
         self._log = owner.log
         loop = asyncio.get_running_loop()
         self.started_at = time.monotonic()
+        self.worked_seconds = 0.0
+        """The work of its data plane, as far as it has been reported."""
         self.listening: asyncio.Future[None] = loop.create_future()
         """Fails with an OSError or a RuntimeError if the front end cannot listen."""
         self.listening.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -98,26 +102,26 @@ class FrontEndProcess:
             own.callback(os.close, reader)
             self._link = FrontLink(
                 link,
-                protocol.upper(),
                 parts.plane,
                 parts.inference,
                 owner.routes,
                 parts.heads,
                 lambda number, text: loop.call_soon_threadsafe(self._end_start, number, text),
+                self._add_work,
                 lambda reason: loop.call_soon_threadsafe(self._closed.set_result, reason),
                 owner.log,
             )
             own.callback(self._link.discard)
-            passed = (parent_pipe, peer_link.fileno(), *parts.tables)
+            passed = (owner.parent_pipe[0], peer_link.fileno(), *parts.tables)
             self._row = parts.memory.add_front_end()
             own.callback(parts.memory.forget_front_end, self._row)
-            numbers = (number, self._row, port, parts.memory.limit_bytes)
+            ports = (owner.ports.ports.get(protocol, 0) for protocol in PROTOCOLS)
+            numbers = (number, self._row, parts.memory.limit_bytes, parts.renewal_ms, *ports)
             self.process = subprocess.Popen(
                 [
                     sys.executable,
                     str(_BOOTSTRAP),
                     "rocserve.frontends.processes.main",
-                    protocol.lower(),
                     *map(str, (*passed, *numbers)),
                     *parts.command,
                 ],
@@ -127,7 +131,7 @@ class FrontEndProcess:
                 pass_fds=passed,
             )
             own.pop_all()
-        self._output = WorkerOutput(reader, f"front end {number} of {protocol}: ", owner.log)
+        self._output = WorkerOutput(reader, f"front end {number}: ", owner.log)
         parts.plane.call_soon(self._link.open)
         self.send_wants_origins()
         self.ended = loop.create_task(self._reap())
@@ -141,6 +145,9 @@ class FrontEndProcess:
     def send_wants_origins(self) -> None:
         self.post(entries.ORIGINS, last=self._parts.inference.wants_origins)
 
+    def _add_work(self, microseconds: int) -> None:
+        self.worked_seconds += microseconds / 1e6
+
     def _end_start(self, number: int, text: str) -> None:
         if self.listening.done():
             return  # The front end has failed already.
@@ -150,7 +157,7 @@ class FrontEndProcess:
             self.listening.set_result(None)
 
     async def _reap(self) -> str:
-        self._log.debug("front end %d of %s: %s", self.number, self._protocol, await self._closed)
+        self._log.debug("front end %d: %s", self.number, await self._closed)
         kill_at = time.monotonic() + _CLOSED_SECONDS
         while (status := self.process.poll()) is None:
             if time.monotonic() > kill_at:
@@ -166,9 +173,7 @@ class FrontEndProcess:
         if last := (reason.args[-1] if reason is not None else self._output.last_line):
             how += f": {last}"
         if not self.listening.done():
-            self.listening.set_exception(
-                RuntimeError(f"a front end of {self._protocol} has ended before it listened ({how})")
-            )
+            self.listening.set_exception(RuntimeError(f"a front end has ended before it listened ({how})"))
         return how
 
 
@@ -181,68 +186,77 @@ def _signal_name(number: int) -> str:
 
 @dataclass(eq=False)
 class FrontEndProcesses:
-    """Keeps the processes of one protocol running. On the event loop."""
+    """Keeps the processes running. On the event loop."""
 
-    address: ListenAddress
-    """The address of all processes, which share its port."""
+    ports: SharedPorts
+    """The ports of all processes."""
     count: int
-    routes: Mapping[str, Route]
+    routes: ServerRoutes
     """The routes of the calls that front ends forward; called on the plane's thread."""
     parts: FrontEndParts
     log: logging.Logger
-    _reservation: socket.socket | None = field(default=None, init=False)
-    _parent_pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_CLOEXEC), init=False)
-    _port: int = field(default=0, init=False)
+    parent_pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_CLOEXEC), init=False)
+    """The processes end when its writing end is gone."""
     _running: dict[int, FrontEndProcess] = field(default_factory=dict, init=False)
-    _supervisions: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+    _supervisions: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _has_started: bool = field(default=False, init=False)
+    _retires: bool = field(default=False, init=False)
+    """Front ends that end are not started again."""
 
-    async def start(self) -> int:
-        """Return the port when all processes listen. Raises OSError or RuntimeError if one cannot; none remains."""
-        try:
-            self._reservation = self.address.bind()
-        except OSError as error:
-            raise self.address.refusal(error) from None
-        self._port = self._reservation.getsockname()[1]
+    async def start(self) -> None:
+        """Start the processes that do not run, and wait until all listen. Raises OSError or RuntimeError if one cannot;
+        no process remains."""
+        self._retires = self._has_started = False
         try:
             for number in range(self.count):
-                self._supervisions.append(asyncio.create_task(self._supervise(number, self._spawn(number))))
+                supervision = self._supervisions.get(number)
+                if supervision is None or supervision.done():
+                    supervising = self._supervise(number, self._spawn(number))
+                    self._supervisions[number] = asyncio.create_task(supervising)
             async with asyncio.timeout(_START_SECONDS):
                 await asyncio.gather(*(front_end.listening for front_end in self._running.values()))
         except TimeoutError:
-            await self.stop(0.0)
-            raise RuntimeError(
-                f"the front ends of {self.address.protocol} have not begun to listen within {_START_SECONDS:g} s"
-            ) from None
+            await self._end_all(0.0)
+            raise RuntimeError(f"the front ends have not begun to listen within {_START_SECONDS:g} s") from None
         except (OSError, RuntimeError):
-            await self.stop(0.0)
+            await self._end_all(0.0)
             raise
         self._has_started = True
-        return self._port
+        self._post_exit(entries.STAY)
 
-    def begin_exit(self) -> None:
-        """Let HTTP's clients connect elsewhere, and end gRPC's idle streams, because the server ends."""
+    def retire(self) -> None:
+        """Let each process end when it has no client any more. New connections must not come to it."""
+        self._retires = True
+        self._post_exit(entries.RETIRE)
+
+    def close_after_answers(self) -> None:
+        """Let HTTP's clients connect again, here or elsewhere."""
+        self._post_exit(entries.CLOSE)
+
+    def end_streams(self) -> None:
+        """End the streams that wait for no answer, because the server has begun to end."""
+        self._post_exit(entries.END_STREAMS)
+
+    def _post_exit(self, how: int) -> None:
         for front_end in self._running.values():
-            front_end.post(entries.EXIT)
+            front_end.post(entries.EXIT, how)
 
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, let calls in flight finish within the grace time, and end all processes; immediately when
         cancelled. Processes that die are not restarted."""
-        for supervision in self._supervisions:
-            supervision.cancel()
         try:
             await self._end_all(grace_seconds)
         except asyncio.CancelledError:
             await self._end_all(0.0)
             raise
         finally:
-            if self._reservation is not None:
-                self._reservation.close()
-                self._reservation = None
-            for descriptor in self._parent_pipe:
+            for descriptor in self.parent_pipe:
                 os.close(descriptor)
 
     async def _end_all(self, grace_seconds: float) -> None:
+        for supervision in self._supervisions.values():
+            supervision.cancel()
+        self._supervisions.clear()
         running = [front_end for front_end in self._running.values() if not front_end.ended.done()]
         if not running:
             return
@@ -252,16 +266,14 @@ class FrontEndProcesses:
         _, late = await asyncio.wait([front_end.ended for front_end in running], timeout=seconds)
         for front_end in running:
             if front_end.ended in late:
-                self.log.warning(
-                    "front end %d of %s has not ended in time; it is killed", front_end.number, self.address.protocol
-                )
+                self.log.warning("front end %d has not ended in time; it is killed", front_end.number)
                 front_end.process.kill()
         if late:
             await asyncio.wait(late, timeout=_END_SECONDS)
 
     def _spawn(self, number: int) -> FrontEndProcess:
         """Raises OSError."""
-        front_end = self._running[number] = FrontEndProcess(self, number, self._parent_pipe[0], self._port)
+        front_end = self._running[number] = FrontEndProcess(self, number)
         return front_end
 
     async def _supervise(self, number: int, front_end: FrontEndProcess) -> None:
@@ -271,30 +283,34 @@ class FrontEndProcesses:
         while True:
             how = await asyncio.shield(front_end.ended)
             del self._running[number]
+            if self._retires:
+                self.log.debug("front end %d has left: %s", number, how)
+                return
             if not self._has_started and (not front_end.listening.done() or front_end.listening.exception()):
                 return
             deaths = 0 if time.monotonic() - front_end.started_at >= _HEALTHY_SECONDS else deaths + 1
             pause = _RESTARTS.pause_seconds(deaths)
             self.log.error(
-                "front end %d of %s has ended (%s), and its clients' connections with it; another is started%s",
+                "front end %d has ended (%s), and its clients' connections with it; another is started%s",
                 number,
-                self.address.protocol,
                 how,
                 f" in {pause:g} s" if pause else "",
             )
             while front_end.ended.done():
                 await asyncio.sleep(pause)
+                if self._retires:
+                    return
                 try:
                     front_end = self._spawn(number)
                 except OSError as error:
                     deaths += 1
                     pause = _RESTARTS.pause_seconds(deaths)
-                    self.log.error(
-                        "front end %d of %s cannot be started (%s); it is tried again",
-                        number,
-                        self.address.protocol,
-                        error,
-                    )
+                    self.log.error("front end %d cannot be started (%s); it is tried again", number, error)
+
+    @property
+    def worked_seconds(self) -> float:
+        """Return the work of those that run now."""
+        return sum(front_end.worked_seconds for front_end in self._running.values())
 
     def send_wants_origins(self) -> None:
         for front_end in self._running.values():

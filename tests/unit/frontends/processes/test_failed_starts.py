@@ -15,6 +15,7 @@ from support.waiting import until
 from support.workers import open_descriptors
 
 from rocserve.core.request_memory import RequestMemory, table_bytes
+from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
 from rocserve.plane.loop import PlaneLoop
@@ -26,7 +27,7 @@ MOST_NEEDED = 32
 
 @pytest.fixture
 def front_ends(plane: PlaneLoop, monkeypatch: pytest.MonkeyPatch) -> FrontEndProcesses:
-    """A protocol's front ends on a machine that starts no process."""
+    """Front ends on a machine that starts no process."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -35,7 +36,7 @@ def front_ends(plane: PlaneLoop, monkeypatch: pytest.MonkeyPatch) -> FrontEndPro
     memory = RequestMemory(1 << 20)
     memory.share(memoryview(bytearray(table_bytes(2))), 0)
     parts = FrontEndParts((), object(), plane, memory, ())  # type: ignore[arg-type]
-    return FrontEndProcesses(ListenAddress("gRPC", "grpc", "127.0.0.1", 0), 1, {}, parts, LOG)
+    return FrontEndProcesses([ListenAddress("gRPC", "grpc", "127.0.0.1", 0)], 1, ServerRoutes({}, {}), parts, LOG)
 
 
 @pytest.fixture

@@ -1,0 +1,103 @@
+"""Reserves the ports that the server and its front end processes share, and decides which of them get new connections.
+
+All processes listen on a port with SO_REUSEPORT. The kernel numbers their sockets: the server's, which listens first,
+is 0, and stays 0; when a socket closes the last one takes its number. A filter of the port (socket(7),
+SO_ATTACH_REUSEPORT_CBPF) returns the number of the socket that gets a new connection; if no socket has the number, the
+kernel chooses any. So no process has to stop listening when another takes over, and no handshake is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocserve.frontends.listen_address import ListenAddress
+
+_SO_ATTACH_REUSEPORT_CBPF = 51
+_RETURN, _RETURN_A, _LOAD, _MODULO, _ADD = 0x06, 0x16, 0x20, 0x94, 0x04
+"""Instructions of the kernel's classic filters (linux/filter.h)."""
+_RANDOM = 0xFFFFF000 + 56
+"""SKF_AD_OFF + SKF_AD_RANDOM: loads a random number."""
+_NO_SOCKET = 0xFFFFFFFF
+
+_Filter = Sequence[tuple[int, int, int, int]]
+
+
+@dataclass(eq=False)
+class SharedPorts:
+    addresses: Sequence[ListenAddress]
+    """One for each protocol."""
+    ports: dict[str, int] = field(default_factory=dict, init=False)
+    """Protocol -> port."""
+    _reservations: list[socket.socket] = field(default_factory=list, init=False)
+    """They do not listen. Without them another program could take a port while no process listens."""
+
+    def reserve(self) -> list[Exception]:
+        """Return the errors of ports that cannot be bound."""
+        refusals: list[Exception] = []
+        for where in self.addresses:
+            try:
+                self._reservations.append(where.bind())
+                self.ports[where.protocol] = self._reservations[-1].getsockname()[1]
+            except OSError as error:
+                refusals.append(where.refusal(error))
+        return refusals
+
+    def close(self) -> None:
+        for reservation in self._reservations:
+            reservation.close()
+        self._reservations.clear()
+
+    # This process must listen on the ports. All methods raise OSError if the kernel has no such filters.
+
+    def give_to_this_process(self) -> None:
+        """Let this process get all new connections. Only if its sockets were the first to listen."""
+        self._filter([(_RETURN, 0, 0, 0)])
+
+    def give_to_others(self, count: int) -> None:
+        """Let `count` other processes share the new connections."""
+        self._filter([(_LOAD, 0, 0, _RANDOM), (_MODULO, 0, 0, count), (_ADD, 0, 0, 1), (_RETURN_A, 0, 0, 0)])
+
+    def give_to_all(self) -> None:
+        """Let all processes share the new connections. A process that begins to listen connects to itself."""
+        self._filter([(_RETURN, 0, 0, _NO_SOCKET)])
+
+    def _filter(self, instructions: _Filter) -> None:
+        code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
+        program = struct.pack("HP", len(instructions), ctypes.addressof(code))
+        for port in self.ports.values():
+            for _, found in sockets_of(port):
+                if listens(found):
+                    found.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)
+
+
+def has_connections(port: int) -> bool:
+    """Return whether this process has connections of clients to the port."""
+    for _, found in sockets_of(port):
+        with contextlib.suppress(OSError):
+            found.getpeername()
+            return True
+    return False
+
+
+def listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def sockets_of(port: int) -> Iterator[tuple[int, socket.socket]]:
+    """Yield the descriptor of each of this process's sockets that are bound to the port, and a duplicate that is open
+    until the next one."""
+    for entry in Path("/proc/self/fd").iterdir():
+        # Descriptors come and go meanwhile.
+        with contextlib.suppress(OSError):
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port:
+                    yield int(entry.name), found
