@@ -22,6 +22,28 @@ from rocserve.frontends.tls import certificate_files
 from rocserve.settings import GrpcSettings, HttpSettings
 
 
+@pytest.mark.parametrize(
+    ("age_ms", "grace_ms", "expected"),
+    [
+        (0, 0, (20_000, None)),
+        # Without an age the grace time has no effect.
+        (0, 5_000, (20_000, None)),
+        (10_000, 5_000, (10_000, 5_000)),
+        (10_000, 0, (10_000, None)),
+        (60_000, 0, (20_000, None)),
+        # Calls end as late as they would without the renewal.
+        (60_000, 5_000, (20_000, 45_000)),
+    ],
+)
+def test_connections_are_renewed_and_calls_keep_their_time(
+    age_ms: int, grace_ms: int, expected: tuple[int, int | None]
+) -> None:
+    settings = GrpcSettings(max_connection_age_ms=age_ms, max_connection_age_grace_ms=grace_ms)
+    arguments = dict(channel_arguments(settings, TransportLimits(renewal_ms=20_000)))
+    names = ("grpc.max_connection_age_ms", "grpc.max_connection_age_grace_ms")
+    assert tuple(arguments.get(name) for name in names) == expected
+
+
 def test_options_reach_grpc_under_its_own_names() -> None:
     arguments = dict(
         channel_arguments(

@@ -442,3 +442,21 @@ def test_what_a_sleep_did_not_bring_is_not_looked_for() -> None:
         wait_until(polls_on, "polls that go on after something has come")
     finally:
         loop.stop()
+
+
+def test_work_is_counted_and_sleep_is_not(plane: PlaneLoop) -> None:
+    begun = time.monotonic()
+    done = threading.Event()
+
+    def work() -> None:
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+        plane.at_end_of_turn(done.set)
+
+    assert plane.worked_seconds == 0.0
+    plane.call_soon(work)
+    assert done.wait(PATIENCE_SECONDS)
+    wait_until(lambda: plane.worked_seconds >= 0.05, "the work in the count")
+    time.sleep(0.05)
+    assert plane.worked_seconds <= time.monotonic() - begun - 0.05

@@ -52,11 +52,11 @@ _PREFIXES = ("MIGRAPHX_", "MIOPEN_", "ROCSERVE_")
 def examine_machine(host: Host) -> Iterator[Finding]:
     cpus = usable_cpus()
     front_ends = default_front_ends(cpus)
-    served = f"{front_ends} processes each" if front_ends else "the server's own process"
+    more = f", and by {front_ends} processes while that is busy" if front_ends else ""
     facts = {
         "Python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.platform()}, {cpus} CPUs may be used",
-        "gRPC and HTTP": f"served by {served}, unless --front-ends says otherwise",
+        "gRPC and HTTP": f"served by the server's own process{more}, unless --front-ends says otherwise",
     }
     if memory := host.free_memory():
         facts["memory"] = f"{size(memory.free_bytes)} of {size(memory.total_bytes)} free ({memory.place})"
