@@ -38,7 +38,7 @@ from rocserve.core.tensors import Tensor, TensorHead
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
-from rocserve.workers.entries import CALL, DONE, ENTRY, LAYOUT, RESULT, RESULTS_HEADER
+from rocserve.links.entries import CALL, DONE, ENTRY, RESPONSE, RESULTS_HEADER, TEXT
 from rocserve.workers.messages import Progress, Unload, encode_frame
 from rocserve.workers.model_service import RequestService
 
@@ -83,9 +83,9 @@ def answer(heads, nbytes, times=None):
     now = time.monotonic_ns()
     end, batch = serving()
     text = to_json(heads)
-    layout = ENTRY.pack(LAYOUT, 0, 0, 99, 0, end.sender.put_text(text), len(text))
+    layout = ENTRY.pack(TEXT, 0, 0, 99, 0, end.sender.put_text(text), len(text))
     header = RESULTS_HEADER.pack(1, *(times or (now, now, now)))
-    slot = (header + ENTRY.pack(RESULT, 0, 0, 99, 1, 64, 0)).ljust(64 + nbytes, b"\\0")
+    slot = (header + ENTRY.pack(RESPONSE, 0, 0, 99, 1, 64, 0)).ljust(64 + nbytes, b"\\0")
     return layout + ENTRY.pack(DONE, 0, 0, 0, batch.id, end.sender.put_text(slot), len(slot))
 
 

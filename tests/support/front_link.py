@@ -192,8 +192,9 @@ class Ends:
         self.watches: list[Watch] = []
         """Open watches."""
         self.listening: list[tuple[int, str]] = []
-        self.to_front: list[tuple[int, int, int, bytes]] = []
-        """Kind, number, count and content of messages that are not for inference."""
+        self.work: list[int] = []
+        self.to_front: list[tuple[int, int]] = []
+        """Kind and number of messages that belong to no exchange."""
         watch = StreamRoute(lambda call: Watch(call, self))
         routes = {"/a/B": UnaryRoute(self.calls.append), full_name("Watch"): watch}
         self.link = FrontLink(
@@ -203,6 +204,7 @@ class Ends:
             ServerRoutes(routes, {}),
             Memo() if heads is None else heads,
             lambda number, text: self.listening.append((number, text)),
+            self.work.append,
             self.reasons.append,
             LOG,
         )

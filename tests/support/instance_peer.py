@@ -11,9 +11,9 @@ from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.requests import Member
 from rocserve.core.tensor_places import padded
 from rocserve.core.tensors import Tensor, TensorHead
+from rocserve.links.entries import DONE, ENTRY, RESPONSE, RESULTS_HEADER
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.workers.entries import DONE, ENTRY, RESULT, RESULTS_HEADER
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.results import BatchOutcome
@@ -72,7 +72,9 @@ class Peer:
     def result(self, data: bytes, head: TensorHead = HEAD) -> OutgoingResult:
         """A result with one output."""
         end, contents = self.end_of_worker, padded((data,))
-        return OutgoingResult(RESULT, 1, 0, 0, sum(map(len, contents)), contents, end.sender.of([Tensor(*head, data)]))
+        return OutgoingResult(
+            RESPONSE, 1, 0, 0, 0, sum(map(len, contents)), contents, end.sender.of([Tensor(*head, data)])
+        )
 
     def finish(self, batch: ReceivedBatch, *results: OutgoingResult) -> None:
         self.answered_ns = time.monotonic_ns()

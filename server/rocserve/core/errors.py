@@ -31,6 +31,14 @@ class StatusCode(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+def status_code(number: int) -> StatusCode:
+    """Return the status code that another process has sent; INTERNAL if it does not exist."""
+    try:
+        return StatusCode(number)
+    except ValueError:
+        return StatusCode.INTERNAL
+
+
 _OF_WHAT_WAS_GIVEN = frozenset({StatusCode.INVALID_ARGUMENT, StatusCode.UNIMPLEMENTED})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +14,8 @@ from rocserve.core.tensors import Buffer, TensorHead
 
 ALIGNMENT = 64
 """Bytes. Tensors begin at multiples of it, for the engines' vector instructions."""
+_REMEMBERED_TABLES = 1024
+"""Tables of sizes, because clients often send the same sizes."""
 
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))
 """Size of a gap -> zero bytes that fill it."""
@@ -84,14 +87,26 @@ class TensorPlaces:
             expected = math.prod(head.shape) * head.datatype.itemsize
             if head.datatype is not DataType.BYTES and size != expected:
                 raise internal(f"{what} '{head.name}' of shape {list(head.shape)} needs {expected} bytes, got {size}")
-        pieces = padded([self._sizes_struct.pack(*sizes), *data])
+        return self.sized(data)
+
+    def sized(self, data: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
+        """Return a slot's buffers and their bytes, with a table of sizes, which need not be those of the heads."""
+        pieces = padded([self._sizes_struct.pack(*map(len, data)), *data])
         return pieces, sum(map(len, pieces))
 
     def of(self, table: memoryview) -> tuple[Bounds, int]:
         """Return where the tensors lie, and where data after them may begin. `table`: the beginning of their slot."""
         if self.sizes is not None:
             return self.bounds, self.end
-        return _bounds(self._sizes_struct.unpack_from(table), self._sizes_struct.size)
+        return self.of_sized(table)
+
+    def of_sized(self, table: memoryview) -> tuple[Bounds, int]:
+        """Return the same for a slot that `sized` has described."""
+        return _bounds_after(bytes(table[: self._sizes_struct.size]))
+
+    def views(self, slot: memoryview) -> list[Buffer]:
+        """Return the tensors of a slot that `sized` has described."""
+        return [slot[begin:end] for begin, end in self.of_sized(slot)[0]]
 
     @property
     def table_bytes(self) -> int:
@@ -171,3 +186,8 @@ def _not_packed(nbytes: int) -> ValueError:
 def _bounds(sizes: Sequence[int], start: int) -> tuple[Bounds, int]:
     offsets, end = lay_out(sizes, start)
     return [(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)], aligned(end)
+
+
+@functools.lru_cache(_REMEMBERED_TABLES)
+def _bounds_after(table: bytes) -> tuple[Bounds, int]:
+    return _bounds(struct.unpack(f"<{len(table) // 8}Q", table), len(table))

@@ -16,9 +16,9 @@ from rocserve.core.requests import LARGE_RESPONSE, Answer, InferRequest, Member
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
+from rocserve.links.details import write_details
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.batch import BatchAnswers, FormedBatch, ResponseMaker
-from rocserve.workers.entries import write_details
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import InstanceRequests, RequestLost
 from rocserve.workers.results import BatchOutcome

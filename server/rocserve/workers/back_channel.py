@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -14,10 +13,11 @@ from rocserve.core.device_references import join_references
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.memo import Memo
 from rocserve.core.plain import to_json
+from rocserve.links import entries
+from rocserve.links.entries import ENTRY
+from rocserve.links.exchanges import Exchanges
+from rocserve.links.tensors import TensorReader
 from rocserve.plane.doorbell import SocketSleeper, drain_rings
-from rocserve.workers import entries
-from rocserve.workers.entries import ENTRY
-from rocserve.workers.layouts import TensorReader
 from rocserve.workers.worker_end import WorkerEnd
 
 _REMEMBERED_CANCELLATIONS = 1024
@@ -32,8 +32,7 @@ class BackChannel:
     def __init__(self, end: WorkerEnd, log: logging.Logger) -> None:
         self._end = end
         self._log = log
-        self._numbers = itertools.count(1)
-        self._calls: dict[int, OnAnswer] = {}
+        self._calls = Exchanges[OnAnswer]()
         self._reader = threading.Thread(target=self._read, name="back channel", daemon=True)
         self._is_server_gone = False
         self._requests: dict[int, BatchedResponder] = {}
@@ -45,13 +44,12 @@ class BackChannel:
 
     def call(self, call: ModelCall, on_answer: OnAnswer) -> None:
         """See request_model.ModelCalls. Raises ServeError (INVALID_ARGUMENT) if the call cannot be sent."""
-        number = next(self._numbers)
         try:
             layout, place, nbytes = self._end.sender.put(call.inputs, to_json(replace(call, inputs=())))
         except ServeError as error:
             raise invalid_argument(f"the call of model '{call.model_name}' cannot be sent: {error}") from None
-        self._calls[number] = on_answer
-        self._end.sender.post((entries.CALL, False, 0, layout, number, place, nbytes))
+        number = self._calls.open(on_answer)
+        self._end.sender.post((entries.CALL, 0, 0, layout, number, place, nbytes))
         if self._is_server_gone:
             self._drop_calls()
 
@@ -70,14 +68,14 @@ class BackChannel:
         layouts = TensorReader(end.inputs)
         is_open = True
         while is_open:
-            for kind, last, count, layout, number, place, nbytes in ENTRY.iter_unpack(end.back.take()):
+            for kind, flags, count, text, number, place, nbytes in ENTRY.iter_unpack(end.back.take()):
                 if kind in entries.ANSWERS:
-                    answer, final = layouts.answer(kind, last, count, layout, place, nbytes)
+                    answer, final = layouts.answer(kind, flags, count, text, place, nbytes)
                     self._handle_answer(number, answer, count, place, final)
-                elif kind == entries.LAYOUT:
-                    layouts.define(layout, place, nbytes)
+                elif kind == entries.TEXT:
+                    layouts.define(text, place, nbytes)
                     end.post(entries.return_entries([place]))
-                elif kind == entries.CANCELLED:
+                elif kind == entries.CANCEL:
                     self._early_cancellations.keep(number, True)
                     # Looked up after the note above, because `open_request` registers the request before it reads the
                     # notes: one of the two threads sees the other's entry.
@@ -89,9 +87,8 @@ class BackChannel:
         self._drop_calls()
 
     def _drop_calls(self) -> None:
-        with suppress(KeyError):  # Raised when no call is left.
-            while True:
-                self._deliver(self._calls.popitem()[1], unavailable("the server is gone"), True)
+        for on_answer in self._calls.drain():
+            self._deliver(on_answer, unavailable("the server is gone"), True)
 
     def _handle_answer(self, number: int, answer: Result | None, references: int, place: int, final: bool) -> None:
         """`references`: how many of a response's first tensors are references."""

@@ -20,12 +20,12 @@ from rocserve.core.ragged import RaggedBatching, Shape
 from rocserve.core.requests import RequestForm
 from rocserve.core.tensor_places import aligned
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, filled_up, tensor_from_numpy
+from rocserve.links.texts import REMEMBERED
 from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import HeapReader, fill
-from rocserve.workers.entries import REMEMBERED_LAYOUTS
 from rocserve.workers.worker_end import ReceivedRequest, WorkerEnd
 
-_REMEMBERED = 256
+_REMEMBERED_BATCHES = 256
 """Batches in each memo."""
 _READ_IN_FILES = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64))
 """Datatypes of inputs that a model may read in a client's file, although the client may change them meanwhile. Engines
@@ -66,9 +66,9 @@ class BatchGatherer:
         self._ragged = RaggedBatching(config)
         self._is_ragged = bool(self._ragged)
         self._buckets = Buckets(padding)
-        self._lengths: Memo[RequestForm, Lengths] = Memo(REMEMBERED_LAYOUTS)
-        self._single: Memo[tuple[RequestForm, int], Batch] = Memo(_REMEMBERED)
-        self._gathered: Memo[tuple[RequestForm, int], _Gathered] = Memo(_REMEMBERED)
+        self._lengths: Memo[RequestForm, Lengths] = Memo(REMEMBERED)
+        self._single: Memo[tuple[RequestForm, int], Batch] = Memo(_REMEMBERED_BATCHES)
+        self._gathered: Memo[tuple[RequestForm, int], _Gathered] = Memo(_REMEMBERED_BATCHES)
         self._memory = memoryview(bytearray())
         """The memory of gathered batches if the engine lends none; as large as the largest batch so far."""
 

@@ -1,10 +1,10 @@
-"""Writes batches for a worker: copies their requests' inputs and makes the messages (`entries.py`)."""
+"""Writes batches for a worker: copies their requests' inputs and makes the messages (`links/README.md`)."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.memo import Memo
@@ -12,13 +12,13 @@ from rocserve.core.plain import to_json
 from rocserve.core.requests import Member, RequestForm
 from rocserve.core.tensor_places import PlacedTensors, aligned, padded
 from rocserve.core.tensors import Buffer
+from rocserve.links import entries
+from rocserve.links.entries import BATCH_ENTRY, ENTRY, REQUEST
+from rocserve.links.files import PassedFiles
+from rocserve.links.tensors import checked
+from rocserve.links.texts import LARGEST_REMEMBERED, REMEMBERED, SentTexts, Text
 from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import COPIED_AT_ONCE, HeapReader, SharedHeap, Slot, fill
-from rocserve.plane.link import ENTRY_BYTES
-from rocserve.workers import entries
-from rocserve.workers.entries import ENTRY, PLACED_REQUEST, REQUEST, REQUEST_ENTRY
-from rocserve.workers.layouts import checked
-from rocserve.workers.passed_files import PassedFiles
 from rocserve.workers.results import BatchOutcome
 
 
@@ -49,12 +49,11 @@ class BatchWriter:
         """`files`: None = the worker may read no clients' files and no other workers' heaps."""
         self._inputs = inputs
         self._files = files
-        self._forms = Memo[RequestForm, int](entries.REMEMBERED_LAYOUTS)
-        """Layout numbers of the request forms that the worker knows."""
-        self._texts = Memo[bytes, int](entries.REMEMBERED_LAYOUTS)
-        """Numbers of the last layouts sent, by their JSON. Forms of equal JSON share a number, because the worker
-        gathers requests of one layout faster."""
-        self._next_layout = 0
+        self._texts = Memo[bytes, Text](REMEMBERED)
+        """Request layouts by their JSON. Forms of equal JSON share a text, because the worker gathers requests of one
+        layout faster."""
+        self._forms = Memo[RequestForm, Text](REMEMBERED)
+        self._sent = SentTexts(REMEMBERED)
         self._batch_ids = itertools.count(1)
 
     def write(
@@ -62,71 +61,68 @@ class BatchWriter:
     ) -> SentBatch:
         """Write a batch, except for its large inputs. `is_grouped`: its requests run one by one. Raises ServeError:
         INTERNAL if the inputs do not fit their shapes, RESOURCE_EXHAUSTED if the heap has no room."""
-        inputs, forms, pack = self._inputs, self._forms, REQUEST_ENTRY.pack
-        fresh: dict[int, bytes] = {}
+        inputs, forms, pack = self._inputs, self._forms, BATCH_ENTRY.pack
+        fresh: list[Text] = []
         sizes: list[int] = []
-        table = [entries.PADDING_ENTRY]
+        table: list[bytes] = []
         pieces: list[Buffer] = []
         placed: list[PlacedTensors] = []
-        # Two entries are as long as a tensor's alignment; the first is for LAYOUTS.
-        end = (1 + len(members) // 2) * 2 * ENTRY_BYTES
+        large, end = b"", 0
         try:
             for form, data, number, details in members:
-                layout = forms.get(form)
-                if layout is None:
-                    layout = self._define(form, fresh)
+                text = forms.get(form)
+                if text is None or not text.number:
+                    text, json = self._text_of(form)
+                    if json and json != large:
+                        if len(json) > LARGEST_REMEMBERED:
+                            large = json
+                        else:
+                            self._sent.keep(text, self._sent.take_number())
+                            fresh.append(text)
+                        table.append(pack(entries.TEXT, 0, 0, text.number, 0, 0, end, len(json)))
+                        pieces += padded((json,))
+                        end += aligned(len(json))
                 sizes.append(form.layout.rows)
-                kind, place = REQUEST, end
+                flags, place = 0, end
                 if type(data) is PlacedTensors and data.sizes == form.places.sizes:
                     if data.heap is inputs:
-                        kind = PLACED_REQUEST
+                        flags = entries.PLACED
                     elif self._files is not None and isinstance(data.heap, GuardedFile | HeapReader):
                         number = self._files.number(data.heap)
-                        kind = entries.FILE_REQUEST if number else REQUEST
-                    if kind != REQUEST:
+                        flags = entries.IN_FILE if number else 0
+                    if flags:
                         place = data.offset
                         placed.append(data)
-                if kind == REQUEST:
+                if not flags:
                     of_member, nbytes = form.places.packed(data), form.places.end
                     if of_member is None:
                         of_member, nbytes = form.places.pieces(data)
                     pieces += of_member
                     end += nbytes
-                table.append(pack(kind, layout, number, place, end, len(details)))
+                table.append(pack(REQUEST, flags, 0, text.number, number, place, end, len(details)))
                 if details:
                     pieces += padded((details,))
                     end += aligned(len(details))
-            if fresh:
-                text = b"\n".join(fresh.values())
-                table[0] = pack(entries.LAYOUTS, next(iter(fresh)), 0, 0, end, len(text))
-                pieces += padded((text,))
-                end += aligned(len(text))
-            slot, view = inputs.place(end)
+            start = entries.data_start(len(table))
+            slot, view = inputs.place(start + end)
         except BaseException:
-            self._forget(fresh)
+            for text in fresh:
+                if text.number:
+                    self._sent.give_up(text)
             raise
-        if fresh:
-            self._forget({n: text for n, text in fresh.items() if len(text) > entries.LARGEST_REMEMBERED_LAYOUT})
-        batch_id, kind = next(self._batch_ids), entries.GROUPED_BATCH if is_grouped else entries.BATCH
-        entry = ENTRY.pack(kind, 0, 0, 0, batch_id, slot.offset, len(table) * ENTRY_BYTES)
-        if len(table) % 2:
-            table.append(entries.PADDING_ENTRY)
-        large = fill(view, [*table, *pieces], COPIED_AT_ONCE)
-        return SentBatch(batch_id, entry, tuple(sizes), on_outcome, slot, placed, view, large)
+        batch_id, nbytes = next(self._batch_ids), len(table) * ENTRY.size
+        flags = entries.WHOLE if is_grouped else 0
+        entry = ENTRY.pack(entries.BATCH, flags, 0, 0, batch_id, slot.offset, nbytes)
+        if nbytes < start:
+            table.append(bytes(start - nbytes))
+        later = fill(view, [*table, *pieces], COPIED_AT_ONCE)
+        return SentBatch(batch_id, entry, tuple(sizes), on_outcome, slot, placed, view, later)
 
-    def _define(self, form: RequestForm, fresh: dict[int, bytes]) -> int:
-        """Return the number of a form's layout. Adds the layout to `fresh` if the worker does not know it."""
-        text = checked(to_json(form.layout))
-        number = self._texts.get(text)
-        if number is None:
-            number = self._texts.keep(text, self._next_layout)
-            fresh[number] = text
-            self._next_layout = number + 1 & entries.LARGEST_LAYOUT
-        return self._forms.keep(form, number)
-
-    def _forget(self, layouts: Mapping[int, bytes]) -> None:
-        """Forget layouts that the worker does not get, or does not keep."""
-        for form in [form for form, number in self._forms.items() if number in layouts]:
-            del self._forms[form]
-        for text in [text for text, number in self._texts.items() if number in layouts]:
-            del self._texts[text]
+    def _text_of(self, form: RequestForm) -> tuple[Text, bytes]:
+        """Return the text of a form's layout, and its JSON if it must be sent."""
+        json = checked(to_json(form.layout))
+        text = self._texts.get(json) or Text()
+        if len(json) <= LARGEST_REMEMBERED:
+            self._texts.keep(json, text)
+            self._forms.keep(form, text)
+        return text, b"" if text.number else json

@@ -13,10 +13,11 @@ from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.load_check import LoadCheckReport, merged
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
+from rocserve.links.opening import HEAP_BYTES
 from rocserve.observability.failures import Allowance
 from rocserve.plane.heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
-from rocserve.workers.instance import HEAP_BYTES, Instance, InstanceMail
+from rocserve.workers.instance import Instance, InstanceMail
 from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load, WarmUp, WorkerPlan

@@ -1,13 +1,11 @@
 """Connects the server to one instance of a model in a worker: sends batches, and takes their results. Inputs lie in a
-heap of the model version, outputs in the instance's heap; `entries.py` defines the messages. All calls come on the data
-plane's thread, unless a docstring says otherwise."""
+heap of the model version, outputs in the instance's heap; `links/README.md` defines the messages. All calls come on the
+data plane's thread, unless a docstring says otherwise."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
 import socket
 import time
 from collections import deque
@@ -16,29 +14,25 @@ from dataclasses import InitVar, dataclass
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
-from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.core.requests import Member
 from rocserve.core.steps import Steps
-from rocserve.plane import anonymous_file, heap, link
+from rocserve.links import entries
+from rocserve.links.entries import ENTRY, LONGEST_TEXT, post_returns
+from rocserve.links.files import PassedFiles
+from rocserve.links.opening import BACK, IDLE_POLLS, RETURNS, SERVER_RINGS, WORK, WORKER_RINGS, offer
+from rocserve.links.rings import LinkBroken, RingReader, RingWriter
 from rocserve.plane.doorbell import SocketRinger, drain_rings
-from rocserve.plane.heap import Heap, HeapReader, SharedHeap, Slot, copy_in_steps
-from rocserve.plane.link import LinkBroken, LinkEnd, RingReader, RingWriter
+from rocserve.plane.heap import Heap, SharedHeap, Slot, copy_in_steps
 from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.plane.trimming import Trimmer
-from rocserve.workers import entries
 from rocserve.workers.answer_watch import PendingAnswers
 from rocserve.workers.batch_writer import BatchWriter, SentBatch
-from rocserve.workers.entries import ENTRY
 from rocserve.workers.instance_requests import CallStarter, InstanceRequests
-from rocserve.workers.messages import LONGEST_TEXT
-from rocserve.workers.passed_files import PassedFiles
 from rocserve.workers.results import BatchOutcome, ResultReader
 
-HEAP_BYTES = 1 << 32
-"""Bytes for each size class of slots, in an instance's and in a version's heap. gRPC messages take at most half."""
 _RETURNED_TOGETHER = 15
 """Places of slots smaller than a page that are returned together: five full messages."""
-_KEPT_FOR_BATCHES = entries.SERVER_RINGS[entries.WORK] // 2
+_KEPT_FOR_BATCHES = SERVER_RINGS[WORK] // 2
 """Places of the ring of batches that nothing else takes: a worker may be busy while hundreds of files are forgotten."""
 _FORGET_AGAIN_SECONDS = 0.1
 """Delay before the rest of the forgotten files is sent: they cost only memory until then."""
@@ -98,40 +92,28 @@ class Instance:
 
     def _attach(self, start_call: CallStarter | None) -> None:
         """Make the memory and sockets that both ends share, and send the worker its part through the socket."""
-        name = f"rocserve:{self._model_name}"
-        reading = anonymous_file.open_for_reading
-        with contextlib.ExitStack() as opened:
-
-            def kept(descriptor: int) -> int:
-                opened.callback(os.close, descriptor)
-                return descriptor
-
-            own = kept(link.create_file(name, entries.SERVER_RINGS))
-            workers = kept(link.create_file(name, entries.WORKER_RINGS))
-            outputs = kept(heap.create_file(name, HEAP_BYTES))
-            # The worker's end is closed by the owner, who passes it on.
-            self._socket, self.peer = socket.socketpair()
-            back = socket.socketpair() if start_call is not None else None
-            files = [
-                workers,
-                kept(reading(own)),
-                outputs,
-                kept(self.inputs.open_for_reading()),
-                kept(reading(self.plane.doorbell.sleeps)),
-                *([back[1].fileno()] if back is not None else ()),
-            ]
-            send_with_descriptors(self._socket, entries.ATTACH.pack(self._mail.workers_idle_polls), files)
-            self._link = LinkEnd(own, entries.SERVER_RINGS, kept(reading(workers)), entries.WORKER_RINGS)
-            self._reader = HeapReader(reading(outputs), later=self.plane.work_off_later)
+        # The worker's end is closed by the owner, who passes it on.
+        self._socket, self.peer = socket.socketpair()
+        back = socket.socketpair() if start_call is not None else None
+        self._link, self._reader = offer(
+            self._socket,
+            IDLE_POLLS.pack(self._mail.workers_idle_polls),
+            f"rocserve:{self._model_name}",
+            self.inputs,
+            self.plane,
+            SERVER_RINGS,
+            WORKER_RINGS,
+            (back[1].fileno(),) if back is not None else (),
+        )
         self.results = ResultReader(self._reader)
-        self._work, self._returns = self._link.writers[entries.WORK], self._link.writers[entries.RETURNS]
+        self._work, self._returns = self._link.writers[WORK], self._link.writers[RETURNS]
         self.inbox = self._link.readers[0]
         self._ring = SocketRinger(self._link.other_sleep_word(0), self._socket).ring
         self._back_socket = back[0] if back is not None else None
         if start_call is not None and back is not None:
             back[1].close()
             ring = SocketRinger(self._link.other_sleep_word(1), back[0]).ring
-            self.requests = InstanceRequests(self, start_call, self._link.writers[entries.BACK], ring)
+            self.requests = InstanceRequests(self, start_call, self._link.writers[BACK], ring)
 
     def open(self) -> None:
         """Begin to listen. From any thread."""
@@ -149,12 +131,16 @@ class Instance:
         """Write a batch's inputs where the worker reads them, and start the batch. `is_grouped`: its requests run one
         by one. Raises WorkerGone if the instance takes no batches any more, ServeError (UNAVAILABLE) if the worker does
         not read its batches, and as BatchWriter.write."""
-        has_room = self.room(self._work) > len(self._unposted)
+        has_place = self.room(self._work) > 0 and self._work.reserve()
         if self.closed:
             raise WorkerGone(self._gone_text)
-        if not has_room:
+        if not has_place:
             raise unavailable(f"the worker of model '{self._model_name}' does not read its batches")
-        batch = self._writer.write(members, is_grouped, on_outcome)
+        try:
+            batch = self._writer.write(members, is_grouped, on_outcome)
+        except BaseException:
+            self._work.give_up_reserved()
+            raise
         self._sent[batch.id] = batch
         self._mail.answering[self] = self.inbox
         self._unposted.append(batch)
@@ -175,7 +161,7 @@ class Instance:
             return
         while unposted and not unposted[0].large:
             batch = unposted.popleft()
-            work.post(batch.entry)
+            work.post_reserved(batch.entry)
             batch.posted = work.posted
         self._post_forgotten()
         self._ring()
@@ -227,16 +213,16 @@ class Instance:
             return
         requests = self.requests
         try:
-            for kind, last, count, layout, number, place, nbytes in ENTRY.iter_unpack(self.inbox.take()):
+            for kind, flags, count, text, number, place, nbytes in ENTRY.iter_unpack(self.inbox.take()):
                 if kind == entries.DONE:
                     self._take_done(number, place, nbytes)
-                elif kind == entries.LAYOUT:
-                    self.results.layouts.define(layout, place, nbytes)
+                elif kind == entries.TEXT:
+                    self.results.layouts.define(text, place, nbytes)
                     self.return_place(place)
                 elif requests is not None and kind in entries.ANSWERS:
-                    requests.take_answer(kind, last, count, layout, number, place, nbytes)
+                    requests.take_answer(kind, flags, count, text, number, place, nbytes)
                 elif requests is not None and kind == entries.CALL:
-                    requests.take_call(layout, number, place, nbytes)
+                    requests.take_call(text, number, place, nbytes)
                 elif requests is not None and kind == entries.RETURN:
                     requests.take_returns((number, place, nbytes)[:count])
                     self._mail.trimmer.trim_later(self.inputs)
@@ -283,11 +269,8 @@ class Instance:
             self._mail.returning[self] = None
 
     def post_returned_places(self) -> None:
-        if self._places_to_return and not self.has_ended:
-            count = min(self.room(self._returns), -(-len(self._places_to_return) // 3))
-            self._returns.post(entries.return_entries(self._places_to_return[: 3 * count]))
-            # If the ring had too little room, a later call posts the rest.
-            del self._places_to_return[: 3 * count]
+        if self._places_to_return and not self.has_ended and self.room(self._returns):
+            post_returns(self._returns, self._places_to_return)
 
     # Called by the AnswerWatch, from any thread
 

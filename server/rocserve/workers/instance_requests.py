@@ -3,7 +3,6 @@ and their answers, cancellations. All calls come on the data plane's thread, unl
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,12 +18,13 @@ from rocserve.core.plain import from_json
 from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.core.trace import Trace
+from rocserve.links.entries import CANCEL, ENTRY
+from rocserve.links.exchanges import Exchanges
+from rocserve.links.rings import RingWriter
+from rocserve.links.tensors import TensorSender
 from rocserve.plane.heap import Slot
-from rocserve.plane.link import RingWriter
 from rocserve.plane.loop import TimerHandle
 from rocserve.workers.answer_watch import PendingAnswers
-from rocserve.workers.entries import CANCELLED, ENTRY
-from rocserve.workers.layouts import TensorSender
 
 if TYPE_CHECKING:
     from rocserve.workers.instance import Instance
@@ -57,8 +57,7 @@ class InstanceRequests:
         self._start_call = start_call
         self._writer = writer
         self._ring = ring
-        self._numbers = itertools.count(1)
-        self._open: dict[int, OnAnswer] = {}
+        self._open = Exchanges[OnAnswer]()
         self._calls: dict[int, OpenCall] = {}
         self.traces: dict[int, Trace] = {}
         """Traces of open requests by number; calls that a model makes for a request belong to its trace."""
@@ -79,9 +78,7 @@ class InstanceRequests:
 
     def open_request(self, on_answer: OnAnswer) -> int:
         """Number a request. Responses go to `on_answer` until the last, `close_requests` or the worker's end."""
-        number = next(self._numbers)
-        self._open[number] = on_answer
-        return number
+        return self._open.open(on_answer)
 
     def close_requests(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -92,7 +89,7 @@ class InstanceRequests:
     def cancel(self, number: int) -> None:
         """Tell the model that nobody waits for a request."""
         if number in self._open:
-            self._send(ENTRY.pack(CANCELLED, 0, 0, 0, number, 0, 0))
+            self._send(ENTRY.pack(CANCEL, 0, 0, 0, number, 0, 0))
 
     def answer_call(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> None:
         """Copy and send the answer to a call. `references`: how many of the first tensors are references."""
@@ -142,11 +139,11 @@ class InstanceRequests:
 
     # Messages from the worker
 
-    def take_answer(self, kind: int, last: int, count: int, layout: int, request: int, place: int, nbytes: int) -> None:
+    def take_answer(self, kind: int, flags: int, count: int, text: int, request: int, place: int, nbytes: int) -> None:
         """Raises ValueError."""
         self.messages += 1
         on_answer = self._open.get(request)
-        answer, final = self.instance.results.layouts.answer(kind, last, count, layout, place, nbytes)
+        answer, final = self.instance.results.layouts.answer(kind, flags, count, text, place, nbytes)
         if isinstance(answer, ModelResponse):
             answer.slot = self.instance.slot(place)
         elif isinstance(answer, ServeError):
@@ -156,13 +153,13 @@ class InstanceRequests:
         if on_answer is not None:
             self.instance.call_guarded(on_answer, answer, final)
 
-    def take_call(self, layout: int, number: int, place: int, nbytes: int) -> None:
+    def take_call(self, text: int, number: int, place: int, nbytes: int) -> None:
         """Raises ValueError."""
         if number in self._calls:
             raise ValueError(f"two calls of the number {number}")
         self.messages += 1
-        inputs, text = self.instance.results.layouts.read(layout, place, nbytes)
-        call = replace(from_json(ModelCall, text), inputs=tuple(inputs))
+        inputs, details = self.instance.results.layouts.read(text, place, nbytes)
+        call = replace(from_json(ModelCall, details), inputs=tuple(inputs))
         opened = self._calls[number] = OpenCall(self, number, self.instance.slot(place))
         if len(self._calls) > MOST_CALLS:
             opened.send(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"))
@@ -182,8 +179,7 @@ class InstanceRequests:
         if self._retry is not None:
             self._retry.cancel()
         lost = RequestLost(error.code, error.text)
-        requests, self._open = self._open, {}
-        for on_answer in requests.values():
+        for on_answer in self._open.drain():
             self.instance.call_guarded(on_answer, lost, True)
         calls, self._calls = self._calls, {}
         for opened in calls.values():

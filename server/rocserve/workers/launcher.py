@@ -14,10 +14,10 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from rocserve.backends.migraphx.installation import QUIET
+from rocserve.core import bootstrap
 from rocserve.core.errors import internal
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.settings import KEEP_USER, WorkerSettings
@@ -51,9 +51,8 @@ class ZygoteProcess:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         with other:
             descriptors = (other.fileno(), parent_pipe)
-            bootstrap = Path(__file__).with_name("bootstrap.py")
             process = subprocess.Popen(
-                [sys.executable, str(bootstrap), "rocserve.workers.zygote", *map(str, descriptors), *preload],
+                [sys.executable, bootstrap.__file__, "rocserve.workers.zygote", *map(str, descriptors), *preload],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
                 # ONNX Runtime's official builds report usage over the network, on a thread that a zygote must not have.

@@ -9,7 +9,8 @@ from pathlib import Path
 from rocserve.core.errors import ServeError, StatusCode, unreadable
 from rocserve.core.load_check import LoadCheckFailed
 from rocserve.core.printable import without_colours
-from rocserve.workers.messages import LONGEST_TEXT, Load, LoadFailed
+from rocserve.links.entries import LONGEST_TEXT
+from rocserve.workers.messages import Load, LoadFailed
 from rocserve.workers.worker_end import error_text
 
 _OWN_FILES = f"{Path(__file__).parents[1]}/"

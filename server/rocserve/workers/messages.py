@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from rocserve.core.custom_metrics import MetricChanges
-from rocserve.core.errors import StatusCode
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
 from rocserve.core.model_config import NO_LIMITS, InstanceKind, InstanceRateLimiter, ModelConfig
 from rocserve.core.plain import from_json, to_json
@@ -28,8 +27,6 @@ ALONE, SHARED = b"1", b"+"
 the process has only this session. SHARED: it may have other sessions too."""
 MOST_SOCKETS = 253
 """Bound for one session: Linux passes no more descriptors in one message."""
-LONGEST_TEXT = 8192
-"""Characters of one text in a message: an error, or a fault in a received message."""
 FRAME_LENGTH = struct.Struct("<I")
 LONGEST_FRAME = 4 * 1024 * 1024
 """Bytes of a worker's message: room for some ten thousand tensors' names, and parsed between two requests."""
@@ -240,14 +237,6 @@ def decode_message(data: bytes) -> Message:
         raise ValueError(f"unknown message {name[:40]!r}")
     message: Message = from_json(kind, body)
     return message
-
-
-def status_code(code: int) -> StatusCode:
-    """Return the status code that a worker has sent; INTERNAL if it does not exist."""
-    try:
-        return StatusCode(code)
-    except ValueError:
-        return StatusCode.INTERNAL
 
 
 def encode_frame(message: Message) -> bytes:

@@ -41,11 +41,11 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.tensors import Buffer, Tensor
+from rocserve.links.details import NO_DETAILS, read_details
 from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.workers.back_channel import BackChannel, BatchedResponder
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_sample
-from rocserve.workers.entries import NO_DETAILS, read_details
 from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.result_writer import NO_ROOM, ResultWriter, answer_results
 from rocserve.workers.worker_end import (

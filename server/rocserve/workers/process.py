@@ -14,9 +14,10 @@ from dataclasses import InitVar, dataclass, replace
 from typing import TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import ServeError, internal, status_code
 from rocserve.core.load_check import KINDS, LoadCheckFailed, LoadCheckReport
 from rocserve.core.passed_descriptors import send_with_descriptors
+from rocserve.links.entries import LONGEST_TEXT
 from rocserve.workers import messages
 from rocserve.workers.control_groups import ControlGroup
 from rocserve.workers.instance import Instance
@@ -305,8 +306,8 @@ class WorkerSession:
             self._reply = None
         if isinstance(answer, messages.LoadFailed):
             if answer.trace:
-                self.on_trace(answer.trace[: messages.LONGEST_TEXT])
-            code, text = messages.status_code(answer.code), answer.reason[: messages.LONGEST_TEXT]
+                self.on_trace(answer.trace[:LONGEST_TEXT])
+            code, text = status_code(answer.code), answer.reason[:LONGEST_TEXT]
             error = LoadCheckFailed(answer.check, text, code) if answer.check in KINDS else ServeError(code, text)
             raise error.passing() if answer.can_pass else error.lasting()
         if not isinstance(answer, expected):
@@ -344,7 +345,7 @@ class WorkerSession:
                     took = 0.0
         except ValueError as error:
             # Before the socket is closed, after which the process would end itself, without the reason.
-            self.process.end_broken(f"its control message cannot be read: {str(error)[: messages.LONGEST_TEXT]}")
+            self.process.end_broken(f"its control message cannot be read: {str(error)[:LONGEST_TEXT]}")
         except (EOFError, OSError):
             pass
         self._writer.close()
@@ -360,12 +361,12 @@ class WorkerSession:
     def _received(self, message: messages.Message) -> None:
         """Raises ValueError if workers may not send the message."""
         if isinstance(message, messages.Progress):
-            message = replace(message, text=message.text[: messages.LONGEST_TEXT])
+            message = replace(message, text=message.text[:LONGEST_TEXT])
         if isinstance(message, messages.Progress | MetricChanges):
             if self._on_progress is not None:
                 self._on_progress(message)
         elif isinstance(message, messages.ModelReadiness):
-            self._take_readiness(replace(message, fault=message.fault[: messages.LONGEST_TEXT]))
+            self._take_readiness(replace(message, fault=message.fault[:LONGEST_TEXT]))
         elif not isinstance(message, messages.Loaded | messages.LoadFailed | messages.WarmedUp):
             raise ValueError(f"a {type(message).__name__}, which only the server says")
         elif self._reply is not None and not self._reply.done():

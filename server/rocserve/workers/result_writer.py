@@ -21,8 +21,8 @@ from rocserve.core.padding import PaddedOutput
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, bytes_elements, flat_octets, octets, tensor_from_numpy
-from rocserve.workers.entries import BATCH_RESULT, OPEN, RESULT
-from rocserve.workers.layouts import Layout, TensorSender, checked, parameters_text
+from rocserve.links.entries import OPEN, RESPONSE, WHOLE
+from rocserve.links.tensors import Layout, TensorSender, checked, parameters_text
 from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, error_result
 
 Array = np.ndarray[Any, Any]
@@ -63,7 +63,7 @@ def _add_result(
             results[-1].add(layout.places.end, packed)
             return
     pieces, nbytes = layout.places.pieces(data, "output")
-    result = OutgoingResult(RESULT, 1, 0, 0, nbytes, [*pieces], layout)
+    result = OutgoingResult(RESPONSE, 1, 0, 0, 0, nbytes, [*pieces], layout)
     if parameters:
         details = checked(parameters_text(parameters))
         result.contents += padded((details,))
@@ -166,8 +166,8 @@ class ResultWriter:
         if self._last.get(shapes) is not plan:
             self._last.keep(shapes, plan)
         requests = len(batch.request_sizes)
-        kind = RESULT if requests == 1 else BATCH_RESULT
-        results.append(OutgoingResult(kind, requests, 0, 0, layout.places.end, contents, layout, place))
+        flags = 0 if requests == 1 else WHOLE
+        results.append(OutgoingResult(RESPONSE, requests, flags, 0, 0, layout.places.end, contents, layout, place))
 
     def _write_unplanned(
         self,
@@ -199,7 +199,7 @@ class ResultWriter:
         tensors = [self._cut(name, one, batch.cuts.get(name, (one.shape,)))[0] for name, one in values.items()]
         _add_result(self._end.sender, results, tensors, NO_PARAMETERS)
         if len(sizes) > 1:
-            results[-1].kind, results[-1].requests = BATCH_RESULT, len(sizes)
+            results[-1].flags, results[-1].requests = WHOLE, len(sizes)
         layout = results[-1].layout
         if key is not None and layout is not None and layout.places.sizes is not None:
             self._last.keep(_shapes(batch), self._plans.keep(key, _Plan(layout)))

@@ -10,10 +10,10 @@ from rocserve.core.errors import ServeError
 from rocserve.core.requests import LARGE_RESPONSE, Parameters
 from rocserve.core.tensor_places import Bounds, TensorPlaces
 from rocserve.core.tensors import Buffer, TensorHead
+from rocserve.links.entries import ENTRY, FAILURE, OPEN, RESPONSE, RESULTS_HEADER, WHOLE
+from rocserve.links.rings import ENTRY_BYTES
+from rocserve.links.tensors import TensorReader, bounds_of, read_error, read_parameters, text_length
 from rocserve.plane.heap import HeapReader, Slot
-from rocserve.plane.link import ENTRY_BYTES
-from rocserve.workers.entries import BATCH_FAILURE, BATCH_RESULT, ENTRY, FAILURE, OPEN, RESULT, RESULTS_HEADER
-from rocserve.workers.layouts import TensorReader, bounds_of, read_error, read_parameters, text_length
 
 Outputs = tuple[tuple[TensorHead, ...], Sequence[Buffer]]
 """The heads and the bytes of one request's outputs."""
@@ -94,35 +94,38 @@ class ResultReader:
             raise ValueError(f"results in {entries} entries of {nbytes} bytes")
         outcome = BatchOutcome(None, times, view)
         parts = outcome.parts
-        for kind, _, code, layout, count, start, details in ENTRY.iter_unpack(
+        for kind, flags, code, text, count, start, details in ENTRY.iter_unpack(
             view[ENTRY_BYTES : (entries + 1) * ENTRY_BYTES]
         ):
             if not 0 < count <= len(sizes) - len(parts):
                 raise ValueError(f"results of more than {len(sizes)} requests")
-            if kind == RESULT or (kind == BATCH_RESULT and count == len(sizes)):
-                places = self.layouts.get(layout)
+            is_whole = flags == WHOLE
+            if is_whole and count != len(sizes):
+                raise ValueError(f"a message of kind {kind} among the results of {len(sizes)} requests")
+            if kind == RESPONSE:
+                places = self.layouts.get(text)
                 bounds, end = places.bounds, places.end
                 if places.sizes is None:
                     bounds, end = bounds_of(places, view[start : start + places.table_bytes])
                 stride = end + details
-                if start + (count if kind == RESULT else 1) * stride > len(view):
+                if start + (1 if is_whole else count) * stride > len(view):
                     raise ValueError(f"a result of {stride} bytes at byte {start} of {len(view)}")
                 if details:
                     outcome.parameters[len(parts)] = read_parameters(_text(view, start + end, details))
-                key = (places, _ALONE if kind == RESULT else sizes)
+                key = (places, sizes if is_whole else _ALONE)
                 cut = self._cuts.get(key) or self._cut(key, bounds)
-                if kind == BATCH_RESULT:
+                if is_whole:
                     parts += [(start, part) for part in cut]
                 else:
                     for _ in range(count):
                         parts.append((start, cut[0]))
                         start += stride
+            elif kind == FAILURE and is_whole:
+                outcome.error = read_error(code, _text(view, start, details))
+                return outcome
             elif kind == FAILURE and count == 1:
                 outcome.failures[len(parts)] = read_error(code, _text(view, start, details))
                 parts.append((0, _NO_PART))
-            elif kind == BATCH_FAILURE and count == len(sizes):
-                outcome.error = read_error(code, _text(view, start, details))
-                return outcome
             elif kind == OPEN and may_open:
                 outcome.open.update(range(len(parts), len(parts) + count))
                 parts += [(0, _NO_PART)] * count

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy.random  # Not numpy alone, which would import this part in each worker anew.
 
+from rocserve.core import bootstrap
 from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.workers import main as worker
 from rocserve.workers import messages
@@ -74,7 +75,10 @@ class Spawner:
         with ExitStack() as both_ends:
             try:
                 # The paths that the worker's Python reads: its interpreter, its loader, and the import path.
-                program = [shutil.which(options.interpreter or sys.executable) or "", str(Path(__file__).parent)]
+                program = [
+                    shutil.which(options.interpreter or sys.executable) or "",
+                    str(Path(bootstrap.__file__).parent),
+                ]
                 for word in options.loader:
                     program += word.split(":")
                 if not options.interpreter:
@@ -148,11 +152,10 @@ class Spawner:
         handed = [self._parent_pipe, reception]
         for descriptor in handed:
             os.set_inheritable(descriptor, True)
-        bootstrap = Path(__file__).with_name("bootstrap.py")
         # A program loader does not search PATH for the program that it starts.
         interpreter = options.interpreter or sys.executable
         python = [*options.loader, shutil.which(interpreter) or interpreter] if options.loader else [interpreter]
-        command = [*python, str(bootstrap), worker.__name__, options.title, *map(str, handed)]
+        command = [*python, bootstrap.__file__, worker.__name__, options.title, *map(str, handed)]
         os.execvp(command[0], command)
 
     def _reap(self) -> None:

@@ -1,8 +1,7 @@
-"""Connects one instance in a worker to the server: takes batches, and posts results (`entries.py`)."""
+"""Connects one instance in a worker to the server: takes batches, and posts results (`links/README.md`)."""
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -13,23 +12,21 @@ from dataclasses import InitVar, dataclass, field
 
 from rocserve.backends.request_model import ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.plain import from_json
 from rocserve.core.requests import RequestForm, RequestLayout
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import Buffer
-from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
+from rocserve.links import entries
+from rocserve.links.entries import BATCH_ENTRY, ENTRY, LONGEST_TEXT, REQUEST, data_start
+from rocserve.links.files import ReceivedFiles
+from rocserve.links.opening import BACK, IDLE_POLLS, RETURNS, SERVER_RINGS, WORK, WORKER_RINGS, accept
+from rocserve.links.rings import ENTRY_BYTES
+from rocserve.links.tensors import Layout, TensorSender, error_bytes
+from rocserve.plane.doorbell import SocketSleeper
 from rocserve.plane.freed_memory import WORTH_BYTES, FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
-from rocserve.plane.heap import SHARES, Heap, HeapReader, fill
-from rocserve.plane.link import ENTRY_BYTES, LinkEnd
-from rocserve.workers import entries
-from rocserve.workers.entries import ENTRY, PLACED_REQUEST, REQUEST, REQUEST_ENTRY
-from rocserve.workers.layouts import Layout, TensorSender, error_bytes
-from rocserve.workers.messages import LONGEST_TEXT
-from rocserve.workers.passed_files import ReceivedFiles
+from rocserve.plane.heap import SHARES, HeapReader, fill
 
-_MOST_DESCRIPTORS = 6
 _MOST_UNREAD_BYTES = 256 << 20
 """A worker waits while the server has more bytes than this to read."""
 _RETURNED_AT_ONCE = 16 << 10
@@ -69,8 +66,8 @@ class ServerGone(ServeError):
         super().__init__(StatusCode.UNAVAILABLE, "the server is gone")
 
 
-RESULT_START = 2 * ENTRY_BYTES
-"""Where the only result of a batch begins in its slot."""
+RESULT_START = data_start(2)
+"""Where the only result of a batch begins in its slot, behind the header and the result's entry."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,9 +75,11 @@ class OutgoingResult:
     """A result for the server, or several alike ones."""
 
     kind: int
-    """RESULT, BATCH_RESULT, FAILURE, BATCH_FAILURE or OPEN."""
+    """RESPONSE, FAILURE or OPEN."""
     requests: int = 1
     """Number of requests that the result is for."""
+    flags: int = 0
+    """WHOLE: one result for all requests of the batch."""
     code: int = 0
     """An error's StatusCode."""
     text_bytes: int = 0
@@ -118,35 +117,25 @@ class WorkerEnd:
 
     def __post_init__(self, guard: FaultGuard, is_alone: bool) -> None:
         """Raises EOFError if the server is gone, ValueError if the first message is invalid."""
-        data, descriptors = receive_with_descriptors(self._connection, entries.ATTACH.size, _MOST_DESCRIPTORS)
-        if not data:
-            raise EOFError("the server closed the connection")
-        if len(data) != entries.ATTACH.size or len(descriptors) < _MOST_DESCRIPTORS - 1:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise ValueError(f"expected what the instance shares, got {data!r} and {len(descriptors)} descriptors")
-        own, servers, outputs, inputs, server_sleeps, *back = descriptors
-        link = LinkEnd(own, entries.WORKER_RINGS, servers, entries.SERVER_RINGS)
-        os.close(own)
-        os.close(servers)
-        self.inputs = HeapReader(inputs, SHARES)
-        self.back_connection = socket.socket(fileno=back[0]) if back else None
-        self.back = link.readers[entries.BACK]
+        accepted = accept(self._connection, IDLE_POLLS.size, WORKER_RINGS, SERVER_RINGS, most_more=1)
+        link = accepted.end
+        self.inputs = HeapReader(accepted.servers_heap, SHARES)
+        self.back_connection = socket.socket(fileno=accepted.more[0]) if accepted.more else None
+        self.back = link.readers[BACK]
         self.back_sleep_word = link.own_sleep_word(1)
         # Re-entrant, because a garbage collection may run anywhere and answer a request that its model has dropped.
         self._lock = threading.RLock()
         self._is_wanted = True
         """False = the server is gone, and no further batches are run."""
-        (idle_polls,) = entries.ATTACH.unpack(data)
+        (idle_polls,) = IDLE_POLLS.unpack(accepted.message)
         self._idle_polls = idle_polls if is_alone else 0
-        self._work = link.readers[entries.WORK]
-        self._returns = link.readers[entries.RETURNS]
+        self._work = link.readers[WORK]
+        self._returns = link.readers[RETURNS]
         self._results = link.writers[0]
         self.files = ReceivedFiles(self.inputs, guard)
         self._sleeper = SocketSleeper(link.own_sleep_word(0), self._connection, self.files.take)
-        self._ring = SocketRinger(sleep_word(server_sleeps), self._connection).ring
-        os.close(server_sleeps)
-        self._heap = Heap.of_file(outputs)
+        self._ring = accepted.ring
+        self._heap = accepted.heap
         self._unread: dict[int, int] = {}
         """Bytes of each slot that the server must still read, by place."""
         self._unread_bytes = 0
@@ -168,17 +157,18 @@ class WorkerEnd:
                 if work.has_mail():
                     break
             mail = work.take()
-            for kind, _, _, _, number, place, nbytes in ENTRY.iter_unpack(mail):
+            for kind, flags, _, _, number, place, nbytes in ENTRY.iter_unpack(mail):
                 if not self._is_wanted:
                     return
                 if kind == entries.FORGET:
                     self._await_file(number)
                     self.files.forget(number)
                     continue
-                is_grouped = kind == entries.GROUPED_BATCH
-                if kind != entries.BATCH and not is_grouped:
+                if kind != entries.BATCH:
                     raise ValueError(f"expected a batch, got a message of kind {kind}")
-                yield ReceivedBatch(number, is_grouped, self._requests(place, nbytes), time.monotonic_ns())
+                yield ReceivedBatch(
+                    number, bool(flags & entries.WHOLE), self._requests(place, nbytes), time.monotonic_ns()
+                )
             if mail:
                 idle_since = time.monotonic()
             elif is_busy:
@@ -205,31 +195,22 @@ class WorkerEnd:
 
     def _requests(self, place: int, nbytes: int) -> list[ReceivedRequest]:
         requests: list[ReceivedRequest] = []
-        forms, large = self._forms, []
-        table = REQUEST_ENTRY.iter_unpack(self.inputs.view(place, nbytes))
-        kind, first, _, _, text_start, text_bytes = next(table)
-        if kind == entries.LAYOUTS:
-            texts = bytes(self.inputs.view(place + text_start, text_bytes)).split(b"\n")
-            for index, text in enumerate(texts, first):
-                layout = index & entries.LARGEST_LAYOUT
-                forms[layout] = RequestForm(from_json(RequestLayout, text))
-                if len(text) > entries.LARGEST_REMEMBERED_LAYOUT:
-                    large.append(layout)
-        for kind, layout, number, start, text_start, text_bytes in table:
-            text_place = place + text_start
-            if kind == PLACED_REQUEST:
-                requests.append(ReceivedRequest(forms[layout], number, start, text_place, text_bytes, 0))
-            elif kind == REQUEST:
-                requests.append(ReceivedRequest(forms[layout], number, place + start, text_place, text_bytes, 0))
-            elif kind == entries.FILE_REQUEST:
-                self._await_file(number)
-                requests.append(ReceivedRequest(forms[layout], 0, start, text_place, text_bytes, number))
+        forms, inputs = self._forms, self.inputs
+        start = place + data_start(nbytes // ENTRY_BYTES)
+        for kind, flags, _, text, number, at, more, more_bytes in BATCH_ENTRY.iter_unpack(inputs.view(place, nbytes)):
+            if kind == REQUEST:
+                if not flags:
+                    requests.append(ReceivedRequest(forms[text], number, start + at, start + more, more_bytes, 0))
+                elif flags == entries.PLACED:
+                    requests.append(ReceivedRequest(forms[text], number, at, start + more, more_bytes, 0))
+                else:
+                    self._await_file(number)
+                    requests.append(ReceivedRequest(forms[text], 0, at, start + more, more_bytes, number))
+            elif kind == entries.TEXT:
+                forms[text] = RequestForm(from_json(RequestLayout, bytes(inputs.view(start + more, more_bytes))))
             else:
                 raise ValueError(f"a message of kind {kind} among the requests of a batch")
-        for layout in large:
-            del forms[layout]
-        while len(forms) > 2 * entries.REMEMBERED_LAYOUTS:
-            del forms[next(iter(forms))]
+        forms.pop(0, None)
         return requests
 
     def _await_file(self, number: int) -> None:
@@ -331,8 +312,7 @@ class WorkerEnd:
         """Post results. `times`: time.monotonic_ns() when inputs were ready and the engine ended. `kept`: see
         BatchResult."""
         count = len(results)
-        # Two entries are as long as a tensor's alignment; the first is the header.
-        begin = end = (1 + count // 2) * 2 * ENTRY_BYTES
+        begin = end = data_start(1 + count)
         pieces: list[Buffer] = []
         for one in results:
             pieces += one.contents
@@ -349,17 +329,25 @@ class WorkerEnd:
             view = self._heap.view(place, begin)
         if kept:
             self._referents[place] = kept
+        layouts = [one.layout for one in results if one.layout is not None]
         with self._lock:
-            for index, one in enumerate(results, 1):
-                layout = 0 if one.layout is None else self.sender.number(one.layout)
-                fields = (one.kind, 0, one.code, layout, one.requests, begin, one.text_bytes)
-                ENTRY.pack_into(view, index * ENTRY_BYTES, *fields)
-                begin += one.nbytes
-            entries.RESULTS_HEADER.pack_into(view, 0, count, *times, time.monotonic_ns())
-            self.post(ENTRY.pack(entries.DONE, 0, 0, 0, batch.id, place, end))
+            # All results are read together, so none of their layouts may take the number of another.
+            for layout in layouts:
+                layout.pins += 1
+            try:
+                for index, one in enumerate(results, 1):
+                    text = 0 if one.layout is None else self.sender.number(one.layout)
+                    fields = (one.kind, one.flags, one.code, text, one.requests, begin, one.text_bytes)
+                    ENTRY.pack_into(view, index * ENTRY_BYTES, *fields)
+                    begin += one.nbytes
+                entries.RESULTS_HEADER.pack_into(view, 0, count, *times, time.monotonic_ns())
+                self.post(ENTRY.pack(entries.DONE, 0, 0, 0, batch.id, place, end))
+            finally:
+                for layout in layouts:
+                    layout.pins -= 1
 
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
-        self.finish(batch, times, [error_result(error, entries.BATCH_FAILURE, len(batch.requests))])
+        self.finish(batch, times, [error_result(error, entries.WHOLE, len(batch.requests))])
 
 
 def error_text(error: BaseException) -> str:
@@ -370,7 +358,9 @@ def error_text(error: BaseException) -> str:
     return text[:LONGEST_TEXT]
 
 
-def error_result(error: ServeError, kind: int = entries.FAILURE, requests: int = 1) -> OutgoingResult:
-    """Return an error as a result. `kind`, `requests`: see OutgoingResult."""
+def error_result(error: ServeError, flags: int = 0, requests: int = 1) -> OutgoingResult:
+    """Return an error as a result. `flags`, `requests`: see OutgoingResult."""
     text = error_bytes(error)
-    return OutgoingResult(kind, requests, int(error.code), len(text), aligned(len(text)), padded((text,)))
+    return OutgoingResult(
+        entries.FAILURE, requests, flags, int(error.code), len(text), aligned(len(text)), padded((text,))
+    )

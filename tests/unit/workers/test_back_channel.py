@@ -19,10 +19,11 @@ from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelRespons
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.tensors import Tensor, tensor_from_numpy
+from rocserve.links.entries import CALL, END, ENTRY, FAILURE, RESPONSE, TEXT
+from rocserve.links.opening import BACK, SERVER_RINGS
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import instance_requests
 from rocserve.workers.back_channel import BackChannel
-from rocserve.workers.entries import BACK, CALL, END, ENTRY, FAILURE, LAYOUT, RESPONSE, SERVER_RINGS
 from rocserve.workers.instance_requests import MOST_CALLS, OpenCall, RequestLost
 
 LOG = logging.getLogger("rocserve.test.back_channel")
@@ -355,8 +356,8 @@ FAR = 1 << 62
     [
         (ENTRY.pack(CALL, 0, 0, 9, 1, 0, 0), "tensors of layout 9, which it has not defined"),
         (ENTRY.pack(RESPONSE, 1, 0, 9, 1, 0, 2), "tensors of layout 9, which it has not defined"),
-        (ENTRY.pack(LAYOUT, 0, 0, 9, 0, FAR, 10), "lies outside of its heap"),
-        (ENTRY.pack(LAYOUT, 0, 0, 9, 0, 0, 1 << 40), "a text of 1099511627776 bytes"),
+        (ENTRY.pack(TEXT, 0, 0, 9, 0, FAR, 10), "lies outside of its heap"),
+        (ENTRY.pack(TEXT, 0, 0, 9, 0, 0, 1 << 40), "a text of 1099511627776 bytes"),
         (ENTRY.pack(FAILURE, 1, 3, 0, 1, FAR, 10), "lies outside of its heap"),
         (ENTRY.pack(FAILURE, 1, 3, 0, 1, 0, 1 << 40), "a text of 1099511627776 bytes"),
         (ENTRY.pack(77, 0, 0, 0, 0, 0, 0), "a message of kind 77, which it may not send here"),

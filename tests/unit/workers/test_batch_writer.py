@@ -34,11 +34,12 @@ from rocserve.core.requests import (
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PlacedTensors, padded
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
+from rocserve.links.details import NO_DETAILS, read_details, write_details
+from rocserve.links.texts import REMEMBERED
 from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_sample
-from rocserve.workers.entries import NO_DETAILS, REMEMBERED_LAYOUTS, read_details, write_details
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.result_writer import answer_results
 from rocserve.workers.results import BatchOutcome
@@ -77,7 +78,7 @@ def test_a_batch_that_cannot_be_written_defines_no_layout(peer: Peer) -> None:
 
 def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
     for turn in range(2):
-        for width in range(REMEMBERED_LAYOUTS + 20):
+        for width in range(REMEMBERED + 20):
             batch = peer.execute([batch_input("A", np.full((1, width + 1), turn, np.int32))])
             (data,) = request_inputs(batch.requests[0], peer.end_of_worker.inputs)
             assert batch.requests[0].form.layout.inputs[0].shape == (1, width + 1)
@@ -86,9 +87,9 @@ def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
             assert peer.outcomes[0].error is None
             assert tensors_of(peer.outcomes[0].outputs_of(0))[0].numpy().tolist() == [[turn] * (width + 1)]
             peer.release()
-    assert len(peer.instance._writer._forms) <= REMEMBERED_LAYOUTS
-    assert len(peer.instance.results.layouts._places) <= 2 * REMEMBERED_LAYOUTS
-    assert len(peer.end_of_worker._forms) <= 2 * REMEMBERED_LAYOUTS
+    assert len(peer.instance._writer._forms) <= REMEMBERED
+    assert len(peer.instance.results.layouts._places) <= REMEMBERED
+    assert len(peer.end_of_worker._forms) <= REMEMBERED
 
 
 def of_another_front_end(member: Member) -> Member:
@@ -164,7 +165,7 @@ def test_batches_of_all_sizes_are_gathered_in_the_same_memory(peer: Peer) -> Non
 def test_a_layout_that_the_worker_has_forgotten_is_sent_again(peer: Peer) -> None:
     """Also if its forms were different objects each time."""
     (one,) = members_of([batch_input("A", np.zeros((1, 1), np.int32))], ("SUM",), (1,))
-    for width in range(2, 3 * REMEMBERED_LAYOUTS):
+    for width in range(2, 3 * REMEMBERED):
         (wide,) = members_of([batch_input("A", np.zeros((1, width), np.int32))], ("SUM",), (1,))
         members = [of_another_front_end(wide), of_another_front_end(one)]
         peer.submit(members)
@@ -173,7 +174,7 @@ def test_a_layout_that_the_worker_has_forgotten_is_sent_again(peer: Peer) -> Non
         peer.finish(batch, *[peer.result(bytes(4))] * 2)
         assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
         peer.release()
-    assert len(peer.instance._writer._texts) <= REMEMBERED_LAYOUTS
+    assert len(peer.instance._writer._texts) <= REMEMBERED
 
 
 def large_members() -> list[Member]:
@@ -284,7 +285,7 @@ def test_details_travel() -> None:
         write_details(InferRequest(head, "", [], sequence=SequenceTag(2**64 - 1, ends=True))),
         write_details(InferRequest(head, "r", [], sequence=SequenceTag("thread \N{SNOWMAN}", starts=True))),
     ]
-    assert [read_details(data) for data in written] == [
+    assert [read_details(data)[:4] for data in written] == [
         ("id \N{SNOWMAN}", 0, 0, ""),
         ("", 2**64 - 1, 2, ""),
         ("r", "thread \N{SNOWMAN}", 1, ""),
@@ -302,8 +303,8 @@ def test_damaged_details_are_refused(end: int) -> None:
 
 
 def test_an_id_that_is_longer_than_its_details_is_refused() -> None:
-    with pytest.raises(ValueError, match="end at byte 47 of 25"):
-        read_details(struct.pack("<QBII", 0, 0, 30, 0) + b"identity")
+    with pytest.raises(ValueError, match="end at byte 55 of 33"):
+        read_details(struct.pack("<QBIIII", 0, 0, 30, 0, 0, 0) + b"identity")
 
 
 @pytest.fixture

@@ -18,10 +18,11 @@ from rocserve.core.backoff import Backoff
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, WarmupInput, WarmupSample
+from rocserve.links.entries import LONGEST_TEXT
 from rocserve.settings import TimeLimits
 from rocserve.workers.group import RESTARTS
 from rocserve.workers.instance import WorkerGone
-from rocserve.workers.messages import LONGEST_TEXT, WorkerPlan
+from rocserve.workers.messages import WorkerPlan
 
 
 async def test_load_reports_the_signature(workshop: Workshop) -> None:

@@ -20,27 +20,14 @@ from support.workers import batch_input, execute, on_plane, open_descriptors
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.tensors import TensorHead
+from rocserve.links.entries import BATCH, CALL, DONE, ENTRY, FAILURE, OPEN, REQUEST, RESPONSE, TEXT, WHOLE
+from rocserve.links.opening import SERVER_RINGS, WORK
+from rocserve.links.tensors import LONGEST_DETAILS
+from rocserve.links.texts import REMEMBERED
 from rocserve.plane import trimming
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import request_inputs
-from rocserve.workers.entries import (
-    BATCH,
-    BATCH_FAILURE,
-    CALL,
-    DONE,
-    ENTRY,
-    FAILURE,
-    LAYOUT,
-    LONGEST_TEXT_BYTES,
-    OPEN,
-    REMEMBERED_LAYOUTS,
-    REQUEST,
-    RESPONSE,
-    RESULT,
-    SERVER_RINGS,
-    WORK,
-)
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import ReceivedBatch
@@ -65,7 +52,7 @@ def test_an_answer_by_hand(peer: Peer) -> None:
 
 def test_each_request_of_a_batch_may_have_outputs_of_another_shape(peer: Peer) -> None:
     """More than the layouts that both ends remember."""
-    count = 3 * REMEMBERED_LAYOUTS
+    count = 3 * REMEMBERED
     for _ in range(2):
         batch = peer.execute([batch_input("A", *[np.zeros((1, 1), np.int32)] * count)], (1,) * count)
         peer.finish(
@@ -87,7 +74,7 @@ def test_a_batch_that_failed(peer: Peer) -> None:
     for code, expected in ((StatusCode.NOT_FOUND, StatusCode.NOT_FOUND), (99, StatusCode.INTERNAL)):
         batch = peer.execute()
         text = b"the engine's own words"
-        entry = ENTRY.pack(BATCH_FAILURE, 0, int(code), 0, 1, 2 * ENTRY.size, len(text))
+        entry = ENTRY.pack(FAILURE, WHOLE, int(code), 0, 1, 2 * ENTRY.size, len(text))
         peer.end_of_worker.post(peer.results_of(batch, entry + text))
         assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
         error = peer.outcomes[-1].error
@@ -276,11 +263,11 @@ def before_it_was_sent(peer: Peer, batch: ReceivedBatch) -> bytes:
     return peer.results_of(batch, NO_RESULT, 1, now - 1, now)
 
 
-NO_RESULT = ENTRY.pack(BATCH_FAILURE, 0, 3, 0, 1, 0, 0)
+NO_RESULT = ENTRY.pack(FAILURE, WHOLE, 3, 0, 1, 0, 0)
 
 
 def layout_of(text: bytes) -> Lie:
-    return lambda peer, batch: ENTRY.pack(LAYOUT, 0, 0, 5, 0, *peer.text(text))
+    return lambda peer, batch: ENTRY.pack(TEXT, 0, 0, 5, 0, *peer.text(text))
 
 
 def too_many_results(peer: Peer, batch: ReceivedBatch) -> bytes:
@@ -296,7 +283,7 @@ MEANINGLESS: dict[str, tuple[Lie, str]] = {
     "no kind": (lone_kind(0), "a message of kind 0, which it may not send here"),
     **{
         f"kind {kind}": (lone_kind(kind), f"a message of kind {kind}, which it may not send here")
-        for kind in (BATCH, REQUEST, RESULT, RESPONSE, CALL, 99)
+        for kind in (BATCH, REQUEST, RESPONSE, CALL, 99)
     },
     "another batch": (another_batch, "an answer to batch 2, which it does not have"),
     "times before it was sent": (before_it_was_sent, "times that are not in their order"),
@@ -308,22 +295,22 @@ MEANINGLESS: dict[str, tuple[Lie, str]] = {
     "results beyond all": (results_at((1 << 64) - 64, 64), "lies outside of its heap"),
     "results unwritten": (results_at(26 << 32, BIG), "was not written to its end"),
     "too many results": (too_many_results, "results of more than 1 requests"),
-    "another kind among results": (among_results(RESPONSE, 0, 0, 0, 1, 0, 0), f"a message of kind {RESPONSE} among"),
+    "another kind among results": (among_results(CALL, 0, 0, 0, 1, 0, 0), f"a message of kind {CALL} among"),
     "an open request": (among_results(OPEN, 0, 0, 0, 1, 0, 0), f"a message of kind {OPEN} among"),
     "an unknown layout": (
-        among_results(RESULT, 0, 0, 77, 1, 0, 0),
+        among_results(RESPONSE, 0, 0, 77, 1, 0, 0),
         "tensors of layout 77, which it has not defined",
     ),
     "a failure elsewhere": (among_results(FAILURE, 0, 3, 0, 1, 1020, 10), "a text of 10 bytes at byte 1020 of 1024"),
     "a failure too long": (
-        among_results(FAILURE, 0, 3, 0, 1, 0, LONGEST_TEXT_BYTES + 1),
-        f"a text of {LONGEST_TEXT_BYTES + 1} bytes, expected at most {LONGEST_TEXT_BYTES}",
+        among_results(FAILURE, 0, 3, 0, 1, 0, LONGEST_DETAILS + 1),
+        f"a text of {LONGEST_DETAILS + 1} bytes, expected at most {LONGEST_DETAILS}",
     ),
     "a layout that is none": (layout_of(b"{}"), "expected list, got dict"),
     "a layout of other texts": (layout_of(b"\xff\x00[[["), "decode"),
-    "a layout elsewhere": (lambda peer, batch: ENTRY.pack(LAYOUT, 0, 0, 0, 0, FAR, 10), "lies outside of its heap"),
+    "a layout elsewhere": (lambda peer, batch: ENTRY.pack(TEXT, 0, 0, 0, 0, FAR, 10), "lies outside of its heap"),
     "a layout too long": (
-        lambda peer, batch: ENTRY.pack(LAYOUT, 0, 0, 0, 0, 0, 1 << 40),
+        lambda peer, batch: ENTRY.pack(TEXT, 0, 0, 0, 0, 0, 1 << 40),
         "a text of 1099511627776 bytes",
     ),
 }

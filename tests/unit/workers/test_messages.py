@@ -21,10 +21,12 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import RequestLayout
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
+from rocserve.links import tensors as layouts
+from rocserve.links.entries import ENTRY, RESPONSE, TEXT
+from rocserve.links.tensors import LONGEST_DETAILS, TensorReader, TensorSender, parameters_text, read_parameters
+from rocserve.links.texts import REMEMBERED
 from rocserve.plane.heap import Heap, HeapReader
-from rocserve.workers import entries, layouts, messages
-from rocserve.workers.entries import ENTRY, LAYOUT, LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS, RESPONSE
-from rocserve.workers.layouts import TensorReader, TensorSender, parameters_text, read_parameters
+from rocserve.workers import messages
 from rocserve.workers.messages import Load, decode_message, encode_message
 
 CONTROL = [
@@ -124,7 +126,7 @@ class Sides:
             self.responses.append((layout, place, nbytes))
             return
         self.defined += 1
-        assert kind == LAYOUT
+        assert kind == TEXT
         self.known.define(layout, place, nbytes)
 
     def define(self, number: int, text: bytes) -> None:
@@ -170,35 +172,47 @@ def test_a_call_travels_without_its_tensors() -> None:
 
 def test_a_layout_is_sent_once_and_anew_when_it_is_no_longer_known(sides: Sides) -> None:
     for _ in range(3):
-        number, _, _ = sides.send(tensors(1))
+        number, place, nbytes = sides.send(tensors(1))
     assert sides.defined == 1
-    for width in range(REMEMBERED_LAYOUTS + 10):
+    for width in range(REMEMBERED + 10):
         sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
-    assert len(sides.sender._layouts) <= REMEMBERED_LAYOUTS
+    # The number has another meaning now, and the layout gets another number.
+    assert [head.name for head in sides.known.get(number).heads] == ["x"]
     later, place, nbytes = sides.send(tensors(1))
-    assert later > number
+    assert later != number
     assert len(sides.known.read(later, place, nbytes)[0]) == 4
-    for width in range(3 * REMEMBERED_LAYOUTS):
+    for width in range(3 * REMEMBERED):
         sides.known.read(*sides.send([tensor_from_numpy("y", np.zeros(width, np.int8))]))
-    assert len(sides.known._places) <= 2 * REMEMBERED_LAYOUTS + 1
-    with pytest.raises(ValueError, match=f"tensors of layout {number}, which it has not defined"):
-        sides.known.get(number)
+    for remembered in (sides.sender._layouts, sides.sender.sent, sides.known._places, sides.known._bytes):
+        assert len(remembered) == REMEMBERED
 
 
-def test_many_layouts_are_known_until_the_tensors_come_that_refer_to_them(sides: Sides) -> None:
-    arrays = (np.full(width, 7, np.int8) for width in range(5 * REMEMBERED_LAYOUTS))
-    sent = [sides.send([tensor_from_numpy("x", array)]) for array in arrays]
-    for width, fields in enumerate(sent):
-        ((tensor,), _) = sides.known.read(*fields)
-        assert tensor.numpy().tolist() == [7] * width
+def test_one_message_may_have_more_layouts_than_are_remembered(sides: Sides) -> None:
+    """All have their numbers until it is posted."""
+    count = 5 * REMEMBERED
+    sent = [
+        sides.sender.put([tensor_from_numpy(f"x{number}", np.int8([number % 100]))], b"") for number in range(count)
+    ]
+    for layout, _, _ in sent:
+        layout.pins += 1
+    numbers = [sides.sender.number(layout) for layout, _, _ in sent]
+    for index, (number, (_, place, nbytes)) in enumerate(zip(numbers, sent, strict=True)):
+        ((tensor,), _) = sides.known.read(number, place, nbytes)
+        assert (tensor.name, tensor.numpy().tolist()) == (f"x{index}", [index % 100])
+    for layout, _, _ in sent:
+        layout.pins -= 1
+    for number in range(2 * count):
+        sides.send([tensor_from_numpy(f"y{number}", np.zeros(1, np.int8))])
+    assert len(sides.known._places) == count, "numbers that were needed once are used again"
 
 
 def test_layouts_without_end_are_refused(sides: Sides) -> None:
     text = to_json((TensorHead("x" * (1 << 16), DataType.INT8, (1,)),))
     place = sides.sender.put_text(text)
-    for number in range(2 * REMEMBERED_LAYOUTS):
-        sides.known.define(number, place, len(text))
-    with pytest.raises(ValueError, match="bytes, and no tensors of them"):
+    for _ in range(3):
+        for number in range(REMEMBERED):
+            sides.known.define(number, place, len(text))
+    with pytest.raises(ValueError, match=f"{REMEMBERED + 1} layouts of .* bytes, expected at most"):
         sides.known.define(1 << 20, place, len(text))
 
 
@@ -209,7 +223,7 @@ def test_layouts_that_other_threads_send_meanwhile_do_not_push_out_that_of_a_lar
 
     def copy_slowly(view: memoryview, pieces: list[bytes]) -> None:
         copy(view, pieces)
-        for width in itertools.islice(others, 3 * REMEMBERED_LAYOUTS):
+        for width in itertools.islice(others, 3 * REMEMBERED):
             number = sides.sender.number(sides.sender.of([tensor_from_numpy("x", np.zeros(width, np.int8))]))
             assert sides.known.get(number).heads[0].shape == (width,)
 
@@ -221,26 +235,19 @@ def test_layouts_that_other_threads_send_meanwhile_do_not_push_out_that_of_a_lar
         assert [each.numpy().tolist() for each in received] == [each.numpy().tolist() for each in tensors(count)]
 
 
-def test_numbers_of_layouts_begin_again_when_an_entry_has_no_room_for_larger_ones(sides: Sides) -> None:
-    sides.sender._defined = entries.LARGEST_LAYOUT - 3
-    for width in range(2 * REMEMBERED_LAYOUTS):
-        ((tensor,), _) = sides.known.read(*sides.send([tensor_from_numpy("x", np.full(width, 7))]))
-        assert tensor.numpy().tolist() == [7] * width
-
-
 def test_a_layout_that_is_kept_is_sent_anew_before_it_is_forgotten(sides: Sides) -> None:
     kept = sides.sender.of(tensors(1))
-    for width in range(3 * REMEMBERED_LAYOUTS):
+    for width in range(3 * REMEMBERED):
         sides.send([tensor_from_numpy("x", np.zeros(width, np.int8))])
         assert sides.known.get(sides.sender.number(kept)).heads == kept.places.heads
 
 
 def test_what_does_not_fit_is_refused(sides: Sides) -> None:
     for call in (
-        lambda: sides.send([], b"x" * (LONGEST_TEXT_BYTES + 1)),
-        lambda: sides.send([Tensor("x" * LONGEST_TEXT_BYTES, DataType.INT8, (1,), b"1")]),
+        lambda: sides.send([], b"x" * (LONGEST_DETAILS + 1)),
+        lambda: sides.send([Tensor("x" * LONGEST_DETAILS, DataType.INT8, (1,), b"1")]),
     ):
-        with pytest.raises(ServeError, match=f"at most {LONGEST_TEXT_BYTES} can be sent"):
+        with pytest.raises(ServeError, match=f"at most {LONGEST_DETAILS} can be sent"):
             call()
     numbers = tensors(2)[0]
     with pytest.raises(ServeError, match=r"tensor 'numbers' of shape \[2, 4\] needs 32 bytes, got 24"):

@@ -32,13 +32,13 @@ from rocserve.core.errors import StatusCode, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Member
 from rocserve.core.tensor_places import PlacedTensors
+from rocserve.links.files import PassedFiles
+from rocserve.links.opening import SERVER_RINGS, WORK
 from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import Heap, HeapReader, Slot
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.instances import MOST_AHEAD
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs
-from rocserve.workers.entries import SERVER_RINGS, WORK
-from rocserve.workers.passed_files import PassedFiles
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import ReceivedBatch, ServerGone
 
@@ -253,7 +253,7 @@ def test_a_file_that_cannot_be_given_has_its_inputs_copied(
     peer: Peer, file: SharedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.put(BEGIN, b"abcd")
-    monkeypatch.setattr("rocserve.workers.passed_files._MOST_FILES", 1)
+    monkeypatch.setattr("rocserve.links.files._MOST_FILES", 1)
     first, second = opened(file), opened(file)
     for held, number in ((first, 1), (second, 0)):
         batch = execute(peer, in_file(held))

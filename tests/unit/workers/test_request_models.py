@@ -19,9 +19,9 @@ from support.request_models import DECOUPLED, RequestModels
 from support.waiting import until
 from support.workers import open_descriptors
 
+from rocserve.core import bootstrap
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.scheduling import batch_policy
-from rocserve.workers import bootstrap
 
 BATCHES = "dynamic_batching { max_queue_delay_microseconds: 3600000000 preferred_batch_size: [ 3 ] }"
 """Three requests are always one batch."""

@@ -12,8 +12,8 @@ from hypothesis import given
 from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
 from rocserve.core.tensors import TensorHead
+from rocserve.links.entries import ENTRY, FAILURE, OPEN, RESPONSE, RESULTS_HEADER, WHOLE
 from rocserve.plane.heap import Heap, HeapReader
-from rocserve.workers.entries import BATCH_FAILURE, BATCH_RESULT, ENTRY, FAILURE, OPEN, RESULT, RESULTS_HEADER
 from rocserve.workers.results import BatchOutcome, ResultReader
 
 HEAD = TensorHead("X", DataType.INT32, (4, 2))
@@ -40,10 +40,10 @@ class Sent:
     def read(
         self, *entries: tuple[int, ...], sizes: tuple[int, ...] = (4,), nbytes: int = SLOT_BYTES, may_open: bool = False
     ) -> BatchOutcome:
-        """The outcome of results by kind, code, layout, requests, start and details."""
+        """The outcome of results by kind (with the flag WHOLE), code, layout, requests, start and details."""
         RESULTS_HEADER.pack_into(self.memory, 0, len(entries), 0, 0, 0)
         for index, (kind, *fields) in enumerate(entries, 1):
-            ENTRY.pack_into(self.memory, index * ENTRY.size, kind, 0, *fields)
+            ENTRY.pack_into(self.memory, index * ENTRY.size, kind % WHOLE, kind & WHOLE, *fields)
         return self.reader.read_batch(self.place, nbytes, sizes, may_open)
 
 
@@ -59,11 +59,11 @@ SENT = Sent()
 
 
 def together(requests: int = 1, start: int = 64, number: int = 0) -> tuple[int, ...]:
-    return (BATCH_RESULT, 0, number, requests, start, 0)
+    return (RESPONSE | WHOLE, 0, number, requests, start, 0)
 
 
 def of(requests: int, start: int = 64, number: int = 0, details: int = 0) -> tuple[int, ...]:
-    return (RESULT, 0, number, requests, start, details)
+    return (RESPONSE, 0, number, requests, start, details)
 
 
 def slices(outcome: BatchOutcome, count: int) -> list[list[tuple[object, ...]]]:
@@ -144,7 +144,7 @@ def test_outputs_that_do_not_fit_the_batch(sent: Sent, head: TensorHead, sizes: 
         ((0, 0, 0, 1, 64, 0), "a message of kind 0 among the results of 1 requests"),
         ((FAILURE, 3, 0, 1, 4090, 10), "a text of 10 bytes at byte 4090 of 4096"),
         ((FAILURE, 3, 0, 1, 64, 1 << 40), "a text of 1099511627776 bytes"),
-        ((BATCH_FAILURE, 3, 0, 1, 4090, 10), "a text of 10 bytes at byte 4090 of 4096"),
+        ((FAILURE | WHOLE, 3, 0, 1, 4090, 10), "a text of 10 bytes at byte 4090 of 4096"),
     ],
 )
 def test_results_that_make_no_sense(sent: Sent, entry: tuple[int, ...], reason: str) -> None:
@@ -159,7 +159,7 @@ def test_results_that_make_no_sense(sent: Sent, entry: tuple[int, ...], reason: 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([RESULT, BATCH_RESULT, FAILURE, BATCH_FAILURE, OPEN]),
+            st.sampled_from([RESPONSE, RESPONSE | WHOLE, FAILURE, FAILURE | WHOLE, OPEN]),
             st.integers(0, 20),
             st.integers(0, 3),
             st.integers(0, 4),
@@ -224,8 +224,8 @@ def test_results_outside_of_their_heap_or_in_no_entries(sent: Sent) -> None:
             sent.reader.read_batch(place, nbytes, (1,), False)
 
 
-@pytest.mark.parametrize("kind", [BATCH_RESULT, BATCH_FAILURE, FAILURE])
+@pytest.mark.parametrize("kind", [RESPONSE | WHOLE, FAILURE | WHOLE, FAILURE])
 def test_results_for_another_number_of_requests_than_their_kind_has(sent: Sent, kind: int) -> None:
     sent.layout(0, HEAD)
-    with pytest.raises(ValueError, match=f"a message of kind {kind} among the results of 3 requests"):
+    with pytest.raises(ValueError, match=f"a message of kind {kind % WHOLE} among the results of 3 requests"):
         sent.read((kind, 3, 0, 2, 64, 0), sizes=(4, 4, 4))

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from struct import Struct
+from typing import cast
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import Holding, RequestMemory
+from rocserve.core.requests import Answer
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.transport import (
     Metadata,
@@ -24,20 +27,49 @@ from rocserve.frontends.grpc.transport import (
     UnaryRoute,
     full_name,
 )
-from rocserve.frontends.processes import entries
-from rocserve.frontends.processes.entries import FrontLinkEnd
+from rocserve.frontends.processes.link_end import FrontLinkEnd
+from rocserve.links.entries import CALL, CANCEL
+from rocserve.links.exchanges import Exchanges
 from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull, fill
 from rocserve.services.access import PROTOCOLS
-from rocserve.workers.entries import ENTRY
-from rocserve.workers.messages import status_code
+from rocserve.services.inference import ClientResponder
 
 _HANDLED_METHODS = frozenset({"ModelInfer", "ModelStreamInfer"})
 _STREAM_METHODS = frozenset({"Watch"})
 """Streams for which clients send one message."""
 
 
-_Waiting = tuple[Callable[[bytes], None], Callable[[ServeError], None], Holding]
-"""The callbacks for a call's answers and for its error, and the holder of its message."""
+ABOUT = Struct("<I")
+"""The bytes of JSON (the method's full name, the metadata and the client's address) that follow in a CALL's details;
+behind them is the client's message."""
+
+
+@dataclass(slots=True, eq=False)
+class ForwardedAnswers:
+    """Takes the answers to one call."""
+
+    _memory: RequestMemory
+    holding: Holding
+    """The holder of the call's message."""
+    _take: Callable[[bytes], None]
+    _fail: Callable[[ServeError], None]
+
+    def take(self, content: bytes) -> None:
+        self.release()
+        self._take(content)
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        """Take the error that ends the call."""
+        self.release()
+        if isinstance(answer, ServeError):
+            self._fail(answer)
+
+    def release(self) -> None:
+        self._memory.requests.release(self.holding)
+
+
+FrontExchanges = Exchanges[tuple[ClientResponder | ForwardedAnswers, str]]
+"""The open exchanges of a front end: what takes the answers, and a request's id."""
 
 
 @dataclass(eq=False)
@@ -46,9 +78,7 @@ class Forwarding:
 
     _memory: RequestMemory
     _link: FrontLinkEnd
-    _number: int = 0
-    """The last call's number."""
-    _waiting: dict[int, _Waiting] = field(default_factory=dict)
+    _exchanges: FrontExchanges
 
     def routes(self) -> Mapping[str, Route]:
         names = PROTOCOLS.keys() - _HANDLED_METHODS
@@ -72,41 +102,32 @@ class Forwarding:
         """Forward a call to the server, and return its number. `take` gets each answer, `fail` the error that ends the
         call. `is_checked`: the client may make the call; otherwise the server decides by metadata and peer. Raises
         ServeError (RESOURCE_EXHAUSTED) if there is no memory for the message."""
-        holding = Holding()
-        self._memory.requests.admit(holding, len(message))
-        number = self._number = self._number % entries.LARGEST_NUMBER + 1
+        answers = ForwardedAnswers(self._memory, Holding(), take, fail)
+        self._memory.requests.admit(answers.holding, len(message))
         texts = [(key, value if isinstance(value, str) else value.decode("latin-1")) for key, value in metadata]
         about = json.dumps((method, texts, peer)).encode()
-        nbytes = len(about) + len(message)
+        nbytes = ABOUT.size + len(about) + len(message)
         try:
             place, view = self._link.new_slot(nbytes)
         except HeapFull:
-            self._memory.requests.release(holding)
+            answers.release()
             raise
-        left_out = fill(view, (about, message), COPIED_AT_ONCE)
-        entry = ENTRY.pack(entries.CALL, 0, is_checked, len(about), number, place, nbytes)
-        self._link.copy_then(lambda: self._link.post(entry), view, left_out, message)
-        self._waiting[number] = take, fail, holding
+        left_out = fill(view, (ABOUT.pack(len(about)), about, message), COPIED_AT_ONCE)
+        number = self._exchanges.open((answers, ""))
+        self._link.copy_then(
+            lambda: self._link.post_entry(CALL, number, count=int(is_checked), place=place, nbytes=nbytes),
+            view,
+            left_out,
+            message,
+        )
         return number
 
     def cancel(self, number: int) -> None:
         """Stop waiting for a call's answers."""
-        if number in self._waiting:
-            self._memory.requests.release(self._waiting.pop(number)[2])
-            self._link.post(ENTRY.pack(entries.CALL_LEFT, 0, 0, 0, number, 0, 0))
-
-    def on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
-        waiting = self._waiting.get(number)
-        if waiting is None:
-            return  # The client has left meanwhile.
-        take, fail, holding = waiting
-        self._memory.requests.release(holding)
-        if kind != entries.CALL_MESSAGE:
-            del self._waiting[number]
-        if kind == entries.CALL_END:
-            fail(ServeError(status_code(count), content.decode()))
-        else:
-            take(content)
+        waiting = self._exchanges.pop(number, None)
+        if waiting is not None:
+            cast(ForwardedAnswers, waiting[0]).release()
+            self._link.post_entry(CANCEL, number)
 
     def _forward(self, call: UnaryCall) -> None:
         try:

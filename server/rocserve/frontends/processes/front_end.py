@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 from rocserve.core.errors import ServeError
 from rocserve.core.memo import Memo
@@ -23,26 +24,19 @@ from rocserve.core.sequences import SequenceOrder
 from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.processes import entries
-from rocserve.frontends.processes.entries import (
-    LARGEST_SHARED,
-    REQUEST_ENTRY,
-    AnswerHead,
-    FrontLinkEnd,
-    input_places,
-    numbers,
-    read_failure,
-    read_sized,
-    sized,
-    write_head,
-)
+from rocserve.frontends.processes.forwarding import ForwardedAnswers, FrontExchanges
+from rocserve.frontends.processes.heads import AnswerHead, input_places, write_head
+from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, numbers
+from rocserve.links import entries
+from rocserve.links.details import write_details
+from rocserve.links.entries import ENTRY, read_failure
+from rocserve.links.exchanges import Exchanges
+from rocserve.links.opening import FRONT_MESSAGE, FRONT_RINGS, MESSAGES, accept
+from rocserve.links.texts import REMEMBERED, SentTexts, Text
 from rocserve.plane import anonymous_file
-from rocserve.plane.doorbell import SocketRinger, sleep_word
 from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, HeapReader, Slot, copy_in_steps, fill
-from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import ClientResponder
-from rocserve.workers.entries import ENTRY, RETURN, write_details
 
 _RINGS_PER_READ = 4096
 """The most rings that one read of the socket takes; each ring is a byte."""
@@ -50,15 +44,16 @@ _LATEST_SECONDS = 1 << 34
 """500 years. A later deadline becomes none, because an entry could not hold it."""
 
 
-@dataclass(slots=True, eq=False)
-class _Head:
+class _Head(Text):
     """The common part of many requests."""
 
-    places: TensorPlaces | None
-    number: int = 0
-    """0 = the server does not know the head yet."""
-    heap_number: int = 0
-    """The heap for their inputs; 0 = the front end's heap."""
+    __slots__ = ("heap_number", "places")
+
+    def __init__(self, places: TensorPlaces) -> None:
+        super().__init__()
+        self.places = places
+        self.heap_number = 0
+        """The heap for their inputs; 0 = the front end's heap."""
 
 
 @dataclass(eq=False)
@@ -71,8 +66,8 @@ class RemoteInference:
     paths: PrivatePaths
     """Removes the server's paths from errors."""
     _log: logging.Logger
-    _on_message: Callable[[int, int, int, bytes], None]
-    """Takes the kind, the number, the count and the content of entries that do not concern inference."""
+    _on_message: Callable[[int, int], None]
+    """Takes the kind and the number of entries that do not concern exchanges."""
     _on_gone: Callable[[], None]
     """Called when the server has ended."""
     wake_descriptor: int | None = field(default=None, init=False)
@@ -82,24 +77,15 @@ class RemoteInference:
     def __post_init__(self) -> None:
         """Wait for the server's descriptors. Raises EOFError if the server has ended."""
         connection, plane = self._connection, self.plane
-        data, descriptors = receive_with_descriptors(connection, len(entries.ATTACH), entries.DESCRIPTORS)
-        if data != entries.ATTACH or len(descriptors) != entries.DESCRIPTORS:
-            raise EOFError("the server is gone")
-        own, servers, requests, answers, server_sleeps = descriptors
-        self._heap = Heap.of_file(requests)
-        self._answers_heap = HeapReader(answers)
-        ends = LinkEnd(own, entries.RINGS, servers, entries.RINGS)
-        os.close(own)
-        os.close(servers)
-        self._inbox = ends.readers[entries.ANSWERS]
-        self.end = FrontLinkEnd(ends, self._heap, plane)
-        self.end.ring = SocketRinger(sleep_word(server_sleeps), connection).ring
-        os.close(server_sleeps)
+        accepted = accept(connection, len(FRONT_MESSAGE), FRONT_RINGS, FRONT_RINGS)
+        self._answers_heap = HeapReader(accepted.servers_heap)
+        self._inbox = accepted.end.readers[MESSAGES]
+        self.end = FrontLinkEnd(accepted.end, accepted.heap, plane, accepted.ring)
         sleeps = anonymous_file.open_for_reading(plane.doorbell.sleeps)
-        send_with_descriptors(connection, entries.ATTACH, (sleeps,))
+        send_with_descriptors(connection, FRONT_MESSAGE, (sleeps,))
         os.close(sleeps)
-        self._heads = Memo[RequestHead, _Head](entries.REMEMBERED_HEADS)
-        self._heads_by_number = Memo[int, _Head](entries.REMEMBERED_HEADS)
+        self._heads = Memo[RequestHead, _Head](REMEMBERED)
+        self._sent_heads = SentTexts(REMEMBERED)
         self._received_files: deque[int] = deque()
         """Descriptors of heaps that have come through the socket, and whose entries have not come yet."""
         self._output_heaps: dict[int, HeapReader] = {}
@@ -110,13 +96,9 @@ class RemoteInference:
         """Numbers of these heaps that the server has ended, and that get no further requests."""
         self._order = SequenceOrder()
         """The order of sequences while one of their requests is being copied."""
-        self._sent_heads = 0
-        self._answer_heads = Memo[int, tuple[AnswerHead, TensorPlaces, bool]](2 * entries.REMEMBERED_HEADS)
-        """Number -> (head, where its outputs lie, whether only one answer uses the head)."""
-        self._in_flight: dict[int, tuple[ClientResponder, str]] = {}
-        """Token -> (the responder that waits for the answer, the request's id)."""
-        self._free_tokens: list[int] = []
-        self._next_token = 0
+        self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces]] = {}
+        """Number -> (head, where its outputs lie)."""
+        self.exchanges: FrontExchanges = Exchanges()
         self._sends_origins = False
         plane.register(connection.fileno(), self._on_readable)
 
@@ -128,11 +110,15 @@ class RemoteInference:
         try:
             head = self._heads.get(request.head) or _Head(input_places(request.head))
             places = head.places
-            packed = places.packed(request.data) if places is not None else None
-            if packed is None or places is None:
-                kind, heap_number, (packed, nbytes) = entries.SIZED_REQUEST, 0, sized(request.data)
-            else:
-                kind, heap_number, nbytes = entries.REQUEST, head.heap_number, places.end
+            flags, heap_number, nbytes = 0, head.heap_number, places.end
+            packed = places.packed(request.data)
+            if packed is None:
+                flags, heap_number = entries.SIZED, 0
+                packed, nbytes = places.sized(request.data)
+            details = write_details(request, self._origin(client) if self._sends_origins else b"")
+            if details:
+                flags |= entries.DETAILED
+                packed, nbytes = (*packed, details), nbytes + len(details)
             place, view = self.end.new_slot(nbytes, heap_number)
             left_out = fill(view, packed, COPIED_AT_ONCE)
         except HeapFull as error:
@@ -140,77 +126,65 @@ class RemoteInference:
             return
         if left_out:
             self._order.hold(request)
-            self.plane.work_off(self._copy(request, client, places, (kind, place, nbytes), view, left_out))
+            self.plane.work_off(self._copy(request, client, places, flags, place, view, left_out))
         else:
-            self._post(request, client, head, kind, place, nbytes)
+            self._post(request, client, head, flags, place)
 
     def _copy(
         self,
         request: InferRequest,
         client: ClientResponder,
-        places: TensorPlaces | None,
-        posted: tuple[int, int, int],
+        places: TensorPlaces,
+        flags: int,
+        place: int,
         view: memoryview,
         left_out: Sequence[tuple[int, Buffer]],
     ) -> Steps[None]:
-        heap_number = posted[1] >> entries.HEAP_SHIFT
+        heap_number = place >> entries.HEAP_SHIFT
         self._copies[heap_number] += 1
         for begin, part in left_out:
             yield from copy_in_steps(view, begin, part)
         # Later requests may have come meanwhile, and the server remembers only the last heads.
-        self._post(request, client, self._heads.get(request.head) or _Head(places), *posted)
+        self._post(request, client, self._heads.get(request.head) or _Head(places), flags, place)
         self._copies[heap_number] -= 1
         if heap_number in self._ending_heaps and not self._copies[heap_number]:
             self._release_heap(heap_number)
         self._order.release(request)
 
-    def _post(
-        self, request: InferRequest, client: ClientResponder, head: _Head, kind: int, place: int, nbytes: int
-    ) -> None:
+    def _post(self, request: InferRequest, client: ClientResponder, head: _Head, flags: int, place: int) -> None:
         """Post a request whose slot has been filled, after its head if the server does not know that."""
-        details = write_details(request)
-        origin = b""
-        if self._sends_origins:
-            known = client.origin()
-            fields = (known.protocol, known.received_ns, dict(known.headers), known.address)
-            origin = json.dumps(fields).encode()
-        text, text_place = details + origin, 0
         try:
-            if text:
-                text_place = self.end.place_in_turn((text,), len(text))
-            head_number = head.number or self._send_head(request.head, head)
+            if not head.number:
+                self._send_head(request.head, head)
         except HeapFull as error:
             self.end.take_back(place)
             client.send(error)
             return
-        if text:
-            self.end.post(ENTRY.pack(entries.DETAILS, 0, 0, len(details), 0, text_place, len(text)))
-        if self._free_tokens:
-            token = self._free_tokens.pop()
-        else:
-            token = self._next_token = self._next_token + 1
-        self._in_flight[token] = (client, request.id)
-        flags = (entries.IN_TURN if request.in_turn else 0) | (entries.SINGLE if client.takes_one else 0)
+        number = self.exchanges.open((client, request.id))
+        if request.in_turn:
+            flags |= entries.IN_TURN
+        if client.takes_one:
+            flags |= entries.SINGLE
         if client.protocol == "HTTP":
             flags |= entries.HTTP
         deadline_ns = 0
         if request.deadline is not None and request.deadline < _LATEST_SECONDS:
             deadline_ns = max(int(request.deadline * 1e9), 1)
-        self.end.post(REQUEST_ENTRY.pack(kind, flags, head_number, token, nbytes, place, deadline_ns))
+        self.end.post(ENTRY.pack(entries.REQUEST, flags, 0, head.number, number, place, deadline_ns))
+
+    def _origin(self, client: ClientResponder) -> bytes:
+        known = client.origin()
+        return json.dumps((known.protocol, known.received_ns, dict(known.headers), known.address)).encode()
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         if self._sends_origins:
             fields = (int(error.code), error.text, encodable(find_id()))
             self.end.post_text(entries.REFUSED, json.dumps(fields).encode())
 
-    def _send_head(self, head: RequestHead, known: _Head) -> int:
-        number = self._sent_heads % entries.LARGEST_NUMBER + 1
-        self.end.post_text(entries.HEAD, write_head(head), count=not head.is_small, layout=number)
-        self._sent_heads = known.number = number
+    def _send_head(self, head: RequestHead, known: _Head) -> None:
+        self.end.send_text(self._sent_heads, known, write_head(head), head.is_small)
         if head.is_small:
             self._heads.keep(head, known)
-            self._heads_by_number.keep(number, known)
-        return number
 
     # Messages of the server.
 
@@ -250,86 +224,91 @@ class RemoteInference:
                 self._log.exception("an answer of the server could not be handled")
         return True
 
-    def _handle(self, kind: int, last: int, count: int, layout: int, number: int, place: int, nbytes: int) -> None:
-        if kind in entries.ANSWERS_OF_ONE:
-            self._answer(kind, bool(last), count, layout, number, place, nbytes)
+    def _handle(self, kind: int, flags: int, count: int, text: int, number: int, place: int, nbytes: int) -> None:
+        if kind in entries.ANSWERS:
+            self._answer(kind, flags, count, text, number, place, nbytes)
         elif kind == entries.RESPONSES:
-            self._answer_together(count, layout, place, nbytes)
-        elif kind == RETURN:
+            self._answer_together(count, text, place)
+        elif kind == entries.RETURN:
             for each in (number, place, nbytes)[:count]:
                 self.end.give_back(each)
-        elif kind == entries.HEAD:
+        elif kind == entries.TEXT:
             known = from_json(AnswerHead, self._text(place, nbytes))
-            self._answer_heads.keep(layout, (known, TensorPlaces(known.head.outputs), bool(count)))
+            self._answer_heads[text] = known, TensorPlaces(known.head.outputs)
         elif kind == entries.WATCH:
-            waiting = self._in_flight.get(number)
-            if waiting is not None:
-                client = waiting[0]
-                client.watch_cancellation(lambda: self._on_client_left(number, client))
+            if (waiting := self.exchanges.get(number)) is not None:
+                client = cast(ClientResponder, waiting[0])
+                client.watch_cancellation(lambda: self.cancel(number))
         elif kind == entries.MANY:
-            waiting = self._in_flight.get(number)
-            if waiting is not None:
-                waiting[0].expect_many()
+            if (waiting := self.exchanges.get(number)) is not None:
+                cast(ClientResponder, waiting[0]).expect_many()
         elif kind == entries.LENT:
             if number not in self.end.heaps:
                 self._take_rings()
                 heap = Heap.of_file(self._received_files.popleft(), nbytes, SHARES, self.plane.work_off_later)
                 self.end.heaps[number] = heap
-            lent = self._heads_by_number.get(layout)
-            if lent is not None:
-                lent.heap_number = number
-        elif kind == entries.ENDED:
-            for head in self._heads.values():
-                if head.heap_number == number:
-                    head.heap_number = 0
-            if self._copies[number]:
-                self._ending_heaps.add(number)
-            else:
-                self._release_heap(number)
+            head = self._sent_heads.find(text, place)
+            if head is not None:
+                cast(_Head, head).heap_number = number
         elif kind == entries.OUTPUTS:
             self._take_rings()
             self._output_heaps[number] = HeapReader(self._received_files.popleft(), later=self.plane.work_off_later)
-        elif kind == entries.OUTPUTS_ENDED:
-            self._output_heaps.pop(number).close()
+        elif kind == entries.FORGET:
+            self._forget(number)
         elif kind == entries.ORIGINS:
-            self._sends_origins = bool(last)
+            self._sends_origins = bool(flags)
         else:
-            self._on_message(kind, number, count, self._text(place, nbytes))
+            self._on_message(kind, number)
 
     def _text(self, place: int, nbytes: int) -> bytes:
         return bytes(self._answers_heap.view(place, nbytes))
+
+    def _forget(self, number: int) -> None:
+        outputs = self._output_heaps.pop(number, None)
+        if outputs is not None:
+            outputs.close()
+            return
+        for head in self._heads.values():
+            if head.heap_number == number:
+                head.heap_number = 0
+        if self._copies[number]:
+            self._ending_heaps.add(number)
+        else:
+            self._release_heap(number)
 
     def _release_heap(self, number: int) -> None:
         self._ending_heaps.discard(number)
         del self._copies[number]
         self.end.end_heap(number)
-        self.end.post(ENTRY.pack(entries.UNUSED, 0, 0, 0, number, 0, 0))
+        self.end.post_entry(entries.FORGET, number)
 
-    def _answer(self, kind: int, last: bool, code: int, head_number: int, token: int, place: int, nbytes: int) -> None:
-        client, request_id = self._in_flight[token]
-        if last:
-            del self._in_flight[token]
-            self._free_tokens.append(token)
+    def _answer(self, kind: int, flags: int, code: int, text: int, number: int, place: int, nbytes: int) -> None:
+        last = bool(flags & entries.LAST)
+        waiting = self.exchanges.pop(number, None) if last else self.exchanges.get(number)
+        if waiting is None:
+            return  # A call whose client has left.
+        client, request_id = waiting
         if kind == entries.END:
             client.send(None)
             return
         if kind == entries.FAILURE:
-            client.send(read_failure(code, self._text(place, nbytes)), last)
+            client.send(read_failure(flags, code, text, self._text(place, nbytes)), last)
             return
-        known, places, is_single_use = self._answer_heads[head_number]
-        if is_single_use:
-            del self._answer_heads[head_number]
+        if isinstance(client, ForwardedAnswers):
+            client.take(self._text(place, nbytes))
+            return
+        known, places = self._answer_heads[text] if text else self._answer_heads.pop(text)
         data: Sequence[Buffer]
         heap, outputs = self._answers_heap, len(known.head.outputs)
         slot: object = heap
-        if kind == entries.PLACED_RESPONSE:
-            number, *table = numbers(1 + 2 * outputs).unpack(heap.view(place, 8 + 16 * outputs))
-            heap = self._output_heaps[number]
-            slot, nbytes = Slot(self.end.give_back, nbytes, heap), sum(table[1::2])
+        if flags & entries.PLACED:
+            heap_number, held, *table = numbers(2 + 2 * outputs).unpack(heap.view(place, 16 + 16 * outputs))
+            heap = self._output_heaps[heap_number]
+            slot, nbytes = Slot(self.end.give_back, held, heap), sum(table[1::2])
             data = [heap.view(offset, size) for offset, size in zip(table[::2], table[1::2], strict=True)]
         else:
             view = heap.view(place, nbytes)
-            data = PackedTensors(view, places) if kind == entries.RESPONSE else read_sized(view, outputs)
+            data = places.views(view) if flags & entries.SIZED else PackedTensors(view, places)
             if nbytes > LARGEST_SHARED:
                 slot = Slot(self.end.give_back, place, heap)
         parameters, shared, is_large = known.parameters, known.in_shared_memory, nbytes > LARGE_RESPONSE
@@ -337,20 +316,18 @@ class RemoteInference:
             InferResponse(known.head, request_id, data, parameters, shared, known.is_typed, is_large, slot), last
         )
 
-    def _answer_together(self, count: int, head_number: int, table_place: int, held: int) -> None:
-        known, places, _ = self._answer_heads[head_number]
+    def _answer_together(self, count: int, text: int, table_place: int) -> None:
+        known, places = self._answer_heads[text]
         sizes = places.sizes
         assert sizes is not None, "of a head that says no sizes"
         width = 1 + len(sizes)
-        length = 3 + count * width
+        length = 4 + count * width
         table = numbers(length).unpack(self._answers_heap.view(table_place, 8 * length))
         heap = self._output_heaps[table[0]]
-        view = heap.view(table[1], table[2])
-        slot = Slot(self.end.give_back, held, heap)
-        for at in range(3, length, width):
-            token = table[at]
-            client, request_id = self._in_flight.pop(token)
-            self._free_tokens.append(token)
+        view = heap.view(table[2], table[3])
+        slot = Slot(self.end.give_back, table[1], heap)
+        for at in range(4, length, width):
+            client, request_id = self.exchanges.pop(table[at])
             begins = table[at + 1 : at + width]
             data = [view[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
             try:
@@ -358,7 +335,7 @@ class RemoteInference:
             except Exception:
                 self._log.exception("an answer of the server could not be handed on")
 
-    def _on_client_left(self, token: int, client: ClientResponder) -> None:
-        waiting = self._in_flight.get(token)
-        if waiting is not None and waiting[0] is client:
-            self.end.post(ENTRY.pack(entries.LEFT, 0, 0, 0, token, 0, 0))
+    def cancel(self, number: int) -> None:
+        """Tell the server that the client of an open exchange has gone."""
+        if number in self.exchanges:
+            self.end.post_entry(entries.CANCEL, number)

@@ -26,17 +26,16 @@ from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.flags import settings_again
 from rocserve.frontends.listen_address import ListenAddress
-from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.transports import Answering, Transports
+from rocserve.links import entries
 from rocserve.observability.logs import ROOT, LinesWithLevels
 from rocserve.plane import anonymous_file
 from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guest_loop import GuestLoop
 from rocserve.plane.loop import PlaneLoop, default_spin
 from rocserve.settings import ServerSettings
-from rocserve.workers.entries import ENTRY
 
 if TYPE_CHECKING:
     # A front end without HTTP does not import its modules.
@@ -105,7 +104,7 @@ class FrontEnd:
         os.close(edition_file)
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self._inference = RemoteInference(link, plane, paths, log, self._on_message, lambda: os._exit(0))
-        self._forwarding = Forwarding(memory, self._inference.end)
+        self._forwarding = Forwarding(memory, self._inference.end, self._inference.exchanges)
         self._inference.end.trimmer.trim_process(
             FreedMemory(), lambda: memory.requests.own_bytes + memory.answers.own_bytes
         )
@@ -118,6 +117,7 @@ class FrontEnd:
 
         answering = Answering(self._inference, memory, self._forwarding.routes(), http_parts)
         self._transports = Transports(settings, plane, self._loop, answering, log, renewal_ms)
+        self._log = log
         self._reports_work = bool(renewal_ms)
         self._listens = False
         self._retirement: asyncio.Task[None] | None = None
@@ -156,7 +156,7 @@ class FrontEnd:
         worked = int((self._plane.worked_seconds - self._reported_seconds) * 1e6)
         if worked >= _LEAST_WORK_MICROSECONDS:
             self._reported_seconds += worked / 1e6
-            self._inference.end.post(ENTRY.pack(entries.WORKED, 0, 0, 0, worked, 0, 0))
+            self._inference.end.post_entry(entries.WORKED, worked)
         self._loop.call_later(_REPORT_SECONDS, self._report_work)
 
     async def _retire(self) -> None:
@@ -171,7 +171,7 @@ class FrontEnd:
         # All answers have been sent by then. The system cleans up what Python and gRPC would clean up.
         self._ending.add_done_callback(lambda ended: os._exit(0))
 
-    def _on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
+    def _on_message(self, kind: int, number: int) -> None:
         if kind == entries.EXIT:
             self._transports.close_after_answers(number != entries.STAY)
             if number == entries.END_STREAMS:
@@ -179,12 +179,12 @@ class FrontEnd:
             if self._retirement is not None:
                 self._retirement.cancel()
             self._retirement = self._loop.create_task(self._retire()) if number == entries.RETIRE else None
-        elif kind == entries.STOP:
-            if not self._listens:
-                os._exit(0)
+        elif kind != entries.STOP:
+            self._log.error("the server sent a message of kind %d", kind)
+        elif self._listens:
             self._stop(number / 1000)
         else:
-            self._forwarding.on_message(kind, number, count, content)
+            os._exit(0)
 
 
 def _text_of(error: Exception) -> str:

@@ -12,7 +12,7 @@ from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.requests import Answer
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.transport import Metadata, StreamReceiver
-from rocserve.frontends.processes import entries
+from rocserve.links import entries
 from rocserve.plane.heap import HeapFull
 from rocserve.scheduling.batch import LinkedResponder
 from rocserve.services.inference import NOT_FOR_DECOUPLED, RequestOrigin
@@ -30,7 +30,7 @@ class RemoteResponder(LinkedResponder):
     is_accepted = False
     """While this is False, errors are refusals of the request; afterwards they are answers of the model."""
 
-    def __init__(self, link: FrontLink, token: int, takes_one: bool, protocol: str, place: int, origin: Buffer) -> None:
+    def __init__(self, link: FrontLink, token: int, takes_one: bool, protocol: str, place: int, origin: bytes) -> None:
         self.link: FrontLink = link
         self.token = token
         self.takes_one = takes_one
@@ -46,7 +46,7 @@ class RemoteResponder(LinkedResponder):
         if not self._origin:
             now_ns = time.monotonic_ns()
             return RequestOrigin(self.protocol, (now_ns, now_ns), {}, "")
-        protocol, received_ns, headers, address = json.loads(bytes(self._origin))
+        protocol, received_ns, headers, address = json.loads(self._origin)
         return RequestOrigin(protocol, tuple(received_ns), headers, address)
 
     def expect_many(self) -> None:
@@ -104,16 +104,16 @@ class ForwardedCall:
         self._link.plane.wake()
 
     def reply(self, message: bytes) -> None:
-        self._link.answer_call(entries.CALL_REPLY, self._number, message)
+        self._link.reply(self._number, message, True)
 
     def reply_error(self, error: ServeError) -> None:
-        self.finish(error.code, error.text)
+        self._link.end_call(self._number, error)
 
     def send(self, message: bytes) -> None:
-        self._link.answer_call(entries.CALL_MESSAGE, self._number, message)
+        self._link.reply(self._number, message, False)
 
     def finish(self, code: StatusCode, text: str) -> None:
-        self._link.answer_call(entries.CALL_END, self._number, text.encode(errors="replace"), int(code))
+        self._link.end_call(self._number, ServeError(code, text))
 
     def request_next(self) -> None:
         """Do nothing: a forwarded stream has only one message."""
@@ -121,6 +121,7 @@ class ForwardedCall:
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Do nothing: a call continues when its client leaves."""
 
-    def cancelled(self) -> None:
+    def left(self) -> None:
+        self._link.close_exchange(self._number)
         if self.receiver is not None:
             self.receiver.on_cancel()

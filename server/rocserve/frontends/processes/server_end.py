@@ -10,7 +10,6 @@ import math
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -23,30 +22,25 @@ from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlac
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.grpc.transport import UnaryRoute
-from rocserve.frontends.processes import entries
-from rocserve.frontends.processes.entries import (
-    LARGEST_SHARED,
-    AnswerHead,
-    FrontLinkEnd,
-    input_places,
-    numbers,
-    read_head,
-    read_sized,
-    sized,
-    write_failure,
-)
+from rocserve.frontends.processes.forwarding import ABOUT
+from rocserve.frontends.processes.heads import AnswerHead, input_places, read_head
+from rocserve.frontends.processes.link_end import LARGEST_SHARED, MOST_HEAPS, FrontLinkEnd, numbers
 from rocserve.frontends.processes.remote_requests import ForwardedCall, RemoteResponder
+from rocserve.links import entries
+from rocserve.links.details import read_details
+from rocserve.links.entries import ENTRY, failure_entry
+from rocserve.links.opening import FRONT_MESSAGE, FRONT_RINGS, HEAP_BYTES, MESSAGES, offer
+from rocserve.links.texts import REMEMBERED, SentTexts, Text
 from rocserve.observability.failures import RequestFailures
-from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
 from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, HeapShare, SharedHeap, Slot, fill
-from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import InferenceService
-from rocserve.workers.entries import ENTRY, NO_DETAILS, RETURN, read_details
 
-_OFFSET = (1 << entries.HEAP_SHIFT) - 1
-_REQUESTS = frozenset({entries.REQUEST, entries.SIZED_REQUEST})
+_MOST_TOGETHER = (1 << 16) - 1
+"""The most requests in one RESPONSES."""
+_LONGEST_DETAILS = 1 << 31
+"""Bytes: a view of no more is made, but nothing is copied."""
 
 
 @dataclass(eq=False)
@@ -73,47 +67,30 @@ class FrontLink:
     def __post_init__(self) -> None:
         """Create what both ends share, and send the front end its part through the socket. From any thread. Raises
         OSError, and leaves nothing open then."""
-        reading = anonymous_file.open_for_reading
-        with ExitStack() as passed, ExitStack() as kept:
-
-            def closing(descriptor: int) -> int:
-                passed.callback(os.close, descriptor)
-                return descriptor
-
-            own, fronts = (closing(link.create_file("rocserve:front", entries.RINGS)) for _ in range(2))
-            requests = closing(heap.create_file("rocserve:requests", entries.HEAP_BYTES))
-            self._heap = Heap("rocserve:answers", entries.HEAP_BYTES, later=self.plane.work_off_later)
-            kept.callback(self._heap.close)
-            files = [
-                fronts,
-                closing(reading(own)),
-                requests,
-                closing(self._heap.open_for_reading()),
-                closing(reading(self.plane.doorbell.sleeps)),
-            ]
-            assert len(files) == entries.DESCRIPTORS
-            send_with_descriptors(self._connection, entries.ATTACH, files)
-            ends = LinkEnd(own, entries.RINGS, closing(reading(fronts)), entries.RINGS)
-            self._requests_heap = HeapReader(reading(requests), later=self.plane.work_off_later)
-            kept.pop_all()
-        self._inbox = ends.readers[entries.REQUESTS]
+        self._heap = Heap("rocserve:answers", HEAP_BYTES, later=self.plane.work_off_later)
+        try:
+            name = "rocserve:requests"
+            ends, self._requests_heap = offer(
+                self._connection, FRONT_MESSAGE, name, self._heap, self.plane, FRONT_RINGS, FRONT_RINGS
+            )
+        except BaseException:
+            self._heap.close()
+            raise
+        self._inbox = ends.readers[MESSAGES]
         self._end = FrontLinkEnd(ends, self._heap, self.plane)
         self.give_back = self._end.give_back
         """Takes a place in the front end's heap that nobody reads any more. From any thread."""
         self._failures = RequestFailures(self._log)
-        self._calls: dict[int, ForwardedCall] = {}
-        self._heads = Memo[int, _Head](2 * entries.REMEMBERED_HEADS)
+        self._heads: dict[int, _Head] = {}
         self._shares: dict[int, HeapShare] = {}
         """The front end's number of a heap -> share of the heap."""
         self._output_heaps: dict[HeapReader, int] = {}
         """Output heap that the front end reads -> number."""
         self._heap_numbers = itertools.count(1)
-        self._details = NO_DETAILS
-        self._origin = b""
-        """The next request's origin."""
-        self._answer_heads = Memo[object, tuple[int, TensorPlaces]](entries.REMEMBERED_HEADS)
-        self._sent_heads = 0
-        self._in_flight: dict[int, RemoteResponder] = {}
+        self._answer_heads = Memo[object, _AnswerText](REMEMBERED)
+        self._sent_heads = SentTexts(REMEMBERED)
+        self._open: dict[int, RemoteResponder | ForwardedCall] = {}
+        """The front end's exchanges, by its numbers."""
         self._is_open = True
         self._is_attached = False
 
@@ -125,7 +102,7 @@ class FrontLink:
     def _on_readable(self) -> None:
         if not self._is_attached:
             # The front end's first message brings the descriptor of the page where it says that it sleeps.
-            data, descriptors = receive_with_descriptors(self._connection, len(entries.ATTACH), 1, socket.MSG_DONTWAIT)
+            data, descriptors = receive_with_descriptors(self._connection, len(FRONT_MESSAGE), 1, socket.MSG_DONTWAIT)
             if data and descriptors:
                 self._end.ring = SocketRinger(sleep_word(descriptors[0]), self._connection).ring
                 os.close(descriptors[0])
@@ -153,47 +130,39 @@ class FrontLink:
                 if self._end.to_return:
                     self._end.flush()
                 return False
-            for kind, _, count, layout, number, place, nbytes in ENTRY.iter_unpack(inbox.take()):
-                if kind in _REQUESTS:
-                    # The fields of REQUEST_ENTRY.
-                    self._begin(kind, count, layout, number & 0xFFFFFFFF, number >> 32, place, nbytes)
+            for kind, flags, count, text, number, place, nbytes in ENTRY.iter_unpack(inbox.take()):
+                if kind == entries.REQUEST:
+                    self._begin(flags, text, number, place, nbytes)
                 else:
-                    self._handle(kind, count, layout, number, place, nbytes)
+                    self._handle(kind, count, text, number, place, nbytes)
         except Exception as error:
             self._log.exception("a front end's message could not be handled")
             self._end_link(f"it sent what cannot be read: {error}")
         return True
 
-    def _handle(self, kind: int, count: int, layout: int, number: int, place: int, nbytes: int) -> None:
-        if kind == entries.HEAD:
-            text = self._text(place, nbytes)
-            head = self._known_heads.get(text)
+    def _handle(self, kind: int, count: int, text: int, number: int, place: int, nbytes: int) -> None:
+        if kind == entries.TEXT:
+            content = self._text(place, nbytes)
+            head = self._known_heads.get(content)
             if head is None:
-                head = read_head(text)
+                head = read_head(content)
                 if head.is_small:
-                    self._known_heads.keep(text, head)
-            self._heads.keep(layout, _Head(head, input_places(head), bool(count)))
-        elif kind == entries.DETAILS:
-            text = self._text(place, nbytes)
-            self._details, self._origin = read_details(text[:layout]), text[layout:]
-        elif kind == RETURN:
+                    self._known_heads.keep(content, head)
+            self._heads[text] = _Head(head, input_places(head), number)
+        elif kind == entries.RETURN:
             for each in (number, place, nbytes)[:count]:
                 self.give_back(each)
-        elif kind == entries.UNUSED:
+        elif kind == entries.FORGET:
             del self._shares[number]
-        elif kind == entries.LEFT:
-            responder = self._in_flight.get(number)
-            if responder is not None:
-                responder.left()
+        elif kind == entries.CANCEL:
+            exchange = self._open.get(number)
+            if exchange is not None:  # Otherwise it has ended meanwhile.
+                exchange.left()
         elif kind == entries.REFUSED:
             code, reason, request_id = json.loads(self._text(place, nbytes))
             self._service.refuse(ServeError(StatusCode(code), reason), lambda: request_id)
         elif kind == entries.CALL:
-            self._begin_call(number, place, self._requests_heap.view(place, nbytes), layout, bool(count))
-        elif kind == entries.CALL_LEFT:
-            call = self._calls.pop(number, None)
-            if call is not None:  # Otherwise the call has been answered meanwhile.
-                call.cancelled()
+            self._begin_call(number, place, self._requests_heap.view(place, nbytes), bool(count))
         elif kind == entries.WORKED:
             self._on_work(number)
         elif kind == entries.LISTENING:
@@ -204,36 +173,32 @@ class FrontLink:
     def _text(self, place: int, nbytes: int) -> bytes:
         return bytes(self._requests_heap.view(place, nbytes))
 
-    def _begin(
-        self, kind: int, flags: int, head_number: int, token: int, nbytes: int, place: int, deadline_ns: int
-    ) -> None:
-        known = self._heads[head_number]
+    def _begin(self, flags: int, text: int, token: int, place: int, deadline_ns: int) -> None:
+        known = self._heads[text] if text else self._heads.pop(text)
         head, places = known.head, known.places
-        if known.is_single_use:
-            del self._heads[head_number]
-        request_id, sequence = "", None
-        details = self._details
-        if details is not NO_DETAILS:
-            self._details = NO_DETAILS
-            request_id = details.request_id
-            if details.correlation_id or details.flags:
-                sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
-        takes_one = bool(flags & entries.SINGLE)
+        share = self._shares[place >> entries.HEAP_SHIFT] if place >> entries.HEAP_SHIFT else None
+        offset = place & entries.OFFSET
+        view = self._requests_heap.view if share is None else share.heap.reader.view
+        bounds, end = places.bounds, places.end
+        if flags & entries.SIZED:
+            bounds, end = places.of_sized(view(offset, 8 * len(head.inputs)))
+        request_id, sequence, origin = "", None, b""
+        if flags & entries.DETAILED:
+            request_id, correlation_id, of_sequence, _, origin = read_details(view(offset + end, _LONGEST_DETAILS))
+            if correlation_id or of_sequence:
+                sequence = SequenceTag(correlation_id, bool(of_sequence & 1), bool(of_sequence & 2))
         protocol = "HTTP" if flags & entries.HTTP else "GRPC"
-        responder = self._in_flight[token] = RemoteResponder(self, token, takes_one, protocol, place, self._origin)
-        self._origin = b""
+        responder = RemoteResponder(self, token, bool(flags & entries.SINGLE), protocol, place, origin)
+        self._open[token] = responder
         data: Sequence[Buffer]
-        if kind == entries.SIZED_REQUEST:
-            data = read_sized(self._requests_heap.view(place, nbytes), len(head.inputs))
+        if flags & entries.SIZED:
+            slot = view(offset, end)
+            data = [slot[begin:finish] for begin, finish in bounds]
+        elif share is not None:
+            data = PlacedTensors(view, end, places, share.heap, offset, (share, responder))
         else:
-            assert places is not None, "of a head that says no sizes"
-            if place >> entries.HEAP_SHIFT:
-                share = self._shares[place >> entries.HEAP_SHIFT]
-                heap = share.heap
-                data = PlacedTensors(heap.reader.view, nbytes, places, heap, place & _OFFSET, (share, responder))
-            else:
-                data = PackedTensors(self._requests_heap.view(place, nbytes), places)
-                self._lend_heap(head_number, known)
+            data = PackedTensors(view(offset, end), places)
+            self._lend_heap(text, known)
         request = InferRequest(
             head,
             request_id,
@@ -248,11 +213,11 @@ class FrontLink:
         except Exception as error:
             # Only this request fails; the front end continues with all others.
             failure = self._failures.error_of(f"an inference request by {protocol}", error)
-            if token in self._in_flight:
+            if token in self._open:
                 responder.send(failure)
         responder.is_accepted = True
 
-    def _lend_heap(self, head_number: int, known: _Head) -> None:
+    def _lend_heap(self, text: int, known: _Head) -> None:
         """Let the front end put the inputs of this head's requests where the workers of their version can read them."""
         heap = self._service.heap_for(known.head)
         if heap is None or heap is known.lent_heap:
@@ -263,18 +228,18 @@ class FrontLink:
             if share is None:
                 return
             number = next(self._heap_numbers)
-            if number >= entries.MOST_HEAPS or not self._send_file(share.heap.open_for_writing()):
+            if number >= MOST_HEAPS or not self._send_file(share.heap.open_for_writing()):
                 return
             self._shares[number] = share
             heap.on_closed[self] = functools.partial(self._heap_ended, heap, number)
         known.lent_heap = heap
         share_number = self._shares[number].number
-        self._end.post(ENTRY.pack(entries.LENT, 0, 0, head_number, number, 0, share_number))
+        self._end.post_entry(entries.LENT, number, text=text, place=known.index, nbytes=share_number)
 
     def _send_file(self, descriptor: int) -> bool:
         """Send a descriptor and close it here. Returns False if the socket is full or the front end has gone."""
         try:
-            send_with_descriptors(self._connection, entries.ATTACH, (descriptor,), socket.MSG_DONTWAIT)
+            send_with_descriptors(self._connection, FRONT_MESSAGE, (descriptor,), socket.MSG_DONTWAIT)
         except OSError:
             return False
         finally:
@@ -286,7 +251,7 @@ class FrontLink:
             if known.lent_heap is heap:
                 known.lent_heap = None
         # Requests with inputs in this heap may still be on their way.
-        self.post(entries.ENDED, number)
+        self.post(entries.FORGET, number)
 
     # Answers: if the front end has ended, they are dropped.
 
@@ -298,70 +263,81 @@ class FrontLink:
         if response.in_shared_memory or response.is_typed or response.parameters:
             parameters = parameters_key(response.parameters)
             key = (response.head, tuple(response.in_shared_memory), response.is_typed, parameters)
-        known = self._answer_heads.get(key)
-        number, places = known if known is not None else (0, TensorPlaces(response.head.outputs))
-        packed = places.packed(response.data)
+        known = self._answer_heads.get(key) or _AnswerText(response.head)
+        places = known.places
+        flags, packed, nbytes = entries.LAST if final else 0, places.packed(response.data), places.end
         if packed is None:
-            kind, (packed, nbytes) = entries.SIZED_RESPONSE, sized(response.data)
-        else:
-            kind, nbytes = entries.RESPONSE, places.end
+            flags |= entries.SIZED
+            packed, nbytes = places.sized(response.data)
         if nbytes <= LARGEST_SHARED:
             place = self._end.place_in_turn(packed, nbytes)
-            number = number or self._send_head(key, AnswerHead.of(response), places)
-            self._end.post(ENTRY.pack(kind, final, 0, number, token, place, nbytes))
-        elif (table := self._outputs_in_heap(response)) is not None:
-            place = self._end.place_in_turn((table,), len(table))
-            number = number or self._send_head(key, AnswerHead.of(response), places)
+            self._post_response(key, known, AnswerHead.of(response), flags, token, place, nbytes)
+        elif (outputs := self._outputs_in_heap(response)) is not None:
+            heap, *places_and_sizes = outputs
             held = self._end.hold(response.slot, nbytes)
-            self._end.post(ENTRY.pack(entries.PLACED_RESPONSE, final, 0, number, token, place, held))
+            table = numbers(1 + len(outputs)).pack(heap, held, *places_and_sizes)
+            flags = flags & entries.LAST | entries.PLACED
+            try:
+                place = self._end.place_in_turn((table,), len(table))
+                self._post_response(key, known, AnswerHead.of(response), flags, token, place, len(table))
+            except HeapFull:
+                self._end.take_back(held)
+                raise
         else:
             place, view = self._end.new_slot(nbytes)
             left_out = fill(view, packed, COPIED_AT_ONCE if response.is_large else nbytes)
 
             def post() -> None:
                 # Many other answers may have been sent meanwhile, and the front end remembers only the last heads.
-                known = self._answer_heads.get(key)
+                now = self._answer_heads.get(key) or _AnswerText(response.head)
                 try:
-                    number = known[0] if known is not None else self._send_head(key, AnswerHead.of(response), places)
+                    self._post_response(key, now, AnswerHead.of(response), flags, token, place, nbytes)
                 except HeapFull as error:
                     self._end.take_back(place)
                     self.fail(token, error, final)
-                else:
-                    self._end.post(ENTRY.pack(kind, final, 0, number, token, place, nbytes))
 
             self._end.copy_then(post, view, left_out, response)
         if final:
-            self._in_flight.pop(token, None)
+            self.close_exchange(token)
+
+    def _post_response(
+        self, key: object, known: _AnswerText, head: AnswerHead, flags: int, token: int, place: int, nbytes: int
+    ) -> None:
+        if not known.number:
+            self._send_head(key, known, head)
+        self._end.post_entry(entries.RESPONSE, token, flags=flags, text=known.number, place=place, nbytes=nbytes)
 
     def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
         """See scheduling.batch.AnswerLink."""
         if not self._is_open:
             return True
         tokens = places[:: 1 + len(head.outputs)]
-        if len(tokens) > entries.MOST_TOGETHER:
+        if len(tokens) > _MOST_TOGETHER:
             return False
         try:
-            known = self._answer_heads.get(head)
-            if known is not None:
-                number = known[0]
-            else:
-                number = self._send_head(head, AnswerHead(head), TensorPlaces(head.outputs))
+            known = self._answer_heads.get(head) or _AnswerText(head)
+            if not known.number:
+                self._send_head(head, known, AnswerHead(head))
             heap = self._output_heap_number(slot.heap) if slot.heap is not None else None
             if heap is None:
                 return False
-            table = numbers(3 + len(places)).pack(heap, slot.offset, nbytes, *places)
-            place = self._end.place_in_turn((table,), len(table))
+            held = self._end.hold(slot, nbytes)
+            table = numbers(4 + len(places)).pack(heap, held, slot.offset, nbytes, *places)
+            try:
+                place = self._end.place_in_turn((table,), len(table))
+            except HeapFull:
+                self._end.take_back(held)
+                return False
         except HeapFull:
             return False
-        held = self._end.hold(slot, nbytes)
-        self._end.post(ENTRY.pack(entries.RESPONSES, True, len(tokens), number, 0, place, held))
+        self._end.post(ENTRY.pack(entries.RESPONSES, 0, len(tokens), known.number, 0, place, len(table)))
         for token in tokens:
-            self._in_flight.pop(token, None)
+            self.close_exchange(token)
         return True
 
-    def _outputs_in_heap(self, response: InferResponse) -> bytes | None:
-        """Return the number of the heap with the outputs, and their offsets and sizes, as in PLACED_RESPONSE. Returns
-        None if they lie elsewhere, or if the front end cannot read the heap."""
+    def _outputs_in_heap(self, response: InferResponse) -> Sequence[int] | None:
+        """Return the number of the heap with the outputs, and the offset and the size of each. Returns None if they lie
+        elsewhere, or if the front end cannot read the heap."""
         heap = response.slot.heap if isinstance(response.slot, Slot) else None
         if heap is None:
             return None
@@ -372,7 +348,7 @@ class FrontLink:
                 return None
             found += (offset, len(data))
         number = self._output_heap_number(heap)
-        return None if number is None else numbers(1 + len(found)).pack(number, *found)
+        return None if number is None else (number, *found)
 
     def _output_heap_number(self, heap: HeapReader) -> int | None:
         """Return the number by which the front end knows an output heap; None if the front end cannot read it."""
@@ -386,46 +362,48 @@ class FrontLink:
             if not self._send_file(descriptor):
                 return None
             self._output_heaps[heap] = number
-            heap.on_closed[self] = lambda: self.post(entries.OUTPUTS_ENDED, self._output_heaps.pop(heap))
+            heap.on_closed[self] = lambda: self.post(entries.FORGET, self._output_heaps.pop(heap))
             self.post(entries.OUTPUTS, number)
         return number
 
-    def _send_head(self, key: object, head: AnswerHead, places: TensorPlaces) -> int:
-        number = self._sent_heads % entries.LARGEST_NUMBER + 1
-        text = to_json(head)
-        is_single_use = bool(head.parameters) and len(text) > LARGEST_SHARED
-        self._end.post_text(entries.HEAD, text, count=is_single_use, layout=number)
-        self._sent_heads = number
-        if not is_single_use:
-            self._answer_heads.keep(key, (number, places))
-        return number
+    def _send_head(self, key: object, known: _AnswerText, head: AnswerHead) -> None:
+        content = to_json(head)
+        remembers = not head.parameters or len(content) <= LARGEST_SHARED
+        self._end.send_text(self._sent_heads, known, content, remembers)
+        if remembers:
+            self._answer_heads.keep(key, known)
 
     def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:
         if not self._is_open:
             return
-        text = write_failure(error, refused)
-        self._end.post_text(entries.FAILURE, text, token, int(error.code), last=final)
+        text = error.text.encode()
+        place = self._end.place_in_turn((text,), len(text))
+        self._end.post(failure_entry(error, final, refused, token, place, len(text)))
         if final:
-            self._in_flight.pop(token, None)
+            self.close_exchange(token)
 
     def end(self, token: int) -> None:
         self.post(entries.END, token, last=True)
-        self._in_flight.pop(token, None)
+        self.close_exchange(token)
+
+    def close_exchange(self, token: int) -> None:
+        self._open.pop(token, None)
 
     def post(self, kind: int, number: int = 0, last: bool = False) -> None:
-        """Post an entry without a text."""
+        """Post an entry without a content."""
         if self._is_open:
-            self._end.post(ENTRY.pack(kind, last, 0, 0, number, 0, 0))
+            self._end.post_entry(kind, number, flags=entries.LAST if last else 0)
 
     # All calls but inference.
 
-    def _begin_call(self, number: int, place: int, content: memoryview, message_at: int, is_checked: bool) -> None:
-        """Begin a forwarded call, see entries.CALL."""
-        method, texts, peer = json.loads(bytes(content[:message_at]))
+    def _begin_call(self, number: int, place: int, content: memoryview, is_checked: bool) -> None:
+        """Begin a forwarded call. `is_checked`: the front end has decided that the client may make it."""
+        message_at = ABOUT.size + ABOUT.unpack_from(content)[0]
+        method, texts, peer = json.loads(bytes(content[ABOUT.size : message_at]))
         message = content[message_at:]
         metadata = [(key, text.encode("latin-1") if key.endswith("-bin") else text) for key, text in texts]
         call = ForwardedCall(self, number, place, method, peer, metadata, message)
-        self._calls[number] = call
+        self._open[number] = call
         try:
             route = (self._routes.open if is_checked else self._routes.guarded)[call.method]
             if isinstance(route, UnaryRoute):
@@ -437,16 +415,20 @@ class FrontLink:
         except Exception as error:
             call.reply_error(self._failures.error_of(call.method, error))
 
-    def answer_call(self, kind: int, number: int, content: bytes, count: int = 0) -> None:
-        """Answer an open call. Every kind of answer but a stream's message ends the call."""
-        call = self._calls.get(number) if kind == entries.CALL_MESSAGE else self._calls.pop(number, None)
-        if call is None or not self._is_open:
+    def reply(self, number: int, message: bytes, final: bool) -> None:
+        """Answer a call that is open."""
+        if number not in self._open or not self._is_open:
             return
         try:
-            self._end.post_text(kind, content, number, count)
+            self._end.post_text(entries.RESPONSE, message, number, flags=entries.LAST if final else 0)
         except HeapFull as error:
-            text = error.text.encode(errors="replace")
-            self._end.post_text(entries.CALL_END, text, number, int(error.code))
+            self.fail(number, error, True)
+        if final:
+            self.close_exchange(number)
+
+    def end_call(self, number: int, error: ServeError) -> None:
+        if number in self._open:
+            self.fail(number, error, True)
 
     # The end of the link.
 
@@ -465,12 +447,9 @@ class FrontLink:
     def close(self) -> None:
         """Release everything, because the front end has ended and nobody waits for its requests."""
         self._stop_listening()
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            call.cancelled()
-        responders, self._in_flight = self._in_flight, {}
-        for responder in responders.values():
-            responder.left()
+        exchanges, self._open = self._open, {}
+        for exchange in exchanges.values():
+            exchange.left()
         self._end.drop()
         for share in self._shares.values():
             share.heap.on_closed.pop(self, None)
@@ -491,8 +470,16 @@ class _Head:
     """The common part of many requests of the front end."""
 
     head: RequestHead
-    places: TensorPlaces | None
-    is_single_use: bool
-    """Only the next request uses the head."""
+    places: TensorPlaces
+    index: int
+    """See Text."""
     lent_heap: SharedHeap | None = None
     """The heap into which the front end must put the inputs; None = its own heap."""
+
+
+class _AnswerText(Text):
+    __slots__ = ("places",)
+
+    def __init__(self, head: ResponseHead) -> None:
+        super().__init__()
+        self.places = TensorPlaces(head.outputs)

@@ -18,17 +18,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
-from rocserve import workers
+from rocserve.core import bootstrap
 from rocserve.core.backoff import Backoff
 from rocserve.core.memo import Memo
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import RequestHead
 from rocserve.frontends.grpc.service import ServerRoutes
-from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.frontends.shared_ports import SharedPorts
+from rocserve.links import entries
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import InferenceService
 from rocserve.workers.worker_output import WorkerOutput
@@ -48,7 +47,6 @@ _IMMEDIATE_END_SECONDS = 1.0
 """In place of _END_SECONDS if there is no grace time."""
 
 
-_BOOTSTRAP = Path(workers.__file__).with_name("bootstrap.py")
 """Not `python -m`, which would search for modules in the server's working folder."""
 _REAP_SECONDS = 0.01
 """Interval of the checks whether a process that has closed its sockets has ended."""
@@ -120,7 +118,7 @@ class FrontEndProcess:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
-                    str(_BOOTSTRAP),
+                    bootstrap.__file__,
                     "rocserve.frontends.processes.main",
                     *map(str, (*passed, *numbers)),
                     *parts.command,

@@ -9,7 +9,7 @@ import pytest
 from support.front_link import Ends
 
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.processes import entries, front_end
+from rocserve.frontends.processes import front_end, link_end
 from rocserve.plane.heap import copy_in_steps
 
 
@@ -30,7 +30,7 @@ def pause(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
             yield
         yield from copy_in_steps(view, start, data)
 
-    for module in (front_end, entries):
+    for module in (front_end, link_end):
         monkeypatch.setattr(module, "copy_in_steps", copy)
     yield may_end
     may_end.set()

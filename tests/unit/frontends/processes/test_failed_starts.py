@@ -35,7 +35,7 @@ def front_ends(plane: PlaneLoop, monkeypatch: pytest.MonkeyPatch) -> FrontEndPro
     monkeypatch.setattr(subprocess, "Popen", refuse)
     memory = RequestMemory(1 << 20)
     memory.share(memoryview(bytearray(table_bytes(2))), 0)
-    parts = FrontEndParts((), object(), plane, memory, ())  # type: ignore[arg-type]
+    parts = FrontEndParts((), object(), plane, memory, 0, ())  # type: ignore[arg-type]
     return FrontEndProcesses([ListenAddress("gRPC", "grpc", "127.0.0.1", 0)], 1, ServerRoutes({}, {}), parts, LOG)
 
 

@@ -30,8 +30,11 @@ from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PlacedTensors
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.frontends.grpc.transport import StreamReceiver, full_name
-from rocserve.frontends.processes import entries
+from rocserve.frontends.processes import server_end
 from rocserve.frontends.processes.forwarding import Forwarding
+from rocserve.frontends.processes.link_end import LARGEST_SHARED
+from rocserve.links import entries
+from rocserve.links.texts import REMEMBERED
 from rocserve.plane import heap, loop, trimming
 from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull, SharedHeap, Slot
 from rocserve.services.inference import RequestOrigin
@@ -65,11 +68,17 @@ def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends
     large = bytes(range(256)) * (1 << 19)
 
     def call() -> None:
-        forwarding, metadata = Forwarding(RequestMemory(), ends.remote.end), [("a", "1"), ("b-bin", b"\xff")]
+        forwarding, metadata = (
+            Forwarding(RequestMemory(), ends.remote.end, ends.remote.exchanges),
+            [("a", "1"), ("b-bin", b"\xff")],
+        )
         for message in (large, b"", b"bad"):
-            forwarding.begin("/a/B", message, print, print, metadata, "ipv4:127.0.0.1:1")
+            answers: list[bytes | ServeError] = []
+            heard.append(answers)
+            forwarding.begin("/a/B", message, answers.append, answers.append, metadata, "ipv4:127.0.0.1:1")
         ends.remote.end.post_text(entries.LISTENING, "why \N{SNOWMAN}".encode(), count=98)
 
+    heard: list[list[bytes | ServeError]] = []
     ends.front.call_soon(call)
     wait_until(lambda: len(ends.calls) == 3)
     assert ends.listening == [(98, "why \N{SNOWMAN}")]
@@ -86,13 +95,11 @@ def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends
         ends.link.post(entries.STOP, 1500)
 
     ends.server.call_soon(answer)
-    wait_until(lambda: len(ends.to_front) == 4)
-    assert ends.to_front == [
-        (entries.CALL_REPLY, 1, 0, large),
-        (entries.CALL_END, 3, int(StatusCode.INVALID_ARGUMENT), b"no"),
-        (entries.CALL_REPLY, 2, 0, b""),
-        (entries.STOP, 1500, 0, b""),
-    ]
+    wait_until(lambda: ends.to_front == [(entries.STOP, 1500)])
+    first, second, (third,) = heard
+    assert (first, second) == ([large], [b""])
+    assert isinstance(third, ServeError) and (third.code, third.text) == (StatusCode.INVALID_ARGUMENT, "no")
+    assert not ends.remote.exchanges and not ends.link._open
     ends.calls.clear()
     wait_until(lambda: not _slots_of_calls(ends))
 
@@ -116,7 +123,7 @@ class WatchingClient:
 
 def test_a_client_that_asks_twice_in_one_stream_watches_once(ends: Ends) -> None:
     """As without front-end processes, the last request counts; nothing of it is left when the client leaves."""
-    forwarding = Forwarding(RequestMemory(), ends.remote.end)
+    forwarding = Forwarding(RequestMemory(), ends.remote.end, ends.remote.exchanges)
     route = forwarding.routes()[WatchingClient.method]
 
     def ask() -> None:
@@ -227,7 +234,7 @@ def test_equal_parameters_of_answers_are_sent_once(ends: Ends) -> None:
             client = ends.ask(InferRequest(head, "r", [np.int32(1).tobytes()]))
             assert client.ended.wait(PATIENCE_SECONDS)
             assert repr(client.responses[0].parameters) == repr({"p": value})
-    assert ends.link._sent_heads == len(ends.remote._answer_heads) == len(values)
+    assert ends.link._sent_heads.sent == len(ends.remote._answer_heads) == len(values)
 
 
 def test_many_parameters_of_an_answer_are_remembered_by_neither_end(ends: Ends) -> None:
@@ -293,7 +300,7 @@ def test_origins_and_refusals_come_when_they_are_asked_for(ends: Ends) -> None:
     assert ends.service.origins[-1].address == ""
     ends.server.call_soon(lambda: ends.link.post(entries.ORIGINS, last=True))
     ends.server.call_soon(lambda: ends.link.post(entries.EXIT))
-    wait_until(lambda: ends.to_front == [(entries.EXIT, 0, 0, b"")])
+    wait_until(lambda: ends.to_front == [(entries.EXIT, 0)])
     assert ends.ask(request_of("echo")).ended.wait(PATIENCE_SECONDS)
     assert ends.service.origins[-1] == RequestOrigin("GRPC", (1, 2), {"a": "b"}, "10.0.0.1")
     ends.front.call_soon(lambda: ends.remote.refuse(invalid_argument("bad é"), lambda: "id7"))
@@ -354,7 +361,7 @@ def test_a_sequence_keeps_its_order_while_a_large_request_of_it_is_copied(ends: 
 def test_heads_are_forgotten_while_a_large_request_is_copied(ends: Ends, pause: threading.Event) -> None:
     large = ends.ask(request_of("echo", LARGE))
     few = np.arange(1, dtype=np.int32)
-    clients = [ends.ask(request_of(f"echo {number}", few)) for number in range(3 * entries.REMEMBERED_HEADS)]
+    clients = [ends.ask(request_of(f"echo {number}", few)) for number in range(3 * REMEMBERED)]
     assert all(client.ended.wait(PATIENCE_SECONDS) for client in clients)
     pause.set()
     assert large.ended.wait(PATIENCE_SECONDS)
@@ -508,7 +515,7 @@ def test_answers_of_a_batch_come_together_and_its_memory_goes_back(
         # On the front end's loop, like a real one's clients: it informs the server before it sleeps.
         while clients:
             ends.front.call_soon(clients.pop().responses.clear)
-    is_small = length * TOGETHER * 4 <= entries.LARGEST_SHARED
+    is_small = length * TOGETHER * 4 <= LARGEST_SHARED
 
     def are_back() -> bool:
         if is_small:
@@ -517,7 +524,7 @@ def test_answers_of_a_batch_come_together_and_its_memory_goes_back(
         return len(ends.service.returned) == 2
 
     wait_until(are_back, what="the places that are returned")
-    wait_until(lambda: not ends.link._in_flight and not ends.link._end._slots)
+    wait_until(lambda: not ends.link._open and not ends.link._end._slots)
 
 
 def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: Ends) -> None:
@@ -526,7 +533,7 @@ def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: 
     clients = [ends.ask(request_of("together", np.arange(3, dtype=np.int32))) for _ in range(TOGETHER)]
     wait_until(lambda: ends.service.went_together is False)
     assert not any(client.responses for client in clients)
-    assert len(ends.link._in_flight) == TOGETHER
+    assert len(ends.link._open) == TOGETHER
 
 
 def test_a_batch_of_more_requests_than_a_message_counts_does_not_go_together(ends: Ends) -> None:
@@ -535,7 +542,7 @@ def test_a_batch_of_more_requests_than_a_message_counts_does_not_go_together(end
     taken = []
 
     def answer() -> None:
-        for count in (entries.MOST_TOGETHER + 1, entries.MOST_TOGETHER):
+        for count in (server_end._MOST_TOGETHER + 1, server_end._MOST_TOGETHER):
             taken.append(ends.link.answer_together(head, slot, 4, [0, 0] * count))
 
     ends.server.call_soon(answer)

@@ -13,7 +13,7 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InputHead, ParameterValue, RequestHead
-from rocserve.frontends.processes import entries
+from rocserve.frontends.processes import front_end, server_end
 from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull
 
 REMEMBERED = 16
@@ -25,7 +25,8 @@ LONG = "x" * (33 << 10)
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
-    monkeypatch.setattr(entries, "REMEMBERED_HEADS", REMEMBERED)
+    for module in (front_end, server_end):
+        monkeypatch.setattr(module, "REMEMBERED", REMEMBERED)
     ends = Ends()
     yield ends
     ends.close()
@@ -79,7 +80,7 @@ def test_requests_that_find_no_memory_push_out_no_head(ends: Ends, monkeypatch: 
 
     monkeypatch.setattr(ends.remote.end, "place_in_turn", place_some)
     for number in range(3 * REMEMBERED):
-        refused = ask(ends, head_of("echo", FEW, number=number, long=LONG), FEW, "without room")
+        refused = ask(ends, head_of("echo", FEW, number=number, long=LONG, text="without room"), FEW)
         assert refused.ended.wait(PATIENCE_SECONDS)
         assert [error.code for error in refused.errors] == [StatusCode.RESOURCE_EXHAUSTED]
     check_echoed(ask(ends, used, FEW), FEW)
@@ -98,11 +99,11 @@ def test_heads_are_forgotten_while_a_large_answer_is_copied(ends: Ends, pause: t
     assert large.responses[0].parameters == {"long": parameter}
 
 
-def test_numbers_of_heads_begin_again_when_an_entry_has_no_room_for_larger_ones(ends: Ends) -> None:
-    """A server gets there in days, if each request has a parameter of its own."""
-    ends.remote._sent_heads = ends.link._sent_heads = entries.LARGEST_NUMBER - 2
-    heads = [head_of("echo", FEW, number=number) for number in range(5)]
+def test_the_numbers_of_old_heads_are_used_again(ends: Ends) -> None:
+    """A server that gets a parameter of its own with each request keeps no more for that."""
+    heads = [head_of("echo", FEW, number=number) for number in range(3 * REMEMBERED)]
     for head in (*heads, *heads):
         client = ask(ends, head, FEW)
         check_echoed(client, FEW)
         assert client.responses[0].parameters == head.parameters
+    assert len(ends.link._heads) == len(ends.remote._answer_heads) == REMEMBERED

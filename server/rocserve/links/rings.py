@@ -1,4 +1,4 @@
-"""Link carries entries between two processes: rings in shared memory, without locks.
+"""Rings carry entries between two processes, in shared memory, without locks.
 
 Each end owns a file that the other end maps to read. The file holds the end's words and its rings. The words are how
 much it has posted on each of its rings, how much it has taken from each of the other end's, and which of its threads
@@ -55,6 +55,23 @@ class RingWriter:
         self._size = len(ring)
         self.posted = 0
         """Bytes since the beginning."""
+        self._reserved = 0
+        """Entries that have a place, and are not posted yet."""
+
+    def reserve(self) -> bool:
+        """Reserve a place for an entry that `post_reserved` will post. Returns False if none is free. Raises
+        LinkBroken."""
+        if self.room < 1:
+            return False
+        self._reserved += 1
+        return True
+
+    def post_reserved(self, entry: bytes) -> None:
+        self._reserved -= 1
+        self.post(entry)
+
+    def give_up_reserved(self) -> None:
+        self._reserved -= 1
 
     def is_taken(self, posted: int) -> bool:
         """Return whether the other end has taken everything before this byte."""
@@ -62,11 +79,11 @@ class RingWriter:
 
     @property
     def room(self) -> int:
-        """Return how many entries can be posted now. Raises LinkBroken."""
+        """Return how many entries can be posted now, besides those that have reserved a place. Raises LinkBroken."""
         under_way = self.posted - self._other_words[self._taken_at]
         if not 0 <= under_way <= self._size:
             raise LinkBroken(f"the other end of a link has taken {self.posted - under_way} of {self.posted} bytes")
-        return (self._size - under_way) // ENTRY_BYTES
+        return (self._size - under_way) // ENTRY_BYTES - self._reserved
 
     def post(self, entries: bytes) -> None:
         """Write whole entries, seen together by the other end. Writers with bounded entries need not check `room`."""

@@ -1,4 +1,5 @@
-"""Sends tensors between the server and a worker. Each layout is sent once, and named by a number from then on."""
+"""Sends tensors between the server and a worker, which need not be trusted. Each layout is sent once, and named by a
+number from then on."""
 
 from __future__ import annotations
 
@@ -10,47 +11,49 @@ from typing import Any
 
 from rocserve.backends.request_model import RESCHEDULED, ModelResponse, Rescheduled, Result
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import ServeError, internal, status_code
 from rocserve.core.memo import Memo
 from rocserve.core.plain import from_json, to_json
 from rocserve.core.requests import MOST_ENTRIES, NO_PARAMETERS, InferResponse, Parameters
 from rocserve.core.tensor_places import Bounds, TensorPlaces
 from rocserve.core.tensors import Tensor, TensorHead, can_hold
+from rocserve.links import entries
+from rocserve.links.entries import ENTRY, LONGEST_TEXT
+from rocserve.links.texts import REMEMBERED, SentTexts, Text
 from rocserve.plane.heap import HeapReader, fill
-from rocserve.workers import entries
-from rocserve.workers.entries import ENTRY
-from rocserve.workers.messages import LONGEST_TEXT, status_code
 
 _PARAMETERS: Any = Parameters
 _MOST_COMMAS = 1 << 15
 """Commas in a layout's JSON, enough for the most tensors that a model may have, with 29 dimensions each. Parsing so
 many takes a tenth of a second, in which the server does nothing else."""
-_MOST_UNREAD_BYTES = 16 << 20
-"""Bytes of layouts, if they are many, that one batch may need: enough for 100,000 outputs of different shapes."""
+_MOST_BYTES = 16 << 20
+"""Bytes of layouts, if they are many, that a reader keeps: enough for 100,000 outputs of different shapes in one
+batch."""
 _MOST_DIMENSIONS = 64
 """Bound for one tensor: numpy supports no more."""
+LONGEST_DETAILS = 1 << 20
+"""Bytes of a layout or details: so many can be parsed between two requests."""
 
 
-class Layout:
-    __slots__ = ("number", "places", "text")
+class Layout(Text):
+    __slots__ = ("json", "places")
 
     def __init__(self, heads: tuple[TensorHead, ...]) -> None:
         """Raises ServeError (INTERNAL) if the names and shapes are too long, or too many."""
+        super().__init__()
         self.places = TensorPlaces(heads)
-        self.text = checked(to_json(heads))
-        if self.text.count(b",") > _MOST_COMMAS:
+        self.json = checked(to_json(heads))
+        if self.json.count(b",") > _MOST_COMMAS:
             raise internal(f"{len(heads)} tensors with all their sizes are more than can be sent")
-        self.number = -entries.REMEMBERED_LAYOUTS
-        """The number by which the layout was last sent; negative = never."""
 
 
-Message = tuple[int, bool, int, Layout | None, int, int, int]
+Message = tuple[int, int, int, Layout | None, int, int, int]
 """The fields of an entry, with the layout in place of its number."""
 
 
 class TensorSender:
     """Sends the tensors and responses of one end. Safe on any thread. A layout gets its number only when the entry that
-    refers to it is posted: other threads may define many layouts while large tensors are copied."""
+    refers to it is posted: other threads may send many layouts while large tensors are copied."""
 
     def __init__(
         self,
@@ -66,10 +69,8 @@ class TensorSender:
         self._allocate = allocate
         self._allocate_now = allocate_now
         self._post = post
-        self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(
-            entries.REMEMBERED_LAYOUTS
-        )
-        self._defined = 0
+        self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(REMEMBERED)
+        self.sent = SentTexts(REMEMBERED)
         self._posting = posting
 
     def of(self, tensors: Sequence[Tensor]) -> Layout:
@@ -81,15 +82,15 @@ class TensorSender:
         return layout
 
     def number(self, layout: Layout) -> int:
-        """Return the layout's number, after sending the layout if the other end may not know it. The caller holds
-        `posting` until it has posted the entry with the number."""
-        if layout.number <= self._defined - entries.REMEMBERED_LAYOUTS:
-            number = self._defined + 1
-            place, view = self._allocate_now(len(layout.text))
-            view[:] = layout.text
-            self._post(ENTRY.pack(entries.LAYOUT, 0, 0, number & entries.LARGEST_LAYOUT, 0, place, len(layout.text)))
-            self._defined = layout.number = number
-        return layout.number & entries.LARGEST_LAYOUT
+        """Return the layout's number, after sending the layout if the other end does not know it. The caller holds
+        `posting` until it has posted the entry with the number, and pins the layout if that entry needs several."""
+        if not layout.number:
+            place, view = self._allocate_now(len(layout.json))
+            view[:] = layout.json
+            number = self.sent.take_number()
+            self._post(ENTRY.pack(entries.TEXT, 0, 0, number, 0, place, len(layout.json)))
+            self.sent.keep(layout, number)
+        return layout.number
 
     def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[Layout, int, int]:
         """Write tensors to a slot; return their layout, the place, and the bytes of the details. Raises ServeError:
@@ -111,40 +112,46 @@ class TensorSender:
     def answer(
         self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0
     ) -> tuple[Message, int]:
-        """Write an answer to a request or call; None = it ends. Returns the message for `post`, and the place of its
-        slot. `references`: how many of the first tensors are references. Raises as `put`."""
+        """Write an answer to an exchange; None = it ends. Returns the message for `post`, and the place of its slot.
+        `references`: how many of the first tensors are references. Raises as `put`."""
         if answer is None:
-            return (entries.END, False, 0, None, number, 0, 0), 0
+            return (entries.END, entries.LAST, 0, None, number, 0, 0), 0
         if isinstance(answer, Rescheduled):
-            return (entries.AGAIN, False, 0, None, number, 0, 0), 0
+            return (entries.AGAIN, entries.LAST, 0, None, number, 0, 0), 0
+        flags = entries.LAST if final else 0
         if isinstance(answer, ServeError):
             text = error_bytes(answer)
             place = self.put_text(text)
-            return (entries.FAILURE, final, int(answer.code), None, number, place, len(text)), place
+            return (entries.FAILURE, flags, int(answer.code), None, number, place, len(text)), place
         layout, place, nbytes = self.put(answer.outputs, parameters_text(answer.parameters))
-        return (entries.RESPONSE, final, references, layout, number, place, nbytes), place
+        return (entries.RESPONSE, flags, references, layout, number, place, nbytes), place
 
     def post(self, message: Message) -> None:
-        """Post a message, after its layout if the other end may not know it. Raises ServeError if no slot is free for
+        """Post a message, after its layout if the other end does not know it. Raises ServeError if no slot is free for
         the layout."""
-        kind, last, count, layout, number, place, nbytes = message
+        kind, flags, count, layout, number, place, nbytes = message
         with self._posting:
-            layout_number = 0 if layout is None else self.number(layout)
-            self._post(ENTRY.pack(kind, last, count, layout_number, number, place, nbytes))
+            if layout is None:
+                self._post(ENTRY.pack(kind, flags, count, 0, number, place, nbytes))
+                return
+            layout.pins += 1
+            try:
+                self._post(ENTRY.pack(kind, flags, count, self.number(layout), number, place, nbytes))
+            finally:
+                layout.pins -= 1
 
 
 class TensorReader:
-    """Reads tensors by the layouts that their sender has defined, in bounded memory. Methods raise ValueError if the
+    """Reads tensors by the layouts that their sender has sent, in bounded memory. Methods raise ValueError if the
     sender's messages are invalid."""
 
     def __init__(self, heap: HeapReader) -> None:
         self._heap = heap
         self._places: dict[int, TensorPlaces] = {}
-        """By number, in the order of definition."""
-        self._has_read = False
-        """Something was read since the last definition."""
-        self._unread_bytes = 0
-        """Bytes of the layouts that were defined since then."""
+        """By number."""
+        self._bytes: dict[int, int] = {}
+        """The length of each layout, and their sum."""
+        self._sum = 0
 
     def define(self, number: int, place: int, nbytes: int) -> None:
         text = self.text(place, nbytes)
@@ -157,20 +164,12 @@ class TensorReader:
             element = 4 if head.datatype is DataType.BYTES else head.datatype.itemsize
             if not can_hold(head.datatype, head.shape, math.prod(head.shape) * element):
                 raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)}")
-        known = self._places
-        known[number] = TensorPlaces(heads)
-        if self._has_read:
-            # A batch may refer to more layouts than are remembered; they are defined without a pause.
-            self._has_read = False
-            self._unread_bytes = 0
-            for old in list(known)[: -2 * entries.REMEMBERED_LAYOUTS]:
-                del known[old]
-        self._unread_bytes += nbytes
-        if len(known) > 2 * entries.REMEMBERED_LAYOUTS and self._unread_bytes > _MOST_UNREAD_BYTES:
-            raise ValueError(f"layouts of {self._unread_bytes} bytes, and no tensors of them")
+        self._sum += nbytes - self._bytes.get(number, 0)
+        self._places[number], self._bytes[number] = TensorPlaces(heads), nbytes
+        if len(self._places) > REMEMBERED and self._sum > _MOST_BYTES:
+            raise ValueError(f"{len(self._places)} layouts of {self._sum} bytes, expected at most {_MOST_BYTES}")
 
     def get(self, number: int) -> TensorPlaces:
-        self._has_read = True
         places = self._places.get(number)
         if places is None:
             raise ValueError(f"tensors of layout {number}, which it has not defined")
@@ -189,17 +188,18 @@ class TensorReader:
         return tensors, bytes(view[end:])
 
     def answer(
-        self, kind: int, last: int, count: int, layout: int, place: int, nbytes: int
+        self, kind: int, flags: int, count: int, text: int, place: int, nbytes: int
     ) -> tuple[Result | None, bool]:
         """Return what TensorSender.answer was given: the answer, and whether it is the last."""
         if kind == entries.END:
             return None, True
         if kind == entries.AGAIN:
             return RESCHEDULED, True
+        last = bool(flags & entries.LAST)
         if kind == entries.FAILURE:
-            return read_error(count, self.text(place, nbytes)), bool(last)
-        outputs, details = self.read(layout, place, nbytes)
-        return ModelResponse(outputs, read_parameters(details)), bool(last)
+            return read_error(count, self.text(place, nbytes)), last
+        outputs, details = self.read(text, place, nbytes)
+        return ModelResponse(outputs, read_parameters(details)), last
 
 
 def bounds_of(places: TensorPlaces, table: memoryview) -> tuple[Bounds, int]:
@@ -217,18 +217,17 @@ def bounds_of(places: TensorPlaces, table: memoryview) -> tuple[Bounds, int]:
 
 def checked(text: bytes) -> bytes:
     """Return a text that will be sent. Raises ServeError (INTERNAL) if it is longer than the other end accepts."""
-    if len(text) > entries.LONGEST_TEXT_BYTES:
+    if len(text) > LONGEST_DETAILS:
         raise internal(
-            f"names, shapes and parameters together take {len(text)} bytes, at most"
-            f" {entries.LONGEST_TEXT_BYTES} can be sent"
+            f"names, shapes and parameters together take {len(text)} bytes, at most {LONGEST_DETAILS} can be sent"
         )
     return text
 
 
 def text_length(nbytes: int) -> int:
     """Check a text's length and return it. Raises ValueError if no text may be so long."""
-    if nbytes > entries.LONGEST_TEXT_BYTES:
-        raise ValueError(f"a text of {nbytes} bytes, expected at most {entries.LONGEST_TEXT_BYTES}")
+    if nbytes > LONGEST_DETAILS:
+        raise ValueError(f"a text of {nbytes} bytes, expected at most {LONGEST_DETAILS}")
     return nbytes
 
 

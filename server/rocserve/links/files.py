@@ -1,6 +1,6 @@
-"""Passes clients' files and other workers' heaps to an instance's worker, which reads inputs there in place. Each file
-or heap is passed once, as a read-only descriptor with its size (0 for a heap), through the socket that also carries the
-doorbell's rings. Both ends number files and heaps in their order."""
+"""Passes files and heaps to the other end of a link, which reads tensors there in place: clients' files and other
+workers' heaps to a worker. Each file or heap is passed once, as a read-only descriptor with its size (0 for a heap),
+through the socket that also carries the doorbell's rings. Both ends number files and heaps in their order."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ import pytest
 from support.waiting import PATIENCE_SECONDS
 from support.workers import open_descriptors
 
-from rocserve.plane import doorbell, link
+from rocserve.links import rings
+from rocserve.links.rings import ENTRY_BYTES, SMALLEST_RING, LinkBroken, LinkEnd, create_file
+from rocserve.plane import doorbell
 from rocserve.plane.anonymous_file import map_file, open_for_reading
 from rocserve.plane.doorbell import (
     KEEPS_STORE_ORDER,
@@ -26,7 +28,6 @@ from rocserve.plane.doorbell import (
     SocketSleeper,
     drain_rings,
 )
-from rocserve.plane.link import ENTRY_BYTES, SMALLEST_RING, LinkBroken, LinkEnd, create_file
 
 ENTRIES = SMALLEST_RING
 FIRST_RINGS = (ENTRIES, 2 * ENTRIES)
@@ -294,7 +295,7 @@ def test_nothing_is_slept_through_between_processes(
     pair: Pair, keeps_store_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a missed ring both would sleep. Tested with this machine's memory order, and as Arm needs it."""
-    for module in (link, doorbell):
+    for module in (rings, doorbell):
         monkeypatch.setattr(module, "KEEPS_STORE_ORDER", keeps_store_order)
     here, there = socket.socketpair()
     process = get_context("fork").Process(target=_echo, args=(pair, there), daemon=True)

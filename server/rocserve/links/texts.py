@@ -1,0 +1,72 @@
+"""Numbers for texts, which many exchanges of a link share: heads of requests and answers, layouts of tensors.
+
+A number names the text that was sent last with it, in the order of one ring. So the sender alone decides what is
+remembered: it uses the number of its oldest text again. The reader keeps a dict, and nothing can be forgotten too soon.
+"""
+
+from __future__ import annotations
+
+REMEMBERED = 1024
+"""Texts that a ring's ends remember, each up to LARGEST_REMEMBERED: each length of a string, for example, has one."""
+LARGEST_REMEMBERED = 32 << 10
+"""Bytes. A larger text, such as with thousands of parameters, is sent as number 0 before each entry that needs it."""
+
+
+class Text:
+    """What the sender knows of a text."""
+
+    __slots__ = ("index", "number", "pins")
+
+    def __init__(self) -> None:
+        self.number = 0
+        """0 = the reader does not know the text (any more)."""
+        self.index = 0
+        """Counts the numbers that were given, so that an answer about an older text of the same number is noticed."""
+        self.pins = 0
+        """Messages that are being written and need the number."""
+
+
+class SentTexts:
+    """Gives the texts of one ring their numbers. One thread at a time, but a garbage collection may call it again in
+    the middle of a call."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._texts: dict[int, Text] = {}
+        """By number, the oldest first."""
+        self._given_up: list[int] = []
+        self._numbers = 0
+        """The highest number."""
+        self.sent = 0
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def find(self, number: int, index: int) -> Text | None:
+        text = self._texts.get(number)
+        return text if text is not None and text.index == index else None
+
+    def take_number(self) -> int:
+        """Return a number for a text that is sent next, and then `keep`. A pinned text keeps its number; if all are
+        pinned, as in a message with thousands of texts, there is one number more."""
+        if self._given_up:
+            return self._given_up.pop()
+        if len(self._texts) >= self._most:
+            for number in [*self._texts]:
+                if not self._texts[number].pins:
+                    self._texts.pop(number).number = 0
+                    return number
+        self._numbers += 1
+        return self._numbers
+
+    def keep(self, text: Text, number: int) -> int:
+        self.sent += 1
+        self._texts[number] = text
+        text.number, text.index = number, self.sent
+        return number
+
+    def give_up(self, text: Text) -> None:
+        """Take the number of a text back that was not sent."""
+        self._given_up.append(text.number)
+        del self._texts[text.number]
+        text.number = 0
