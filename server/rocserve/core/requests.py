@@ -246,7 +246,7 @@ class RequestForm:
 
 Member = tuple[RequestForm, Sequence[Buffer], int, bytes]
 """A request of a batch: its form, its inputs' data as views of bytes, and, if the model sees single requests, its
-number and its details (`workers/entries.py`)."""
+number and its details (`links/details.py`)."""
 
 
 class ResponseHead(NamedTuple):

@@ -69,7 +69,7 @@ class TensorSender:
         self._allocate = allocate
         self._allocate_now = allocate_now
         self._post = post
-        self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(REMEMBERED)
+        self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo()
         self.sent = SentTexts(REMEMBERED)
         self._posting = posting
 

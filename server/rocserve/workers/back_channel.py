@@ -32,6 +32,7 @@ class BackChannel:
     def __init__(self, end: WorkerEnd, log: logging.Logger) -> None:
         self._end = end
         self._log = log
+        self._layouts = TensorReader(end.inputs)
         self._calls = Exchanges[OnAnswer]()
         self._reader = threading.Thread(target=self._read, name="back channel", daemon=True)
         self._is_server_gone = False
@@ -65,26 +66,29 @@ class BackChannel:
         connection = end.back_connection
         assert connection is not None, "a worker of the other kind"
         sleeper = SocketSleeper(end.back_sleep_word, connection, drain_rings)
-        layouts = TensorReader(end.inputs)
         is_open = True
         while is_open:
-            for kind, flags, count, text, number, place, nbytes in ENTRY.iter_unpack(end.back.take()):
-                if kind in entries.ANSWERS:
-                    answer, final = layouts.answer(kind, flags, count, text, place, nbytes)
-                    self._handle_answer(number, answer, count, place, final)
-                elif kind == entries.TEXT:
-                    layouts.define(text, place, nbytes)
-                    end.post(entries.return_entries([place]))
-                elif kind == entries.CANCEL:
-                    self._early_cancellations.keep(number, True)
-                    # Looked up after the note above, because `open_request` registers the request before it reads the
-                    # notes: one of the two threads sees the other's entry.
-                    if (responder := self._requests.get(number)) is not None:
-                        responder.is_cancelled = True
+            self.take_mail()
             is_open = sleeper.sleep(None, end.back.has_mail)
         # Set before the calls are dropped, because `call` first registers a call and then reads `_is_server_gone`.
         self._is_server_gone = True
         self._drop_calls()
+
+    def take_mail(self) -> None:
+        """Handle the messages that have come, on the reader's thread."""
+        for kind, flags, count, text, number, place, nbytes in ENTRY.iter_unpack(self._end.back.take()):
+            if kind in entries.ANSWERS:
+                answer, final = self._layouts.answer(kind, flags, count, text, place, nbytes)
+                self._handle_answer(number, answer, count, place, final)
+            elif kind == entries.TEXT:
+                self._layouts.define(text, place, nbytes)
+                self._end.post(entries.return_entries([place]))
+            elif kind == entries.CANCEL:
+                self._early_cancellations.keep(number, True)
+                # Looked up after the note above, because `open_request` registers the request before it reads the
+                # notes: one of the two threads sees the other's entry.
+                if (responder := self._requests.get(number)) is not None:
+                    responder.is_cancelled = True
 
     def _drop_calls(self) -> None:
         for on_answer in self._calls.drain():
@@ -137,17 +141,24 @@ class BatchedResponder:
             self._end.respond(self.number, answer, final)
             self._has_responded = True
             if final:
-                self._is_ended = True
-                self._open.pop(self.number, None)
+                self._end_it()
 
     def claim(self) -> bool:
         """Close the request, whose answer goes with its batch. Returns False if a response has been sent already."""
         with self._lock:
             if self._has_responded or self._is_ended:
                 return False
-            self._is_ended = True
-            self._open.pop(self.number, None)
+            self._end_it()
             return True
+
+    def abandon(self) -> None:
+        """End the request, because its batch fails and with it all requests that have not ended."""
+        with self._lock:
+            self._end_it()
+
+    def _end_it(self) -> None:
+        self._is_ended = True
+        self._open.pop(self.number, None)
 
     def batch_answer(self, answer: Result | None) -> Answer | None:
         """Return `execute`'s answer to the request if it goes with the batch; None = messages answer the request."""

@@ -49,10 +49,10 @@ class BatchWriter:
         """`files`: None = the worker may read no clients' files and no other workers' heaps."""
         self._inputs = inputs
         self._files = files
-        self._texts = Memo[bytes, Text](REMEMBERED)
+        self._texts = Memo[bytes, Text]()
         """Request layouts by their JSON. Forms of equal JSON share a text, because the worker gathers requests of one
         layout faster."""
-        self._forms = Memo[RequestForm, Text](REMEMBERED)
+        self._forms = Memo[RequestForm, Text]()
         self._sent = SentTexts(REMEMBERED)
         self._batch_ids = itertools.count(1)
 

@@ -3,8 +3,6 @@ and their answers, cancellations. All calls come on the data plane's thread, unl
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,10 +18,10 @@ from rocserve.core.tensors import Tensor
 from rocserve.core.trace import Trace
 from rocserve.links.entries import CANCEL, ENTRY
 from rocserve.links.exchanges import Exchanges
+from rocserve.links.outbox import Outbox
 from rocserve.links.rings import RingWriter
 from rocserve.links.tensors import TensorSender
 from rocserve.plane.heap import Slot
-from rocserve.plane.loop import TimerHandle
 from rocserve.workers.answer_watch import PendingAnswers
 
 if TYPE_CHECKING:
@@ -35,8 +33,6 @@ MOST_WAITING = 16384
 """Messages that may wait until a worker reads them, in addition to one cancellation for each open request."""
 MOST_CALLS = 4096
 """Calls that a worker may have in flight; they wait in other models' queues, among clients' requests."""
-_RETRY_SECONDS = 0.002
-"""Delay after the ring was full."""
 
 OnAnswer = Callable[[Result | None, bool], None]
 """Takes a response, an error, None (no further response) or RESCHEDULED, and whether this answer is the last."""
@@ -55,19 +51,15 @@ class InstanceRequests:
         """`writer`: posts to the worker. `ring`: wakes the ring's reader."""
         self.instance = instance
         self._start_call = start_call
-        self._writer = writer
-        self._ring = ring
+        self._outbox = Outbox(instance.plane, lambda: instance.room(writer), writer.post, ring, self._on_full)
         self._open = Exchanges[OnAnswer]()
         self._calls: dict[int, OpenCall] = {}
         self.traces: dict[int, Trace] = {}
         """Traces of open requests by number; calls that a model makes for a request belong to its trace."""
         self.messages = 0
-        self._sender = TensorSender(self._allocate, self._allocate, self._send, nullcontext())
+        self._sender = TensorSender(self._allocate, self._allocate, self._outbox.post, nullcontext())
         self._unread: dict[int, object] = {}
         """What must stay until the worker has read a slot, by place: the slot, and the tensors that it refers to."""
-        self._waiting: deque[bytes] = deque()
-        self._waiting_since = 0.0
-        self._retry: TimerHandle | None = None
 
     def pending_answers(self, batch: int) -> PendingAnswers:
         return PendingAnswers(batch, len(self._open), len(self._calls), self.messages)
@@ -89,7 +81,7 @@ class InstanceRequests:
     def cancel(self, number: int) -> None:
         """Tell the model that nobody waits for a request."""
         if number in self._open:
-            self._send(ENTRY.pack(CANCEL, 0, 0, 0, number, 0, 0))
+            self._outbox.post(ENTRY.pack(CANCEL, 0, 0, 0, number, 0, 0))
 
     def answer_call(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> None:
         """Copy and send the answer to a call. `references`: how many of the first tensors are references."""
@@ -112,30 +104,11 @@ class InstanceRequests:
         self._unread[slot.offset] = slot
         return slot.offset, view
 
-    def _send(self, entry: bytes) -> None:
+    def _on_full(self, waiting: int, seconds: float) -> None:
+        if seconds > STALL_SECONDS or waiting > MOST_WAITING + len(self._open):
+            self.instance.break_off(f"it has not taken its answers, {waiting} messages wait")
         if self.instance.has_ended:
-            return
-        if not self._waiting:
-            self._waiting_since = time.monotonic()
-        self._waiting.append(entry)
-        if self._retry is None:
-            self._send_waiting()
-
-    def _send_waiting(self) -> None:
-        """Post what the ring has room for, and try again later with the rest."""
-        self._retry = None
-        waiting, now = self._waiting, time.monotonic()
-        count = min(len(waiting), self.instance.room(self._writer))
-        if self.instance.has_ended:
-            return
-        if count:
-            self._writer.post(b"".join([waiting.popleft() for _ in range(count)]))
-            self._ring()
-            self._waiting_since = now
-        if now - self._waiting_since > STALL_SECONDS or len(waiting) > MOST_WAITING + len(self._open):
-            self.instance.break_off(f"it has not taken its answers, {len(waiting)} messages wait")
-        elif waiting:
-            self._retry = self.instance.plane.call_at(now + _RETRY_SECONDS, self._send_waiting)
+            self._outbox.drop()
 
     # Messages from the worker
 
@@ -176,8 +149,7 @@ class InstanceRequests:
 
     def end(self, error: ServeError) -> None:
         """Finish after the worker has ended: open requests get the error, calls are cancelled."""
-        if self._retry is not None:
-            self._retry.cancel()
+        self._outbox.drop()
         lost = RequestLost(error.code, error.text)
         for on_answer in self._open.drain():
             self.instance.call_guarded(on_answer, lost, True)
@@ -185,8 +157,8 @@ class InstanceRequests:
         for opened in calls.values():
             self.instance.call_guarded(opened.cancelled)
         self._unread.clear()
-        # The sender refers to this object and would keep it until a garbage collection.
-        del self._sender
+        # Both refer to this object and would keep it until a garbage collection.
+        del self._sender, self._outbox
 
 
 class OpenCall:

@@ -385,7 +385,7 @@ class RequestService(ModelService):
             results = answer_results(self._end.sender, settled)
         except BaseException as error:
             for responder in responders:
-                responder.claim()
+                responder.abandon()
             self._end.fail(received, (input_end, max(output_start, input_end)), batch_error(error, self._log))
             return
         kept = [answer.slot for answer in settled if isinstance(answer, ModelResponse) and answer.slot is not None]

@@ -84,7 +84,7 @@ class RemoteInference:
         sleeps = anonymous_file.open_for_reading(plane.doorbell.sleeps)
         send_with_descriptors(connection, FRONT_MESSAGE, (sleeps,))
         os.close(sleeps)
-        self._heads = Memo[RequestHead, _Head](REMEMBERED)
+        self._heads = Memo[RequestHead, _Head]()
         self._sent_heads = SentTexts(REMEMBERED)
         self._received_files: deque[int] = deque()
         """Descriptors of heaps that have come through the socket, and whose entries have not come yet."""

@@ -87,7 +87,7 @@ class FrontLink:
         self._output_heaps: dict[HeapReader, int] = {}
         """Output heap that the front end reads -> number."""
         self._heap_numbers = itertools.count(1)
-        self._answer_heads = Memo[object, _AnswerText](REMEMBERED)
+        self._answer_heads = Memo[object, _AnswerText]()
         self._sent_heads = SentTexts(REMEMBERED)
         self._open: dict[int, RemoteResponder | ForwardedCall] = {}
         """The front end's exchanges, by its numbers."""
