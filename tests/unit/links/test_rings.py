@@ -103,6 +103,19 @@ def test_what_is_posted_is_taken_in_order_on_each_ring(pair: Pair) -> None:
         assert reader.take() == b""
 
 
+def test_a_place_that_was_reserved_is_there_when_it_is_needed(pair: Pair) -> None:
+    writer, reader = pair.first_end().writers[0], pair.second_end().readers[0]
+    assert writer.reserve() and writer.reserve()
+    assert writer.room == ENTRIES - 2
+    writer.post(entries(0, ENTRIES - 2))
+    assert writer.room == 0 and not writer.reserve()
+    writer.post_reserved(entries(ENTRIES - 2, 1))
+    writer.give_up_reserved()
+    assert writer.room == 1
+    assert reader.take() == entries(0, ENTRIES - 1)
+    assert writer.room == ENTRIES
+
+
 def test_room_comes_back_when_the_other_end_has_taken(pair: Pair) -> None:
     writer, reader = pair.first_end().writers[0], pair.second_end().readers[0]
     assert writer.room == ENTRIES
