@@ -176,10 +176,12 @@ class FrontLink:
     def _begin(self, flags: int, text: int, token: int, place: int, deadline_ns: int) -> None:
         known = self._heads[text] if text else self._heads.pop(text)
         head, places = known.head, known.places
-        share = self._shares[place >> entries.HEAP_SHIFT] if place >> entries.HEAP_SHIFT else None
-        offset = place & entries.OFFSET
-        view = self._requests_heap.view if share is None else share.heap.reader.view
-        bounds, end = places.bounds, places.end
+        share = None
+        offset, view = place, self._requests_heap.view
+        if place >> entries.HEAP_SHIFT:
+            share = self._shares[place >> entries.HEAP_SHIFT]
+            offset, view = place & entries.OFFSET, share.heap.reader.view
+        end = places.end
         if flags & entries.SIZED:
             bounds, end = places.of_sized(view(offset, 8 * len(head.inputs)))
         request_id, sequence, origin = "", None, b""
@@ -271,7 +273,7 @@ class FrontLink:
             packed, nbytes = places.sized(response.data)
         if nbytes <= LARGEST_SHARED:
             place = self._end.place_in_turn(packed, nbytes)
-            self._post_response(key, known, AnswerHead.of(response), flags, token, place, nbytes)
+            self._post_response(key, known, response, flags, token, place, nbytes)
         elif (outputs := self._outputs_in_heap(response)) is not None:
             heap, *places_and_sizes = outputs
             held = self._end.hold(response.slot, nbytes)
@@ -279,7 +281,7 @@ class FrontLink:
             flags = flags & entries.LAST | entries.PLACED
             try:
                 place = self._end.place_in_turn((table,), len(table))
-                self._post_response(key, known, AnswerHead.of(response), flags, token, place, len(table))
+                self._post_response(key, known, response, flags, token, place, len(table))
             except HeapFull:
                 self._end.take_back(held)
                 raise
@@ -291,7 +293,7 @@ class FrontLink:
                 # Many other answers may have been sent meanwhile, and the front end remembers only the last heads.
                 now = self._answer_heads.get(key) or _AnswerText(response.head)
                 try:
-                    self._post_response(key, now, AnswerHead.of(response), flags, token, place, nbytes)
+                    self._post_response(key, now, response, flags, token, place, nbytes)
                 except HeapFull as error:
                     self._end.take_back(place)
                     self.fail(token, error, final)
@@ -301,11 +303,18 @@ class FrontLink:
             self.close_exchange(token)
 
     def _post_response(
-        self, key: object, known: _AnswerText, head: AnswerHead, flags: int, token: int, place: int, nbytes: int
+        self,
+        key: object,
+        known: _AnswerText,
+        response: InferResponse,
+        flags: int,
+        token: int,
+        place: int,
+        nbytes: int,
     ) -> None:
         if not known.number:
-            self._send_head(key, known, head)
-        self._end.post_entry(entries.RESPONSE, token, flags=flags, text=known.number, place=place, nbytes=nbytes)
+            self._send_head(key, known, AnswerHead.of(response))
+        self._end.post(ENTRY.pack(entries.RESPONSE, flags, 0, known.number, token, place, nbytes))
 
     def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
         """See scheduling.batch.AnswerLink."""
