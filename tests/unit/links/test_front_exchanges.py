@@ -23,7 +23,7 @@ from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHea
 from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
-from rocserve.frontends.processes import front_end, server_end
+from rocserve.frontends.processes import answers, front_end, server_end
 from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
@@ -227,8 +227,9 @@ class Ends:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (front_end, server_end):
+    for module in (front_end, answers):
         monkeypatch.setattr(module, "REMEMBERED", REMEMBERED)
+    for module in (front_end, server_end):
         monkeypatch.setattr(module, "FRONT_RINGS", (SMALLEST_RING, SMALLEST_RING))
 
 
@@ -268,9 +269,9 @@ def test_everything_arrives_once_in_its_order_and_leaves_nothing(seed: int) -> N
     ends.kept.clear()
     gc.collect()
     ends.settle()
-    assert not ends.remote.exchanges and not ends.link._open
+    assert not ends.remote.exchanges and not ends.link.answers.open
     assert not ends.remote.end._slots and not ends.link._end._slots
-    for texts in (ends.remote._sent_heads, ends.link._sent_heads, ends.remote._answer_heads, ends.link._heads):
+    for texts in (ends.remote._sent_heads, ends.link.answers._sent_heads, ends.remote._answer_heads, ends.link._heads):
         assert len(texts) <= REMEMBERED
     ends.close()
 
@@ -295,6 +296,6 @@ def test_when_the_front_end_dies_its_exchanges_are_left_once_and_its_memory_is_f
     ends.calls.clear()
     gc.collect()
     ends.server_loop.turn()
-    assert not ends.link._open and not ends.link._end._slots and not ends.link._shares
+    assert not ends.link.answers.open and not ends.link._end._slots and not ends.link._shares
     assert ends.version._lent == 0
     assert not ends.outputs_reader.on_closed

@@ -18,7 +18,7 @@ from rocserve.scheduling.batch import LinkedResponder
 from rocserve.services.inference import NOT_FOR_DECOUPLED, RequestOrigin
 
 if TYPE_CHECKING:
-    from rocserve.frontends.processes.server_end import FrontLink
+    from rocserve.frontends.processes.answers import FrontAnswers
 
 
 class RemoteResponder(LinkedResponder):
@@ -30,8 +30,10 @@ class RemoteResponder(LinkedResponder):
     is_accepted = False
     """While this is False, errors are refusals of the request; afterwards they are answers of the model."""
 
-    def __init__(self, link: FrontLink, token: int, takes_one: bool, protocol: str, place: int, origin: bytes) -> None:
-        self.link: FrontLink = link
+    def __init__(
+        self, link: FrontAnswers, token: int, takes_one: bool, protocol: str, place: int, origin: bytes
+    ) -> None:
+        self.link: FrontAnswers = link
         self.token = token
         self.takes_one = takes_one
         self.protocol = protocol
@@ -85,7 +87,7 @@ class RemoteResponder(LinkedResponder):
 class ForwardedCall:
     """A call of a front end for the server's own routes: implements UnaryCall and StreamCall."""
 
-    _link: FrontLink
+    _link: FrontAnswers
     _number: int
     _place: int
     method: str
@@ -101,7 +103,7 @@ class ForwardedCall:
     def __del__(self) -> None:
         # Garbage collection may run this on any thread, and no other message may come to wake the plane.
         self._link.give_back(self._place)
-        self._link.plane.wake()
+        self._link.wake()
 
     def reply(self, message: bytes) -> None:
         self._link.reply(self._number, message, True)

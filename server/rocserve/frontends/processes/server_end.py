@@ -15,30 +15,27 @@ from dataclasses import dataclass, field
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import Memo
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
-from rocserve.core.plain import to_json
-from rocserve.core.requests import InferRequest, InferResponse, RequestHead, ResponseHead, parameters_key
+from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.grpc.transport import UnaryRoute
+from rocserve.frontends.processes.answers import FrontAnswers
 from rocserve.frontends.processes.forwarding import ABOUT
-from rocserve.frontends.processes.heads import AnswerHead, input_places, read_head
-from rocserve.frontends.processes.link_end import LARGEST_SHARED, MOST_HEAPS, FrontLinkEnd, numbers
+from rocserve.frontends.processes.heads import input_places, read_head
+from rocserve.frontends.processes.link_end import MOST_HEAPS, FrontLinkEnd
 from rocserve.frontends.processes.remote_requests import ForwardedCall, RemoteResponder
 from rocserve.links import entries
 from rocserve.links.details import read_details
-from rocserve.links.entries import ENTRY, failure_entry
+from rocserve.links.entries import ENTRY
 from rocserve.links.opening import FRONT_MESSAGE, FRONT_RINGS, HEAP_BYTES, MESSAGES, offer
-from rocserve.links.texts import REMEMBERED, SentTexts, Text
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, HeapShare, SharedHeap, Slot, fill
+from rocserve.plane.heap import Heap, HeapShare, SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import InferenceService
 
-_MOST_TOGETHER = (1 << 16) - 1
-"""The most requests in one RESPONSES."""
 _LONGEST_DETAILS = 1 << 31
 """Bytes: a view of no more is made, but nothing is copied."""
 
@@ -78,19 +75,12 @@ class FrontLink:
             raise
         self._inbox = ends.readers[MESSAGES]
         self._end = FrontLinkEnd(ends, self._heap, self.plane)
-        self.give_back = self._end.give_back
-        """Takes a place in the front end's heap that nobody reads any more. From any thread."""
         self._failures = RequestFailures(self._log)
         self._heads: dict[int, _Head] = {}
         self._shares: dict[int, HeapShare] = {}
         """The front end's number of a heap -> share of the heap."""
-        self._output_heaps: dict[HeapReader, int] = {}
-        """Output heap that the front end reads -> number."""
         self._heap_numbers = itertools.count(1)
-        self._answer_heads = Memo[object, _AnswerText]()
-        self._sent_heads = SentTexts(REMEMBERED)
-        self._open: dict[int, RemoteResponder | ForwardedCall] = {}
-        """The front end's exchanges, by its numbers."""
+        self.answers = FrontAnswers(self._end, self.protocol, self._heap_numbers, self._send_file)
         self._is_open = True
         self._is_attached = False
 
@@ -151,11 +141,11 @@ class FrontLink:
             self._heads[text] = _Head(head, input_places(head), number)
         elif kind == entries.RETURN:
             for each in (number, place, nbytes)[:count]:
-                self.give_back(each)
+                self._end.give_back(each)
         elif kind == entries.FORGET:
             del self._shares[number]
         elif kind == entries.CANCEL:
-            exchange = self._open.get(number)
+            exchange = self.answers.open.get(number)
             if exchange is not None:  # Otherwise it has ended meanwhile.
                 exchange.left()
         elif kind == entries.REFUSED:
@@ -190,8 +180,8 @@ class FrontLink:
             if correlation_id or of_sequence:
                 sequence = SequenceTag(correlation_id, bool(of_sequence & 1), bool(of_sequence & 2))
         protocol = "HTTP" if flags & entries.HTTP else "GRPC"
-        responder = RemoteResponder(self, token, bool(flags & entries.SINGLE), protocol, place, origin)
-        self._open[token] = responder
+        responder = RemoteResponder(self.answers, token, bool(flags & entries.SINGLE), protocol, place, origin)
+        self.answers.open[token] = responder
         data: Sequence[Buffer]
         if flags & entries.SIZED:
             slot = view(offset, end)
@@ -215,7 +205,7 @@ class FrontLink:
         except Exception as error:
             # Only this request fails; the front end continues with all others.
             failure = self._failures.error_of(f"an inference request by {protocol}", error)
-            if token in self._open:
+            if token in self.answers.open:
                 responder.send(failure)
         responder.is_accepted = True
 
@@ -255,153 +245,9 @@ class FrontLink:
         # Requests with inputs in this heap may still be on their way.
         self.post(entries.FORGET, number)
 
-    # Answers: if the front end has ended, they are dropped.
-
-    def answer(self, token: int, response: InferResponse, final: bool) -> None:
-        """Raises HeapFull."""
-        if not self._is_open:
-            return
-        key: object = response.head
-        if response.in_shared_memory or response.is_typed or response.parameters:
-            parameters = parameters_key(response.parameters)
-            key = (response.head, tuple(response.in_shared_memory), response.is_typed, parameters)
-        known = self._answer_heads.get(key) or _AnswerText(response.head)
-        places = known.places
-        flags, packed, nbytes = entries.LAST if final else 0, places.packed(response.data), places.end
-        if packed is None:
-            flags |= entries.SIZED
-            packed, nbytes = places.sized(response.data)
-        if nbytes <= LARGEST_SHARED:
-            place = self._end.place_in_turn(packed, nbytes)
-            self._post_response(key, known, response, flags, token, place, nbytes)
-        elif (outputs := self._outputs_in_heap(response)) is not None:
-            heap, *places_and_sizes = outputs
-            held = self._end.hold(response.slot, nbytes)
-            table = numbers(1 + len(outputs)).pack(heap, held, *places_and_sizes)
-            flags = flags & entries.LAST | entries.PLACED
-            try:
-                place = self._end.place_in_turn((table,), len(table))
-                self._post_response(key, known, response, flags, token, place, len(table))
-            except HeapFull:
-                self._end.take_back(held)
-                raise
-        else:
-            place, view = self._end.new_slot(nbytes)
-            left_out = fill(view, packed, COPIED_AT_ONCE if response.is_large else nbytes)
-
-            def post() -> None:
-                # Many other answers may have been sent meanwhile, and the front end remembers only the last heads.
-                now = self._answer_heads.get(key) or _AnswerText(response.head)
-                try:
-                    self._post_response(key, now, response, flags, token, place, nbytes)
-                except HeapFull as error:
-                    self._end.take_back(place)
-                    self.fail(token, error, final)
-
-            self._end.copy_then(post, view, left_out, response)
-        if final:
-            self.close_exchange(token)
-
-    def _post_response(
-        self,
-        key: object,
-        known: _AnswerText,
-        response: InferResponse,
-        flags: int,
-        token: int,
-        place: int,
-        nbytes: int,
-    ) -> None:
-        if not known.number:
-            self._send_head(key, known, AnswerHead.of(response))
-        self._end.post(ENTRY.pack(entries.RESPONSE, flags, 0, known.number, token, place, nbytes))
-
-    def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
-        """See scheduling.batch.AnswerLink."""
-        if not self._is_open:
-            return True
-        tokens = places[:: 1 + len(head.outputs)]
-        if len(tokens) > _MOST_TOGETHER:
-            return False
-        try:
-            known = self._answer_heads.get(head) or _AnswerText(head)
-            if not known.number:
-                self._send_head(head, known, AnswerHead(head))
-            heap = self._output_heap_number(slot.heap) if slot.heap is not None else None
-            if heap is None:
-                return False
-            held = self._end.hold(slot, nbytes)
-            table = numbers(4 + len(places)).pack(heap, held, slot.offset, nbytes, *places)
-            try:
-                place = self._end.place_in_turn((table,), len(table))
-            except HeapFull:
-                self._end.take_back(held)
-                return False
-        except HeapFull:
-            return False
-        self._end.post(ENTRY.pack(entries.RESPONSES, 0, len(tokens), known.number, 0, place, len(table)))
-        for token in tokens:
-            self.close_exchange(token)
-        return True
-
-    def _outputs_in_heap(self, response: InferResponse) -> Sequence[int] | None:
-        """Return the number of the heap with the outputs, and the offset and the size of each. Returns None if they lie
-        elsewhere, or if the front end cannot read the heap."""
-        heap = response.slot.heap if isinstance(response.slot, Slot) else None
-        if heap is None:
-            return None
-        found: list[int] = []
-        for data in response.data:
-            offset = heap.offset_of(data) if len(data) else 0
-            if offset is None:
-                return None
-            found += (offset, len(data))
-        number = self._output_heap_number(heap)
-        return None if number is None else (number, *found)
-
-    def _output_heap_number(self, heap: HeapReader) -> int | None:
-        """Return the number by which the front end knows an output heap; None if the front end cannot read it."""
-        number = self._output_heaps.get(heap)
-        if number is None:
-            number = next(self._heap_numbers)
-            try:
-                descriptor = heap.open_for_reading()
-            except OSError:
-                return None
-            if not self._send_file(descriptor):
-                return None
-            self._output_heaps[heap] = number
-            heap.on_closed[self] = lambda: self.post(entries.FORGET, self._output_heaps.pop(heap))
-            self.post(entries.OUTPUTS, number)
-        return number
-
-    def _send_head(self, key: object, known: _AnswerText, head: AnswerHead) -> None:
-        content = to_json(head)
-        remembers = not head.parameters or len(content) <= LARGEST_SHARED
-        self._end.send_text(self._sent_heads, known, content, remembers)
-        if remembers:
-            self._answer_heads.keep(key, known)
-
-    def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:
-        if not self._is_open:
-            return
-        text = error.text.encode()
-        place = self._end.place_in_turn((text,), len(text))
-        self._end.post(failure_entry(error, final, refused, token, place, len(text)))
-        if final:
-            self.close_exchange(token)
-
-    def end(self, token: int) -> None:
-        self.post(entries.END, token, last=True)
-        self.close_exchange(token)
-
-    def close_exchange(self, token: int) -> None:
-        self._open.pop(token, None)
-
     def post(self, kind: int, number: int = 0, last: bool = False) -> None:
         """Post an entry without a content."""
-        if self._is_open:
-            self._end.post_entry(kind, number, flags=entries.LAST if last else 0)
+        self.answers.post(kind, number, last)
 
     # All calls but inference.
 
@@ -411,8 +257,8 @@ class FrontLink:
         method, texts, peer = json.loads(bytes(content[ABOUT.size : message_at]))
         message = content[message_at:]
         metadata = [(key, text.encode("latin-1") if key.endswith("-bin") else text) for key, text in texts]
-        call = ForwardedCall(self, number, place, method, peer, metadata, message)
-        self._open[number] = call
+        call = ForwardedCall(self.answers, number, place, method, peer, metadata, message)
+        self.answers.open[number] = call
         try:
             route = (self._routes.open if is_checked else self._routes.guarded)[call.method]
             if isinstance(route, UnaryRoute):
@@ -423,21 +269,6 @@ class FrontLink:
                     call.receiver.on_message(bytes(message))
         except Exception as error:
             call.reply_error(self._failures.error_of(call.method, error))
-
-    def reply(self, number: int, message: bytes, final: bool) -> None:
-        """Answer a call that is open."""
-        if number not in self._open or not self._is_open:
-            return
-        try:
-            self._end.post_text(entries.RESPONSE, message, number, flags=entries.LAST if final else 0)
-        except HeapFull as error:
-            self.fail(number, error, True)
-        if final:
-            self.close_exchange(number)
-
-    def end_call(self, number: int, error: ServeError) -> None:
-        if number in self._open:
-            self.fail(number, error, True)
 
     # The end of the link.
 
@@ -456,15 +287,10 @@ class FrontLink:
     def close(self) -> None:
         """Release everything, because the front end has ended and nobody waits for its requests."""
         self._stop_listening()
-        exchanges, self._open = self._open, {}
-        for exchange in exchanges.values():
-            exchange.left()
-        self._end.drop()
+        self.answers.close()
         for share in self._shares.values():
             share.heap.on_closed.pop(self, None)
         self._shares.clear()
-        for outputs in self._output_heaps:
-            outputs.on_closed.pop(self, None)
         self.discard()
 
     def discard(self) -> None:
@@ -484,11 +310,3 @@ class _Head:
     """See Text."""
     lent_heap: SharedHeap | None = None
     """The heap into which the front end must put the inputs; None = its own heap."""
-
-
-class _AnswerText(Text):
-    __slots__ = ("places",)
-
-    def __init__(self, head: ResponseHead) -> None:
-        super().__init__()
-        self.places = TensorPlaces(head.outputs)

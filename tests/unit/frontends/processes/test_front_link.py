@@ -30,7 +30,7 @@ from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PlacedTensors
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.frontends.grpc.transport import StreamReceiver, full_name
-from rocserve.frontends.processes import server_end
+from rocserve.frontends.processes import answers
 from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.link_end import LARGEST_SHARED
 from rocserve.links import entries
@@ -99,7 +99,7 @@ def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends
     first, second, (third,) = heard
     assert (first, second) == ([large], [b""])
     assert isinstance(third, ServeError) and (third.code, third.text) == (StatusCode.INVALID_ARGUMENT, "no")
-    assert not ends.remote.exchanges and not ends.link._open
+    assert not ends.remote.exchanges and not ends.link.answers.open
     ends.calls.clear()
     wait_until(lambda: not _slots_of_calls(ends))
 
@@ -234,7 +234,7 @@ def test_equal_parameters_of_answers_are_sent_once(ends: Ends) -> None:
             client = ends.ask(InferRequest(head, "r", [np.int32(1).tobytes()]))
             assert client.ended.wait(PATIENCE_SECONDS)
             assert repr(client.responses[0].parameters) == repr({"p": value})
-    assert ends.link._sent_heads.sent == len(ends.remote._answer_heads) == len(values)
+    assert ends.link.answers._sent_heads.sent == len(ends.remote._answer_heads) == len(values)
 
 
 def test_many_parameters_of_an_answer_are_remembered_by_neither_end(ends: Ends) -> None:
@@ -242,7 +242,7 @@ def test_many_parameters_of_an_answer_are_remembered_by_neither_end(ends: Ends) 
         parameters = {f"p{number}": value for number in range(5000)}
         head = RequestHead("echo", "", (InputHead("I", "INT32", (1,), {}),), (), parameters)
         assert ends.ask(InferRequest(head, "r", [np.int32(value).tobytes()])).ended.wait(PATIENCE_SECONDS)
-    assert not ends.link._answer_heads
+    assert not ends.link.answers._answer_heads
     assert not ends.remote._answer_heads
 
 
@@ -524,7 +524,7 @@ def test_answers_of_a_batch_come_together_and_its_memory_goes_back(
         return len(ends.service.returned) == 2
 
     wait_until(are_back, what="the places that are returned")
-    wait_until(lambda: not ends.link._open and not ends.link._end._slots)
+    wait_until(lambda: not ends.link.answers.open and not ends.link._end._slots)
 
 
 def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: Ends) -> None:
@@ -533,7 +533,7 @@ def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: 
     clients = [ends.ask(request_of("together", np.arange(3, dtype=np.int32))) for _ in range(TOGETHER)]
     wait_until(lambda: ends.service.went_together is False)
     assert not any(client.responses for client in clients)
-    assert len(ends.link._open) == TOGETHER
+    assert len(ends.link.answers.open) == TOGETHER
 
 
 def test_a_batch_of_more_requests_than_a_message_counts_does_not_go_together(ends: Ends) -> None:
@@ -542,8 +542,8 @@ def test_a_batch_of_more_requests_than_a_message_counts_does_not_go_together(end
     taken = []
 
     def answer() -> None:
-        for count in (server_end._MOST_TOGETHER + 1, server_end._MOST_TOGETHER):
-            taken.append(ends.link.answer_together(head, slot, 4, [0, 0] * count))
+        for count in (answers._MOST_TOGETHER + 1, answers._MOST_TOGETHER):
+            taken.append(ends.link.answers.answer_together(head, slot, 4, [0, 0] * count))
 
     ends.server.call_soon(answer)
     wait_until(lambda: len(taken) == 2)
@@ -558,7 +558,7 @@ def test_outputs_of_a_worker_that_has_ended(ends: Ends) -> None:
     wait_until(lambda: ends.service.returned, what="a place that is returned")
     # The rest is sent through the server's own heap.
     response = InferResponse.of("m", "1", "r", ())
-    assert not ends.link._output_heaps and ends.link._outputs_in_heap(response) is None
+    assert not ends.link.answers.output_heaps and ends.link.answers._outputs_in_heap(response) is None
 
 
 def test_a_front_end_that_dies_holds_no_outputs(ends: Ends) -> None:

@@ -13,7 +13,7 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InputHead, ParameterValue, RequestHead
-from rocserve.frontends.processes import front_end, server_end
+from rocserve.frontends.processes import answers, front_end
 from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull
 
 REMEMBERED = 16
@@ -25,7 +25,7 @@ LONG = "x" * (33 << 10)
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
-    for module in (front_end, server_end):
+    for module in (front_end, answers):
         monkeypatch.setattr(module, "REMEMBERED", REMEMBERED)
     ends = Ends()
     yield ends
