@@ -101,7 +101,7 @@ class FrontAnswers:
 
             self._end.copy_then(post, view, left_out, response)
         if final:
-            self.close_exchange(token)
+            self.open.pop(token, None)
 
     def _post_response(
         self,
@@ -142,7 +142,7 @@ class FrontAnswers:
             return False
         self._end.post(ENTRY.pack(entries.RESPONSES, 0, len(tokens), known.number, 0, place, len(table)))
         for token in tokens:
-            self.close_exchange(token)
+            self.open.pop(token, None)
         return True
 
     def _outputs_in_heap(self, response: InferResponse) -> Sequence[int] | None:
@@ -190,13 +190,10 @@ class FrontAnswers:
         place = self._end.place_in_turn((text,), len(text))
         self._end.post(failure_entry(error, final, refused, token, place, len(text)))
         if final:
-            self.close_exchange(token)
+            self.open.pop(token, None)
 
     def end(self, token: int) -> None:
         self.post(entries.END, token, last=True)
-        self.close_exchange(token)
-
-    def close_exchange(self, token: int) -> None:
         self.open.pop(token, None)
 
     def post(self, kind: int, number: int = 0, last: bool = False) -> None:
@@ -215,7 +212,7 @@ class FrontAnswers:
         except HeapFull as error:
             self.fail(number, error, True)
         if final:
-            self.close_exchange(number)
+            self.open.pop(number, None)
 
     def end_call(self, number: int, error: ServeError) -> None:
         if number in self.open:

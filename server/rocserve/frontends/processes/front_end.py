@@ -294,7 +294,7 @@ class RemoteInference:
         if kind == entries.FAILURE:
             client.send(read_failure(flags, code, text, self._text(place, nbytes)), last)
             return
-        if isinstance(client, ForwardedAnswers):
+        if not text and isinstance(client, ForwardedAnswers):
             client.take(self._text(place, nbytes))
             return
         known, places = self._answer_heads[text] if text else self._answer_heads.pop(text)

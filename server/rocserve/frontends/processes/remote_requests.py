@@ -124,6 +124,6 @@ class ForwardedCall:
         """Do nothing: a call continues when its client leaves."""
 
     def left(self) -> None:
-        self._link.close_exchange(self._number)
+        self._link.open.pop(self._number, None)
         if self.receiver is not None:
             self.receiver.on_cancel()
