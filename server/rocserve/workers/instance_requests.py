@@ -105,10 +105,11 @@ class InstanceRequests:
         return slot.offset, view
 
     def _on_full(self, waiting: int, seconds: float) -> None:
+        outbox = self._outbox
         if seconds > STALL_SECONDS or waiting > MOST_WAITING + len(self._open):
             self.instance.break_off(f"it has not taken its answers, {waiting} messages wait")
         if self.instance.has_ended:
-            self._outbox.drop()
+            outbox.drop()
 
     # Messages from the worker
 
