@@ -22,6 +22,7 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
+from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
 from rocserve.frontends.processes import answers, front_end, server_end
 from rocserve.frontends.processes.forwarding import Forwarding
@@ -42,6 +43,8 @@ class Client:
     """A client of the front end."""
 
     held_bytes = 0
+
+    protocol = "GRPC"
 
     def __init__(self, ends: Ends, key: int, takes_one: bool) -> None:
         self.ends, self.key, self.takes_one = ends, key, takes_one
@@ -86,12 +89,12 @@ class Ends:
         log = logging.getLogger("rocserve.test.front_exchanges")
         self.link = FrontLink(
             servers,
-            "GRPC",
             self.server_loop,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            {"/a/B": UnaryRoute(self.begin_call)},
+            ServerRoutes({"/a/B": UnaryRoute(self.begin_call)}, {}),
             Memo(),
             lambda number, text: None,
+            lambda microseconds: None,
             pytest.fail,
             log,
         )

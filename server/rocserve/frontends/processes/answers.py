@@ -38,13 +38,11 @@ class FrontAnswers:
     def __init__(
         self,
         end: FrontLinkEnd,
-        protocol: str,
         heap_numbers: Iterator[int],
         send_file: Callable[[int], bool],
     ) -> None:
         """`heap_numbers`: new numbers of heaps. `send_file`: sends a descriptor and closes it; returns False if the
         front end does not get it."""
-        self.protocol = protocol
         self.give_back = end.give_back
         """Takes a place in the front end's heap that nobody reads any more. From any thread."""
         self.wake = end.plane.wake

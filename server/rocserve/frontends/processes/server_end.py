@@ -80,7 +80,7 @@ class FrontLink:
         self._shares: dict[int, HeapShare] = {}
         """The front end's number of a heap -> share of the heap."""
         self._heap_numbers = itertools.count(1)
-        self.answers = FrontAnswers(self._end, self.protocol, self._heap_numbers, self._send_file)
+        self.answers = FrontAnswers(self._end, self._heap_numbers, self._send_file)
         self._is_open = True
         self._is_attached = False
 
