@@ -27,27 +27,31 @@ class Moves:
         plane: PlaneLoop,
         own: Transports,
         ports: SharedPorts,
+        has_filters: bool,
         processes: Callable[[], FrontEndProcesses],
         log: logging.Logger,
     ) -> None:
-        """`own` listens already. `processes` returns the front ends, not started yet."""
+        """`own` listens already. `has_filters`: see `kernel_has_filters`; otherwise front ends that have come stay,
+        because clients would come to them again and again. `processes` returns the front ends, not started yet."""
         self._demand = demand
         self._plane = plane
         self._own = own
         self._ports = ports
+        self._has_filters = has_filters
         self._make_processes = processes
         self._processes: FrontEndProcesses | None = None
         self._log = log
 
     async def run(self) -> None:
-        """Watch the demand, until cancelled."""
+        """Watch the demand, until cancelled, or until front ends have come to stay."""
         loop, demand = asyncio.get_running_loop(), self._demand
-        while True:
+        while self._has_filters or not demand.has_front_ends:
             await asyncio.sleep(demand.pace.sample_seconds)
-            worked = self._plane.worked_seconds
+            worked, in_flight = self._plane.worked_seconds, self._own.in_flight
             if self._processes is not None:
                 worked += self._processes.worked_seconds
-            if demand.note(loop.time(), worked):
+                in_flight += self._processes.in_flight
+            if demand.note(loop.time(), worked, in_flight):
                 if demand.has_front_ends:
                     await self._to_processes()
                 else:
@@ -57,13 +61,16 @@ class Moves:
         processes = self._processes = self._processes or self._make_processes()
         self._log.info("the data plane is busy: %d front ends take the ports", processes.count)
         try:
-            # Front ends that have just begun to listen connect to themselves.
-            self._ports.give_to_all()
+            if self._has_filters:
+                # Front ends that have just begun to listen connect to themselves.
+                self._ports.give_to_all()
             await processes.start()
-            self._ports.give_to_others(processes.count)
+            if self._has_filters:
+                self._ports.give_to_others(processes.count)
         except (OSError, RuntimeError) as error:
             self._log.error("the server's process serves all clients: front ends cannot be started: %s", error)
-            self._ports.give_to_this_process()
+            if self._has_filters:
+                self._ports.give_to_this_process()
             self._demand.forget(has_front_ends=False)
         else:
             self._own.close_after_answers()

@@ -20,7 +20,7 @@ from rocserve.frontends.grpc.service import HealthHandlers, MethodRoutes, Server
 from rocserve.frontends.grpc.transport import Route, listen_address
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.moves import Moves
-from rocserve.frontends.shared_ports import SharedPorts
+from rocserve.frontends.shared_ports import SharedPorts, kernel_has_filters
 from rocserve.frontends.tls import tls_context
 from rocserve.frontends.transports import Answering, Transports
 from rocserve.observability.failures import log_loop_error
@@ -291,17 +291,12 @@ class FrontEnds:
 
     def _watch_demand(self) -> None:
         assert self._own is not None
-        try:
+        has_filters = kernel_has_filters()
+        if has_filters:
             self._ports.give_to_this_process()
-        except OSError as error:
-            self._log.warning(
-                "this process serves all clients, because the kernel cannot choose which process gets a connection"
-                " (%s); with --front-ends=%d as many processes serve clients from the start",
-                error.strerror,
-                self._count,
-            )
-            return
-        moves = Moves(Demand(PACE), self._plane, self._own, self._ports, self._make_processes, self._log)
+        else:
+            self._log.debug("the kernel cannot choose the process of a connection: front ends that have come stay")
+        moves = Moves(Demand(PACE), self._plane, self._own, self._ports, has_filters, self._make_processes, self._log)
         self._moving = asyncio.create_task(moves.run())
 
     def _note_start(self, where: ListenAddress, port: int) -> None:

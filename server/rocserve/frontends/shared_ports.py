@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,10 @@ _RETURN, _RETURN_A, _LOAD, _MODULO, _ADD = 0x06, 0x16, 0x20, 0x94, 0x04
 _RANDOM = 0xFFFFF000 + 56
 """SKF_AD_OFF + SKF_AD_RANDOM: loads a random number."""
 _NO_SOCKET = 0xFFFFFFFF
+
+_TRIALS = 12
+"""A kernel that ignores filters passes by chance once in 4,096 times."""
+_TRIAL_SECONDS = 1.0
 
 _Filter = Sequence[tuple[int, int, int, int]]
 
@@ -54,7 +59,7 @@ class SharedPorts:
             reservation.close()
         self._reservations.clear()
 
-    # This process must listen on the ports. All methods raise OSError if the kernel has no such filters.
+    # This process must listen on the ports.
 
     def give_to_this_process(self) -> None:
         """Let this process get all new connections. Only if its sockets were the first to listen."""
@@ -69,12 +74,36 @@ class SharedPorts:
         self._filter([(_RETURN, 0, 0, _NO_SOCKET)])
 
     def _filter(self, instructions: _Filter) -> None:
-        code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
-        program = struct.pack("HP", len(instructions), ctypes.addressof(code))
         for port in self.ports.values():
             for _, found in sockets_of(port):
                 if listens(found):
-                    found.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)
+                    _set_filter(found, instructions)
+
+
+def _set_filter(listening: socket.socket, instructions: _Filter) -> None:
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
+    program = struct.pack("HP", len(instructions), ctypes.addressof(code))
+    listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)
+
+
+def kernel_has_filters() -> bool:
+    """Return whether the kernel does what a filter says. Sandboxes such as gVisor accept filters and ignore them."""
+    with contextlib.ExitStack() as opened:
+        first, second = (opened.enter_context(socket.socket()) for _ in range(2))
+        try:
+            for each in (first, second):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                each.bind(("127.0.0.1", 0) if each is first else first.getsockname())
+                each.listen(_TRIALS)
+            _set_filter(first, [(_RETURN, 0, 0, 1)])
+            for _ in range(_TRIALS):
+                opened.enter_context(socket.create_connection(first.getsockname(), _TRIAL_SECONDS))
+                if select.select([first, second], [], [], _TRIAL_SECONDS)[0] != [second]:
+                    return False
+                opened.enter_context(second.accept()[0])
+        except OSError:
+            return False
+    return True
 
 
 def has_connections(port: int) -> bool:

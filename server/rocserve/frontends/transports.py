@@ -104,6 +104,14 @@ class Transports:
         if self._http is not None:
             self._plane.call_soon(partial(self._http.close_after_answers, closes))
 
+    @property
+    def in_flight(self) -> int:
+        """Return the number of calls, open streams and requests of clients."""
+        calls = 0 if self._grpc is None else len(self._grpc.calls.live)
+        # Copied in one step, because the plane's thread changes the set.
+        connections = [] if self._http is None else list(self._http.connections)
+        return calls + sum(each.current is not None for each in connections)
+
     def has_clients(self) -> bool:
         return any(map(has_connections, self._ports))
 

@@ -18,15 +18,15 @@ class Samples:
         self.demand = Demand(PACE)
         self._half_seconds = 0
         self._worked = 0.0
-        self.demand.note(0.0, 0.0)
+        self.demand.note(0.0, 0.0, 0)
 
-    def take(self, *shares: float) -> list[bool]:
+    def take(self, *shares: float, in_flight: int = 2) -> list[bool]:
         """Whether each sample has changed the demand."""
         changes = []
         for share in shares:
             self._half_seconds += 1
             self._worked += share / 2
-            changes.append(self.demand.note(self._half_seconds / 2, self._worked))
+            changes.append(self.demand.note(self._half_seconds / 2, self._worked, in_flight))
         return changes
 
     def bring(self) -> None:
@@ -80,3 +80,10 @@ def test_what_could_not_be_done_is_asked_for_again(samples: Samples) -> None:
     samples.bring()
     samples.demand.forget(has_front_ends=False)
     assert samples.take(*times(5, 1.0)) == [False, False, False, False, True]
+
+
+def test_one_request_at_a_time_needs_none(samples: Samples) -> None:
+    assert not any(samples.take(*times(100, 0.9), in_flight=1))
+    samples.bring()
+    assert not any(samples.take(*times(19, 0.9), in_flight=1))
+    assert samples.take(0.9, in_flight=1) == [True]

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from rocserve.frontends import shared_ports
 from rocserve.frontends.listen_address import ListenAddress
-from rocserve.frontends.shared_ports import SharedPorts, has_connections, listens, sockets_of
+from rocserve.frontends.shared_ports import SharedPorts, has_connections, kernel_has_filters, listens, sockets_of
 
 CONNECTIONS = 48
 """So many that each of three sockets gets one, except once in a hundred million times."""
@@ -69,6 +70,18 @@ def test_only_those_that_shall_get_connections(listeners: Listeners) -> None:
     assert own == 0 and all(others)
     shared.give_to_this_process()
     assert listeners.connections() == [CONNECTIONS, 0, 0]
+
+
+def test_a_kernel_without_filters_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel_has_filters()
+    monkeypatch.setattr(shared_ports, "_set_filter", lambda *_: None)
+    assert not kernel_has_filters()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOPROTOOPT, "")
+
+    monkeypatch.setattr(shared_ports, "_set_filter", refuse)
+    assert not kernel_has_filters()
 
 
 def test_one_that_ends_is_replaced_by_the_next(listeners: Listeners) -> None:

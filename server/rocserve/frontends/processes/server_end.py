@@ -84,6 +84,10 @@ class FrontLink:
         self._is_open = True
         self._is_attached = False
 
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
     def open(self) -> None:
         """Begin to read the link. From any thread."""
         self.plane.register(self._connection.fileno(), self._on_readable)

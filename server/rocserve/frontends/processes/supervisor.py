@@ -143,6 +143,11 @@ class FrontEndProcess:
     def send_wants_origins(self) -> None:
         self.post(entries.ORIGINS, last=self._parts.inference.wants_origins)
 
+    @property
+    def in_flight(self) -> int:
+        """Return the number of its inference requests."""
+        return 0 if self._closed.done() else self._link.in_flight
+
     def _add_work(self, microseconds: int) -> None:
         self.worked_seconds += microseconds / 1e6
 
@@ -309,6 +314,10 @@ class FrontEndProcesses:
     def worked_seconds(self) -> float:
         """Return the work of those that run now."""
         return sum(front_end.worked_seconds for front_end in self._running.values())
+
+    @property
+    def in_flight(self) -> int:
+        return sum(front_end.in_flight for front_end in self._running.values())
 
     def send_wants_origins(self) -> None:
         for front_end in self._running.values():
