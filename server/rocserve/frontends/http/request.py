@@ -328,6 +328,11 @@ class Request:
             headers = {**headers, "Transfer-Encoding": "chunked"}
         self._wire.write(self._head(status, content_type, headers, None))
 
+    @property
+    def must_reconnect(self) -> bool:
+        """Return whether the client must connect again after this answer, here or elsewhere."""
+        return self._serving.closes_after_answers
+
     async def send(self, *pieces: bytes) -> None:
         """Send a part of the answer as one chunk. Raises ConnectionError if the client has gone."""
         wire = self._wire

@@ -255,8 +255,8 @@ class Page:
         return Response(200, await asyncio.to_thread(lambda: json_bytes(plain_values(overview))), JSON)
 
     async def _send_events(self, request: Request) -> Response | None:
-        """Send repository events with their numbers as server-sent events, until the client or the server ends. Raises
-        ServeError if too many streams are open."""
+        """Send repository events with their numbers as server-sent events, until the client or the server ends, or the
+        client must connect again, as browsers do. Raises ServeError if too many streams are open."""
         if self._open_streams >= _MOST_STREAMS:
             raise unavailable(f"{_MOST_STREAMS} clients are sent events, as many as may be; ask /v2/overview")
         if request.head.method == "HEAD":
@@ -268,7 +268,7 @@ class Page:
         try:
             request.begin_stream(200, EVENT_STREAM, {"Cache-Control": "no-cache"})
             is_last = False
-            while not is_last:
+            while not is_last and not request.must_reconnect:
                 response = await method.answer(page_pb2.RepositoryEventsRequest(after=after))
                 is_last = response.is_last
                 text = b""

@@ -286,19 +286,24 @@ class FrontEndProcesses:
         while True:
             how = await asyncio.shield(front_end.ended)
             del self._running[number]
-            if self._retires:
-                self.log.debug("front end %d has left: %s", number, how)
-                return
-            if not self._has_started and (not front_end.listening.done() or front_end.listening.exception()):
+            reason = front_end.listening.exception()
+            if not self._has_started and reason is not None:
                 return
             deaths = 0 if time.monotonic() - front_end.started_at >= _HEALTHY_SECONDS else deaths + 1
             pause = _RESTARTS.pause_seconds(deaths)
-            self.log.error(
-                "front end %d has ended (%s), and its clients' connections with it; another is started%s",
-                number,
-                how,
-                f" in {pause:g} s" if pause else "",
-            )
+            if reason is None and front_end.process.returncode == 0:
+                # It had no clients.
+                self.log.debug("front end %d has left", number)
+            else:
+                another = f"; another is started{f' in {pause:g} s' if pause else ''}"
+                self.log.error(
+                    "front end %d has ended (%s), and its clients' connections with it%s",
+                    number,
+                    how,
+                    "" if self._retires else another,
+                )
+            if self._retires:
+                return
             while front_end.ended.done():
                 await asyncio.sleep(pause)
                 if self._retires:
