@@ -115,8 +115,15 @@ def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int |
 
 def number_or_auto(shown: str, least: int, most: int) -> Kind:
     """Return a kind for whole numbers, and for "auto", which is None."""
-    exact = number(shown, least, most=most)
-    return Kind(shown, lambda text: None if text.lower() == "auto" else exact.read(text))
+
+    def read(text: str) -> int | None:
+        if text.lower() == "auto":
+            return None
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise ValueError(f"expected auto, or a number from {least} to {most}, got '{text}'")
+        return int(text)
+
+    return Kind(shown, read)
 
 
 def level(text: str) -> int:

@@ -289,8 +289,8 @@ class ServerSettings:
     front_ends: int | None = flag(
         None,
         number_or_auto("auto|N", 0, _MOST_FRONT_ENDS_ASKED),
-        "processes that serve clients, each gRPC and HTTP; 0 = the server's own process does; auto = that process"
-        " until it is busy, then one process per 2 CPUs, at most 16, and none with up to 4 CPUs (default auto)",
+        "processes that serve clients, each gRPC and HTTP; 0 = the server's own process does; auto, the default = that"
+        " process until it is busy, then one process per 2 CPUs, at most 16; with up to 4 CPUs always that process",
     )
     write_timeout_seconds: float = flag(
         60.0, POSITIVE_SECONDS, "how long a client may stop reading before its response is dropped"

@@ -50,6 +50,18 @@ def test_room_for_models(tmp_path: Path) -> None:
             settings(f"--model-repository={tmp_path}", f"--max-model-memory={text}")
 
 
+def test_front_ends_are_a_number_or_auto(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def front_ends(*flags: str) -> int | None:
+        return settings(f"--model-repository={tmp_path}", *flags).front_ends
+
+    assert front_ends() is front_ends("--front-ends=auto") is front_ends("--front-ends=Auto") is None
+    assert (front_ends("--front-ends=0"), front_ends("--front-ends=64")) == (0, 64)
+    for text in ("some", "-1", "65", "1.5"):
+        with pytest.raises(SystemExit):
+            front_ends(f"--front-ends={text}")
+        assert f"expected auto, or a number from 0 to 64, got '{text}'" in capsys.readouterr().err
+
+
 def test_flags_become_settings(tmp_path: Path) -> None:
     given = settings(
         f"--model-store={tmp_path}",

@@ -164,6 +164,13 @@ def server_and_front_ends() -> tuple[RequestMemory, RequestMemory, RequestMemory
     return server, *front_ends
 
 
+def test_front_ends_share_what_the_server_has_alone(
+    server_and_front_ends: tuple[RequestMemory, RequestMemory, RequestMemory],
+) -> None:
+    assert [each.share_bytes for each in server_and_front_ends] == [100, 50, 50]
+    assert RequestMemory(100).share_bytes == 100
+
+
 def test_one_process_may_use_what_no_other_does(
     server_and_front_ends: tuple[RequestMemory, RequestMemory, RequestMemory],
 ) -> None:
