@@ -12,6 +12,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.exchange import Exchange, Responder
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.requests import (
@@ -23,7 +24,6 @@ from rocserve.core.requests import (
     RequestedOutput,
     RequestHead,
 )
-from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, UnaryCall, UnaryRoute, full_name
@@ -118,14 +118,14 @@ class Service:
             responder.send(self._placed(request))
         elif name == "together":
             self.requests.append(request)
-            request.responder = responder
+            request.exchange = Exchange(responder)
             if len(self.requests) == TOGETHER:
                 self._answer_together()
         elif name == "break":
             raise ValueError("a fault of the server's own")
         elif name == "never":
             self.requests.append(request)
-            request.responder = responder
+            request.exchange = Exchange(responder)
             responder.watch_cancellation(self.left.set)
         else:
             responder.send(self._echo(request))
@@ -139,10 +139,10 @@ class Service:
         places: list[int] = []
         for index, request in enumerate(self.requests):
             begins = [*itertools.accumulate(sizes[:-1], initial=index * nbytes)]
-            places += [request.responder.token, *begins]  # type: ignore[attr-defined]
+            places += [request.exchange.client.token, *begins]  # type: ignore[attr-defined]
             for begin, data in zip(begins, request.data, strict=True):
                 self.outputs.view(offset + begin, len(data))[:] = data
-        link = self.requests[0].responder.link  # type: ignore[attr-defined]
+        link = self.requests[0].exchange.client.link  # type: ignore[attr-defined]
         slot = Slot(self.returned.append, offset, self.reader)
         self.went_together = link.answer_together(first.head, slot, TOGETHER * nbytes, places)
         self.requests.clear()

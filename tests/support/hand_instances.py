@@ -115,3 +115,13 @@ class Answer:
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self.leave = self._loop.turning(callback)
+
+
+class Nobody:
+    """A client that never looks at its answer."""
+
+    def expect_many(self) -> None: ...
+
+    def send(self, answer: Answered, final: bool = True) -> None: ...
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None: ...

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.exchange import Exchange, Hook, HookOrder
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
-from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 
 _LENGTH_BYTES = 4
@@ -29,8 +29,9 @@ class SingleItems:
         self._heads = Memo[RequestHead, tuple[RequestHead, bool]]()
         """Client's head -> (the model's head, whether the answer must lack the batch dimension)."""
 
-    def take(self, request: InferRequest, responder: Responder) -> tuple[InferRequest, Responder]:
-        """Return the request as the model expects it, and its responder. The original stays for another version."""
+    def take(self, request: InferRequest, exchange: Exchange) -> InferRequest:
+        """Return the request as the model expects it; the answer becomes what the client expects. The original stays
+        for another version."""
         head, data = request.head, request.data
         known = self._heads.get(head)
         if known is None:
@@ -49,8 +50,8 @@ class SingleItems:
         if model_head is not head:
             request = replace(request, head=model_head, data=data)
         if is_item or head.is_typed:
-            responder = _ItemResponder(responder, is_item, head.is_typed)
-        return request, responder
+            exchange.add(_ItemHook(is_item, head.is_typed))
+        return request
 
     def _adapted(self, entry: InputHead, data: Buffer) -> tuple[InputHead, Buffer]:
         """Return an input under the model's name; one BYTES element, or a file as one, gets the model's shape."""
@@ -79,17 +80,18 @@ class SingleItems:
         return len(entry.shape) == len(expected.dims) - 1 and expected.dims[0] in (1, -1)
 
 
-class _ItemResponder(ForwardingResponder):
+class _ItemHook(Hook):
     """Removes the batch dimension from an item's answer."""
 
     __slots__ = ("_is_item", "_is_typed")
 
-    def __init__(self, responder: Responder, is_item: bool, is_typed: bool) -> None:
-        super().__init__(responder)
+    order = HookOrder.ITEM
+
+    def __init__(self, is_item: bool, is_typed: bool) -> None:
         self._is_item = is_item
         self._is_typed = is_typed
 
-    def send(self, answer: Answer, final: bool = True) -> None:
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
         if isinstance(answer, InferResponse):
             if self._is_item:
                 outputs = tuple(
@@ -100,4 +102,4 @@ class _ItemResponder(ForwardingResponder):
                 )
                 answer.head = answer.head._replace(outputs=outputs)
             answer.is_typed = self._is_typed
-        self._responder.send(answer, final)
+        return answer

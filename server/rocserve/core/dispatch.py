@@ -11,9 +11,10 @@ from functools import partial
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
+from rocserve.core.exchange import Exchange, Hook, HookOrder, Responder
 from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.sequences import SequenceOrder
-from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
+from rocserve.core.serving import ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
@@ -32,41 +33,40 @@ class Dispatcher:
     _order: SequenceOrder = field(default_factory=SequenceOrder, init=False)
     """Delays the requests of a sequence while an earlier request of it is being prepared."""
 
-    def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps[None]] = ()) -> None:
-        """Schedule a request; all errors go to the responder. First `copying` copies its inputs, and BYTES elements are
+    def dispatch(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]] = ()) -> None:
+        """Schedule a request; all errors go to the exchange. First `copying` copies its inputs, and BYTES elements are
         counted if there may be many, in steps between other work. Requests of a sequence stay in order."""
         head = request.head
-        if not (copying or head.has_strings or self._order.held):
-            # The same as _hand_over, but without the call, because every request comes through here.
-            table = self.tables.table
-            try:
-                (table.by_head.get(head) or table.find_by_head(head)).infer(request, responder)
-            except ServeError as error:
-                responder.send(error)
+        if (copying or head.has_strings or self._order.held) and self._is_delayed(request, exchange, copying):
             return
-        if self._order.held and self._order.wait_if_held(request, partial(self.dispatch, request, responder, copying)):
-            return
-        if copying or any(
+        self._hand_over(request, exchange)
+
+    def _is_delayed(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]]) -> bool:
+        """Prepare a request, or let it wait for an earlier one of its sequence. Returns False if it needs neither."""
+        if self._order.held and self._order.wait_if_held(request, partial(self.dispatch, request, exchange, copying)):
+            return True
+        needs_steps = copying or any(
             entry.datatype == DataType.BYTES.value and len(data) > _COUNTED_APART
-            for entry, data in zip(head.inputs, request.data, strict=True)
-        ):
+            for entry, data in zip(request.head.inputs, request.data, strict=True)
+        )
+        if needs_steps:
             self._order.hold(request)
-            self.work_off(self._prepare(request, responder, copying))
-        else:
-            self._hand_over(request, responder)
+            self.work_off(self._prepare(request, exchange, copying))
+        return bool(needs_steps)
 
-    def _hand_over(self, request: InferRequest, responder: Responder) -> None:
+    def _hand_over(self, request: InferRequest, exchange: Exchange) -> None:
+        table, head = self.tables.table, request.head
         try:
-            self.tables.table.find_by_head(request.head).infer(request, responder)
+            (table.by_head.get(head) or table.find_by_head(head)).infer(request, exchange)
         except ServeError as error:
-            responder.send(error)
+            exchange.send(error)
 
-    def _prepare(self, request: InferRequest, responder: Responder, copying: Sequence[Steps[None]]) -> Steps[None]:
+    def _prepare(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]]) -> Steps[None]:
         try:
             for steps in copying:
                 yield from steps
         except ServeError as error:
-            responder.send(error)
+            exchange.send(error)
         else:
             if request.head.has_strings:
                 faults: list[str] = []
@@ -74,28 +74,29 @@ class Dispatcher:
                     is_counted = entry.datatype == DataType.BYTES.value
                     faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
                 request.element_faults = faults
-            self._hand_over(request, responder)
+            self._hand_over(request, exchange)
         self._order.release(request)
 
 
-def dispatch_traced(dispatcher: Dispatcher, request: InferRequest, responder: Responder, parent: Trace | None) -> None:
+def dispatch_caused(dispatcher: Dispatcher, request: InferRequest, client: Responder, parent: Trace | None) -> None:
     """Dispatch a request that another request caused, with a child of the trace `parent`, if there is one."""
-    if parent is None:
-        dispatcher.dispatch(request, responder)
-        return
-    head = request.head
-    try:
-        version = dispatcher.tables.table.find(head.model_name, head.model_version)
-    except ServeError as error:
-        responder.send(error)
-        return
-    trace = request.trace = parent.child(version.name, str(version.version), request.id)
-    note_inputs(trace, request)
-    dispatcher.dispatch(request, TracedResponder(responder, trace))
+    exchange = Exchange(client)
+    if parent is not None:
+        head = request.head
+        try:
+            version = dispatcher.tables.table.find(head.model_name, head.model_version)
+        except ServeError as error:
+            exchange.send(error)
+            return
+        trace = request.trace = parent.child(version.name, str(version.version), request.id)
+        note_inputs(trace, request, exchange)
+        exchange.add(_ChildTrace(trace))
+    dispatcher.dispatch(request, exchange)
 
 
-def note_inputs(trace: Trace, request: InferRequest) -> None:
-    """Record a request's inputs in its trace. They need not be validated yet: unknown datatypes are left out."""
+def note_inputs(trace: Trace, request: InferRequest, exchange: Exchange) -> None:
+    """Record a request's inputs in its trace, and later the outputs, if the trace wants tensors. The inputs need not be
+    validated yet: unknown datatypes are left out."""
     if trace.wants_tensors:
         known = {datatype.value: datatype for datatype in DataType}
         tensors = [
@@ -104,22 +105,38 @@ def note_inputs(trace: Trace, request: InferRequest) -> None:
             if head.datatype in known
         ]
         trace.note_tensors(TENSOR_QUEUE_INPUT, tensors)
+        exchange.add(_OutputTrace(trace))
 
 
-class TracedResponder(ForwardingResponder):
-    """Forwards answers and ends the trace of a request that another request caused."""
+class _OutputTrace(Hook):
+    """Records the tensors of answers as the model gives them."""
 
     __slots__ = ("_trace",)
 
-    def __init__(self, responder: Responder, trace: Trace) -> None:
-        super().__init__(responder)
+    order = HookOrder.TENSORS
+
+    def __init__(self, trace: Trace) -> None:
         self._trace = trace
 
-    def send(self, answer: Answer, final: bool = True) -> None:
-        if self._trace.wants_tensors and isinstance(answer, InferResponse):
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
+        if isinstance(answer, InferResponse):
             self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, answer.outputs)
+        return answer
+
+
+class _ChildTrace(Hook):
+    """Ends the trace of a request that another request caused."""
+
+    __slots__ = ("_trace",)
+
+    order = HookOrder.TRACE
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
         # The trace must end before the answer is sent: the answer may end the whole group of traces.
         if final:
             self._trace.note(REQUEST_END, time.monotonic_ns())
             self._trace.end()
-        self._responder.send(answer, final)
+        return answer

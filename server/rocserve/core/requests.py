@@ -16,7 +16,7 @@ from rocserve.core.tensors import Buffer, Tensor, TensorHead, heads_of
 from rocserve.core.trace import Trace
 
 if TYPE_CHECKING:
-    from rocserve.core.serving import Responder
+    from rocserve.core.exchange import Exchange
     from rocserve.core.statistics import PhaseTotals
     from rocserve.core.validation import RequestPlan
 
@@ -198,7 +198,7 @@ class InferRequest:
     """Bytes of all inputs."""
 
     # The scheduler sets the fields below.
-    responder: Responder = field(init=False)
+    exchange: Exchange = field(init=False)
     queue_start_ns: int = field(init=False)
     """time.monotonic_ns() when the scheduler queued the request."""
     expires_at: float | None = field(default=None, init=False)
@@ -207,10 +207,6 @@ class InferRequest:
     """The priority level, 1 = highest; 0 if the model has no levels."""
     may_be_overtaken: bool = field(default=False, init=False)
     """Whether the client has set a deadline and newer requests may overtake the request."""
-    waiting: bool = field(default=False, init=False)
-    """Whether the request waits and was not handed to an instance."""
-    watched: bool = field(default=False, init=False)
-    """Whether the responder was asked to report that the client has gone."""
     on_reschedule: Callable[[InferRequest], None] | None = field(default=None, init=False)
     """Called with the request if the model reschedules it; None = the model may not reschedule."""
 

@@ -9,69 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rocserve.core.errors import invalid_argument, not_found, unavailable
+from rocserve.core.exchange import Exchange
 from rocserve.core.load_check import LoadCheckReport
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.printable import names_hint
-from rocserve.core.requests import Answer, InferRequest, RequestHead
+from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.statistics import ModelStatistics
-
-
-class ForwardingResponder:
-    """Forwards all calls to another responder."""
-
-    __slots__ = ("_responder",)
-
-    def __init__(self, responder: Responder) -> None:
-        self._responder = responder
-
-    def expect_many(self) -> None:
-        self._responder.expect_many()
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        self._responder.send(answer, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._responder.watch_cancellation(callback)
-
-
-class EndingResponder(ForwardingResponder):
-    """Forwards all calls too, and calls `on_end` once, before the last answer goes out."""
-
-    __slots__ = ("_on_end",)
-
-    def __init__(self, responder: Responder, on_end: Callable[[], None]) -> None:
-        super().__init__(responder)
-        self._on_end: Callable[[], None] | None = on_end
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        if final:
-            on_end, self._on_end = self._on_end, None
-            if on_end is not None:
-                on_end()
-        self._responder.send(answer, final)
-
 
 _HIGHEST_VERSION = 2**63 - 1
 _MOST_DIGITS = 20
 """Digits after leading zeros. Longer numbers are too high, and Python refuses to parse thousands of digits."""
 _MOST_HINTED = 100
 """With more models, the error for an unknown one lists no names: comparing all would delay the data plane's thread."""
-
-
-class Responder(Protocol):
-    """Receives a request's answers, on the data plane's thread. Exactly one call ends the request."""
-
-    def expect_many(self) -> None:
-        """Announce any number of responses, because the model is decoupled. Called first. Raises ServeError
-        (UNIMPLEMENTED), with the request untouched, if the client can take only one."""
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        """Send one answer. `final` is False only if a decoupled model may send more. A response's tensors are valid
-        until this call returns. A response that the wire format cannot express becomes an error."""
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """Call back, at most once and on the data plane's thread, when the client no longer waits."""
 
 
 ReadinessCheck = Callable[[], Coroutine[Any, Any, bool]]
@@ -122,8 +72,8 @@ class ServedVersion(Protocol):
         """Return what asks the model itself whether it is ready, for a task of the event loop; None = it has no
         check."""
 
-    def infer(self, request: InferRequest, responder: Responder) -> None:
-        """Validate and schedule a request, without blocking, on the data plane's thread. Errors go to the responder."""
+    def infer(self, request: InferRequest, exchange: Exchange) -> None:
+        """Validate and schedule a request, without blocking, on the data plane's thread. Errors go to the exchange."""
 
 
 @dataclass(frozen=True, slots=True)

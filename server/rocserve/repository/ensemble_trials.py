@@ -12,6 +12,7 @@ from pathlib import Path
 from rocserve.backends.warmup import warm_up_samples
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
+from rocserve.core.exchange import Exchange
 from rocserve.core.load_check import RECORDED_ANSWERS, RECORDED_FILE, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import ControlKind, ModelConfig
 from rocserve.core.requests import Answer, InferRequest, InputHead, RequestHead
@@ -85,7 +86,7 @@ class EnsembleTrials:
         self._next_sequence += 1
         request.sequence = SequenceTag(identity, starts=True, ends=True)
         waiter = _Waiter()
-        self._plane.call_soon(functools.partial(trial.infer, request, waiter))
+        self._plane.call_soon(functools.partial(trial.infer, request, Exchange(waiter)))
         return await asyncio.wrap_future(waiter.answered)
 
 
@@ -99,7 +100,7 @@ def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:
 
 
 class _Waiter:
-    """Implements core.serving.Responder; `answered` completes or fails with the request's end."""
+    """Implements core.exchange.Responder; `answered` completes or fails with the request's end."""
 
     def __init__(self) -> None:
         self.answered: concurrent.futures.Future[Sequence[Sequence[Tensor]]] = concurrent.futures.Future()

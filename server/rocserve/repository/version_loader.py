@@ -20,6 +20,7 @@ from rocserve.config.model_folder import read_initial_states
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
+from rocserve.core.exchange import Exchange
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.load_check import (
     KINDS,
@@ -34,7 +35,7 @@ from rocserve.core.load_check import (
 from rocserve.core.model_config import with_sequence_tensors
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, Signature
-from rocserve.core.serving import ReadinessCheck, Responder
+from rocserve.core.serving import ReadinessCheck
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.presets import TEXT_FACTS
@@ -328,8 +329,8 @@ class ItemModelVersion(LoadedModelVersion):
     def _items(self) -> SingleItems:
         return SingleItems(self.config)
 
-    def infer(self, request: InferRequest, responder: Responder) -> None:
-        super().infer(*self._items.take(request, responder))
+    def infer(self, request: InferRequest, exchange: Exchange) -> None:
+        super().infer(self._items.take(request, exchange), exchange)
 
 
 class ItemEnsemble(LoadedEnsemble):
@@ -339,8 +340,8 @@ class ItemEnsemble(LoadedEnsemble):
     def _items(self) -> SingleItems:
         return SingleItems(self.config)
 
-    def infer(self, request: InferRequest, responder: Responder) -> None:
-        super().infer(*self._items.take(request, responder))
+    def infer(self, request: InferRequest, exchange: Exchange) -> None:
+        super().infer(self._items.take(request, exchange), exchange)
 
 
 def new_scheduler(parts: SchedulerParts) -> Scheduler:

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.exchange import RUNNING, Responder
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, Member, Parameters, ResponseHead
-from rocserve.core.serving import Responder
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, TensorHead, classify
@@ -22,14 +22,18 @@ from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome
 
 
-def send_copied(response: InferResponse, final: bool, responder: Responder) -> Steps[None]:
-    """Copy a large response step by step, then send the copy to a responder."""
+def copied_answer(response: InferResponse) -> Steps[InferResponse | ServeError]:
+    """Copy a large response step by step. Returns the copy, or the error if there is no memory for it."""
     try:
         data = yield from copied(response.data)
     except ServeError as error:
-        responder.send(error, final)
-    else:
-        responder.send(replace(response, data=data, slot=None), final)
+        return error
+    return replace(response, data=data, slot=None)
+
+
+def send_copied(response: InferResponse, final: bool, responder: Responder) -> Steps[None]:
+    """Copy a large response step by step, then send the copy to a responder."""
+    responder.send((yield from copied_answer(response)), final)
 
 
 class AnswerLink(Protocol):
@@ -172,8 +176,9 @@ class BatchAnswers:
 
     def add(self, request: InferRequest, index: int) -> ServeError | None:
         """Add the next request, with its index in the batch. Returns the error if its answer is one."""
-        responder = request.responder
-        if self._slot is not None and isinstance(responder, LinkedResponder):
+        exchange = request.exchange
+        client = exchange.client
+        if self._slot is not None and isinstance(client, LinkedResponder) and not exchange.hooks:
             start, (heads, slices) = self._outcome.parts[index]
             try:
                 form = self._responses.form(request.plan, heads)
@@ -181,13 +186,13 @@ class BatchAnswers:
             except ServeError:  # `answer` returns the error below.
                 is_linkable = False
             if is_linkable:
-                key = (responder.link, form)
+                key = (client.link, form)
                 together = self._together.get(key)
                 if together is None:
                     together = self._together[key] = _Together(*key, [], [])
                     self._sends.append(together)
                 places = together.places
-                places.append(responder.token)
+                places.append(client.token)
                 for each in slices if form.wanted is None else [slices[wanted] for wanted in form.wanted]:
                     places.append(start + each.start)
                 together.members.append((request, index))
@@ -204,10 +209,13 @@ class BatchAnswers:
         for each in self._sends:
             if isinstance(each, tuple):
                 request, answer = each
-                request.responder.send(answer)
+                request.exchange.send(answer)
             elif slot is None or not each.link.answer_together(each.form.head, slot, outcome.nbytes, each.places):
                 for request, index in each.members:
-                    request.responder.send(self._responses.answer(request, outcome, index))
+                    request.exchange.send(self._responses.answer(request, outcome, index))
+            else:
+                for request, _ in each.members:
+                    request.exchange.note_answered_elsewhere()
 
 
 @dataclass(slots=True, eq=False)
@@ -223,24 +231,16 @@ class FormedBatch:
     is_first: bool = False
     """The first batch of its instance, which may take far longer than any later one."""
     padding_rows: int = 0
-    """Number of padding rows, which keep each sequence's row at its slot's position; `dropped` has them too."""
-    dropped: set[InferRequest] | None = None
-    """Requests that were answered while they waited in the worker, and padding rows."""
+    """Number of padding rows, which keep each sequence's row at its slot's position. Their exchanges have ended."""
 
     @property
-    def undropped(self) -> list[InferRequest]:
-        if not self.dropped:
-            return self.requests
-        return [request for request in self.requests if request not in self.dropped]
-
-    def drop(self, request: InferRequest) -> None:
-        if self.dropped is None:
-            self.dropped = set()
-        self.dropped.add(request)
+    def running(self) -> list[InferRequest]:
+        """Return the requests that still need an answer: no padding rows, and none that was answered apart."""
+        return [request for request in self.requests if request.exchange.state is RUNNING]
 
     def elements(self) -> tuple[int, int]:
         """Return the elements of the inputs that are padded: as the clients sent them, and those that are added."""
-        plans = [request.plan for request in self.undropped]
+        plans = [request.plan for request in self.running]
         filled = [plan.bucket.row_elements for plan in plans if plan.bucket is not None]
         if not self.is_grouped:
             filled = [max(filled, default=0)] * len(plans)
@@ -265,13 +265,12 @@ class BatchAnswerer:
 
     def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
         """Count each request, then send its response or error; never raises. True: no request is left unanswered."""
-        dropped = batch.dropped or ()
         times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         answers = BatchAnswers(self._responses, outcome)
         queue_starts: list[int] = []
         rows = batch.padding_rows
         for index, request in enumerate(batch.requests):
-            if request in dropped:
+            if request.exchange.state is not RUNNING:
                 continue
             rows += request.plan.batch_size
             if request.trace is not None:
@@ -296,14 +295,6 @@ class BatchAnswerer:
         answers.send()
         return True
 
-    def is_open(self, request: InferRequest) -> bool:
-        """Return whether a request is in a worker and can be cancelled there: never."""
-        return False
-
-    def cancel(self, request: InferRequest) -> None:
-        """Do nothing: a batch that runs is not stopped when a client leaves."""
-
-    def drop(self, batch: FormedBatch, request: InferRequest) -> bool:
+    def take_back(self, batch: FormedBatch, request: InferRequest) -> bool:
         """Let the caller answer a request that was sent ahead. Returns True: the caller may do so."""
-        batch.drop(request)
         return True

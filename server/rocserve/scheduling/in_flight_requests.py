@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.exchange import RUNNING
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import LARGE_RESPONSE, Answer, InferRequest, Member
 from rocserve.core.statistics import Execution, ModelStatistics
@@ -32,6 +33,8 @@ class _InFlight:
     ended_ns: int = 0
     """0 = still in flight."""
     failed: bool = False
+    is_apart: bool = False
+    """A padding row, or a request that the scheduler answers: it does not count as one of the batch."""
     response_count: int = 0
     responded_ns: int = 0
     """time.monotonic_ns() of the last response. This and `response_count` are only kept for decoupled models."""
@@ -72,7 +75,6 @@ class InFlightRequests:
         self._timers = timers
         self._on_answered = on_answered
         self._batches: dict[FormedBatch, _InFlightBatch] = {}
-        self._open: dict[InferRequest, _InFlight] = {}
 
     # To the worker
 
@@ -83,18 +85,24 @@ class InFlightRequests:
         running = self._batches[batch] = _InFlightBatch(batch, worker_requests)
         members: list[Member] = []
         for request in batch.requests:
-            in_flight = self._open[request] = _InFlight(request, running)
-            in_flight.number = worker_requests.open_request(functools.partial(self._on_answer, in_flight))
+            in_flight = _InFlight(request, running)
+            number = worker_requests.open_request(functools.partial(self._on_answer, in_flight))
+            in_flight.number = number
             running.requests.append(in_flight)
-            members.append((request.plan.form, request.data, in_flight.number, write_details(request)))
+            members.append((request.plan.form, request.data, number, write_details(request)))
             if request.trace is not None:
                 # The requests may be answered before the batch comes back with its times.
                 request.trace.keep_open()
-                in_flight.trace = worker_requests.traces[in_flight.number] = request.trace
+                in_flight.trace = worker_requests.traces[number] = request.trace
         running.open_count = len(members)
-        for request in batch.dropped or ():
-            # A padding row: the model's answers to it are dropped.
-            self._mark_ended(self._open[request], True)
+        for in_flight in running.requests:
+            exchange = in_flight.request.exchange
+            if exchange.state is RUNNING:
+                exchange.stop = functools.partial(worker_requests.cancel, in_flight.number)
+            else:
+                # A padding row: the model's answers to it are dropped.
+                in_flight.is_apart = True
+                self._mark_ended(in_flight, True)
         return members
 
     def forget(self, batch: FormedBatch) -> None:
@@ -108,14 +116,14 @@ class InFlightRequests:
 
     # From the worker
 
-    def drop(self, batch: FormedBatch, request: InferRequest) -> bool:
+    def take_back(self, batch: FormedBatch, request: InferRequest) -> bool:
         """Let the caller answer a request that was sent ahead. Returns whether the caller may still do so."""
-        in_flight = self._open.get(request)
-        if in_flight is None:
+        in_flight = self._batches[batch].requests[batch.requests.index(request)]
+        if in_flight.ended_ns:
             return False
         in_flight.batch.instance.cancel(in_flight.number)
+        in_flight.is_apart = True
         self._mark_ended(in_flight, True)
-        batch.drop(request)
         return True
 
     def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
@@ -140,7 +148,6 @@ class InFlightRequests:
                 self._statistics.note_failure(error.text)
             in_flight.failed = error is not None
             in_flight.ended_ns = now_ns
-            del self._open[request]
             ended.append(in_flight.number)
         running.open_count -= len(ended)
         running.instance.close_requests(ended)
@@ -185,7 +192,7 @@ class InFlightRequests:
             else:
                 if isinstance(response, ServeError):
                     self._statistics.note_failure(response.text)
-                request.responder.send(response, final)
+                request.exchange.send(response, final)
         finally:
             if is_done:
                 self._on_answered()
@@ -211,7 +218,7 @@ class InFlightRequests:
     def _mark_ended(self, in_flight: _InFlight, failed: bool) -> None:
         in_flight.ended_ns = time.monotonic_ns()
         in_flight.failed = failed
-        del self._open[in_flight.request]
+        in_flight.request.exchange.stop = None
         in_flight.batch.open_count -= 1
         in_flight.batch.instance.close_requests((in_flight.number,))
 
@@ -222,10 +229,9 @@ class InFlightRequests:
             return False
         del self._batches[running.formed]
         requests, running.requests = running.requests, []
-        dropped = running.formed.dropped or ()
         good: list[_InFlight] = []
         for in_flight in requests:
-            if in_flight.request in dropped:
+            if in_flight.is_apart:
                 continue
             if in_flight.failed:
                 self._statistics.record_failure(in_flight.request.queue_start_ns, in_flight.ended_ns, by_backend=True)
@@ -249,15 +255,3 @@ class InFlightRequests:
         if times is not None:
             trace.note_run(in_flight.request.queue_start_ns, times)
         trace.end()
-
-    # Clients that leave
-
-    def is_open(self, request: InferRequest) -> bool:
-        """Return whether a request is in a worker and can be cancelled there."""
-        return request in self._open
-
-    def cancel(self, request: InferRequest) -> None:
-        """Let the model cancel a request whose client has left, if the request is in flight."""
-        in_flight = self._open.get(request)
-        if in_flight is not None:
-            in_flight.batch.instance.cancel(in_flight.number)

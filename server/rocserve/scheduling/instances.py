@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from rocserve.core.exchange import Exchange
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import Responder
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.compute_times import SEND_AHEAD_BELOW_NS, ComputeTimes
 from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel
@@ -110,10 +110,10 @@ class InstancePool:
         """Return what the requests have as `caller` that the instance's model makes."""
         return None if self.limited is None else self.limited.instances.get(instance)
 
-    def follow(self, request: InferRequest, responder: Responder) -> Responder:
-        """Follow a call by another model. Returns the responder that takes its answers."""
+    def follow(self, request: InferRequest, exchange: Exchange) -> None:
+        """Follow a call by another model."""
         assert self.limited is not None, "there is a limiter, because the request has a caller"
-        return self.limited.limiter.follow(request, responder, self.limited)
+        self.limited.limiter.follow(request, exchange, self.limited)
 
     def take_over(self, request: InferRequest) -> None:
         """Note that a call has come here after another version of the model began to follow it."""
@@ -163,6 +163,6 @@ def _waiting_of(batch: FormedBatch, place: int) -> Iterator[InferRequest]:
         return
     # Of the grouped requests in the engine at least the first has begun to run.
     begun = batch.requests[0] if place == 0 else None
-    for request in batch.undropped:
+    for request in batch.running:
         if request is not begun:
             yield request

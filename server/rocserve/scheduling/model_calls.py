@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from rocserve.backends.request_model import ModelCall
 from rocserve.core.device_references import device_of, join_references, referable_outputs, split_into_rows
-from rocserve.core.dispatch import Dispatcher, dispatch_traced
+from rocserve.core.dispatch import Dispatcher, dispatch_caused
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, ParameterValue
@@ -64,4 +64,4 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall, caller
     request = InferRequest(head, call.id, data, sequence=sequence, data_owner=opened.slot, caller=caller)
     # The trace of the in-flight request to which the model says that the call belongs.
     trace = opened.requests.traces.get(call.trace_number) if call.trace_number else None
-    dispatch_traced(dispatcher, request, opened, trace)
+    dispatch_caused(dispatcher, request, opened, trace)

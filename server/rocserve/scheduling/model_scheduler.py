@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from rocserve.core.errors import ServeError, copied_error, deadline_exceeded, unavailable
+from rocserve.core.exchange import QUEUED, Exchange, HookOrder
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import Responder
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import NOTHING, BatchPolicy, DynamicBatcher, Triage, batch_policy
 from rocserve.scheduling.bucket_batcher import BucketBatcher
 from rocserve.scheduling.queue import QueueFull, RequestQueue
-from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
+from rocserve.scheduling.response_sequencer import OrderHook, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
 from rocserve.workers.instance import Instance, WorkerGone
 
@@ -33,10 +33,10 @@ class ModelScheduler(Scheduler):
 
     # Requests
 
-    def submit(self, request: InferRequest, responder: Responder) -> None:
+    def submit(self, request: InferRequest, exchange: Exchange) -> None:
         if self._outage is not None:
             raise copied_error(self._outage)
-        request.responder = responder
+        request.exchange = exchange
         request.queue_start_ns = now_ns = time.monotonic_ns()
         queue = self._queue
         if request.deadline is not None or queue.has_policies or request.plan.timeout_microseconds:
@@ -50,13 +50,9 @@ class ModelScheduler(Scheduler):
             self._pump()
             queue.push(request)
         self._arrived.append(request)
-        if request.expires_at is not None:
-            self._expiring.append(request)
-            if request.deadline is not None:
-                self._triage.note(request)
-        if not self._is_pump_scheduled:
-            self._is_pump_scheduled = True
-            self._plane.at_end_of_turn(self._pump)
+        if request.deadline is not None:
+            self._triage.note(request)
+        self._schedule_pump()
 
     # Work
 
@@ -73,9 +69,9 @@ class ModelScheduler(Scheduler):
             if queue.deadline_count:
                 batches_before = max(0, len(pool.in_flight[instance]) + 1 - instance.batches_at_once)
                 decision = self._triage.decide(now_ns, batches_before)
-                if self._triage.dropped:
-                    self._refused += [(request, deadline_exceeded()) for request in self._triage.dropped]
-                    self._triage.dropped.clear()
+                for request in self._triage.dropped:
+                    self._give_up(request, deadline_exceeded())
+                self._triage.dropped.clear()
             else:
                 decision = self._policy.decide(queue, now_ns)
             if not decision.is_full:
@@ -100,8 +96,8 @@ class ModelScheduler(Scheduler):
                 for request in batch.requests:
                     # Tickets are given late, so a request that is refused while it waits delays no other. A request
                     # that comes back from a worker has its ticket.
-                    if not isinstance(request.responder, OrderedResponder):
-                        request.responder = OrderedResponder(request.responder, self._sequencer.ticket(), self.work_off)
+                    if not request.exchange.has(HookOrder.TURN):
+                        request.exchange.add(OrderHook(self._sequencer.ticket(), self.work_off))
             pool.begin(instance, batch)
             self._run(instance, batch)
 
@@ -109,13 +105,13 @@ class ModelScheduler(Scheduler):
         """See Scheduler. The requests return to the front of the queue."""
         self._pool.detach(instance)
         if self._outage is not None:
-            self._refused += [(request, self._outage) for request in batch.undropped]
+            for request in batch.running:
+                self._give_up(request, self._outage)
             return
-        self._queue.push_back(batch.undropped)
-        self._arrived += batch.undropped
-        for request in batch.undropped:
-            if request.expires_at is not None:
-                self._expiring.append(request)
+        again = batch.running
+        self._queue.push_back(again)
+        self._arrived += again
+        for request in again:
             if request.deadline is not None:
                 self._triage.note(request)
 
@@ -123,10 +119,10 @@ class ModelScheduler(Scheduler):
 
     def _take_out(self, request: InferRequest, error: ServeError) -> None:
         self._queue.remove(request)
-        self._refused.append((request, error))
+        self._give_up(request, error)
 
     def _time_out(self, request: InferRequest) -> ServeError | None:
-        if request.waiting and self._queue.delay(request):
-            self._expiring.append(request)
+        if request.exchange.state is QUEUED and self._queue.delay(request):
+            self._watch_time(request)
             return None
         return unavailable("Request timeout expired")

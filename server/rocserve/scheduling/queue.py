@@ -11,6 +11,7 @@ from itertools import chain, zip_longest
 from operator import attrgetter
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.exchange import QUEUED, RUNNING
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
@@ -195,7 +196,7 @@ class RequestQueue:
         if limit and len(level) >= limit:
             raise QueueFull(request.id)
         (level.overtakable if request.may_be_overtaken else level.waiting).append(request)
-        request.waiting = True
+        request.exchange.enter(QUEUED)
         self.count += 1
         self._nbytes += request.nbytes
         if request.deadline is not None:
@@ -207,7 +208,7 @@ class RequestQueue:
             (self._levels[request.level] if request.level in self._levels else self._open(request.level)).push_back(
                 request
             )
-            request.waiting = True
+            request.exchange.enter(QUEUED)
             self.count += 1
             self._nbytes += request.nbytes
             self.deadline_count += request.deadline is not None
@@ -238,18 +239,17 @@ class RequestQueue:
     def _note_taken(self, requests: Sequence[InferRequest]) -> None:
         self.count -= len(requests)
         for request in requests:
-            request.waiting = False
+            request.exchange.enter(RUNNING)
             self._nbytes -= request.nbytes
             if request.deadline is not None:
                 self.deadline_count -= 1
 
     def remove(self, request: InferRequest) -> None:
-        """Remove a waiting request: its time has passed, or its client has left."""
+        """Remove a waiting request, which the caller refuses: its time has passed, or its client has left."""
         level = self._levels[request.level]
         # A client may leave at its deadline before the server notices: the request counts as dropped for lack of time.
         level.has_dropped |= request.expires_at is not None
         level.remove(request)
-        request.waiting = False
         self.count -= 1
         self._nbytes -= request.nbytes
         self.deadline_count -= request.deadline is not None

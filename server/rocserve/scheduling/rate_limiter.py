@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from rocserve.core.errors import invalid_argument
+from rocserve.core.exchange import EndHook, Exchange, HookOrder
 from rocserve.core.model_config import InstanceRateLimiter, ModelConfig
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import EndingResponder, Responder
 from rocserve.scheduling.call_cycles import Standstill
 from rocserve.settings import RateLimitResource
 
@@ -288,15 +288,15 @@ class RateLimiter:
 
     # Calls
 
-    def follow(self, request: InferRequest, responder: Responder, model: LimitedModel) -> Responder:
-        """Follow a call, which has come to a model, until its last answer. Returns the responder for it."""
+    def follow(self, request: InferRequest, exchange: Exchange, model: LimitedModel) -> None:
+        """Follow a call, which has come to a model, until its last answer."""
         caller = request.caller
         assert isinstance(caller, LimitedInstance), "InstancePool.caller made it"
         call = self._calls[request] = Call(caller, (model, None))
         self._callers[caller] = None
         caller.called[call.place] += 1
         self._allocate_soon()
-        return EndingResponder(responder, functools.partial(self._end_call, request))
+        exchange.add(EndHook(HookOrder.CALL, functools.partial(self._end_call, request)))
 
     def move(self, request: InferRequest, model: LimitedModel, instance: LimitedInstance | None) -> None:
         """Note where a call is now: in a model's queue, or given to an instance."""

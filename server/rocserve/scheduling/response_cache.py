@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from rocserve.core.exchange import Exchange, Hook, HookOrder
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import (
@@ -21,7 +22,6 @@ from rocserve.core.requests import (
     ResponseHead,
     client_parameters,
 )
-from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 
@@ -106,27 +106,24 @@ class CachedAnswers:
             self.close()
             self._members = members
 
-    def look_up(
-        self, request: InferRequest, responder: Responder, sees_requests: bool, in_order: Responder | None = None
-    ) -> Responder | None:
-        """Answer a request from the cache. `sees_requests`: see ServedVersion. `in_order`: sends a cached answer
-        instead of the responder, if the answer may have to wait for others. Returns None if the request is answered,
-        else the responder to submit it with."""
+    def look_up(self, request: InferRequest, exchange: Exchange, sees_requests: bool) -> InferResponse | None:
+        """Return the cached answer. Without one return None, and let the exchange keep the answer that comes.
+        `sees_requests`: see ServedVersion."""
         if request.nbytes > LARGEST_CACHED:
-            return responder
+            return None
         started_ns = time.monotonic_ns()
         key = _key(request, sees_requests)
         cached = self._cache.get(self._owner, key)
         now_ns = time.monotonic_ns()
         if cached is None:
-            return _CachingResponder(self, self._owner, key, responder, now_ns - started_ns)
+            exchange.add(_CacheHook(self, self._owner, key, now_ns - started_ns))
+            return None
         self._statistics.record_cache_hit(started_ns, now_ns)
         if request.trace is not None and not self._is_ensemble:
             request.trace.note(QUEUE_START, started_ns)
         answer = InferResponse(cached.head, request.id, list(cached.data), dict(cached.parameters))
         answer.is_large = cached.nbytes > LARGE_RESPONSE
-        (in_order or responder).send(answer)
-        return None
+        return answer
 
     def keep(self, owner: object, key: bytes, response: InferResponse, lookup_ns: int) -> None:
         """Keep the answer to a request that was not in the cache, unless the answers of `owner` have been deleted."""
@@ -153,21 +150,24 @@ class CachedAnswers:
         self._owner = object()
 
 
-class _CachingResponder(ForwardingResponder):
+class _CacheHook(Hook):
     """Caches the answer that passes through."""
 
-    def __init__(self, answers: CachedAnswers, owner: object, key: bytes, responder: Responder, lookup_ns: int) -> None:
+    __slots__ = ("_answers", "_key", "_lookup_ns", "_owner")
+
+    order = HookOrder.CACHE
+
+    def __init__(self, answers: CachedAnswers, owner: object, key: bytes, lookup_ns: int) -> None:
         self._answers = answers
         self._owner = owner
         self._key = key
-        super().__init__(responder)
         self._lookup_ns = lookup_ns
 
-    def send(self, answer: Answer, final: bool = True) -> None:
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
         # Kept before sending, because a client that has its answer may ask again, or ask for the statistics.
         if isinstance(answer, InferResponse):
             self._answers.keep(self._owner, self._key, answer, self._lookup_ns)
-        self._responder.send(answer, final)
+        return answer
 
 
 def _key(request: InferRequest, sees_requests: bool) -> bytes:

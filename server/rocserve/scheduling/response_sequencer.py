@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from rocserve.core.exchange import HELD, Exchange, Held, Hook, HookOrder
 from rocserve.core.requests import Answer, InferResponse
-from rocserve.core.serving import ForwardingResponder, Responder
-from rocserve.scheduling.batch import send_copied
+from rocserve.core.steps import Steps
+from rocserve.scheduling.batch import copied_answer
 
 
 class ResponseSequencer:
@@ -64,26 +65,33 @@ class Ticket:
         self.sequencer.send_due()
 
 
-class OrderedResponder(ForwardingResponder):
+class OrderHook(Hook):
     """Sends the responses to one request when its ticket allows."""
 
-    def __init__(self, responder: Responder, ticket: Ticket, work_off: Callable[[Iterator[None]], object]) -> None:
+    __slots__ = ("_ticket", "_work_off")
+
+    order = HookOrder.TURN
+
+    def __init__(self, ticket: Ticket, work_off: Callable[[Steps[None]], object]) -> None:
         """`work_off`: runs long work step by step."""
-        super().__init__(responder)
         self._ticket = ticket
         self._work_off = work_off
 
-    def send(self, answer: Answer, final: bool = True) -> None:
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Held:
         ticket = self._ticket
         if isinstance(answer, InferResponse) and answer.slot is not None and not ticket.sequencer.is_next(ticket):
             # The tensors are views of memory that is reused after this call, or that a model waits for.
             if answer.is_large:
-                self._work_off(send_copied(answer, final, self))
-                return
+                self._work_off(self._copy(exchange, answer, final))
+                return HELD
             answer.data, answer.slot = [bytes(data) for data in answer.data], None
-        ticket.send(lambda: self._responder.send(answer, final), final)
+        ticket.send(lambda: exchange.pass_on(self, answer, final), final)
+        return HELD
 
-    def out_of_order(self) -> Responder:
-        """End the ticket, and return the responder that does not wait, for a request that is refused."""
+    def give_up(self) -> None:
+        """End the ticket of a request that is refused: its answer need not wait."""
         self._ticket.end()
-        return self._responder
+
+    def _copy(self, exchange: Exchange, response: InferResponse, final: bool) -> Steps[None]:
+        copy = yield from copied_answer(response)
+        self.on_answer(exchange, copy, final)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal
+from rocserve.core.exchange import ANSWERED, QUEUED, Exchange
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
@@ -30,7 +30,6 @@ from rocserve.scheduling.in_flight_requests import InFlightRequests
 from rocserve.scheduling.instances import InstancePool
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel, RateLimiter
-from rocserve.scheduling.response_sequencer import OrderedResponder
 from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
@@ -99,9 +98,8 @@ class Scheduler(ABC):
         self._drain = Drain()
         self._outage: ServeError | None = None
         self._refused: list[Refused] = []
-        """Requests to answer with an error at the turn's end."""
-        self._expiring: list[InferRequest] = []
-        """Requests that came in this turn and may expire."""
+        """Requests to answer with an error at the turn's end; they are ANSWERED already, so that nothing else answers
+        them."""
         self._deadlines = Deadlines(parts.plane)
         self._delay = Alarm(parts.plane)
         self._is_pump_scheduled = False
@@ -114,7 +112,7 @@ class Scheduler(ABC):
     # What the subclasses define
 
     @abstractmethod
-    def submit(self, request: InferRequest, responder: Responder) -> None:
+    def submit(self, request: InferRequest, exchange: Exchange) -> None:
         """Take a validated request. Raises ServeError, for example if the queue is full or there is no worker."""
 
     @abstractmethod
@@ -141,16 +139,21 @@ class Scheduler(ABC):
         """How many requests have not begun to run, as far as the server can know. From any thread."""
         return self._queue.count + sum(1 for _ in self._pool.waiting())
 
-    def follow(self, request: InferRequest, responder: Responder) -> Responder:
-        """Let the rate limiter follow a call by another model. Returns the responder that takes the call's answers."""
-        return self._pool.follow(request, responder)
+    def follow(self, request: InferRequest, exchange: Exchange) -> None:
+        """Let the rate limiter follow a call by another model."""
+        self._pool.follow(request, exchange)
 
     def _refuse(self, request: InferRequest, error: ServeError) -> None:
         """Refuse a request, unless it has begun to run."""
-        if request.waiting:
+        if request.exchange.state is QUEUED:
             self._take_out(request, error)
-        elif (batch := self._pool.batch_ahead(request)) is not None and self._answerer.drop(batch, request):
-            self._refused.append((request, error))
+        elif (batch := self._pool.batch_ahead(request)) is not None and self._answerer.take_back(batch, request):
+            self._give_up(request, error)
+
+    def _give_up(self, request: InferRequest, error: ServeError) -> None:
+        """Answer a request that is in no queue with an error, at the turn's end."""
+        request.exchange.enter(ANSWERED)
+        self._refused.append((request, error))
 
     # Instances
 
@@ -217,15 +220,11 @@ class Scheduler(ABC):
         self._start_work()
         if self._pool.limited is not None and not self._queue.count:
             self._pool.give_back(also_wanted=True)
-        if self._expiring:
+        arrived, self._arrived = self._arrived, []
+        for request in arrived:
             # A request that has begun by now is not stopped any more.
-            expiring, self._expiring = self._expiring, []
-            for request in expiring:
-                when = request.expires_at
-                if when is None or not (request.waiting or self._pool.batch_ahead(request)):
-                    continue
-                if self._deadlines.add(when, request, self._expire):
-                    self._deadlines.keep_only(itertools.chain(self._queue, self._pool.waiting()))
+            if request.expires_at is not None and self._can_be_refused(request):
+                self._watch_time(request)
         if self._refused:
             refused = self._refused.copy()
             self._refused.clear()
@@ -233,19 +232,14 @@ class Scheduler(ABC):
                 if request.trace is not None:
                     request.trace.note(QUEUE_START, request.queue_start_ns)
                 self._statistics.record_refusal(error, request.queue_start_ns, time.monotonic_ns())
-                responder = request.responder
-                if isinstance(responder, OrderedResponder):
-                    # A refusal need not wait for earlier answers.
-                    responder = responder.out_of_order()
-                responder.send(error)
+                request.exchange.refuse(error)
         if self._drain.on_drained is not None and self._is_empty() and self._drain.report_if_done():
             self._break_cycles()
         if self._watch is None and self._queue.count:
             self._watch_soon()
         if self._watch is not None:
-            self._unwatched += map(weakref.ref, self._arrived)
-        # Otherwise all of them run in engines that cannot stop them.
-        self._arrived.clear()
+            # Otherwise all of them run in engines that cannot stop them.
+            self._unwatched += map(weakref.ref, arrived)
 
     def _run(self, instance: Instance, batch: FormedBatch) -> bool:
         """Hand a batch over. Returns False if that failed: its requests will be refused, or run again."""
@@ -259,13 +253,14 @@ class Scheduler(ABC):
         except WorkerGone as gone:
             self._worker_gone(instance, batch, gone)
         except Exception as error:
-            prefix = request_prefix([request.id for request in batch.undropped])
+            prefix = request_prefix([request.id for request in batch.running])
             self._log.exception("%sa batch of model '%s' could not be handed to its worker", prefix, self._config.name)
             failure = internal(f"the batch could not be handed to the worker: {error}")
             self._answerer.forget(batch)
             self._drain.running -= 1
             self._pool.end(instance, batch)
-            self._refused += [(request, failure) for request in batch.undropped]
+            for request in batch.running:
+                self._give_up(request, failure)
             self._schedule_pump()
         return False
 
@@ -311,6 +306,15 @@ class Scheduler(ABC):
                 self._refuse(request, error)
         self._schedule_pump()
 
+    def _can_be_refused(self, request: InferRequest) -> bool:
+        return request.exchange.state is QUEUED or self._pool.batch_ahead(request) is not None
+
+    def _watch_time(self, request: InferRequest) -> None:
+        """Call `_expire` when the request's time is over."""
+        when = request.expires_at
+        if when is not None and self._deadlines.add(when, request, self._expire):
+            self._deadlines.keep_only(itertools.chain(self._queue, self._pool.waiting()))
+
     def _watch_soon(self) -> None:
         self._watch = self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
 
@@ -321,19 +325,19 @@ class Scheduler(ABC):
         unwatched, ahead = self._unwatched, set(self._pool.waiting())
         while unwatched:
             request = unwatched[0]()
-            if request is not None and not request.watched:
+            if request is not None and (exchange := request.exchange).on_left is None:
                 if request.queue_start_ns > oldest_ns:
                     break
-                if request.waiting or request in ahead or self._answerer.is_open(request):
-                    request.watched = True
-                    request.responder.watch_cancellation(functools.partial(self._client_left, request))
+                if exchange.state is QUEUED or exchange.stop is not None or request in ahead:
+                    exchange.watch_cancellation(functools.partial(self._client_left, request))
             unwatched.popleft()
         self._watch = None
         if unwatched:
             self._watch_soon()
 
     def _client_left(self, request: InferRequest) -> None:
-        self._answerer.cancel(request)
+        if (stop := request.exchange.stop) is not None:
+            stop()
         self._refuse(request, cancelled())
         self._schedule_pump()
 

@@ -6,14 +6,14 @@ import time
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.heap import SharedHeap
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_cache import CachedAnswers
-from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
+from rocserve.scheduling.response_sequencer import OrderHook, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler
 
 
@@ -47,24 +47,28 @@ class ScheduledVersion:
     def sees_requests(self) -> bool:
         return self._scheduler.validator.sees_requests
 
-    def infer(self, request: InferRequest, responder: Responder) -> None:
+    def infer(self, request: InferRequest, exchange: Exchange) -> None:
         try:
             self._validate(request)
         except ServeError as error:
             # As in Triton, a request that does not fit the model is not counted as one of its requests.
             self.statistics.note_failure(error.text)
-            responder.send(error)
+            exchange.send(error)
             return
         if request.caller is not None:
-            responder = self._scheduler.follow(request, responder)
+            self._scheduler.follow(request, exchange)
         try:
             if self.config.decoupled:
                 # Refuses clients that can take only one response.
-                responder.expect_many()
+                exchange.expect_many()
             elif self._answers is not None and request.plan.is_cacheable:
-                self._infer_unless_cached(self._answers, request, responder)
-                return
-            self._scheduler.submit(request, responder)
+                cached = self._answers.look_up(request, exchange, self.sees_requests)
+                if self._sequencer is not None:
+                    exchange.add(OrderHook(self._sequencer.ticket(), self._scheduler.work_off))
+                if cached is not None:
+                    exchange.send(cached)
+                    return
+            self._scheduler.submit(request, exchange)
         except ServeError as error:
             now = time.monotonic_ns()
             if isinstance(error, QueueFull):
@@ -72,24 +76,4 @@ class ScheduledVersion:
             else:
                 self.statistics.record_failure(now, now)
                 self.statistics.note_failure(error.text)
-            responder.send(error)
-
-    def _infer_unless_cached(self, answers: CachedAnswers, request: InferRequest, responder: Responder) -> None:
-        """Answer a request from the cache, or submit it."""
-        if self._sequencer is None:
-            caching = answers.look_up(request, responder, self.sees_requests)
-            if caching is not None:
-                self._scheduler.submit(request, caching)
-            return
-        ticket = self._sequencer.ticket()
-        work_off = self._scheduler.work_off
-        in_order = OrderedResponder(responder, ticket, work_off)
-        caching = answers.look_up(request, responder, self.sees_requests, in_order)
-        if caching is None:
-            return
-        try:
-            # The ordered responder is outermost, so a request that is refused later need not wait for its turn.
-            self._scheduler.submit(request, OrderedResponder(caching, ticket, work_off))
-        except ServeError:
-            ticket.end()
-            raise
+            exchange.refuse(error)

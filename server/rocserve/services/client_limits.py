@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.serving import EndingResponder, Responder
+from rocserve.core.exchange import EndHook, Exchange, HookOrder
 from rocserve.observability.failures import Allowance
 from rocserve.services.access import ip_address_of
 
@@ -46,9 +46,9 @@ class ClientLimits:
     def __len__(self) -> int:
         return len(self._clients)
 
-    def admit(self, address: str, responder: Responder) -> Responder:
-        """Count a request until the returned responder has answered it. Raises ServeError (RESOURCE_EXHAUSTED), without
-        counting it, if its client has reached a limit."""
+    def admit(self, address: str, exchange: Exchange) -> None:
+        """Count a request until it is answered. Raises ServeError (RESOURCE_EXHAUSTED), without counting it, if its
+        client has reached a limit."""
         name, client = self._find(_client_of(address))
         if self._most_in_flight and client.in_flight >= self._most_in_flight:
             raise ServeError(
@@ -63,7 +63,7 @@ class ClientLimits:
                 " (--max-request-rate-per-client); send fewer, and try again",
             )
         client.in_flight += 1
-        return EndingResponder(responder, lambda: self._ended(name, client))
+        exchange.add(EndHook(HookOrder.LIMITS, lambda: self._ended(name, client)))
 
     def _find(self, name: str) -> tuple[str, _Client]:
         client = self._clients.get(name)

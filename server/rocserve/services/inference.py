@@ -12,14 +12,15 @@ from typing import Protocol
 
 from rocserve.core.dispatch import Dispatcher, note_inputs
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.exchange import Exchange, Hook, HookOrder, Responder
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import QUEUE_PARAMETERS, RESERVED_PREFIX, Answer, InferRequest, InferResponse, RequestHead
+from rocserve.core.requests import QUEUE_PARAMETERS, RESERVED_PREFIX, Answer, InferRequest, RequestHead
 from rocserve.core.sequences import SEQUENCE_PARAMETERS
-from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
+from rocserve.core.serving import ServingTableHolder
 from rocserve.core.steps import Steps
-from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, Trace
+from rocserve.core.trace import REQUEST_END, Trace
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
@@ -108,26 +109,23 @@ class InferenceService:
         self._observer.note_refusal(error, find_id)
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
-        responder: Responder = client
+        exchange = Exchange(client)
         is_observed = self._observer.is_on
-        if is_observed:
-            responder = self._observer.begin(request, client)
-        if self._client_limits is not None:
-            try:
-                responder = self._client_limits.admit(client.origin().address, responder)
-            except ServeError as error:
-                responder.send(error)
-                return
         copying: Sequence[Steps[None]] = ()
-        if request.head.uses_shared_memory:
-            try:
-                responder, copying = self._client_memory.attach(request, responder)
-            except ServeError as error:
-                responder.send(error)
-                return
-        if is_observed:
-            responder = self._observer.note_tensors(request, responder)
-        self._dispatcher.dispatch(request, responder, copying)
+        try:
+            if is_observed:
+                self._observer.begin(request, exchange, client.origin())
+            if self._client_limits is not None:
+                self._client_limits.admit(client.origin().address, exchange)
+            if request.head.uses_shared_memory:
+                copying = self._client_memory.attach(request, exchange)
+        except ServeError as error:
+            exchange.send(error)
+            return
+        if is_observed and request.trace is not None:
+            # Now all inputs are there, also those in shared memory.
+            note_inputs(request.trace, request, exchange)
+        self._dispatcher.dispatch(request, exchange, copying)
 
 
 _RECEIVED = {"GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END")}
@@ -152,69 +150,45 @@ class RequestObserver:
         if self.on_switched is not None:
             self.on_switched()
 
-    def begin(self, request: InferRequest, client: ClientResponder) -> Responder:
-        """Record that a request has come; return the responder that must answer it."""
-        origin, head = client.origin(), request.head
-        now_ns = time.monotonic_ns()
-        responder: Responder = client
+    def begin(self, request: InferRequest, exchange: Exchange, origin: RequestOrigin) -> None:
+        """Record that a request has come, and later its end."""
+        head, now_ns = request.head, time.monotonic_ns()
         if self._log.isEnabledFor(logging.DEBUG):
-            responder = LoggedResponder(responder, request, now_ns, self._log)
+            exchange.add(LogHook(request, now_ns, self._log))
         if not self._tracing.is_on:
-            return responder
+            return
         try:
             version = self._tables.table.find(head.model_name, head.model_version)
         except ServeError:
             # As in Triton, a request to an unknown model is neither traced nor counted.
-            return responder
+            return
         trace = self._tracing.begin(version.name, str(version.version), request.id, origin.headers, now_ns)
         if trace is None:
-            return responder
+            return
         for name, ns in zip(_RECEIVED[origin.protocol], origin.received_ns, strict=True):
             trace.note_front_end(name, ns)
         request.trace = trace
-        return _ClientTracedResponder(responder, trace, origin.protocol)
+        exchange.add(_TraceHook(trace, origin.protocol))
 
     def note_refusal(self, error: ServeError, find_id: Callable[[], str]) -> None:
         if self._log.isEnabledFor(logging.DEBUG):
             prefix = request_prefix([find_id()])
             self._log.debug("%sinference is refused: %s: %s", prefix, error.code.name, error.text)
 
-    def note_tensors(self, request: InferRequest, responder: Responder) -> Responder:
-        """Record the inputs, now that all are there; return the responder that the model must answer to."""
-        trace = request.trace
-        if trace is None or not trace.wants_tensors:
-            return responder
-        note_inputs(trace, request)
-        return _TensorResponder(responder, trace)
 
-
-class _TensorResponder(ForwardingResponder):
-    """Records the tensors of answers as the model gives them, because a client may want them in its shared memory."""
-
-    __slots__ = ("_trace",)
-
-    def __init__(self, responder: Responder, trace: Trace) -> None:
-        super().__init__(responder)
-        self._trace = trace
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        if isinstance(answer, InferResponse):
-            self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, answer.outputs)
-        self._responder.send(answer, final)
-
-
-class _ClientTracedResponder(ForwardingResponder):
+class _TraceHook(Hook):
     """Records when a client's request is answered, and ends its trace."""
 
     __slots__ = ("_is_complete", "_protocol", "_trace")
 
-    def __init__(self, responder: Responder, trace: Trace, protocol: str) -> None:
-        super().__init__(responder)
+    order = HookOrder.TRACE
+
+    def __init__(self, trace: Trace, protocol: str) -> None:
         self._trace = trace
         self._protocol = protocol
         self._is_complete = False
 
-    def send(self, answer: Answer, final: bool = True) -> None:
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
         trace = self._trace
         if final:
             trace.note(REQUEST_END, time.monotonic_ns())
@@ -222,21 +196,22 @@ class _ClientTracedResponder(ForwardingResponder):
             self._is_complete = True
             trace.note_front_end("INFER_RESPONSE_COMPLETE", time.monotonic_ns())
         trace.note_front_end(f"{self._protocol}_SEND_START", time.monotonic_ns())
-        try:
-            self._responder.send(answer, final)
-        finally:
-            trace.note_front_end(f"{self._protocol}_SEND_END", time.monotonic_ns())
-            if final:
-                trace.end()
+        return answer
+
+    def on_sent(self, final: bool) -> None:
+        self._trace.note_front_end(f"{self._protocol}_SEND_END", time.monotonic_ns())
+        if final:
+            self._trace.end()
 
 
-class LoggedResponder(ForwardingResponder):
+class LogHook(Hook):
     """Logs the beginning and end of a request, but no tensor data."""
 
     __slots__ = ("_log", "_model", "_prefix", "_requested", "_sent", "_started_ns")
 
-    def __init__(self, responder: Responder, request: InferRequest, started_ns: int, log: logging.Logger) -> None:
-        super().__init__(responder)
+    order = HookOrder.LOG
+
+    def __init__(self, request: InferRequest, started_ns: int, log: logging.Logger) -> None:
         head = request.head
         self._model = f"model '{head.model_name}'"
         self._requested = f"{self._model} version {head.model_version}" if head.model_version else self._model
@@ -248,7 +223,7 @@ class LoggedResponder(ForwardingResponder):
         inputs = ", ".join(f"{entry.name} {entry.datatype} {list(entry.shape)}" for entry in head.inputs)
         self._log_line("%s begins: %s", self._requested, inputs)
 
-    def send(self, answer: Answer, final: bool = True) -> None:
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
         milliseconds = (time.monotonic_ns() - self._started_ns) / 1e6
         if isinstance(answer, ServeError):
             end, text = "ends" if final else "goes on", answer.text.removeprefix(self._prefix)
@@ -260,7 +235,7 @@ class LoggedResponder(ForwardingResponder):
             if final:
                 version = answer.head.model_version
                 self._log_line("%s version %s ends: OK after %.3f ms", self._model, version, milliseconds)
-        self._responder.send(answer, final)
+        return answer
 
     def _log_line(self, text: str, *values: object) -> None:
         self._log.debug(f"%sinference of {text}", self._prefix, *values, stacklevel=2)

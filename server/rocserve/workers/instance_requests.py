@@ -163,7 +163,7 @@ class InstanceRequests:
 
 
 class OpenCall:
-    """A model's call in the server. Implements core.serving.Responder; answers after the worker's end are dropped."""
+    """A model's call in the server. Implements core.exchange.Responder; answers after the worker's end are dropped."""
 
     def __init__(self, requests: InstanceRequests, number: int, slot: Slot) -> None:
         self.requests = requests

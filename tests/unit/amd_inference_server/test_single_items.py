@@ -10,6 +10,7 @@ import pytest
 from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.tensors import encode_bytes_elements, tensor_from_numpy
@@ -56,13 +57,14 @@ def shapes(taken: InferRequest) -> list[tuple[int, ...]]:
 
 def taken_by(items: SingleItems, sent: InferRequest) -> InferRequest:
     """The request as the model sees it."""
-    return items.take(sent, Answers())[0]
+    return items.take(sent, Exchange(Answers()))
 
 
 def answer(items: SingleItems, sent: InferRequest) -> InferResponse:
     answers = Answers()
     outputs = [tensor_from_numpy("OUT", np.zeros((1, 2), np.float32))]
-    items.take(sent, answers)[1].send(InferResponse.of("m", "1", "id", outputs))
+    items.take(sent, exchange := Exchange(answers))
+    exchange.send(InferResponse.of("m", "1", "id", outputs))
     return answers.responses[0]
 
 

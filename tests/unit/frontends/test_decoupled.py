@@ -21,10 +21,11 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, not_found
+from rocserve.core.exchange import Responder
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
-from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingTableHolder
+from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.inference import InferCall, InferenceHandlers, InferenceStream
 from rocserve.frontends.grpc.transport import StreamRoute, UnaryRoute

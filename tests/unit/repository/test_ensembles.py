@@ -18,6 +18,7 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.exchange import Responder
 from rocserve.core.load_check import RECORDED_FILE, LoadCheckFailed
 from rocserve.core.model_config import (
     ControlInput,
@@ -34,7 +35,7 @@ from rocserve.core.model_config import (
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingTableHolder
+from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop

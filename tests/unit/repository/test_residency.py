@@ -21,6 +21,7 @@ from support.waiting import PATIENCE_SECONDS
 from rocserve.backends.host import Host
 from rocserve.core.backoff import Backoff
 from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.exchange import Exchange
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.sequences import SequenceTag, sequence_id
 from rocserve.repository import hot_reload
@@ -74,7 +75,7 @@ class Rig:
         if not finish:
             self.running.append(answer)
         answer.responder = finish
-        self.served.plane.call_soon(lambda: self.served.dispatcher.dispatch(request, answer))  # type: ignore[arg-type]
+        self.served.plane.call_soon(lambda: self.served.dispatcher.dispatch(request, Exchange(answer)))  # type: ignore[arg-type]
         return answer
 
     async def answered(self, *answers: Answer) -> None:
@@ -92,16 +93,15 @@ class Rig:
 
 @pytest.fixture(autouse=True)
 def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def infer(version: FakeVersion, request: InferRequest, responder: Any) -> None:
+    def infer(version: FakeVersion, request: InferRequest, exchange: Exchange) -> None:
         assert not version.is_unloaded
-        answer = responder
-        while not isinstance(answer, Answer):
-            answer = answer._responder
+        answer = exchange.client
+        assert isinstance(answer, Answer)
         answer.version = version
         if answer.responder:
-            responder.send(None)
+            exchange.send(None)
         else:
-            answer.responder = responder
+            answer.responder = exchange
 
     monkeypatch.setattr(FakeVersion, "infer", infer)
 

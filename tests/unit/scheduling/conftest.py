@@ -11,6 +11,7 @@ from support.hand_instances import Answer, Execution, HandInstance
 from support.hand_loop import HandLoop, Turned
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig
 from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
@@ -71,7 +72,7 @@ class Bench:
         request = InferRequest(head, str(value), [data], deadline)
         answer = Answer(self.loop, self.answered)
         self.validator.validate(request)
-        self.scheduler.inner.submit(request, answer)
+        self.scheduler.inner.submit(request, Exchange(answer))
         return answer
 
     def submit_in_one_turn(self, *values: float) -> None:

@@ -4,7 +4,9 @@ almost no time; and the queue's priority levels, whose cost depends on the used 
 from __future__ import annotations
 
 import pytest
+from support.hand_instances import Nobody
 
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import DynamicBatching, QueuePolicy
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.scheduling import instances
@@ -158,6 +160,7 @@ def queue() -> RequestQueue:
 def entry(queue: RequestQueue, priority: int) -> InferRequest:
     made = InferRequest(RequestHead("m", "", ()), "", [])
     made.plan, made.nbytes, made.queue_start_ns = Plan(priority), 0, 0
+    made.exchange = Exchange(Nobody())
     queue.admit(made, 0.0)
     return made
 

@@ -6,8 +6,10 @@ import random
 from collections.abc import Iterator, Sequence
 
 import pytest
+from support.hand_instances import Nobody
 
 from rocserve.core.errors import StatusCode
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import DynamicBatching
 from rocserve.core.padding import PaddedDimension, Padding
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
@@ -109,6 +111,7 @@ class Waiting:
         rows = rows or self._random.choice((1, 1, 1, 2, 8))
         width = width or min(int(self._random.lognormvariate(2, 0.8)) + 1, 32)
         request = InferRequest(RequestHead("m", "", ()), "", [], deadline)
+        request.exchange = Exchange(Nobody())
         request.plan = self._validator.plan(RequestHead("m", "", (InputHead("IN", "FP32", (rows, width)),)), "")
         request.nbytes, request.queue_start_ns = 4 * rows * width, self._now_ns
         self._now_ns += 1

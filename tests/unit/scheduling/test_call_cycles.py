@@ -14,6 +14,7 @@ from support.hand_instances import Answer, Execution, HandInstance
 from support.hand_loop import HandLoop
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import (
     DynamicBatching,
     InputConfig,
@@ -196,7 +197,7 @@ class World:
     def send(self, request: Script, responder: Any, caller: object = None) -> None:
         value = np.float32(len(self.scripts)).tobytes()
         self.scripts.append(request)
-        self.versions[request.model].infer(InferRequest(HEAD, "", [value], caller=caller), responder)
+        self.versions[request.model].infer(InferRequest(HEAD, "", [value], caller=caller), Exchange(responder))
 
     def ask(self, *requests: Script) -> list[Answer]:
         """Send clients' requests in one turn of the loop."""

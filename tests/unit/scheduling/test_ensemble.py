@@ -18,6 +18,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY, DeviceReference, pack_references, references_of
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
+from rocserve.core.exchange import Exchange
 from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, HistogramReading, LatencyOptions
 from rocserve.core.model_config import EnsembleStep, InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.request_memory import RequestMemory
@@ -146,7 +147,7 @@ def ask(version: EnsembleVersion, *values: float, outputs=(), shape=None, **para
         parameters,
     )
     answer = Answer()
-    version.infer(InferRequest(head, "id-1", [np.array(values, np.float32).tobytes()]), answer)
+    version.infer(InferRequest(head, "id-1", [np.array(values, np.float32).tobytes()]), Exchange(answer))
     return answer
 
 
@@ -312,7 +313,7 @@ def test_answers_to_sequences_are_not_kept():
     cached(version)
     data = np.array([1.0, 2.0], np.float32).tobytes()
     for sequence, runs in ((None, 1), (None, 1), (SequenceTag(1, starts=True), 2), (SequenceTag(1), 3)):
-        version.infer(InferRequest(HEAD, "", [data], sequence=sequence), answer := Answer())
+        version.infer(InferRequest(HEAD, "", [data], sequence=sequence), Exchange(answer := Answer()))
         assert answer.value() == [2.0, 3.0]
         assert len(member.requests) == runs
 
@@ -332,7 +333,7 @@ def test_what_a_member_sees_decides_which_requests_are_equal(sees_requests, is_n
     data = np.array([1.0, 2.0], np.float32).tobytes()
     for parameters, identity in (({}, ""), ({"factor": 2}, ""), ({"factor": 3}, ""), ({"factor": 3}, "id"), ({}, "")):
         head = RequestHead("e", "", HEAD.inputs, (), parameters)
-        version.infer(InferRequest(head, identity, [data]), answer := Answer())
+        version.infer(InferRequest(head, identity, [data]), Exchange(answer := Answer()))
         assert answer.response.id == identity
     assert len(member.requests) == (4 if sees_requests else 1)
 
@@ -352,10 +353,10 @@ def test_an_answer_of_members_that_were_replaced_meanwhile_is_not_kept():
     version = ensemble(old, steps=[step("a", "X", "Y")])
     cache = cached(version)
     data = np.array([1.0, 2.0], np.float32).tobytes()
-    version.infer(InferRequest(HEAD, "", [data]), before := Answer())
+    version.infer(InferRequest(HEAD, "", [data]), Exchange(before := Answer()))
     version.dispatcher.tables.table = ServingTable(models={"a": ServedModel("a", {1: new}, new)})
     for runs in (1, 1):
-        version.infer(InferRequest(HEAD, "", [data]), after := Answer())
+        version.infer(InferRequest(HEAD, "", [data]), Exchange(after := Answer()))
         assert after.value() == [11.0, 12.0]
         assert len(new.requests) == runs
     kept = cache.nbytes
@@ -377,7 +378,7 @@ def test_an_answered_request_leaves_nothing_behind():
     try:
         data = Data(np.array([1.0, 2.0], np.float32).tobytes())
         answer = Answer()
-        version.infer(InferRequest(HEAD, "", [data]), answer)
+        version.infer(InferRequest(HEAD, "", [data]), Exchange(answer))
         # As a scheduler does with requests that wait for a while.
         responder = member._waiting[0][2]
         responder.watch_cancellation(functools.partial(print, responder))
@@ -440,7 +441,7 @@ def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
     first, second = Member("a", plus(1), held=True), Member("b", plus(1), held=True)
     version = ensemble(first, second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], decoupled=True)
     answer = Many()
-    version.infer(InferRequest(HEAD, "", [bytes(8)]), answer)
+    version.infer(InferRequest(HEAD, "", [bytes(8)]), Exchange(answer))
     responder = first._waiting.pop()[2]
     responder.expect_many()
     for value in (1.0, 2.0, 3.0):
@@ -472,7 +473,7 @@ def test_a_step_that_is_answered_leaves_nothing_to_tell_of_its_clients_end():
     first, second = Member("a", plus(1), held=True), Member("b", plus(1), held=True)
     version = ensemble(first, second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], decoupled=True)
     answer = Many()
-    version.infer(InferRequest(HEAD, "", [bytes(8)]), answer)
+    version.infer(InferRequest(HEAD, "", [bytes(8)]), Exchange(answer))
     responder = first._waiting.pop()[2]
     responder.expect_many()
     watchers: list[weakref.ref[Watcher]] = []
@@ -492,7 +493,7 @@ def test_the_first_response_of_a_decoupled_ensemble_is_timed() -> None:
     member = Member("a", plus(1), held=True)
     version = ensemble(member, steps=[step("a", "X", "Y")], decoupled=True)
     version.statistics = ModelStatistics(LatencyOptions(histograms=True).distributions(version.config))
-    version.infer(InferRequest(HEAD, "", [bytes(8)]), Many())
+    version.infer(InferRequest(HEAD, "", [bytes(8)]), Exchange(Many()))
     responder = member._waiting.pop()[2]
     responder.expect_many()
     counts = []
@@ -620,7 +621,9 @@ def test_many_strings_between_members_are_counted_in_steps():
         config, b"", 1, ModelStatistics(), Dispatcher(tables, begun.append), RequestMemory(64 * COUNTED_AT_ONCE)
     )
     answer = Answer()
-    version.infer(InferRequest(RequestHead("e", "", (InputHead("X", "BYTES", (1,)),)), "", [bytes(4)]), answer)
+    version.infer(
+        InferRequest(RequestHead("e", "", (InputHead("X", "BYTES", (1,)),)), "", [bytes(4)]), Exchange(answer)
+    )
     (counting,) = begun
     assert members[1].requests == []
     assert len(list(counting)) >= 8

@@ -16,6 +16,7 @@ from support.outputs import outputs_from
 
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.exchange import Exchange
 from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, LatencyOptions
 from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
@@ -127,7 +128,7 @@ class Model:
         request = InferRequest(self._head, "r", [np.zeros(1, np.float32).tobytes()])
         told = Told(self.loop)
         self._validator.validate(request)
-        self.scheduler.submit(request, told)
+        self.scheduler.submit(request, Exchange(told))
         return told
 
     def warm_up(self, instance: HandInstance) -> None:

@@ -13,6 +13,7 @@ from support.hand_loop import Flag
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import DynamicBatching
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.scheduling.queue import QueueLimits
@@ -47,7 +48,7 @@ def test_an_answered_request_is_let_go_of_long_before_its_deadline(make_bench):
     head = RequestHead("m", "", (InputHead("IN", "FP32", (1, 2)),))
     request = InferRequest(head, "", [data], time.monotonic() + 3600)
     bench.validator.validate(request)
-    bench.scheduler.submit(request, answer := Answer(bench.loop))
+    bench.scheduler.submit(request, Exchange(answer := Answer(bench.loop)))
     for execution in bench.executions:
         execution.finish()
     assert answer.number == 4.0

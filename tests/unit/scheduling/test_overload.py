@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.hand_instances import Nobody
 
 from rocserve.core.errors import StatusCode
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.validation import RequestValidator
@@ -31,6 +33,7 @@ def entry_at(now_ns: int, milliseconds: float | None, in_turn: bool = False) -> 
     deadline = None if milliseconds is None else now_ns / 1e9 + milliseconds / 1e3
     request = InferRequest(RequestHead("m", "", ()), "", [], deadline, in_turn)
     request.plan, request.nbytes, request.queue_start_ns = PLAN, PLAN.nbytes, now_ns
+    request.exchange = Exchange(Nobody())
     return request
 
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.hand_instances import Nobody
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig, QueuePolicy
 from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.sequences import SequenceTag
@@ -98,7 +100,7 @@ def ask(make_bench, request):
     def submit(value: float):
         answer = answer_kind(bench.loop, bench.answered)
         bench.loop.turning(version.infer)(
-            InferRequest(HEAD, str(value), [np.full((1, 2), value, np.float32).tobytes()]), answer
+            InferRequest(HEAD, str(value), [np.full((1, 2), value, np.float32).tobytes()]), Exchange(answer)
         )
         return answer
 
@@ -205,9 +207,9 @@ def test_requests_are_equal_if_the_model_cannot_distinguish_them(sees_requests: 
     for name, (head, identity, data, sequence) in asked.items():
         request = InferRequest(head, identity, data, sequence=sequence)
         validator.validate(request)
-        submitted = answers.look_up(request, Asked(name), sees_requests)
-        if submitted is not None:
-            submitted.send(InferResponse.of("m", "1", identity, [], {"for": name}))
+        exchange = Exchange(Asked(name))
+        cached = answers.look_up(request, exchange, sees_requests)
+        exchange.send(cached or InferResponse.of("m", "1", identity, [], {"for": name}))
     assert sent == {
         "original": "original",
         **{name: name for name in distinguished},
@@ -221,9 +223,10 @@ def test_what_would_take_long_to_go_through_is_not_cached(caplog) -> None:
     cache = ResponseCache(1 << 30)
     answers = CachedAnswers(cache, config, ModelStatistics(), logging.getLogger("test"))
     large = bytes(LARGEST_CACHED + 1)
-    request, responder = InferRequest(HEAD, "", [large]), object()
+    request, exchange = InferRequest(HEAD, "", [large]), Exchange(Nobody())
     request.nbytes = len(large)
-    assert answers.look_up(request, responder, False) is responder
+    assert answers.look_up(request, exchange, False) is None
+    assert not exchange.hooks
     response = InferResponse.of("m", "1", "", [Tensor("OUT", DataType.UINT8, (len(large),), large)])
     answers.keep(object(), b"key", response, 0)
     assert cache.nbytes == 0

@@ -12,13 +12,14 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig, QueuePolicy
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.tensors import Tensor, TensorHead
 from rocserve.core.validation import RequestValidator
 from rocserve.plane.heap import COPIED_AT_ONCE, Slot
 from rocserve.scheduling.batch import BatchAnswers, LinkedResponder, ResponseMaker
-from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
+from rocserve.scheduling.response_sequencer import OrderHook, ResponseSequencer
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.results import BatchOutcome
 
@@ -50,9 +51,15 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def responders(said: list[str]) -> list[OrderedResponder]:
+def exchanges(said: list[str]) -> list[Exchange]:
     sequencer = ResponseSequencer()
-    return [OrderedResponder(Log(name, said), sequencer.ticket(), HandLoop().work_off) for name in "abc"]
+    return [in_order(Log(name, said), sequencer) for name in "abc"]
+
+
+def in_order(client: Log, sequencer: ResponseSequencer, work_off=None) -> Exchange:
+    exchange = Exchange(client)
+    exchange.add(OrderHook(sequencer.ticket(), work_off or HandLoop().work_off))
+    return exchange
 
 
 def response(data: bytearray) -> InferResponse:
@@ -62,14 +69,14 @@ def response(data: bytearray) -> InferResponse:
     return made
 
 
-def test_answers_that_come_in_order_are_given_at_once(responders, said) -> None:
-    for responder in responders:
-        responder.send(response(bytearray(b"x")))
+def test_answers_that_come_in_order_are_given_at_once(exchanges, said) -> None:
+    for exchange in exchanges:
+        exchange.send(response(bytearray(b"x")))
     assert said == ["a:x.", "b:x.", "c:x."]
 
 
-def test_responses_of_the_first_flow_and_those_of_others_wait(responders, said) -> None:
-    a, b, c = responders
+def test_responses_of_the_first_flow_and_those_of_others_wait(exchanges, said) -> None:
+    a, b, c = exchanges
     data = bytearray(b"1")
     b.send(response(data), final=False)
     data[:] = b"9"
@@ -82,10 +89,10 @@ def test_responses_of_the_first_flow_and_those_of_others_wait(responders, said) 
     assert said == ["a:2", "a:end", "b:1", "b:3.", "c:broken"]
 
 
-def test_who_gives_up_its_ticket_keeps_nobody_waiting(responders, said) -> None:
-    a, b, c = responders
+def test_who_gives_up_its_ticket_keeps_nobody_waiting(exchanges, said) -> None:
+    a, b, c = exchanges
     b.send(response(bytearray(b"1")))
-    a.out_of_order().send(internal("refused"))
+    a.refuse(internal("refused"))
     assert said == ["b:1.", "a:refused"]
     c.send(None)
     assert said[-1] == "c:end"
@@ -94,7 +101,7 @@ def test_who_gives_up_its_ticket_keeps_nobody_waiting(responders, said) -> None:
 def test_what_comes_while_another_is_sent_follows_it_on_memory_of_its_own(said) -> None:
     """A response may lead to the next: another step of an ensemble, for example."""
     sequencer = ResponseSequencer()
-    first, second = sequencer.ticket(), OrderedResponder(Log("b", said), sequencer.ticket(), HandLoop().work_off)
+    first, second = sequencer.ticket(), in_order(Log("b", said), sequencer)
     data = bytearray(b"1")
 
     def send() -> None:
@@ -110,7 +117,7 @@ def test_what_comes_while_another_is_sent_follows_it_on_memory_of_its_own(said) 
 def test_a_large_answer_that_waits_for_others_is_copied_some_at_a_time(said) -> None:
     sequencer = ResponseSequencer()
     copying: list[Iterator[None]] = []
-    first, second = (OrderedResponder(Log(name, said), sequencer.ticket(), copying.append) for name in "ab")
+    first, second = (in_order(Log(name, said), sequencer, copying.append) for name in "ab")
     large = response(bytearray(b"2" * (3 * COPIED_AT_ONCE)))
     large.is_large = True
     second.send(large)
@@ -202,7 +209,7 @@ def answers_to(outcome: BatchOutcome, *asked: tuple[RequestHead, Linked]) -> lis
     for index, (head, responder) in enumerate(asked):
         request = InferRequest(head, str(index), [bytes(8)])
         validator.validate(request)
-        request.responder = responder  # type: ignore[assignment]
+        request.exchange = Exchange(responder)  # type: ignore[arg-type]
         error = answers.add(request, index)
         errors.append("" if error is None else error.text)
     answers.send()

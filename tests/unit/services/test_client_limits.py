@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.exchange import Exchange, IllegalChange
 from rocserve.core.requests import Answer, InferResponse
 from rocserve.frontends.grpc.service import peer_of
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -43,9 +43,15 @@ class Clock:
         return self.now
 
 
+def admit(limits: ClientLimits, address: str) -> Exchange:
+    exchange = Exchange(Answers())
+    limits.admit(address, exchange)
+    return exchange
+
+
 def refusal(limits: ClientLimits, address: str) -> str:
     with pytest.raises(ServeError) as raised:
-        limits.admit(address, Answers())
+        admit(limits, address)
     assert raised.value.code is StatusCode.RESOURCE_EXHAUSTED
     return raised.value.text
 
@@ -53,29 +59,30 @@ def refusal(limits: ClientLimits, address: str) -> str:
 @pytest.mark.parametrize("last", [InferResponse.of("m", "1", "", ()), None, internal("x")])
 def test_a_client_has_so_many_requests_in_flight_however_they_end(last: Answer) -> None:
     limits = ClientLimits(2, 0)
-    first: Any = limits.admit("10.0.0.1", Answers())
-    limits.admit("10.0.0.1", Answers())
+    first = admit(limits, "10.0.0.1")
+    admit(limits, "10.0.0.1")
     assert refusal(limits, "10.0.0.1") == (
         "the client 10.0.0.1 has 2 requests in flight, as many as one client may have (--max-requests-per-client); wait"
         " for answers, and try again"
     )
-    limits.admit("10.0.0.2", Answers())
-    # Responses that others follow do not count, and nothing after the last one counts again.
+    admit(limits, "10.0.0.2")
+    # Responses that others follow do not count, and none comes after the last one.
     first.send(InferResponse.of("m", "1", "", ()), final=False)
     first.send(internal("one of several"), final=False)
     refusal(limits, "10.0.0.1")
-    for _ in range(2):
+    first.send(last)
+    with pytest.raises(IllegalChange):
         first.send(last)
-    limits.admit("10.0.0.1", Answers())
+    admit(limits, "10.0.0.1")
     refusal(limits, "10.0.0.1")
 
 
 def test_clients_are_forgotten_when_they_have_nothing_in_flight() -> None:
     limits = ClientLimits(2, 0)
-    responders: list[Any] = [limits.admit(f"10.0.0.{number}", Answers()) for number in range(50)]
+    exchanges = [admit(limits, f"10.0.0.{number}") for number in range(50)]
     assert len(limits) == 50
-    for responder in responders:
-        responder.send(None)
+    for exchange in exchanges:
+        exchange.send(None)
     assert len(limits) == 0
 
 
@@ -83,28 +90,28 @@ def test_a_client_sends_so_many_requests_a_second() -> None:
     clock = Clock()
     limits = ClientLimits(0, 10, clock)
     for _ in range(10):
-        limits.admit("10.0.0.1", Answers()).send(None)
+        admit(limits, "10.0.0.1").send(None)
     assert "more than the 10 requests a second" in refusal(limits, "10.0.0.1")
-    limits.admit("10.0.0.2", Answers())
+    admit(limits, "10.0.0.2")
     clock.now += 0.25
     for _ in range(2):
-        limits.admit("10.0.0.1", Answers()).send(None)
+        admit(limits, "10.0.0.1").send(None)
     refusal(limits, "10.0.0.1")
     # At most a second's worth accumulates.
     clock.now += 3600
     for _ in range(10):
-        limits.admit("10.0.0.1", Answers()).send(None)
+        admit(limits, "10.0.0.1").send(None)
     refusal(limits, "10.0.0.1")
 
 
 def test_less_than_one_request_a_second() -> None:
     clock = Clock()
     limits = ClientLimits(0, 0.5, clock)
-    limits.admit("10.0.0.1", Answers())
+    admit(limits, "10.0.0.1")
     clock.now += 1.9
     refusal(limits, "10.0.0.1")
     clock.now += 0.2
-    limits.admit("10.0.0.1", Answers())
+    admit(limits, "10.0.0.1")
 
 
 def test_the_table_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,14 +119,14 @@ def test_the_table_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     clock = Clock()
     limits = ClientLimits(0, 2, clock)
     for number in range(100):
-        limits.admit(f"10.0.0.{number}", Answers()).send(None)
+        admit(limits, f"10.0.0.{number}").send(None)
     # All others share one client's limit.
     for number in range(2):
-        limits.admit(f"10.0.1.{number}", Answers()).send(None)
+        admit(limits, f"10.0.1.{number}").send(None)
     assert "the client others sends" in refusal(limits, "10.0.1.2")
     assert len(limits) == 101
     clock.now += 1.0
-    limits.admit("10.0.1.3", Answers())
+    admit(limits, "10.0.1.3")
     assert len(limits) == 1
 
 
@@ -136,11 +143,11 @@ def test_the_table_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_which_addresses_are_one_client(one: str, other: str, are_one: bool) -> None:
     limits = ClientLimits(1, 0)
-    limits.admit(one, Answers())
+    admit(limits, one)
     if are_one:
         refusal(limits, other)
     else:
-        limits.admit(other, Answers())
+        admit(limits, other)
 
 
 LOAD = "RepositoryModelLoad"

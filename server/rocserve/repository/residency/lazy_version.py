@@ -6,15 +6,17 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocserve.config.definition import ModelDefinition
 from rocserve.config.model_limits import idle_unload_seconds
 from rocserve.core.errors import ServeError, deadline_exceeded, unavailable
+from rocserve.core.exchange import EndHook, Exchange, HookOrder
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import Answer, InferRequest
-from rocserve.core.serving import ForwardingResponder, ReadinessCheck, Responder
+from rocserve.core.requests import InferRequest
+from rocserve.core.serving import ReadinessCheck
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import TimerHandle
@@ -31,6 +33,16 @@ _NOT_LOADED = "not loaded: its first request loads it"
 
 Load = Callable[[Callable[[LoadProgress], None]], Awaitable[LoadedVersion]]
 """Loads the version, and calls back with its progress. Raises ServeError; FilesChanged."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that waits for the load."""
+
+    request: InferRequest
+    exchange: Exchange
+    since: float
+    timer: TimerHandle
 
 
 class LazyVersion(Tenant):
@@ -72,22 +84,26 @@ class LazyVersion(Tenant):
         self._residents = residents
         self._loaded: LoadedVersion | None = None
         self._statistics: ModelStatistics | None = None
-        self._waiting: dict[_Counted, None] = {}
+        self._waiting: dict[Exchange, _Waiting] = {}
         batching = self.config.sequence_batching
         self._hold_seconds = batching.max_sequence_idle_microseconds / 1e6 if batching is not None else 0.0
 
     # Requests
 
-    def infer(self, request: InferRequest, responder: Responder) -> None:
+    def infer(self, request: InferRequest, exchange: Exchange) -> None:
         now = time.monotonic()
         self.note_use(now)
         if self._hold_seconds:
             self.held_until = now + self._hold_seconds
-        counted = _Counted(self, responder)
+        self.in_flight += 1
+        exchange.add(EndHook(HookOrder.RESIDENCY, self._request_ended))
         if self._loaded is not None:
-            self._loaded.infer(request, counted)
+            self._loaded.infer(request, exchange)
         else:
-            self._infer_cold(request, counted, now)
+            self._infer_cold(request, exchange, now)
+
+    def _request_ended(self) -> None:
+        self.in_flight -= 1
 
     def want(self) -> None:
         """Load the version, because a request of an ensemble will reach it."""
@@ -112,11 +128,11 @@ class LazyVersion(Tenant):
         for waiting in self._take_waiting():
             self._residents.counts.cold_requests += 1
             self._residents.counts.cold_seconds += now - waiting.since
-            loaded.infer(waiting.request, waiting)
+            loaded.infer(waiting.request, waiting.exchange)
 
     def refuse(self, error: ServeError) -> None:
         for waiting in self._take_waiting():
-            self._fail(waiting, ServeError(error.code, error.text))
+            self._fail(waiting.exchange, waiting.since, ServeError(error.code, error.text))
 
     def release(self) -> LoadedVersion | None:
         """Return the version to unload; None = it is in use."""
@@ -129,11 +145,10 @@ class LazyVersion(Tenant):
         """Stop serving, and pass waiting requests to the successor. Returns the version to unload."""
         loaded, self._loaded = self._loaded, None
         for waiting in self._take_waiting():
-            self._residents.dispatcher.dispatch(waiting.request, waiting)
+            self._residents.dispatcher.dispatch(waiting.request, waiting.exchange)
         return loaded
 
-    def _infer_cold(self, request: InferRequest, waiting: _Counted, now: float) -> None:
-        waiting.request, waiting.since = request, now
+    def _infer_cold(self, request: InferRequest, exchange: Exchange, now: float) -> None:
         refusal = self.cold_refusal()
         if refusal is None:
             if not self.is_retired:
@@ -145,35 +160,36 @@ class LazyVersion(Tenant):
                 refusal = unavailable(f"Exceeds maximum queue size: model '{self.name}' is being loaded")
                 refusal.is_overload = True
         if refusal is not None:
-            self._fail(waiting, refusal)
+            self._fail(exchange, now, refusal)
             return
         limit = now + self._residents.settings.model_wait_seconds
         until = limit if request.deadline is None else min(limit, request.deadline)
-        waiting.timer = self._residents.plane.call_at(until, functools.partial(self._expire, waiting, until < limit))
-        self._waiting[waiting] = None
-        waiting.watch_cancellation(functools.partial(self._drop, waiting, cancelled()))
+        timer = self._residents.plane.call_at(until, functools.partial(self._expire, exchange, until < limit))
+        self._waiting[exchange] = _Waiting(request, exchange, now, timer)
+        exchange.watch_cancellation(functools.partial(self._drop, exchange, cancelled()))
 
-    def _expire(self, waiting: _Counted, is_deadline: bool) -> None:
+    def _expire(self, exchange: Exchange, is_deadline: bool) -> None:
         text = f"model '{self.name}' was not loaded within {self._residents.settings.model_wait_seconds:g} s; ask again"
-        self._drop(waiting, deadline_exceeded() if is_deadline else unavailable(text))
+        self._drop(exchange, deadline_exceeded() if is_deadline else unavailable(text))
 
-    def _drop(self, waiting: _Counted, error: ServeError) -> None:
-        if waiting in self._waiting:
-            del self._waiting[waiting]
+    def _drop(self, exchange: Exchange, error: ServeError) -> None:
+        waiting = self._waiting.pop(exchange, None)
+        if waiting is not None:
             waiting.timer.cancel()
-            self._fail(waiting, error)
+            self._fail(exchange, waiting.since, error)
             if not self._waiting:
                 self._residents.call_on_loop(self._residents.withdraw, self)
 
-    def _fail(self, waiting: _Counted, error: ServeError) -> None:
+    def _fail(self, exchange: Exchange, since: float, error: ServeError) -> None:
         self._statistics = self.statistics
-        self._statistics.record_refusal(error, int(waiting.since * 1e9), time.monotonic_ns())
-        waiting.send(error)
+        self._statistics.record_refusal(error, int(since * 1e9), time.monotonic_ns())
+        exchange.send(error)
 
-    def _take_waiting(self) -> Sequence[_Counted]:
-        waiting, self._waiting = tuple(self._waiting), {}
+    def _take_waiting(self) -> Sequence[_Waiting]:
+        waiting, self._waiting = tuple(self._waiting.values()), {}
         for one in waiting:
             one.timer.cancel()
+            one.exchange.unwatch()
         return waiting
 
     def complete_load(self, error: ServeError | None = None) -> None:
@@ -259,38 +275,3 @@ class LazyVersion(Tenant):
 
     async def unload(self) -> None:
         await self._residents.unload(self)
-
-
-class _Counted(ForwardingResponder):
-    """Counts its request as in flight until it is answered. A client's disconnect is reported to the latest watcher
-    only: the wait for the load, then the loaded version."""
-
-    __slots__ = ("_has_left", "_on_left", "_tenant", "request", "since", "timer")
-
-    request: InferRequest
-    """Set with `since` and `timer` while the request waits for a load."""
-    since: float
-    timer: TimerHandle
-
-    def __init__(self, tenant: Tenant, responder: Responder) -> None:
-        super().__init__(responder)
-        self._tenant = tenant
-        self._on_left: Callable[[], None] | None = None
-        self._has_left = False
-        tenant.in_flight += 1
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        self._tenant.in_flight -= final
-        self._responder.send(answer, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        is_first, self._on_left = self._on_left is None, callback
-        if self._has_left:
-            callback()
-        elif is_first:
-            self._responder.watch_cancellation(self._left)
-
-    def _left(self) -> None:
-        self._has_left = True
-        if self._on_left is not None:
-            self._on_left()

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import References, device_of, referable_outputs, referenced_tensor
-from rocserve.core.dispatch import dispatch_traced
+from rocserve.core.dispatch import dispatch_caused
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
+from rocserve.core.exchange import ANSWERED, Exchange
 from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.request_memory import Holding
 from rocserve.core.request_prefix import request_prefix
@@ -29,7 +30,6 @@ from rocserve.core.sequences import (
     SequenceTag,
     take_sequence,
 )
-from rocserve.core.serving import Responder
 from rocserve.core.statistics import PhaseTotals
 from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class StepRequest:
-    """A request to a member, and the responder that takes the answers back into the run."""
+    """A request to a member, and the client that takes the answers back into the run."""
 
     _run: EnsembleRun
     index: int
     step: EnsembleStep
     iteration: int
     request: InferRequest
-    """Deleted when it is sent, because the request then refers to this responder."""
+    """Deleted when it is sent, because the request's exchange then refers to this client."""
     last_read_bytes: int
     """Bytes counted for the tensors that only this step still reads; they are released when it has answered."""
     reference_outputs: frozenset[str]
@@ -122,12 +122,12 @@ _Place = tuple[str, int]
 class EnsembleRun:
     """Holds the tensors of one request between its steps, and its answers until their turn."""
 
-    def __init__(self, ensemble: EnsembleVersion, request: InferRequest, responder: Responder, started_ns: int) -> None:
+    def __init__(self, ensemble: EnsembleVersion, request: InferRequest, exchange: Exchange, started_ns: int) -> None:
         self.ensemble = ensemble
         self._config = ensemble.config
         self._request = request
         self._plan = plan = request.plan
-        self._responder = responder
+        self._exchange = exchange
         self._started_ns = self._begun_ns = started_ns
         self._graph: EnsemblePlan = ensemble.graph.plan(plan.outputs)
         self._tensors: dict[_Place, _HeldTensor] = {}
@@ -145,11 +145,8 @@ class EnsembleRun:
         """Answers that were sent."""
         self._error: ServeError | None = None
         self._is_sending = False
-        self._is_done = False
-        self._cancelled = False
-        self._is_watched = False
-        self.watchers: dict[StepRequest, list[Callable[[], None]]] = {}
-        """Step that has not ended -> callbacks for when the client leaves."""
+        self.watchers: dict[StepRequest, Callable[[], None]] = {}
+        """Step that has not ended -> callback for when the client leaves."""
 
     def start(self) -> None:
         self._begun_ns = time.monotonic_ns()
@@ -168,7 +165,7 @@ class EnsembleRun:
     def dispatch(self, step: StepRequest) -> None:
         request = step.request
         del step.request
-        dispatch_traced(self.ensemble.dispatcher, request, step, self._request.trace)
+        dispatch_caused(self.ensemble.dispatcher, request, step, self._request.trace)
 
     def step_answered(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """Take a member's answer. Tensors stay in the worker's memory if it has room, else they are copied."""
@@ -225,20 +222,17 @@ class EnsembleRun:
         self._send_answers()
 
     def watch_cancellation(self, step: StepRequest, callback: Callable[[], None]) -> None:
-        """Call `callback` when the client leaves. The client's responder is asked only once for all steps."""
-        if self._is_done:
+        """Call `callback` when the client leaves."""
+        if self._exchange.state >= ANSWERED:
             return
-        if self._cancelled:
+        if self._exchange.has_left:
             callback()
             return
-        self.watchers.setdefault(step, []).append(callback)
-        if not self._is_watched:
-            self._is_watched = True
-            self._responder.watch_cancellation(self._cancel)
+        self.watchers[step] = callback
+        self._exchange.watch_cancellation(self._cancel)
 
     def _cancel(self) -> None:
-        self._cancelled = True
-        for callback in [callback for callbacks in self.watchers.values() for callback in callbacks]:
+        for callback in tuple(self.watchers.values()):
             callback()
 
     # Tensors
@@ -379,7 +373,7 @@ class EnsembleRun:
         if self._is_sending:
             return
         self._is_sending = True
-        while not self._is_done and (self.ended or self._answer_count in self._answers):
+        while self._exchange.state < ANSWERED and (self.ended or self._answer_count in self._answers):
             if self._answer_count not in self._answers:
                 self._send_end()
                 break
@@ -394,7 +388,7 @@ class EnsembleRun:
                 self.ensemble.memory.steps.release(self._holding, counted_bytes)
                 # A large answer takes long to send, and the next would overtake it.
                 response.is_large = False
-            self._responder.send(response, is_last)
+            self._exchange.send(response, is_last)
         self._is_sending = False
 
     def _send_end(self) -> None:
@@ -410,7 +404,7 @@ class EnsembleRun:
         if error is not None:
             self._note_response()
             self.ensemble.statistics.note_failure(error.text)
-        self._responder.send(error)
+        self._exchange.send(error)
 
     def _note_response(self) -> None:
         """Record the first response of a decoupled ensemble; `_end` records the only one of the others."""
@@ -421,7 +415,6 @@ class EnsembleRun:
         """End the run before the last answer is sent, because its client may then ask for the statistics."""
         now = time.monotonic_ns()
         self.ensemble.memory.steps.release(self._holding)
-        self._is_done = True
         # The callbacks refer to the steps' requests, which refer to this run.
         self.watchers.clear()
         if failed:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
+from rocserve.core.exchange import RUNNING, Exchange
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import Responder, ServedVersion
+from rocserve.core.serving import ServedVersion
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
@@ -89,15 +90,15 @@ class EnsembleVersion:
         members = (reference() for reference in self._members())
         return any(member.sees_requests for member in members if member is not None and not member.config.is_ensemble)
 
-    def infer(self, request: InferRequest, responder: Responder) -> None:
+    def infer(self, request: InferRequest, exchange: Exchange) -> None:
         started_ns = time.monotonic_ns()
         try:
             self._validator.validate(request)
             if self.config.decoupled:
-                responder.expect_many()
+                exchange.expect_many()
         except ServeError as error:
             self.statistics.note_failure(error.text)
-            responder.send(error)
+            exchange.send(error)
             return
         self._drain.running += 1
         if request.trace is not None:
@@ -105,14 +106,15 @@ class EnsembleVersion:
         # The answer to a request of a sequence depends on earlier ones.
         if self.answers is not None and not self.config.decoupled and request.sequence is None:
             self.answers.set_members(self._members())
-            caching = self.answers.look_up(request, responder, self.sees_requests)
-            if caching is None:
+            cached = self.answers.look_up(request, exchange, self.sees_requests)
+            if cached is not None:
+                exchange.send(cached)
                 self.run_ended()
                 return
-            responder = caching
         if self.on_request is not None:
             self.on_request(self)
-        EnsembleRun(self, request, responder, started_ns).start()
+        exchange.enter(RUNNING)
+        EnsembleRun(self, request, exchange, started_ns).start()
 
     def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
         """Return the versions that the steps would run now, and the members of ensembles among them."""

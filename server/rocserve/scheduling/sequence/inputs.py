@@ -10,6 +10,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.exchange import Exchange, Hook, HookOrder
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import (
     ControlKind,
@@ -21,7 +22,6 @@ from rocserve.core.model_config import (
 )
 from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.sequences import SequenceId, SequenceTag
-from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 from rocserve.core.validation import InputPlan, RequestPlan
 from rocserve.scheduling.sequence.slots import LiveSequence, SequenceInstance, SequenceRequest
@@ -116,6 +116,9 @@ class SequenceInputs:
         self._plans = Memo[tuple[RequestPlan, tuple[tuple[int, ...], ...]], RequestPlan]()
         self._zero_bytes = b""
         """Zeros that all inputs of padding rows share, as many as the largest needed."""
+        self._no_exchange = Exchange(_Nobody())
+        """Of all padding rows: it has ended, so nothing answers them."""
+        self._no_exchange.note_answered_elsewhere()
 
     def ready_requests(self, instance: SequenceInstance) -> Iterator[SequenceRequest]:
         """Yield the next requests of an instance's ready slots, with controls and states added."""
@@ -167,7 +170,7 @@ class SequenceInputs:
         data += [self._zeros(entry) for entry in plan.inputs[len(data) :]]
         request = SequenceRequest(model.head, "", data)
         request.plan, request.nbytes = plan, sum(map(len, data))
-        request.responder, request.queue_start_ns = NULL_RESPONDER, model.queue_start_ns
+        request.exchange, request.queue_start_ns = self._no_exchange, model.queue_start_ns
         return request
 
     def _zeros(self, entry: InputPlan) -> Buffer:
@@ -196,7 +199,9 @@ class SequenceInputs:
         )
 
 
-class _NullResponder:
+class _Nobody:
+    """The client of padding rows. Implements core.exchange.Responder."""
+
     def expect_many(self) -> None: ...
 
     def send(self, answer: Answer, final: bool = True) -> None: ...
@@ -204,35 +209,26 @@ class _NullResponder:
     def watch_cancellation(self, callback: object) -> None: ...
 
 
-NULL_RESPONDER = _NullResponder()
-
-
-class SequenceResponder(ForwardingResponder):
+class StatesHook(Hook):
     """Takes the states out of answers, and reports the last answer. For models with states or iterative sequences."""
 
-    __slots__ = ("_inputs", "_on_ended", "client_has_left", "request")
+    __slots__ = ("_inputs", "_on_ended", "request")
+
+    order = HookOrder.STATES
 
     def __init__(
-        self,
-        responder: Responder,
-        request: SequenceRequest,
-        inputs: SequenceInputs,
-        on_ended: Callable[[SequenceRequest], None],
+        self, request: SequenceRequest, inputs: SequenceInputs, on_ended: Callable[[SequenceRequest], None]
     ) -> None:
         """`on_ended`: called before the last answer is sent."""
-        super().__init__(responder)
-        self.request: SequenceRequest | None = request
-        """None after the last answer."""
-        self.client_has_left = False
-        """The client left while the request ran; the model may still want it again."""
+        self.request = request
+        """The request as it was last queued."""
         self._inputs = inputs
         self._on_ended = on_ended
 
-    def send(self, answer: Answer, final: bool = True) -> None:
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
         request = self.request
         if (
-            request is not None
-            and request.live is not None
+            request.live is not None
             and request.live.states is not None
             and request.original is not None
             and self._inputs.states
@@ -250,9 +246,7 @@ class SequenceResponder(ForwardingResponder):
                 data = [answer.data[index] for index in wanted]
                 answer = replace(answer, head=answer.head._replace(outputs=heads), data=data)
         if final:
-            # The request refers to this responder: the cycle would keep the client's data until the next garbage
-            # collection.
-            self.request = None
-            if request is not None:
-                self._on_ended(request)
-        self._responder.send(answer, final)
+            # The request refers to this hook: the cycle would keep the client's data until the next garbage collection.
+            request.answers = None
+            self._on_ended(request)
+        return answer

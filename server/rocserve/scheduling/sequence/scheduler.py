@@ -12,24 +12,20 @@ from typing import cast
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, copied_error, invalid_argument, unavailable
+from rocserve.core.exchange import ENDED, Exchange, HookOrder
 from rocserve.core.model_config import ModelConfig, SequenceBatching
 from rocserve.core.padding import Padding
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
-from rocserve.core.serving import Responder
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import DynamicBatcher
 from rocserve.scheduling.bucket_batcher import BucketBatcher
 from rocserve.scheduling.deadlines import Alarm
 from rocserve.scheduling.queue import QueueFull
-from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
+from rocserve.scheduling.response_sequencer import OrderHook, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, cancelled
-from rocserve.scheduling.sequence.inputs import (
-    NULL_RESPONDER,
-    SequenceInputs,
-    SequenceResponder,
-)
+from rocserve.scheduling.sequence.inputs import SequenceInputs, StatesHook
 from rocserve.scheduling.sequence.slots import SequenceInstance, SequenceRequest
 from rocserve.scheduling.sequence.table import SequenceTable
 from rocserve.workers.instance import Instance, WorkerGone
@@ -52,7 +48,7 @@ class DirectStrategy:
 
     def choose(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest] | int:
         """Return the requests of the next batch, or the time.monotonic_ns() at which to choose again. The instance has
-        requests that are ready. Padding rows have the responder NULL_RESPONDER."""
+        requests that are ready. Padding rows have an exchange that has ended."""
         ready = list(self._inputs.ready_requests(instance))
         oldest = min(ready, key=_ARRIVAL)
         if self._delay_ns and len(ready) < self._utilization * self.slot_count:
@@ -120,7 +116,7 @@ class SequenceScheduler(Scheduler):
 
     # Requests
 
-    def submit(self, request: InferRequest, responder: Responder) -> None:
+    def submit(self, request: InferRequest, exchange: Exchange) -> None:
         """See Scheduler. Requests of another version's sequence go to that version."""
         tag = self._tag(request)
         is_known = tag.id in self._table
@@ -128,17 +124,18 @@ class SequenceScheduler(Scheduler):
             owner = self._router.find(tag.id, request.head.model_version, self)
             if owner is None:
                 raise self._table.lost_error(tag.id) or self._unknown(tag.id)
-            owner.adopt(request, responder)
+            owner.adopt(request, exchange)
             return
         if self._outage is not None:
             raise copied_error(self._outage)
         now_ns = time.monotonic_ns()
-        queued = SequenceRequest.of(request, tag, responder, now_ns)
-        if self._waits_for_answers:
-            queued.responder = queued.answers = SequenceResponder(responder, queued, self._inputs, self._request_ended)
+        queued = SequenceRequest.of(request, tag, exchange, now_ns)
         if self._iterative:
             queued.on_reschedule = self._run_again
         self._place(queued, now_ns / 1e9)
+        if self._waits_for_answers:
+            queued.answers = StatesHook(queued, self._inputs, self._request_ended)
+            exchange.add(queued.answers)
         self._arrived.append(queued)
         if tag.starts:
             self._router.restart(tag.id, self)
@@ -198,17 +195,15 @@ class SequenceScheduler(Scheduler):
         if timeout and not has_slot:
             limit = now + timeout / 1e6
             request.expires_at = limit if request.expires_at is None else min(limit, request.expires_at)
-        if request.expires_at is not None:
-            self._expiring.append(request)
         self._watch_idle()
 
-    def adopt(self, request: InferRequest, responder: Responder) -> None:
+    def adopt(self, request: InferRequest, exchange: Exchange) -> None:
         """Take a request for a sequence of this version that came to its successor. Raises ServeError as `submit`."""
         self.validator.validate(request)
         if self._config.decoupled:
-            responder.expect_many()
+            exchange.expect_many()
         self._pool.take_over(request)
-        self.submit(request, responder)
+        self.submit(request, exchange)
 
     @property
     def has_sequences(self) -> bool:
@@ -279,13 +274,12 @@ class SequenceScheduler(Scheduler):
             return None
         batch = FormedBatch(list[InferRequest](chosen), now_ns)
         for request in chosen:
-            if request.responder is NULL_RESPONDER:
-                batch.drop(request)
+            if request.exchange.state is ENDED:
                 batch.padding_rows += 1
                 continue
             self._table.take(request, now_ns / 1e9)
-            if instance.sequencer is not None and not isinstance(request.responder, OrderedResponder):
-                request.responder = OrderedResponder(request.responder, instance.sequencer.ticket(), self.work_off)
+            if instance.sequencer is not None and not request.exchange.has(HookOrder.TURN):
+                request.exchange.add(OrderHook(instance.sequencer.ticket(), self.work_off))
         self._pool.begin(worker, batch)
         return batch
 
@@ -307,16 +301,16 @@ class SequenceScheduler(Scheduler):
     def _batch_left(self, batch: FormedBatch) -> None:
         """Let the next requests of the batch's sequences run."""
         now = time.monotonic()
-        for request in batch.undropped:
+        for request in batch.requests:
             if isinstance(request, SequenceRequest):
                 self._table.request_done(request, now)
 
     def _requeue(self, worker: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """See Scheduler. The sequences of the batch are lost."""
         self._lose_instance(worker, gone.text)
-        for request in batch.undropped:
+        for request in batch.running:
             if isinstance(request, SequenceRequest):
-                self._refused.append((request, self._table.lost_sequence_error(request.tag.id, gone.text)))
+                self._give_up(request, self._table.lost_sequence_error(request.tag.id, gone.text))
 
     def _request_ended(self, request: SequenceRequest) -> None:
         """Free the slot of a request whose last answer comes, if the sequence's next request waits for answers."""
@@ -340,16 +334,13 @@ class SequenceScheduler(Scheduler):
         if not self._table.requeue(again, now_ns / 1e9):
             again.live = None
             error = self._table.lost_error(again.tag.id) or self._unknown(again.tag.id)
-            self._refused.append((again, error))
-        elif answers.client_has_left:
+            self._give_up(again, error)
+        elif again.exchange.has_left:
             self._table.take_out(again, cancelled(), now_ns / 1e9)
         else:
-            if again.expires_at is not None:
-                self._expiring.append(again)
-            if not again.watched:
-                # Each run may be shorter than the time after which clients are watched.
-                again.watched = True
-                again.responder.watch_cancellation(partial(self._client_left, again))
+            self._watch_time(again)
+            # Each run may be shorter than the time after which clients are watched.
+            again.exchange.watch_cancellation(partial(self._client_left, again))
         self._table.request_done(request, now_ns / 1e9)
         self._schedule_pump()
 
@@ -368,17 +359,12 @@ class SequenceScheduler(Scheduler):
 
     # Time, and clients that leave
 
-    def _client_left(self, request: InferRequest) -> None:
-        """See Scheduler. A request that was run again has been replaced by a copy with the same client."""
-        answers = request.answers if isinstance(request, SequenceRequest) else None
-        if answers is not None:
-            answers.client_has_left = True
-        super()._client_left((answers and answers.request) or request)
-
     def _take_out(self, request: InferRequest, error: ServeError) -> None:
-        """See Scheduler. The request's sequence ends with it."""
+        """See Scheduler. The request's sequence ends with it. A request that was run again has been replaced by a copy
+        with the same exchange, which is refused for itself."""
         assert isinstance(request, SequenceRequest)
-        self._table.take_out(request, error, time.monotonic())
+        if request.live is not None:
+            self._table.take_out(request, error, time.monotonic())
 
     def _time_out(self, request: InferRequest) -> ServeError | None:
         return unavailable("timeout of the corresponding sequence has been expired")

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rocserve.core.exchange import Exchange
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
-from rocserve.core.serving import Responder
 from rocserve.core.tensors import Buffer
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.response_sequencer import ResponseSequencer
 from rocserve.workers.instance import Instance
 
 if TYPE_CHECKING:
-    from rocserve.scheduling.sequence.inputs import SequenceResponder, SequenceStates
+    from rocserve.scheduling.sequence.inputs import SequenceStates, StatesHook
 
 
 @dataclass(slots=True, eq=False)
 class SequenceRequest(InferRequest):
     @classmethod
-    def of(cls, request: InferRequest, tag: SequenceTag, responder: Responder, now_ns: int) -> SequenceRequest:
+    def of(cls, request: InferRequest, tag: SequenceTag, exchange: Exchange, now_ns: int) -> SequenceRequest:
         """Make the scheduler's copy of a validated request."""
         own = cls(
             request.head,
@@ -36,14 +36,14 @@ class SequenceRequest(InferRequest):
             request.data_owner,
             tag=tag,
         )
-        own.plan, own.nbytes, own.responder, own.queue_start_ns = request.plan, request.nbytes, responder, now_ns
+        own.plan, own.nbytes, own.exchange, own.queue_start_ns = request.plan, request.nbytes, exchange, now_ns
         return own
 
     tag: SequenceTag = NO_SEQUENCE
     live: LiveSequence | None = None
     """The sequence in which the request waits or runs; None before and after."""
-    answers: SequenceResponder | None = None
-    """Takes the states out of the answers. A request that is run again keeps this responder."""
+    answers: StatesHook | None = None
+    """Takes the states out of the answers, also if the request is run again."""
     original: tuple[Sequence[Buffer], RequestPlan] | None = None
     """The client's data, and the plan, without controls and states; None as long as these are not added."""
 
@@ -77,8 +77,8 @@ class SequenceSlot:
     instance: SequenceInstance
     index: int
     live: LiveSequence | None = None
-    busy: bool = False
-    """A request of the slot runs, maybe the last of an earlier sequence: the next must wait."""
+    running: SequenceRequest | None = None
+    """The request of the slot that runs, maybe the last of an earlier sequence: the next must wait."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,7 @@ class SequenceInstance:
     slots: list[SequenceSlot] = field(default_factory=list)
     """Made when needed: all slots that have had a sequence, and the next one."""
     ready: dict[SequenceSlot, None] = field(default_factory=dict)
-    """The slots that are not busy and have a request, in the order in which they became so."""
+    """The slots in which nothing runs and a request waits, in the order in which they became so."""
     is_answering: bool = False
     """A batch is being answered: the next one is formed after that."""
     sequencer: ResponseSequencer | None = None

@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, unavailable
+from rocserve.core.exchange import ANSWERED, QUEUED, RUNNING
 from rocserve.core.memo import Memo
 from rocserve.core.sequences import SequenceId
 from rocserve.scheduling.batch_policy import half_time
@@ -122,9 +123,9 @@ class SequenceTable:
 
     def advance(self, slot: SequenceSlot, now: float) -> None:
         """Give the slot to the next sequence if the present one is over and nothing runs in the slot."""
-        while not slot.busy and slot.live is not None and self._is_over(slot.live, now):
+        while slot.running is None and slot.live is not None and self._is_over(slot.live, now):
             self._release(slot, now)
-        if slot.live is None or not slot.live.queue or slot.busy:
+        if slot.live is None or not slot.live.queue or slot.running is not None:
             slot.instance.ready.pop(slot, None)
         else:
             slot.instance.ready[slot] = None
@@ -141,7 +142,8 @@ class SequenceTable:
         assert live is not None, "the request's sequence has the slot"
         live.queue.popleft()
         self._forget(request)
-        slot.busy = True
+        request.exchange.enter(RUNNING)
+        slot.running = request
         del slot.instance.ready[slot]
         # The model may want an iterative request again, so its sequence keeps the slot until it is done.
         if request.tag.ends and request.on_reschedule is None:
@@ -149,10 +151,10 @@ class SequenceTable:
 
     def request_done(self, request: SequenceRequest, now: float) -> None:
         """Let the next request of a slot run, because this one has ended. Only the first call has an effect, as the
-        slot may soon be busy with another."""
-        if request.live is not None and not request.waiting:
+        slot may soon run another."""
+        if request.live is not None and request.slot.running is request:
             slot, request.live = request.slot, None
-            slot.busy = False
+            slot.running = None
             self.advance(slot, now)
 
     def requeue(self, request: SequenceRequest, now: float) -> bool:
@@ -288,7 +290,7 @@ class SequenceTable:
                 return used + idle_seconds
             live = self._sequences[sequence][-1]
             assert live.slot is not None, "only sequences in slots are used"
-            if live.slot.busy or live.queue:
+            if live.slot.running is not None or live.queue:
                 # A client that waits for an answer cannot send the next request.
                 self._use(live, now)
             else:
@@ -318,6 +320,7 @@ class SequenceTable:
     def _refuse(self, request: SequenceRequest, error: ServeError) -> None:
         self._forget(request)
         request.live = None
+        request.exchange.enter(ANSWERED)
         self._refused.append((request, error))
 
     def _add(self, request: SequenceRequest, live: LiveSequence, is_first: bool = False) -> None:
@@ -325,13 +328,13 @@ class SequenceTable:
             live.queue.appendleft(request)
         else:
             live.queue.append(request)
-        request.live, request.waiting = live, True
+        request.live = live
+        request.exchange.enter(QUEUED)
         self.count += 1
         self.deadline_count += request.deadline is not None
         self._nbytes += request.nbytes
 
     def _forget(self, request: SequenceRequest) -> None:
-        request.waiting = False
         self.count -= 1
         self.deadline_count -= request.deadline is not None
         self._nbytes -= request.nbytes

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
+from rocserve.core.exchange import HELD, Exchange, Held, Hook, HookOrder
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
-from rocserve.core.serving import EndingResponder, Responder, ServingTableHolder
+from rocserve.core.serving import ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import TensorHead
@@ -47,10 +47,10 @@ class ClientMemory:
     work_off: Callable[[Steps[None]], object]
     """Runs long work step by step."""
 
-    def attach(self, request: InferRequest, responder: Responder) -> tuple[Responder, Sequence[Steps[None]]]:
-        """Put inputs in regions into the request's data. Returns the responder that must answer the request, which
-        writes outputs to regions, and the steps that copy large inputs, for the dispatcher. This method and the steps
-        raise ServeError if there is no such model, region or part; then no region stays acquired."""
+    def attach(self, request: InferRequest, exchange: Exchange) -> Sequence[Steps[None]]:
+        """Put inputs in regions into the request's data, and let the exchange write outputs to regions. Returns the
+        steps that copy large inputs, for the dispatcher. This method and the steps raise ServeError if there is no such
+        model, region or part; then no region stays acquired."""
         head = request.head
         config = self._tables.table.find(head.model_name, head.model_version).config
         left = self.most_bytes
@@ -89,7 +89,7 @@ class ClientMemory:
             request.data = _placed(head, in_place) or data
         wanted = _wanted_parts(head)
         if not wanted and not in_place:
-            return responder, copying
+            return copying
         parts: dict[str, WantedPart] = {}
         try:
             for name, reference in wanted.items():
@@ -97,19 +97,23 @@ class ClientMemory:
         except ServeError:
             self.release(parts)
             raise
-        return RegionResponder(responder, self, parts, in_place, config), copying
+        exchange.add(_RegionHook(self, parts, in_place, config))
+        return copying
 
     def release(self, parts: Mapping[str, WantedPart]) -> None:
         for region, _ in parts.values():
             self._regions.release(region)
 
 
-class RegionResponder(EndingResponder):
+class _RegionHook(Hook):
     """Writes outputs to regions on their way to the client."""
+
+    __slots__ = ("_in_place", "_memory", "_parts", "_where")
+
+    order = HookOrder.REGION
 
     def __init__(
         self,
-        responder: Responder,
         memory: ClientMemory,
         parts: Mapping[str, WantedPart],
         in_place: Sequence[PartInPlace],
@@ -117,25 +121,30 @@ class RegionResponder(EndingResponder):
     ) -> None:
         """`parts`: output -> part; released before the last answer, after which clients may unregister their regions.
         `in_place`: the parts that the model reads in place."""
-        super().__init__(responder, partial(memory.release, parts))
+        self._memory = memory
         self._parts = parts
         self._in_place = in_place
-        self._work_off = memory.work_off
         self._where = f"in ensemble '{config.name}', " if config.ensemble_steps else ""
 
-    def send(self, answer: Answer, final: bool = True) -> None:
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer | Held:
         if not isinstance(answer, InferResponse):
-            super().send(answer, final)
-            return
-        steps = self._send(answer, final)
+            return self._released(answer, final)
+        steps = self._write(exchange, answer, final)
         if answer.is_large:
-            self._work_off(steps)
+            self._memory.work_off(steps)
         else:
             for _ in steps:
                 pass
+        return HELD
 
-    def _send(self, response: InferResponse, final: bool) -> Steps[None]:
+    def _released(self, answer: Answer, final: bool) -> Answer:
+        if final:
+            self._memory.release(self._parts)
+        return answer
+
+    def _write(self, exchange: Exchange, response: InferResponse, final: bool) -> Steps[None]:
         data = list(response.data)
+        answer: Answer
         try:
             for region, mapping, end in self._in_place:
                 # If the client has cut the file meanwhile, the model has read zeros.
@@ -152,10 +161,11 @@ class RegionResponder(EndingResponder):
                     yield from wanted.write(part.offset, output)
                     data[index] = b""
         except ServeError as error:
-            self.send(error, final)
-            return
-        # A new response, because the original may be kept to answer other requests.
-        super().send(replace(response, data=data, in_shared_memory=self._parts.keys()), final)
+            answer = error
+        else:
+            # A new response, because the original may be kept to answer other requests.
+            answer = replace(response, data=data, in_shared_memory=self._parts.keys())
+        exchange.pass_on(self, self._released(answer, final), final)
 
 
 def _only_copies(config: ModelConfig) -> bool:

@@ -206,7 +206,7 @@ def test_failures_travel_whole(ends: Ends, make: Callable[[str], ServeError], is
     if not is_refusal:
         # The model has the request.
         assert client.watched.wait(PATIENCE_SECONDS)
-        ends.server.call_soon(lambda: ends.service.requests[0].responder.send(error))
+        ends.server.call_soon(lambda: ends.service.requests[0].exchange.send(error))
     assert client.ended.wait(PATIENCE_SECONDS)
     (come,) = client.errors
     assert (type(come), come.code, come.text) == (type(error), error.code, error.text)

@@ -15,6 +15,7 @@ from support.hand_loop import HandLoop, Turned
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import (
     ControlInput,
     ControlKind,
@@ -180,7 +181,7 @@ class Bench:
         request = InferRequest(head, "r", [np.int32(value).tobytes()], deadline, sequence=tag)
         answer = Answer(self.loop)
         self.validator.validate(request)
-        self.scheduler.inner.submit(request, answer)
+        self.scheduler.inner.submit(request, Exchange(answer))
         return answer
 
     @property

@@ -14,6 +14,7 @@ from support.hand_loop import Flag
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import (
     DirectStrategy,
     InitialState,
@@ -612,7 +613,9 @@ def test_a_call_that_belongs_to_an_older_version_is_followed_there(make_bench, l
     request = InferRequest(new.head, "r", [np.int32(2).tobytes()], sequence=SequenceTag(1), caller=caller)
     answer = Answer(loop)
     new.validator.validate(request)
-    new.scheduler.submit(request, new.scheduler.follow(request, answer))
+    exchange = Exchange(answer)
+    new.scheduler.follow(request, exchange)
+    new.scheduler.submit(request, exchange)
     assert old.rows == [Row(2, 0, 0, 1, 1)]
     old.instance.last.finish()
     assert answer.value == 2
@@ -650,7 +653,7 @@ def test_answered_requests_leave_nothing_behind(make_bench, states):
         data = Data(np.int32(7).tobytes())
         request = InferRequest(bench.head, "r", [data], sequence=SequenceTag(1, starts=True))
         bench.validator.validate(request)
-        bench.scheduler.submit(request, answer := Answer(bench.loop))
+        bench.scheduler.submit(request, Exchange(answer := Answer(bench.loop)))
         bench.instance.last.finish()
         assert answer.value == 7
         bench.instance.executions.clear()
@@ -665,7 +668,6 @@ def reschedule(bench) -> None:
     """Do what the answerer does when the model wants the only request of the batch again."""
     (batch,) = bench.scheduler.inner._pool.in_flight[bench.instance]
     (request,) = batch.requests
-    batch.drop(request)
     bench.loop.turning(request.on_reschedule)(request)
 
 
@@ -750,7 +752,7 @@ def test_the_client_of_an_iterative_request_is_watched_once_and_heard_at_any_tim
 
     request = InferRequest(bench.head, "r", [np.int32(5).tobytes()], sequence=SequenceTag(1, starts=True))
     bench.validator.validate(request)
-    bench.scheduler.submit(request, answer := Watched(bench.loop))
+    bench.scheduler.submit(request, Exchange(answer := Watched(bench.loop)))
     for _ in range(3):
         reschedule(bench)
         bench.loop.run(0.03)
@@ -773,7 +775,7 @@ def test_the_slot_of_an_iterative_sequence_is_free_when_its_last_answer_is_sent(
 
     request = InferRequest(bench.head, "r", [np.int32(5).tobytes()], sequence=SequenceTag(1, starts=True))
     bench.validator.validate(request)
-    bench.scheduler.submit(request, Impatient(bench.loop))
+    bench.scheduler.submit(request, Exchange(Impatient(bench.loop)))
     bench.instance.last.finish()
     assert [row.value for row in bench.rows] == [7]
 

@@ -13,6 +13,7 @@ from support.shared_memory import GUARD, SharedFile, shared_file
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, SequenceBatching
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
@@ -110,7 +111,7 @@ def answer(data: bytes, name: str = "OUT") -> InferResponse:
 
 def error_of(memory: ClientMemory, asked: InferRequest, regions: ClientRegions) -> str:
     with pytest.raises(ServeError) as caught:
-        memory.attach(asked, Heard(regions))
+        memory.attach(asked, Exchange(Heard(regions)))
     return f"{caught.value.code.name}: {caught.value.text}"
 
 
@@ -128,7 +129,9 @@ def test_inputs_are_fetched_beside_those_that_came_with_the_request(
     file.put(32, bytes(range(16)))
     asked = request(four("A"), four("B", **part(16, 32)), data=[b"x" * 16, b""])
     heard = Heard(regions)
-    assert memory.attach(asked, heard) == (heard, [])
+    exchange = Exchange(heard)
+    assert memory.attach(asked, exchange) == []
+    assert not exchange.hooks
     assert asked.data == [b"x" * 16, bytes(range(16))]
 
 
@@ -136,7 +139,7 @@ def test_what_a_client_changes_afterwards_does_not_reach_the_request(
     memory: ClientMemory, regions: ClientRegions, file: SharedFile
 ) -> None:
     asked = request(four(**part()))
-    memory.attach(asked, Heard(regions))
+    memory.attach(asked, Exchange(Heard(regions)))
     file.put(0, b"changed")
     assert asked.data == [bytes(16)]
 
@@ -159,13 +162,13 @@ def large_input(name: str = "IN", **more: Any) -> InputHead:
 
 def test_a_large_input_is_seen_where_it_lies(memory: ClientMemory, regions: ClientRegions, large: SharedFile) -> None:
     asked, heard = request(large_input()), Heard(regions)
-    responder, _ = memory.attach(asked, heard)
+    memory.attach(asked, exchange := Exchange(heard))
     (seen,) = asked.data
     assert isinstance(seen, memoryview)
     assert (len(seen), bytes(seen[:4]), bytes(seen[-4:])) == (4 * LARGE, b"abcd", bytes(4))
     regions.unregister("large", ClientRegion)
     assert bytes(seen[:4]) == b"abcd"
-    responder.send(answer(b"done"))
+    exchange.send(answer(b"done"))
     assert isinstance(heard.told[0], InferResponse)
 
 
@@ -192,7 +195,7 @@ def test_large_inputs_are_named_by_their_place_where_they_lie_as_in_a_slot(
                 for name, offset in zip("AB", offsets, strict=True)
             )
         )
-        memory.attach(asked, Heard(regions))
+        memory.attach(asked, Exchange(Heard(regions)))
         assert [len(data) for data in asked.data] == [size, size]
         assert bytes(memoryview(asked.data[0])[:4]) == b"abcd"
         placed = asked.data if isinstance(asked.data, PlacedTensors) else None
@@ -205,7 +208,7 @@ def test_a_slots_end_lies_within_the_region_too(memory: ClientMemory, regions: C
         for name, nbytes in (("short", size), ("long", size + 60)):
             regions.register(name, made.key, 0, nbytes)
             asked = request(InputHead("IN", "FP32", (LARGE + 1,), part(size, 0, name)))
-            memory.attach(asked, Heard(regions))
+            memory.attach(asked, Exchange(Heard(regions)))
             assert isinstance(asked.data, PlacedTensors) == (name == "long")
             assert [len(data) for data in asked.data] == [size]
 
@@ -215,7 +218,7 @@ def test_what_is_done_with_inputs_beside_copying_them_has_a_copy(
 ) -> None:
     for model in ("e", "cached", "texts", "sequences"):
         asked = request(large_input(), model=model)
-        memory.attach(asked, Heard(regions))
+        memory.attach(asked, Exchange(Heard(regions)))
         assert type(asked.data[0]) is bytes, model
 
 
@@ -223,9 +226,9 @@ def test_a_file_that_is_cut_while_its_request_is_under_way_fails_it(
     memory: ClientMemory, regions: ClientRegions, large: SharedFile
 ) -> None:
     heard = Heard(regions)
-    responder, _ = memory.attach(request(large_input()), heard)
+    memory.attach(request(large_input()), exchange := Exchange(heard))
     large.cut(4 * LARGE)
-    responder.send(answer(b"done"))
+    exchange.send(answer(b"done"))
     end = 4 * LARGE + 4
     assert heard.told[0].text.startswith(f"shared memory region 'large' has been cut: byte {end} of")
     assert error_of(memory, request(large_input()), regions).startswith(
@@ -238,7 +241,7 @@ def test_an_input_of_strings_is_fetched_whatever_its_size(
 ) -> None:
     file.put(0, b"\3\0\0\0abc")
     asked = request(InputHead("IN", "BYTES", (1,), part(7)))
-    memory.attach(asked, Heard(regions))
+    memory.attach(asked, Exchange(Heard(regions)))
     assert asked.data == [b"\3\0\0\0abc"]
 
 
@@ -246,7 +249,7 @@ def test_an_input_of_the_wrong_size_keeps_its_size_for_validation_to_refuse(
     memory: ClientMemory, regions: ClientRegions
 ) -> None:
     asked = request(four(**part(12)), InputHead("IN", "NONSENSE", (1,), part(5)), four(**part(0)))
-    memory.attach(asked, Heard(regions))
+    memory.attach(asked, Exchange(Heard(regions)))
     assert [len(data) for data in asked.data] == [12, 5, 0]
 
 
@@ -254,7 +257,7 @@ def test_large_strings_for_a_model_that_takes_none_are_left_to_validation(
     memory: ClientMemory, regions: ClientRegions, large: SharedFile
 ) -> None:
     asked = request(InputHead("IN", "BYTES", (1,), part(4 * LARGE, 0, "large")))
-    memory.attach(asked, Heard(regions))
+    memory.attach(asked, Exchange(Heard(regions)))
     assert [len(data) for data in asked.data] == [4 * LARGE]
 
 
@@ -296,7 +299,7 @@ def test_references_that_are_refused(
 def test_no_more_is_fetched_than_may_wait(tables: ServingTableHolder, regions: ClientRegions) -> None:
     memory = ClientMemory(tables, regions, most_bytes=4000, work_off=take_all)
     texts = [InputHead(name, "BYTES", (1,), part(2001)) for name in ("A", "B")]
-    memory.attach(request(texts[0]), Heard(regions))
+    memory.attach(request(texts[0]), Exchange(Heard(regions)))
     assert error_of(memory, request(*texts), regions) == (
         "RESOURCE_EXHAUSTED: the inputs in shared memory have more bytes than may wait for a model (4000;"
         " --max-queue-bytes)"
@@ -312,7 +315,7 @@ def test_an_unknown_model_is_told_before_an_unknown_region(memory: ClientMemory,
 
 def test_outputs_are_left_in_their_regions(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
     heard = Heard(regions)
-    responder, _ = memory.attach(request(four(), outputs={"A": part(32, 64), "B": {}}), heard)
+    memory.attach(request(four(), outputs={"A": part(32, 64), "B": {}}), exchange := Exchange(heard))
     given = InferResponse.of(
         "m",
         "1",
@@ -320,7 +323,7 @@ def test_outputs_are_left_in_their_regions(memory: ClientMemory, regions: Client
         [Tensor("A", DataType.INT32, (4,), memoryview(b"a" * 16)), Tensor("B", DataType.INT32, (1,), b"bbbb")],
         {"key": 1},
     )
-    responder.send(given)
+    exchange.send(given)
     (told,) = heard.told
     assert [(tensor.name, tensor.shape, bytes(tensor.data)) for tensor in told.outputs] == [
         ("A", (4,), b""),
@@ -337,8 +340,8 @@ def test_an_output_that_is_larger_than_its_part_fails(
     memory: ClientMemory, regions: ClientRegions, file: SharedFile, model: str, where: str
 ) -> None:
     heard = Heard(regions)
-    responder, _ = memory.attach(request(four(), outputs={"OUT": part(15)}, model=model), heard)
-    responder.send(answer(b"a" * 16))
+    memory.attach(request(four(), outputs={"OUT": part(15)}, model=model), exchange := Exchange(heard))
+    exchange.send(answer(b"a" * 16))
     (error,) = heard.told
     assert error.code is StatusCode.INTERNAL
     assert error.text == (
@@ -350,19 +353,19 @@ def test_an_output_that_is_larger_than_its_part_fails(
 
 def test_an_output_whose_file_was_cut_fails(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
     heard = Heard(regions)
-    responder, _ = memory.attach(request(four(), outputs={"OUT": part()}), heard)
+    memory.attach(request(four(), outputs={"OUT": part()}), exchange := Exchange(heard))
     file.cut(8)
-    responder.send(answer(b"a" * 16))
+    exchange.send(answer(b"a" * 16))
     assert heard.told[0].text.startswith("shared memory region 'r' has been cut: byte 16 of")
 
 
 def test_each_response_of_many_is_left_there(memory: ClientMemory, regions: ClientRegions, file: SharedFile) -> None:
     heard = Heard(regions)
-    responder, _ = memory.attach(request(four(), outputs={"OUT": part(4)}), heard)
+    memory.attach(request(four(), outputs={"OUT": part(4)}), exchange := Exchange(heard))
     regions.unregister("r", ClientRegion)
     for text in (b"aaaa", b"too long", b"bbbb"):
-        responder.send(answer(text), False)
-    responder.send(None)
+        exchange.send(answer(text), False)
+    exchange.send(None)
     kinds = [type(told).__name__ for told in heard.told]
     assert kinds == ["InferResponse", "ServeError", "InferResponse", "NoneType"]
     assert heard.registered == [["r"], ["r"], ["r"], []]
@@ -370,17 +373,18 @@ def test_each_response_of_many_is_left_there(memory: ClientMemory, regions: Clie
 
 
 def test_a_region_in_use_goes_when_its_last_user_has(memory: ClientMemory, regions: ClientRegions) -> None:
-    def ask() -> tuple[Heard, Any]:
-        heard = Heard(regions)
-        return heard, memory.attach(request(four(), outputs={"OUT": part(), "OTHER": part(16, 64)}), heard)[0]
+    def ask() -> tuple[Heard, Exchange]:
+        exchange = Exchange(heard := Heard(regions))
+        memory.attach(request(four(), outputs={"OUT": part(), "OTHER": part(16, 64)}), exchange)
+        return heard, exchange
 
-    first, first_responder = ask()
+    first, first_exchange = ask()
     regions.unregister("", ClientRegion)
     with pytest.raises(ServeError, match="shared memory region 'r' already in manager"):
         regions.register("r", "/anything", 0, 1)
-    second, second_responder = ask()
-    first_responder.send(answer(bytes(16)))
-    second_responder.send(ServeError(StatusCode.UNAVAILABLE, "the worker died"))
+    second, second_exchange = ask()
+    first_exchange.send(answer(bytes(16)))
+    second_exchange.send(ServeError(StatusCode.UNAVAILABLE, "the worker died"))
     # Answered after the regions are released: a client with the answer finds them released.
     assert (first.registered, second.registered) == ([["r"]], [[]])
 
@@ -392,7 +396,7 @@ def test_a_refused_request_holds_no_region(memory: ClientMemory, regions: Client
 
 
 def test_an_input_holds_no_region_once_it_is_fetched(memory: ClientMemory, regions: ClientRegions) -> None:
-    memory.attach(request(four(**part())), Heard(regions))
+    memory.attach(request(four(**part())), Exchange(Heard(regions)))
     regions.unregister("r", ClientRegion)
     assert not regions.registered(ClientRegion)
 
@@ -417,7 +421,7 @@ def test_a_large_input_that_has_to_be_copied_is_copied_in_steps(
         regions.register("copied", made.key, 0, len(content))
         entry = InputHead("IN", "UINT8", (len(content),), part(len(content), 0, "copied"))
         asked = request(entry, four(**part()), model="cached")
-        _, (steps,) = memory.attach(asked, Heard(regions))
+        (steps,) = memory.attach(asked, Exchange(Heard(regions)))
         for number in range(1, 5):
             next(steps)
             copied = min(number * COPIED_AT_ONCE, len(content))
@@ -433,10 +437,10 @@ def test_a_large_input_that_has_to_be_copied_is_copied_in_steps(
 def test_a_large_output_is_left_in_steps(tables: ServingTableHolder, regions: ClientRegions, large: SharedFile) -> None:
     begun: list[Iterator[None]] = []
     memory, heard = ClientMemory(tables, regions, 1 << 20, begun.append), Heard(regions)
-    responder, _ = memory.attach(request(outputs={"OUT": part(4 * LARGE, 0, "large")}), heard)
+    memory.attach(request(outputs={"OUT": part(4 * LARGE, 0, "large")}), exchange := Exchange(heard))
     given = answer(bytes(range(250)) * (4 * LARGE // 250))
     given.is_large = True
-    responder.send(given)
+    exchange.send(given)
     assert heard.told == []
     (steps,) = begun
     take_all(steps)
