@@ -33,13 +33,28 @@ class Dispatcher:
     _order: SequenceOrder = field(default_factory=SequenceOrder, init=False)
     """Delays the requests of a sequence while an earlier request of it is being prepared."""
 
-    def dispatch(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]] = ()) -> None:
+    def dispatch(
+        self,
+        request: InferRequest,
+        exchange: Exchange,
+        copying: Sequence[Steps[None]] = (),
+        is_prepared: bool = False,
+    ) -> None:
         """Schedule a request; all errors go to the exchange. First `copying` copies its inputs, and BYTES elements are
-        counted if there may be many, in steps between other work. Requests of a sequence stay in order."""
+        counted if there may be many, in steps between other work, unless `is_prepared`. Requests of a sequence stay in
+        order."""
         head = request.head
-        if (copying or head.has_strings or self._order.held) and self._is_delayed(request, exchange, copying):
+        if (
+            (copying or head.has_strings or self._order.held)
+            and not is_prepared
+            and self._is_delayed(request, exchange, copying)
+        ):
             return
-        self._hand_over(request, exchange)
+        table = self.tables.table
+        try:
+            (table.by_head.get(head) or table.find_by_head(head)).infer(request, exchange)
+        except ServeError as error:
+            exchange.send(error)
 
     def _is_delayed(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]]) -> bool:
         """Prepare a request, or let it wait for an earlier one of its sequence. Returns False if it needs neither."""
@@ -54,13 +69,6 @@ class Dispatcher:
             self.work_off(self._prepare(request, exchange, copying))
         return bool(needs_steps)
 
-    def _hand_over(self, request: InferRequest, exchange: Exchange) -> None:
-        table, head = self.tables.table, request.head
-        try:
-            (table.by_head.get(head) or table.find_by_head(head)).infer(request, exchange)
-        except ServeError as error:
-            exchange.send(error)
-
     def _prepare(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]]) -> Steps[None]:
         try:
             for steps in copying:
@@ -74,7 +82,7 @@ class Dispatcher:
                     is_counted = entry.datatype == DataType.BYTES.value
                     faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
                 request.element_faults = faults
-            self._hand_over(request, exchange)
+            self.dispatch(request, exchange, is_prepared=True)
         self._order.release(request)
 
 

@@ -176,16 +176,19 @@ class Exchange:
 
     def send(self, answer: Answer, final: bool = True) -> None:
         """Answer the request. Raises IllegalChange after the last answer."""
-        if final:
-            self.enter(ANSWERED)
-        elif self.state >= ANSWERED:
-            raise IllegalChange(f"a request that is {self.state.name} takes no more answers")
+        state = self.state
+        if state is ANSWERED or state is ENDED:
+            raise IllegalChange(f"a request that is {state.name} takes no more answers")
         if self.hooks:
-            self._pass_from(0, answer, final)
-        else:
             if final:
-                self._end()
-            self.client.send(answer, final)
+                self.state = ANSWERED
+            self._pass_from(0, answer, final)
+            return
+        if final:
+            # As in `_end`; without hooks, ANSWERED and ENDED are one moment.
+            self.state = ENDED
+            self.on_left = self.stop = None
+        self.client.send(answer, final)
 
     def refuse(self, error: ServeError) -> None:
         """Send the error of a request that never ran; it may be ANSWERED already. It does not wait for its turn."""
@@ -222,7 +225,7 @@ class Exchange:
     def _end(self) -> None:
         """The hooks and `on_left` refer to the request, which refers to this exchange: the cycle would keep the
         client's data until the next garbage collection."""
-        self.enter(ENDED)
+        self.state = ENDED
         self.hooks = ()
         self.on_left = self.stop = None
 

@@ -260,16 +260,16 @@ class InferResponse:
     data: Sequence[Buffer]
     """The bytes of `head.outputs`, in their order."""
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
-    in_shared_memory: Collection[str] = ()
-    """The outputs that were written to the client's shared memory: their data are empty, only their heads are sent."""
-    is_typed: bool = False
-    """Whether the outputs are sent as typed elements, in the protocol's fields for each datatype."""
     is_large: bool = False
     """Whether the data are so large that they are copied in steps."""
     slot: object = None
     """Keeps the memory of `data` from being reused while this object lives; None = the data have their own memory. With
     a slot the data are valid during the responder's call, or, for a large response, while this object lives. Release it
     soon: the model may be waiting for the memory."""
+    in_shared_memory: Collection[str] = ()
+    """The outputs that were written to the client's shared memory: their data are empty, only their heads are sent."""
+    is_typed: bool = False
+    """Whether the outputs are sent as typed elements, in the protocol's fields for each datatype."""
 
     @classmethod
     def of(

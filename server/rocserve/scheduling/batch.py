@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.exchange import RUNNING, Responder
+from rocserve.core.exchange import RUNNING, Exchange, Responder
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, Member, Parameters, ResponseHead
@@ -99,7 +99,7 @@ class ResponseMaker:
             form = self.form(plan, heads)
             if form.wanted is not None:
                 data = [data[index] for index in form.wanted]
-            response = InferResponse(form.head, request.id, data, parameters)
+            response = InferResponse(form.head, request.id, data, parameters, is_large, slot)
             if plan.classifications:
                 counts = plan.classifications
                 outputs = [
@@ -109,12 +109,12 @@ class ResponseMaker:
                     for tensor in response.outputs
                 ]
                 response = InferResponse.of(self._name, self._version, request.id, outputs, parameters)
+                response.is_large, response.slot = is_large, slot
         except ServeError as fault:
             return fault
         except Exception as error:
             # A worker may send any outputs, and the client must get an answer all the same.
             return internal(f"the model's outputs make no response: {error!r}")
-        response.is_large, response.slot = is_large, slot
         return response
 
     def form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
@@ -167,10 +167,10 @@ class BatchAnswers:
     def __init__(self, responses: ResponseMaker, outcome: BatchOutcome) -> None:
         self._responses = responses
         self._outcome = outcome
-        has_more = outcome.error or outcome.failures or outcome.parameters or outcome.is_large
-        self._slot = None if has_more else outcome.slot
+        self._has_only_outputs = not (outcome.error or outcome.failures or outcome.parameters or outcome.is_large)
+        self._slot = outcome.slot if self._has_only_outputs else None
         """The outputs, if another process may read them in place; else None."""
-        self._sends: list[_Together | tuple[InferRequest, Answer]] = []
+        self._sends: list[_Together | tuple[Exchange, Answer]] = []
         self._together: dict[tuple[AnswerLink, _Form], _Together] = {}
         """The messages among `_sends` that may still grow."""
 
@@ -200,16 +200,21 @@ class BatchAnswers:
         if self._together:
             # Answers to later requests may not overtake this one.
             self._together = {}
-        answer = self._responses.answer(request, self._outcome, index)
-        self._sends.append((request, answer))
+        if self._has_only_outputs:
+            outcome = self._outcome
+            heads, data = outcome.outputs_of(index)
+            answer = self._responses.make(request, heads, data, NO_PARAMETERS, False, outcome.slot)
+        else:
+            answer = self._responses.answer(request, self._outcome, index)
+        self._sends.append((exchange, answer))
         return answer if isinstance(answer, ServeError) else None
 
     def send(self) -> None:
         outcome, slot = self._outcome, self._slot
         for each in self._sends:
             if isinstance(each, tuple):
-                request, answer = each
-                request.exchange.send(answer)
+                exchange, answer = each
+                exchange.send(answer)
             elif slot is None or not each.link.answer_together(each.form.head, slot, outcome.nbytes, each.places):
                 for request, index in each.members:
                     request.exchange.send(self._responses.answer(request, outcome, index))

@@ -52,7 +52,8 @@ class ModelScheduler(Scheduler):
         self._arrived.append(request)
         if request.deadline is not None:
             self._triage.note(request)
-        self._schedule_pump()
+        if not self._is_pump_scheduled:
+            self._schedule_pump()
 
     # Work
 

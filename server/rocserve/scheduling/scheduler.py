@@ -210,7 +210,7 @@ class Scheduler(ABC):
 
     def _schedule_pump(self) -> None:
         """Schedule `_pump` for the end of the turn, because something has changed."""
-        if not self._is_pump_scheduled:
+        if not self._is_pump_scheduled:  # `submit` asks before it calls, because every request comes through there.
             self._is_pump_scheduled = True
             self._plane.at_end_of_turn(self._pump)
 
@@ -222,8 +222,7 @@ class Scheduler(ABC):
             self._pool.give_back(also_wanted=True)
         arrived, self._arrived = self._arrived, []
         for request in arrived:
-            # A request that has begun by now is not stopped any more.
-            if request.expires_at is not None and self._can_be_refused(request):
+            if request.expires_at is not None and self._has_not_begun(request):
                 self._watch_time(request)
         if self._refused:
             refused = self._refused.copy()
@@ -306,7 +305,8 @@ class Scheduler(ABC):
                 self._refuse(request, error)
         self._schedule_pump()
 
-    def _can_be_refused(self, request: InferRequest) -> bool:
+    def _has_not_begun(self, request: InferRequest) -> bool:
+        """Return whether a request can still be refused. Its time does not stop one that has begun."""
         return request.exchange.state is QUEUED or self._pool.batch_ahead(request) is not None
 
     def _watch_time(self, request: InferRequest) -> None:

@@ -313,7 +313,7 @@ class RemoteInference:
                 slot = Slot(self.end.give_back, place, heap)
         parameters, shared, is_large = known.parameters, known.in_shared_memory, nbytes > LARGE_RESPONSE
         client.send(
-            InferResponse(known.head, request_id, data, parameters, shared, known.is_typed, is_large, slot), last
+            InferResponse(known.head, request_id, data, parameters, is_large, slot, shared, known.is_typed), last
         )
 
     def _answer_together(self, count: int, text: int, table_place: int) -> None:
