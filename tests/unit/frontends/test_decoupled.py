@@ -235,10 +235,10 @@ def test_an_answer_that_cannot_be_typed_is_an_error(served: Any, models: dict[st
 
 
 def test_who_leaves_is_told_of_for_each_open_request(stream: Stream, models: dict[str, HandModel]) -> None:
-    gone = []
+    gone, responders = [], []
     for number in range(3):
         stream.ask("many", str(number))
-        responder = models["many"].next()
+        responders.append(responder := models["many"].next())
         responder.watch_cancellation(lambda number=number: gone.append(number))
         responder.send(response(str(number), number), False)
         assert stream.told()[1] == number
@@ -246,7 +246,7 @@ def test_who_leaves_is_told_of_for_each_open_request(stream: Stream, models: dic
     stream.call.cancel()
     wait_until(lambda: sorted(gone) == [0, 1])
     late = threading.Event()
-    responder.watch_cancellation(late.set)
+    responders[0].watch_cancellation(late.set)
     assert late.wait(PATIENCE_SECONDS)
 
 

@@ -178,7 +178,6 @@ class InferenceStream:
         self.call = call
         self.handlers = handlers
         self._sequencer = ResponseSequencer()
-        self._unanswered = 0
         self._half_closed = False
         self.cancelled = False
         self.watchers: set[_StreamResponder] = set()
@@ -189,7 +188,6 @@ class InferenceStream:
     # Called by the transport.
 
     def on_message(self, message: bytes) -> None:
-        self._unanswered += 1
         responder = _StreamResponder(self, self._sequencer.ticket(), message)
         try:
             self.handlers.model_infer(responder)
@@ -215,14 +213,13 @@ class InferenceStream:
         """Send the last response to a request; None = the request ends without another response."""
         if message is not None:
             self.call.send(message)
-        self._unanswered -= 1
         self.call.request_next()
         self.end_if_done()
 
     # The end of the stream.
 
     def end_if_done(self) -> None:
-        if self._unanswered or not (self._half_closed or self.handlers.is_exiting):
+        if self.call.unanswered or not (self._half_closed or self.handlers.is_exiting):
             return
         if self._half_closed:
             self.call.finish(StatusCode.OK, "")

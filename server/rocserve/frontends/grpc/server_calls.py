@@ -170,7 +170,7 @@ class ServerStreamCall(OpenCall):
         super().__init__(event)
         self._calls = calls
         self._receiver: StreamReceiver | None = None
-        self._unanswered = 0
+        self.unanswered = 0
         self._backlog: deque[bytes] = deque()
         self._sending = False
         self._sending_bytes = 0
@@ -195,8 +195,8 @@ class ServerStreamCall(OpenCall):
     # Receiving.
 
     def request_next(self) -> None:
-        self._unanswered = max(0, self._unanswered - 1)
-        if not self._unanswered and not self._finished:
+        self.unanswered = max(0, self.unanswered - 1)
+        if not self.unanswered and not self._finished:
             waiting = self._calls.waiting
             waiting.since[self] = waiting.checked_at
         self._read()
@@ -207,7 +207,7 @@ class ServerStreamCall(OpenCall):
             return
         limits = self._calls.limits
         backlog_bytes = self.held_bytes - self._sending_bytes
-        if self._unanswered < limits.stream_unanswered_limit and backlog_bytes < limits.stream_backlog_bytes:
+        if self.unanswered < limits.stream_unanswered_limit and backlog_bytes < limits.stream_backlog_bytes:
             self._reading = True
             self._call.start_server_batch((ReceiveMessage(0),), self._on_message)
 
@@ -218,7 +218,7 @@ class ServerStreamCall(OpenCall):
         if message is None:
             self._input_open = False
         else:
-            self._unanswered += 1
+            self.unanswered += 1
             self._calls.waiting.since.pop(self, None)
         if self._finished or receiver is None:
             return

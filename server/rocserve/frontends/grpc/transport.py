@@ -108,6 +108,9 @@ class StreamCall(_Call, Protocol):
     unanswered and fewer than `stream_backlog_bytes` wait to be sent.
     """
 
+    unanswered: int
+    """Messages given to `on_message` that have not been answered in full."""
+
     def send(self, message: bytes) -> None:
         pass
 

@@ -99,6 +99,7 @@ class ForwardedCall:
     """None unless the call is a stream."""
     deadline: float | None = None
     """The front end enforces deadlines."""
+    unanswered = 1
 
     def __del__(self) -> None:
         # Garbage collection may run this on any thread, and no other message may come to wake the plane.
