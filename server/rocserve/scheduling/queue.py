@@ -18,6 +18,9 @@ from rocserve.core.requests import InferRequest
 
 _ARRIVAL = attrgetter("queue_start_ns")
 
+Refused = tuple[InferRequest, ServeError]
+"""A request that must not run, and the error for its client."""
+
 
 class Level:
     """Keeps the waiting requests of one priority level in order of arrival."""

@@ -28,7 +28,7 @@ from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.deadlines import Alarm, Deadlines
 from rocserve.scheduling.in_flight_requests import InFlightRequests
 from rocserve.scheduling.instances import InstancePool
-from rocserve.scheduling.queue import QueueLimits
+from rocserve.scheduling.queue import QueueLimits, Refused
 from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel, RateLimiter
 from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.workers.instance import Instance, WorkerGone
@@ -36,9 +36,6 @@ from rocserve.workers.results import BatchOutcome
 
 _WATCH_AFTER_SECONDS = 0.01
 """Age from which a request's client is watched; a request that is answered sooner costs nothing."""
-
-Refused = tuple[InferRequest, ServeError]
-"""A request that must not run, and the error for its client."""
 
 
 class WaitingRequests(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,18 +24,13 @@ from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.sequences import SequenceId, SequenceTag
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 from rocserve.core.validation import InputPlan, RequestPlan
-from rocserve.scheduling.sequence.slots import LiveSequence, SequenceInstance, SequenceRequest
-
-
-@dataclass(frozen=True, slots=True)
-class StateValue:
-    shape: tuple[int, ...]
-    """With a batch dimension of 1 if the model batches."""
-    data: Buffer
-
-
-SequenceStates = list[StateValue]
-"""The states of one sequence, in the order of the configuration."""
+from rocserve.scheduling.sequence.slots import (
+    LiveSequence,
+    SequenceInstance,
+    SequenceRequest,
+    SequenceStates,
+    StateValue,
+)
 
 
 def _initial(state: SequenceState, lead: tuple[int, ...], content: bytes | None) -> StateValue:
@@ -246,7 +241,7 @@ class StatesHook(Hook):
                 data = [answer.data[index] for index in wanted]
                 answer = replace(answer, head=answer.head._replace(outputs=heads), data=data)
         if final:
-            # The request refers to this hook: the cycle would keep the client's data until the next garbage collection.
-            request.answers = None
+            # This may refer to this hook: the cycle would keep the client's data until the next garbage collection.
+            request.on_reschedule = None
             self._on_ended(request)
         return answer

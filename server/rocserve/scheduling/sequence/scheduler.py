@@ -130,12 +130,12 @@ class SequenceScheduler(Scheduler):
             raise copied_error(self._outage)
         now_ns = time.monotonic_ns()
         queued = SequenceRequest.of(request, tag, exchange, now_ns)
-        if self._iterative:
-            queued.on_reschedule = self._run_again
-        self._place(queued, now_ns / 1e9)
         if self._waits_for_answers:
-            queued.answers = StatesHook(queued, self._inputs, self._request_ended)
-            exchange.add(queued.answers)
+            states = StatesHook(queued, self._inputs, self._request_ended)
+            exchange.add(states)
+            if self._iterative:
+                queued.on_reschedule = partial(self._run_again, states)
+        self._place(queued, now_ns / 1e9)
         self._arrived.append(queued)
         if tag.starts:
             self._router.restart(tag.id, self)
@@ -321,16 +321,14 @@ class SequenceScheduler(Scheduler):
         self._table.request_done(request, time.monotonic())
         self._schedule_pump()
 
-    def _run_again(self, request: InferRequest) -> None:
+    def _run_again(self, states: StatesHook, request: InferRequest) -> None:
         """Run a request once more because its model asks for it, unchanged but for the flags."""
-        assert isinstance(request, SequenceRequest)
-        answers = request.answers
-        assert answers is not None and request.original is not None, "it has run"
+        assert isinstance(request, SequenceRequest) and request.original is not None, "it has run"
         now_ns = time.monotonic_ns()
         again = copy(request)
         (again.data, again.plan), again.original = request.original, None
         again.queue_start_ns, again.tag = now_ns, SequenceTag(request.tag.id)
-        answers.request = again
+        states.request = again
         if not self._table.requeue(again, now_ns / 1e9):
             again.live = None
             error = self._table.lost_error(again.tag.id) or self._unknown(again.tag.id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rocserve.core.exchange import Exchange
 from rocserve.core.requests import InferRequest
@@ -15,8 +14,16 @@ from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.response_sequencer import ResponseSequencer
 from rocserve.workers.instance import Instance
 
-if TYPE_CHECKING:
-    from rocserve.scheduling.sequence.inputs import SequenceStates, StatesHook
+
+@dataclass(frozen=True, slots=True)
+class StateValue:
+    shape: tuple[int, ...]
+    """With a batch dimension of 1 if the model batches."""
+    data: Buffer
+
+
+SequenceStates = list[StateValue]
+"""The states of one sequence, in the order of the configuration."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,8 +49,6 @@ class SequenceRequest(InferRequest):
     tag: SequenceTag = NO_SEQUENCE
     live: LiveSequence | None = None
     """The sequence in which the request waits or runs; None before and after."""
-    answers: StatesHook | None = None
-    """Takes the states out of the answers, also if the request is run again."""
     original: tuple[Sequence[Buffer], RequestPlan] | None = None
     """The client's data, and the plan, without controls and states; None as long as these are not added."""
 

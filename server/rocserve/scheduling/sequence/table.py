@@ -12,8 +12,7 @@ from rocserve.core.memo import Memo
 from rocserve.core.sequences import SequenceId
 from rocserve.scheduling.batch_policy import half_time
 from rocserve.scheduling.compute_times import ComputeTimes
-from rocserve.scheduling.queue import QueueFull, QueueLimits
-from rocserve.scheduling.scheduler import Refused
+from rocserve.scheduling.queue import QueueFull, QueueLimits, Refused
 from rocserve.scheduling.sequence.slots import LiveSequence, SequenceInstance, SequenceRequest, SequenceSlot
 
 _REMEMBERED_LOSSES = 10_000
