@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from operator import attrgetter
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -71,26 +71,32 @@ class Level:
 
     def take(self, count: int, next_requests: list[InferRequest]) -> None:
         """Move requests to `next_requests` in the order in which they run, until it has `count`."""
-        waiting, overtakable = self.waiting, self.overtakable
-        while overtakable and len(next_requests) < count:
-            if not waiting:
-                request = overtakable.pop() if self.newest_first else overtakable.popleft()
-            elif self.newest_first:
-                is_turn, self._overtakable_turn = self._overtakable_turn, not self._overtakable_turn
-                request = overtakable.pop() if is_turn else waiting.popleft()
-            else:
-                request = (
-                    overtakable if overtakable[0].queue_start_ns <= waiting[0].queue_start_ns else waiting
-                ).popleft()
-            next_requests.append(request)
-            self._forget_overload()
-        for source in (waiting, self.delayed):
+        if self.newest_first or (self.overtakable and self.waiting):
+            for request in list(islice(self, count - len(next_requests))):
+                self._pop(request)
+                next_requests.append(request)
+            return
+        for source in (self.waiting, self.overtakable, self.delayed):
             room = count - len(next_requests)
             if len(source) <= room:
                 next_requests += source
                 source.clear()
             else:
                 next_requests += [source.popleft() for _ in range(room)]
+        self._forget_overload()
+
+    def _pop(self, request: InferRequest) -> None:
+        """Remove the request that runs next, which is the first or last of its kind."""
+        if self.newest_first and self.overtakable and self.waiting:
+            self._overtakable_turn = not self._overtakable_turn
+        for requests in (self.waiting, self.overtakable, self.delayed):
+            if requests and requests[0] is request:
+                requests.popleft()
+                break
+            if requests and requests[-1] is request:
+                requests.pop()
+                break
+        self._forget_overload()
 
     def take_chosen(self, chosen: set[InferRequest]) -> None:
         """Remove those of the requests that are here."""

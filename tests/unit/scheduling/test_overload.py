@@ -486,3 +486,34 @@ def test_what_cannot_end_in_time_is_refused_at_once_and_counted(make_bench, wait
     assert (counted.reject.count, counted.fail.count, counted.success.count) == (1, 1, 6)
     with_idle_instance = bench.submit(8.0, deadline=time.monotonic() + 0.1)
     assert with_idle_instance.error.code is StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_requests_run_in_the_order_in_which_they_are_listed(seed: int) -> None:
+    """With and without deadlines, the oldest or the newest first, some delayed, some put back."""
+    numbers = random.Random(seed)
+    policy = QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_microseconds=1)
+    queue = RequestQueue(DynamicBatching(default_queue_policy=policy), QueueLimits())
+    now_ns, ran = SECOND, 0
+    for _ in range(60):
+        for _ in range(numbers.randrange(6)):
+            now_ns += numbers.choice((0, MS))
+            entry = entry_at(now_ns, numbers.choice((None, 50)), in_turn=numbers.random() < 0.2)
+            queue.admit(entry, now_ns / 1e9)
+            queue.push(entry)
+        for level in queue.levels():
+            if level.overtakable:
+                level.newest_first = numbers.random() < 0.5
+        if queue and numbers.random() < 0.3:
+            queue.delay(numbers.choice([*queue]))
+        listed = [*queue]
+        taken = queue.take(numbers.randrange(1, 6))
+        assert taken == listed[: len(taken)]
+        assert [*queue] == listed[len(taken) :]
+        assert len(queue) == len(listed) - len(taken)
+        if numbers.random() < 0.2:
+            queue.push_back(taken)
+            assert sorted(map(id, queue)) == sorted(map(id, listed))
+        else:
+            ran += len(taken)
+    assert ran > 60
