@@ -11,7 +11,7 @@ from functools import partial
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.exchange import Exchange, Hook, HookOrder, Responder
+from rocserve.core.exchange import EndHook, Exchange, Hook, HookOrder, Responder
 from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.sequences import SequenceOrder
 from rocserve.core.serving import ServingTableHolder
@@ -98,7 +98,7 @@ def dispatch_caused(dispatcher: Dispatcher, request: InferRequest, client: Respo
             return
         trace = request.trace = parent.child(version.name, str(version.version), request.id)
         note_inputs(trace, request, exchange)
-        exchange.add(_ChildTrace(trace))
+        exchange.add(EndHook(HookOrder.TRACE, partial(_end_trace, trace)))
     dispatcher.dispatch(request, exchange)
 
 
@@ -132,19 +132,7 @@ class _OutputTrace(Hook):
         return answer
 
 
-class _ChildTrace(Hook):
-    """Ends the trace of a request that another request caused."""
-
-    __slots__ = ("_trace",)
-
-    order = HookOrder.TRACE
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-
-    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
-        # The trace must end before the answer is sent: the answer may end the whole group of traces.
-        if final:
-            self._trace.note(REQUEST_END, time.monotonic_ns())
-            self._trace.end()
-        return answer
+def _end_trace(trace: Trace) -> None:
+    # Before the answer is sent, because the answer may end the whole group of traces.
+    trace.note(REQUEST_END, time.monotonic_ns())
+    trace.end()

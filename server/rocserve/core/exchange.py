@@ -134,7 +134,7 @@ _ORDER: Final = attrgetter("order")
 class Exchange:
     """One request's way from its coming to its end. Implements Responder for what answers it."""
 
-    __slots__ = ("__weakref__", "_is_watched", "client", "has_left", "hooks", "on_left", "state", "stop")
+    __slots__ = ("_is_watched", "client", "has_left", "hooks", "on_left", "state", "stop")
 
     def __init__(self, client: Responder) -> None:
         self.client = client

@@ -32,7 +32,7 @@ from rocserve.core.validation import RequestPlan, RequestValidator
 from rocserve.plane import heap
 from rocserve.plane.heap import Heap, HeapReader
 from rocserve.plane.heap import Slot as HeapSlot
-from rocserve.scheduling.ensemble import run
+from rocserve.scheduling.ensemble import step_tensors
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 
@@ -578,7 +578,7 @@ def test_a_tensor_lies_where_its_worker_has_left_it_until_its_reader_has_answere
 
 def test_of_large_tensors_only_those_that_may_not_stay_are_copied_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "MOST_KEPT_BYTES", 2 * 8 * ROWS)
-    monkeypatch.setattr(run, "COPIED_AT_ONCE", 0)
+    monkeypatch.setattr(step_tensors, "COPIED_AT_ONCE", 0)
     first, last = InAHeap("first", plus(1), is_large=True), Member("last", plus(1), max_batch_size=ROWS, held=True)
     version = ensemble(first, last, steps=[step("first", "X", "m"), step("last", "m", "Y")], max_batch_size=ROWS)
     copying: list[Iterator[None]] = []

@@ -11,7 +11,7 @@ each iteration, on its tensors. The ensemble answers once for each iteration, in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,11 @@ from rocserve.core.sequences import (
     take_sequence,
 )
 from rocserve.core.statistics import PhaseTotals
-from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
-from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
-from rocserve.plane.heap import COPIED_AT_ONCE, Slot
+from rocserve.core.tensors import Tensor
+from rocserve.plane.heap import Slot
 from rocserve.scheduling.batch import send_copied
 from rocserve.scheduling.ensemble.graph import EnsemblePlan, step_head
+from rocserve.scheduling.ensemble.step_tensors import may_be_kept, member_shape, placed, stays
 from rocserve.scheduling.scheduler import cancelled
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class StepRequest:
         if isinstance(answer, InferResponse):
             if self.reference_outputs:
                 self.slot = answer.slot or self.slot
-            if answer.is_large and answer.slot is not None and not _stays(answer):
+            if answer.is_large and answer.slot is not None and not stays(answer):
                 self._run.ensemble.dispatcher.work_off(send_copied(answer, final, self))
                 return
         if final:
@@ -194,7 +194,7 @@ class EnsembleRun:
                 sequence, _ = take_sequence(response.parameters)
             for tensor in outputs:
                 name, data, slot = step.output_map[tensor.name], tensor.data, response.slot
-                if slot is not None and not (isinstance(slot, Slot) and _may_be_kept(tensor, slot)):
+                if slot is not None and not (isinstance(slot, Slot) and may_be_kept(tensor, slot)):
                     data, slot = bytes(data), None
                 held = Tensor(name, tensor.datatype, tensor.shape, data)
                 if tensor.name in request.reference_outputs and tensor.datatype is DataType.BYTES:
@@ -285,7 +285,7 @@ class EnsembleRun:
             sequence = held.sequence
             tensor = held.tensor
             if tensor is not None:
-                names.append((name, tensor.datatype.value, _member_shape(tensor.shape, member, name)))
+                names.append((name, tensor.datatype.value, member_shape(tensor.shape, member, name)))
                 data.append(tensor.data)
                 if type(tensor.data) is References:
                     if not device:
@@ -310,7 +310,7 @@ class EnsembleRun:
         request = InferRequest(
             head,
             self._request.id,
-            _placed(data[0], places, slots[0]) if len(data) == len(slots) == 1 and not references else data,
+            placed(data[0], places, slots[0]) if len(data) == len(slots) == 1 and not references else data,
             self._request.deadline,
             self._request.in_turn,
             phases=self._phases,
@@ -426,42 +426,3 @@ class EnsembleRun:
         if self._request.phases is not None:
             self._request.phases.add_all(self._phases)
         self.ensemble.run_ended()
-
-
-def _stays(answer: InferResponse) -> bool:
-    """Return whether an answer may stay in its worker's memory, except for what can be copied in one step."""
-    slot = answer.slot
-    return isinstance(slot, Slot) and all(
-        len(tensor.data) <= COPIED_AT_ONCE or _may_be_kept(tensor, slot) for tensor in answer.outputs
-    )
-
-
-def _may_be_kept(tensor: Tensor, slot: Slot) -> bool:
-    """Return whether a tensor may stay in its worker's memory. BYTES tensors may not: their worker could change the
-    lengths after the check."""
-    is_worth_it = len(tensor.data) > COPIED_SOONER and tensor.datatype is not DataType.BYTES
-    return is_worth_it and slot.heap is not None and slot.heap.keep(slot)
-
-
-def _placed(data: Buffer, places: TensorPlaces, slot: object) -> Sequence[Buffer]:
-    """Return a step's only input in its slot's heap, so that its worker may read it in place."""
-    assert isinstance(slot, Slot)
-    heap = slot.heap
-    assert heap is not None
-    offset = heap.offset_of(data)
-    if offset is None or offset % ALIGNMENT or places.sizes != [len(data)]:
-        return [data]
-    # The view is created now, because the heap may be released before the block is read.
-    block = heap.view(offset, places.end)
-    return PlacedTensors(lambda *_: block, places.end, places, heap, offset, slot)
-
-
-def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) -> tuple[int, ...]:
-    """Return a tensor's shape as a member expects it, with a batch dimension of 1 added or removed."""
-    named = (entry for entry in member.inputs if entry.name == input_name and not entry.any_rank)
-    rank = next((len(entry.dims) for entry in named), -1)
-    if member.max_batch_size > 0 and len(shape) == rank:
-        return (1, *shape)
-    if rank >= 0 and member.max_batch_size == 0 and len(shape) == rank + 1 and shape[0] == 1:
-        return shape[1:]
-    return shape
