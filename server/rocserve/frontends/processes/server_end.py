@@ -86,7 +86,7 @@ class FrontLink:
 
     @property
     def in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self.answers.open)
 
     def open(self) -> None:
         """Begin to read the link. From any thread."""
