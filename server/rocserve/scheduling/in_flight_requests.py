@@ -148,6 +148,7 @@ class InFlightRequests:
                 self._statistics.note_failure(error.text)
             in_flight.failed = error is not None
             in_flight.ended_ns = now_ns
+            request.exchange.stop = None
             ended.append(in_flight.number)
         running.open_count -= len(ended)
         running.instance.close_requests(ended)
