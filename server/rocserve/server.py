@@ -156,7 +156,7 @@ class Server:
             self._plane,
             self._dispatcher,
             pinned=settings.repository.load_models,
-            most_waiting=settings.max_queue_requests,
+            limits=QueueLimits(settings.max_queue_requests, settings.max_queue_bytes),
             concurrent_loads=settings.repository.concurrent_loads,
             log=log.getChild("repository"),
         )

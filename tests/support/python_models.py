@@ -26,7 +26,7 @@ from rocserve.backends.request_model import (
 from rocserve.config.definition import FolderReading, complete_definition, find_model_file
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-from rocserve.repository.version_workers import config_json
+from rocserve.repository.worker_options import config_json
 from support.models import drop
 from support.waiting import PATIENCE_SECONDS
 

@@ -27,7 +27,7 @@ from rocserve.core.requests import (
 from rocserve.core.sequences import take_sequence
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.version_loader import LoadedEnsemble, LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
 from support.machine import ToldMachine

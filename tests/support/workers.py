@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -24,11 +24,12 @@ from rocserve.core.requests import Member, RequestForm, RequestLayout
 from rocserve.core.tensors import Buffer, TensorHead, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import EngineSettings
-from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.instance import Instance, InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load, WorkerPlan
+from rocserve.workers.planned_workers import PlannedWorkers
 from rocserve.workers.results import BatchOutcome
+from rocserve.workers.version_workers import VersionWorkers
 from support.outputs import tensors_of
 from support.waiting import PATIENCE_SECONDS, until
 
@@ -66,8 +67,8 @@ def mail_of(plane: PlaneLoop) -> InstanceMail:
 
 
 @dataclass
-class Events(WorkerGroupEvents):
-    """Records the events of a group."""
+class Events:
+    """The events of groups."""
 
     opened: list[Instance] = field(default_factory=list)
     lost: list[Instance] = field(default_factory=list)
@@ -80,29 +81,36 @@ class Events(WorkerGroupEvents):
     changes: list[MetricChanges] = field(default_factory=list)
     """Changes of the metrics that models define."""
 
+
+class _Recorded(VersionWorkers):
+    """Records its events."""
+
+    recorded: Events
+
     def instance_opened(self, instance: Instance) -> None:
-        self.opened.append(instance)
+        self.recorded.opened.append(instance)
 
     def instance_lost(self, instance: Instance) -> None:
-        self.lost.append(instance)
+        self.recorded.lost.append(instance)
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
-        self.restarts.append((reason, delay_seconds))
+        self.recorded.restarts.append((reason, delay_seconds))
 
     def recovered(self) -> None:
-        self.recoveries += 1
+        self.recorded.recoveries += 1
 
     def progress(self, text: str, is_check: bool) -> None:
-        self.lines.append(text)
+        self.recorded.lines.append(text)
 
-    def silent(self, text: str) -> None:
-        self.silences.append(text)
+    def _note_silence(self, worker: Any, seconds: Sequence[float]) -> None:
+        super()._note_silence(worker, seconds)
+        self.recorded.silences.append(self._silence_line)
 
     def described(self, properties: Mapping[str, str]) -> None:
-        self.properties.append(properties)
+        self.recorded.properties.append(properties)
 
     def measured(self, changes: MetricChanges) -> None:
-        self.changes.append(changes)
+        self.recorded.changes.append(changes)
 
 
 @dataclass
@@ -224,7 +232,7 @@ class Workshop:
         self.launcher = launcher
         self.folder = folder
         self.events = Events()
-        self._groups: list[WorkerGroup] = []
+        self._groups: list[VersionWorkers] = []
 
     async def until_stuck(self, count: int = 1) -> None:
         """Wait until so many batches and loads are in engines that do not end them."""
@@ -242,7 +250,7 @@ class Workshop:
         loader: tuple[str, ...] = (),
         shared_worker: str = "",
         **changes: object,
-    ) -> WorkerGroup:
+    ) -> VersionWorkers:
         config = config or config_of(behaviour)
         folder = str(self.folder)
         model_file = str(self.folder / "model.onnx")
@@ -261,20 +269,18 @@ class Workshop:
             model_name=config.name,
             shared_worker=shared_worker,
         )
-        group = WorkerGroup(
-            load=load,
-            options=options,
-            plans=plans,
+        group = _Recorded(
+            PlannedWorkers(load=load, options=options, plans=plans),
             launcher=self.launcher,
             mail=self.mail,
-            events=self.events,
             log=LOG,
             **changes,  # type: ignore[arg-type]
         )
+        group.recorded = self.events
         self._groups.append(group)
         return group
 
-    async def serving(self, behaviour: str = "add_sub", **changes: object) -> WorkerGroup:
+    async def serving(self, behaviour: str = "add_sub", **changes: object) -> VersionWorkers:
         """A group that is loaded and warmed up."""
         group = self.group(behaviour, **changes)  # type: ignore[arg-type]
         await group.load()
@@ -291,7 +297,7 @@ OwnChildren = Callable[[], list[psutil.Process]]
 """The type of the fixture `own_children`."""
 
 
-def pids(group: WorkerGroup) -> list[int]:
+def pids(group: VersionWorkers) -> list[int]:
     """The process ids of the running workers."""
     return list(group.models_of_workers)
 

@@ -26,8 +26,8 @@ from rocserve.core.model_names import ModelKey
 from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import ServingTableHolder
 from rocserve.protocol.model_config_pb2 import ModelConfig
+from rocserve.repository.background_tasks import BackgroundTasks
 from rocserve.repository.content import ContentReader, ModelContent
-from rocserve.repository.lifecycle import BackgroundTasks
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.table import ModelTable

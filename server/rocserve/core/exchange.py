@@ -17,7 +17,7 @@ class State(enum.IntEnum):
     """What has become of a request. `scheduling/README.md` has the picture."""
 
     RECEIVED = 0
-    """It is being prepared and validated, or waits for its model to be loaded."""
+    """It is being prepared and validated."""
     QUEUED = 1
     """It waits in a queue, and was not handed to an instance."""
     RUNNING = 2
@@ -32,7 +32,7 @@ RECEIVED, QUEUED, RUNNING, ANSWERED, ENDED = State
 
 _FOLLOWING: Final = {
     RECEIVED: {QUEUED, RUNNING, ANSWERED},
-    QUEUED: {RUNNING, ANSWERED},
+    QUEUED: {RECEIVED, RUNNING, ANSWERED},  # RECEIVED: its model has been loaded, and prepares it anew.
     RUNNING: {QUEUED, ANSWERED},  # QUEUED: its worker is gone, or its model wants it again.
     ANSWERED: {ENDED},
     ENDED: set[State](),
@@ -51,19 +51,17 @@ class HookOrder(enum.IntEnum):
     """Keeps the answer. Before the answer is changed for this client: other clients will get it."""
     CALL = 3
     """Ends a model's call for the rate limiter."""
-    RESIDENCY = 4
-    """Counts the request as ended for its model, which may then be unloaded."""
-    ITEM = 5
+    ITEM = 4
     """Removes the batch dimension for AMD Inference Server's clients."""
-    TENSORS = 6
+    TENSORS = 5
     """Records the tensors in the trace. Behind the changes of shape, and before a region takes the data away."""
-    REGION = 7
+    REGION = 6
     """Writes outputs to the client's shared memory, maybe in several turns, and releases the regions."""
-    LIMITS = 8
+    LIMITS = 7
     """Counts the request as ended for its client. Behind what takes turns: until then the client has no answer."""
-    TRACE = 9
+    TRACE = 8
     """Records the end. Almost last: the time of all other hooks belongs to the request."""
-    LOG = 10
+    LOG = 9
     """Writes the line about the answer, with the time that it took."""
 
 

@@ -72,6 +72,16 @@ class ServedVersion(Protocol):
         """Return what asks the model itself whether it is ready, for a task of the event loop; None = it has no
         check."""
 
+    @property
+    def has_statistics(self) -> bool:
+        """Return whether the version was ever loaded, or has refused a request."""
+
+    def want(self) -> None:
+        """Load the version if it is not in memory, because a request will reach it. On the data plane's thread."""
+
+    async def ensure_loaded(self) -> None:
+        """Load the version, or an ensemble's members, and wait for it. On the loop. Raises ServeError."""
+
     def infer(self, request: InferRequest, exchange: Exchange) -> None:
         """Validate and schedule a request, without blocking, on the data plane's thread. Errors go to the exchange."""
 

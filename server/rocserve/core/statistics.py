@@ -182,7 +182,9 @@ class ModelStatistics:
 
     def continue_from(self, before: ModelStatistics) -> None:
         """Continue the counters of `before` after a reload. Called before anything is counted here."""
+        latencies = before._latencies or self._latencies
         vars(self).update({name: value for name, value in vars(before).items() if name != "_lock"})
+        self._latencies = latencies
 
     def record_batch(self, execution: Execution) -> None:
         # Counted later, many together, because this is called for every batch on the thread that answers.

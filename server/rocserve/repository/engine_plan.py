@@ -15,7 +15,7 @@ from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unreadable
 from rocserve.core.load_check import RECORDED_FILE, LoadCheckFailed
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 from rocserve.workers.messages import WorkerPlan
 
 _Loaded = TypeVar("_Loaded")

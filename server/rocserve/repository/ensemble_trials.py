@@ -22,7 +22,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor
 from rocserve.load_check.recorded import compare_recorded, joined, read_recorded, recorded_request
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.membership import members_of, reachable
+from rocserve.repository.ensemble_members import members_of, reachable
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 
 _FIRST_SEQUENCE = 0xFFFF_FFFF_0000_0000

@@ -13,8 +13,8 @@ from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_names import ModelKey
 from rocserve.repository.content import IN_REPOSITORY, LoadParameters, ModelContent, parse_load_parameters
-from rocserve.repository.lifecycle import LifecycleContext
-from rocserve.repository.membership import innermost_first, members_of
+from rocserve.repository.context import RepositoryContext
+from rocserve.repository.ensemble_members import innermost_first, members_of
 from rocserve.repository.model import ManagedModel, wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.retries import Failure
@@ -45,7 +45,7 @@ class _FolderContents:
 class ExplicitControl:
     """Loads and unloads models by request. All calls are made on the loop's thread."""
 
-    def __init__(self, context: LifecycleContext, table: ModelTable, remotes: RemoteRepositories) -> None:
+    def __init__(self, context: RepositoryContext, table: ModelTable, remotes: RemoteRepositories) -> None:
         self._context = context
         self._table = table
         self._models = table.models
@@ -119,7 +119,7 @@ class ExplicitControl:
         for key in self._keys(name, scan):
             served = (await self._load(key, parameters, scan)).served_model()
             for version in () if served is None else served.versions.values():
-                await self._context.residents.ensure_loaded(version)
+                await version.ensure_loaded()
 
     async def _load(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> ManagedModel:
         """Load a model, and first the members of an ensemble, at any depth, that do not serve. Members load at the same

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_names import ModelKey
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import LifecycleContext
+from rocserve.repository.context import RepositoryContext
 from rocserve.repository.retries import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScan
@@ -59,7 +59,7 @@ class HotReload:
     """Scans the repositories when something in them has changed or may have changed. In polling mode, reads the folders
     that have settled, and retries unreadable folders with growing pauses. All calls are made on the loop's thread."""
 
-    def __init__(self, context: LifecycleContext, table: ModelTable) -> None:
+    def __init__(self, context: RepositoryContext, table: ModelTable) -> None:
         self._context = context
         self._debounce = context.debounce
         self._table = table

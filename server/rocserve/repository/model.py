@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rocserve.config.model_folder import no_version_text
@@ -14,10 +13,10 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey, namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
-from rocserve.repository.loads import FilesChanged
-from rocserve.repository.membership import FITS, MemberReview, Served, members_of, review
+from rocserve.repository.ensemble_members import FITS, MemberReview, Served, members_of, review
+from rocserve.repository.load_order import FilesChanged
 from rocserve.repository.retries import Failure
-from rocserve.repository.version import ManagedVersion, Phase, VersionState, status_name
+from rocserve.repository.version import ManagedVersion, VersionState, status_name
 from rocserve.scheduling.ensemble.graph import find_member
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class ManagedModel:
 
     @property
     def waits_for_files(self) -> bool:
-        return any(version.phase is Phase.DISCARDED for version in self.versions)
+        return any(version.waits_for_files for version in self.versions)
 
     @property
     def is_serving(self) -> bool:
@@ -97,8 +96,8 @@ class ManagedModel:
         self.content = content
         self._rejection = None
         for version in self.versions:
-            if retries_failed and version.has_failed:
-                version.setback = None
+            if retries_failed:
+                version.forget_failure()
         self.reconcile()
 
     def reject(self, problem: Failure) -> None:
@@ -108,7 +107,7 @@ class ManagedModel:
         for version in self.versions:
             version.reject(problem.error)
         self._forget_versions()
-        self._publish()
+        self.publish()
 
     def remove(self) -> None:
         """Unload all versions. The repository may no longer have the model."""
@@ -174,25 +173,19 @@ class ManagedModel:
     def entries(self) -> list[IndexEntry]:
         rows = [version.entry() for version in self.versions]
         problem = self.problem_text()
-        if not problem:
+        if not problem or self.is_serving:
+            # The served versions say it.
             return rows
         if self.lacks_files and not self.is_ensemble:
             # Triton shows a model that was never loaded without a version and a state.
             return [IndexEntry(self.name, "", "", problem)]
-        if not self.is_serving:
-            members, content = self._members, self.content
-            state = VersionState.LOADING if members.are_loading else VersionState.UNAVAILABLE
-            if self._own_problem is not None or content is None:
-                return [*rows, IndexEntry(self.name, "", state.value, problem)]
-            known = {version.number for version in self.versions if not version.is_unloaded}
-            lacking = sorted(content.wanted - known)
-            return [*rows, *(IndexEntry(self.name, str(number), state.value, problem) for number in lacking)]
-        return [
-            replace(row, reason="; ".join(filter(None, (row.reason, f"newer content failed to load: {problem}"))))
-            if row.state == VersionState.READY.value
-            else row
-            for row in rows
-        ]
+        members, content = self._members, self.content
+        state = VersionState.LOADING if members.are_loading else VersionState.UNAVAILABLE
+        if self._own_problem is not None or content is None:
+            return [*rows, IndexEntry(self.name, "", state.value, problem)]
+        known = {version.number for version in self.versions if not version.is_unloaded}
+        lacking = sorted(content.wanted - known)
+        return [*rows, *(IndexEntry(self.name, str(number), state.value, problem) for number in lacking)]
 
     def is_ready(self) -> bool:
         """Whether all that clients rely on is served. A failure of newer content or of a new model does not count."""
@@ -241,7 +234,7 @@ class ManagedModel:
         reasons = ""
         for version in self.versions:
             if version.number in content.wanted and not version.serves(content):
-                error = FilesChanged(is_followed=False) if version.setback is None else version.setback.error
+                error = FilesChanged(is_followed=False) if version.failure is None else version.failure.error
                 reasons += f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"
         if reasons:
             raise invalid_argument(f"load failed for model '{self.name}': {reasons}")
@@ -266,9 +259,9 @@ class ManagedModel:
             self._retire_unwanted(content)
             self._forget_versions()
         self.is_optional &= not self.is_serving
-        self._publish()
+        self.publish()
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Publish the model, and warn once if a new model is not served though the server stays ready."""
         self._table.publish(self.key)
         if not self.is_optional or self._has_warned or self.is_loading or not self.failure_text():

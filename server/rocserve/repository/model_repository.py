@@ -12,11 +12,11 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import IndexEntry, ServingTableHolder
+from rocserve.repository.context import RepositoryContext
+from rocserve.repository.ensemble_members import members_of, outermost
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
-from rocserve.repository.lifecycle import LifecycleContext
-from rocserve.repository.loads import LoadVersion
-from rocserve.repository.membership import members_of, outermost
+from rocserve.repository.load_order import LoadVersion
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -45,7 +45,7 @@ class ModelRepository:
         self._settings = settings
         self._log = log
         self._remotes = RemoteRepositories(settings, log.getChild("remote"))
-        self._context = context = LifecycleContext(settings, registry, load, residents, log)
+        self._context = context = RepositoryContext(settings, registry, load, residents, log)
         self._table = ModelTable(context, tables)
         self.events = self._table.events
         self._unready: set[ModelKey] = set()

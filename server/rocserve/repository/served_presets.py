@@ -15,7 +15,7 @@ from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import ServedVersion
 from rocserve.presets import PREPROCESS, ensemble_name
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import LifecycleContext
+from rocserve.repository.context import RepositoryContext
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.retries import Failure
 from rocserve.repository.table import ModelTable
@@ -33,7 +33,7 @@ class _PresetSet:
 class PresetModels:
     """Makes and removes them as the served models change. All calls are made on the loop's thread."""
 
-    def __init__(self, context: LifecycleContext, table: ModelTable) -> None:
+    def __init__(self, context: RepositoryContext, table: ModelTable) -> None:
         self._context = context
         self._table = table
         self._sets: dict[ModelKey, _PresetSet] = {}

@@ -15,8 +15,8 @@ from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_names import ModelKey, ModelNames
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import LifecycleContext
-from rocserve.repository.membership import innermost_first, members_of, reachable
+from rocserve.repository.context import RepositoryContext
+from rocserve.repository.ensemble_members import innermost_first, members_of, reachable
 from rocserve.repository.model import ManagedModel
 from rocserve.repository.retries import Failure
 
@@ -85,7 +85,7 @@ class ModelTable:
     """Gives the contents of folders to their models, and publishes what the models serve. Calls are made on the loop's
     thread unless stated otherwise."""
 
-    def __init__(self, context: LifecycleContext, holder: ServingTableHolder) -> None:
+    def __init__(self, context: RepositoryContext, holder: ServingTableHolder) -> None:
         settings = context.settings
         roots = settings.roots if settings.model_namespacing else ()
         self.names = ModelNames(dict.fromkeys(str(root.absolute()) for root in roots))

@@ -1,29 +1,23 @@
-"""The life of one version: loads it next to its predecessor, swaps it in, retires it, and retries failed loads."""
+"""One version of a model: which content requests get, which one is to take its place, and what the index says of it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
-import functools
-import logging
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
+from rocserve.repository.ensemble_members import FITS, MemberReview
 from rocserve.repository.interface_check import check_interface
-from rocserve.repository.loads import NOTHING_TO_REPORT, FilesChanged, LoadedVersion, LoadOrder, LoadProgress
-from rocserve.repository.membership import FITS, MemberReview
-from rocserve.repository.residency.lazy_version import LazyVersion
+from rocserve.repository.load_order import FilesChanged, LoadedVersion
 from rocserve.repository.retries import Failure
-from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.repository.version_life import FILES_CHANGED, Phase, VersionLife
 
 if TYPE_CHECKING:
+    from rocserve.repository.context import RepositoryContext
     from rocserve.repository.model import ManagedModel
 
 
@@ -38,27 +32,11 @@ class VersionState(enum.Enum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-class Phase(enum.Enum):
-    """What happens to a version apart from serving, and the state that Triton's clients see if it is not served."""
-
-    NONE = "nothing was ever served, and nothing is loaded", VersionState.UNKNOWN
-    LOADING = "a load runs, or waits for its slot", VersionState.LOADING
-    CHECKING = "a load tries the version before it is served", VersionState.CHECKING
-    DISCARDED = "its files changed during the load, so only a newer content can be loaded", VersionState.LOADING
-    UNLOADING = "what was served is being unloaded", VersionState.UNLOADING
-    FAILED = "the latest load has failed", VersionState.UNAVAILABLE
-    UNLOADED = "it was unloaded on purpose", VersionState.UNAVAILABLE
-
-    @property
-    def state(self) -> VersionState:
-        return self.value[1]
-
-
 UNLOADED = "unloaded"
 """Triton's reason for a version that was unloaded on purpose."""
+_NEWER_FAILED = "newer content failed to load"
 _SUSPICIOUS_DISCARDS = 3
 """Discarded loads in a row, by changes of one file, after which it is implausible that somebody still copies it."""
-_WAITS_FOR_SLOT = LoadProgress("waits until another model has been loaded")
 _STATUS_NAMES = {
     StatusCode.INVALID_ARGUMENT: "Invalid argument",
     StatusCode.NOT_FOUND: "Not found",
@@ -74,85 +52,74 @@ def status_name(error: ServeError) -> str:
     return _STATUS_NAMES.get(error.code, "Internal")
 
 
-@dataclass(slots=True, eq=False)
-class _Load:
-    """A load that is running or waits for its slot. The loaded version refers to it, so it holds no content."""
-
-    previous: Failure | None
-    """How the previous load of the same content failed."""
-    began_at: float
-    """time.monotonic() when the load got its slot, before that when it was queued."""
-    progress: LoadProgress = NOTHING_TO_REPORT
-    lazy: LazyVersion | None = None
-    """The version that makes the load, if it may be unloaded later."""
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def doing(self) -> LoadProgress:
-        return self.progress if self.lazy is None else self.lazy.progress
-
-
 class ManagedVersion:
-    """Loads, serves and retires one version. All calls are made on the loop's thread; properties are thread-safe."""
+    """Swaps the lives of one version. All calls are made on the loop's thread; properties are thread-safe."""
 
     def __init__(self, model: ManagedModel, number: int, *, is_added_later: bool) -> None:
         """`is_added_later`: it appeared while the model or server was ready, so the server stays ready if it fails."""
-        self.name = model.name
-        self.number = number
+        self.name: str = model.name
+        self.number: int = number
         self.is_added_later = is_added_later
-        self.served: LoadedVersion | None = None
         self.members: MemberReview = FITS
         """Whether the members of a served ensemble allow it to get requests."""
-        self.setback: Failure | None = None
-        """Why the latest load that ended did not succeed: it failed, or its files changed meanwhile (FilesChanged)."""
-        self._context = model.context
+        self.context: RepositoryContext = model.context
         self._on_end = model.reconcile
-        self._on_change = model.on_version_change
-        self._served_content: ModelContent | None = None
-        self._wanted_content: ModelContent | None = None
-        """The content of the latest load, until it is served, rejected or the load is stopped."""
-        self._load: _Load | None = None
+        self._problem_of_model = model.problem_text
+        self.on_change = model.on_version_change
+        self.publish = model.publish
+        self._current: VersionLife | None = None
+        """What the serving table offers."""
+        self._next: VersionLife | None = None
+        """The latest content, if it is not served: it is being loaded, or has failed, or its files have changed."""
+        self._leaving: dict[VersionLife, asyncio.Task[None] | None] = {}
+        """Lives with their ends, which begin when the serving table no longer offers them."""
+        self._problem: ServeError | None = None
+        """Why content that is newer than the served one cannot be used; None = it can, or that is unknown."""
         self._retry: asyncio.Task[None] | None = None
         self._reported_warnings: dict[str, set[str]] = {}
         """Key of the last content -> the warnings that its loads have logged."""
-        self._retired: dict[LoadedVersion, asyncio.Task[None] | None] = {}
-        """Versions with their unloads, which begin when the serving table no longer offers them."""
         self._was_served = False
 
+    # What is known
+
     @property
-    def phase(self) -> Phase:
-        if self._load is not None:
-            return Phase.CHECKING if self._load.doing.is_check else Phase.LOADING
-        setback = self.setback
-        is_discarded = setback is not None and isinstance(setback.error, FilesChanged)
-        if is_discarded and self._wanted_content is not None:
-            return Phase.DISCARDED
-        if self._retired:
-            return Phase.UNLOADING
-        if setback is not None and not is_discarded:
-            return Phase.FAILED
-        return Phase.UNLOADED if self._was_served else Phase.NONE
+    def served(self) -> LoadedVersion | None:
+        current = self._current
+        return None if current is None else current.offered
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the latest content is not served."""
+        newer = self._next
+        return None if newer is None else newer.failure
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load runs, or waits for its files to settle."""
-        return self._load is not None or self.phase is Phase.DISCARDED
+        """Whether a load of newer content runs, or waits for its files to settle."""
+        newer = self._next
+        return newer is not None and (newer.is_loading or newer.waits_for_files)
+
+    @property
+    def waits_for_files(self) -> bool:
+        newer = self._next
+        return newer is not None and newer.waits_for_files
 
     @property
     def has_failed(self) -> bool:
-        """Whether the latest load that ended has failed; also while its retry runs."""
-        setback = self.setback
-        return setback is not None and not isinstance(setback.error, FilesChanged)
+        """Whether the latest load of newer content that ended has failed; also while its retry runs."""
+        newer = self._next
+        return newer is not None and newer.has_failed
 
     @property
-    def task(self) -> asyncio.Task[None] | None:
-        return None if self._load is None else self._load.task
+    def task(self) -> asyncio.Task[ServeError | None] | None:
+        """The load of newer content."""
+        return None if self._next is None else self._next.task
 
     @property
     def is_cold(self) -> bool:
         """Whether the version is registered but not in memory; a request loads it."""
-        served = self.served
-        return isinstance(served, LazyVersion) and not served.is_loaded
+        current = self._current
+        return current is not None and current.is_cold
 
     @property
     def is_serving(self) -> bool:
@@ -161,223 +128,191 @@ class ManagedVersion:
     @property
     def is_forgettable(self) -> bool:
         """Whether the repository index has nothing to show of the version."""
-        return self.served is None and self.phase is Phase.NONE
+        return self.state is VersionState.UNKNOWN
 
     @property
     def is_unloaded(self) -> bool:
         """Whether the version was unloaded on purpose."""
-        return self.served is None and self.phase is Phase.UNLOADED
+        return self.state is VersionState.UNAVAILABLE and self._current is None and not self.has_failed
 
     @property
     def state(self) -> VersionState:
-        served = self.served
-        if served is None:
-            return self.phase.state
-        return VersionState.READY if served.available and self.members.problem is None else VersionState.UNAVAILABLE
+        current, newer = self._current, self._next
+        if current is not None:
+            is_ready = current.is_available and self.members.problem is None
+            return VersionState.READY if is_ready else VersionState.UNAVAILABLE
+        if newer is not None and (newer.is_loading or newer.waits_for_files):
+            return VersionState.CHECKING if newer.phase is Phase.CHECKING else VersionState.LOADING
+        if self._leaving:
+            return VersionState.UNLOADING
+        return VersionState.UNAVAILABLE if self.has_failed or self._was_served else VersionState.UNKNOWN
 
     @property
     def reason(self) -> str:
-        served, setback, load, phase = self.served, self.setback, self._load, self.phase
-        if served is not None:
-            newer = ""
-            if setback is not None and self.has_failed:
-                newer = f"newer content failed to load: {setback.text}"
-            elif load is not None or phase is Phase.DISCARDED:
-                doing = load.doing.text if load is not None else ""
-                newer = "newer content is being loaded" + (f": {doing}" if doing else "")
-            return "; ".join(filter(None, (self.members.text, served.status_reason, newer)))
-        if load is not None:
-            before = f"failed before: {setback.error.text}" if setback is not None else ""
-            took = time.monotonic() - load.began_at
+        """Say why the version is in its state, for the index. Nothing else says it."""
+        current, newer, failure = self._current, self._next, self.failure
+        if current is not None:
+            parts = [self.members.text, _of_served(current), "" if newer is None else _of_newer(newer)]
+            if self.state is VersionState.READY and (problem := self._problem_of_model()):
+                parts.append(f"{_NEWER_FAILED}: {problem}")
+        elif newer is not None and newer.is_loading:
+            took = time.monotonic() - newer.began_at
             # Only if the load reports no progress.
-            slowness = f"loading for {took:.0f} s" if took > self._context.load_slots.patience_seconds else ""
-            return "; ".join(filter(None, (load.doing.text or slowness, before)))
-        if phase in (Phase.UNLOADING, Phase.UNLOADED):
-            return UNLOADED if phase is Phase.UNLOADED else ""
-        return setback.text if setback is not None else ""
+            slowness = f"loading for {took:.0f} s" if took > self.context.load_slots.patience_seconds else ""
+            parts = [newer.doing or slowness, "" if failure is None else f"failed before: {failure.error.text}"]
+        elif self.state is VersionState.UNLOADING:
+            parts = []
+        else:
+            parts = [UNLOADED if self.is_unloaded else "" if failure is None else failure.text]
+        return "; ".join(filter(None, parts))
 
     def serves(self, content: ModelContent) -> bool:
         """Whether the served version was loaded from this content and has not ended because its files changed."""
-        served, is_retired = self._served_content, isinstance(self.served, LazyVersion) and self.served.is_retired
-        return served is not None and not is_retired and served.key(self.number) == content.key(self.number)
+        current = self._current
+        return current is not None and not current.is_stale and current.is_of(content)
 
     def entry(self) -> IndexEntry:
-        reason, setback = self.reason, self.setback
-        if setback is not None and self.has_failed and reason == setback.text:
-            reason = f"{status_name(setback.error)}: {reason}"
+        reason, failure = self.reason, self.failure
+        if failure is not None and self.has_failed and reason == failure.text:
+            reason = f"{status_name(failure.error)}: {reason}"
         return IndexEntry(self.name, str(self.number), self.state.value, reason, self.served)
+
+    # What is wanted
 
     def want(self, content: ModelContent) -> None:
         """Serve this content: load it unless it is served or being loaded, or has failed and its retry is not due."""
-        if self.serves(content):
+        current, newer = self._current, self._next
+        if current is not None and self.serves(content):
             self.reject(None)
-            self._served_content = content
+            current.content = content
             return
-        wanted, setback, phase = self._wanted_content, self.setback, self.phase
-        is_same = wanted is not None and wanted.key(self.number) == content.key(self.number)
-        if phase is Phase.DISCARDED:
-            if wanted is not None and wanted.scan is content.scan:
+        is_same = newer is not None and not newer.is_stale and newer.is_of(content)
+        failure = None if newer is None else newer.failure
+        if newer is not None and newer.waits_for_files:
+            if newer.content.scan is content.scan:
                 return
-        elif is_same and (self._load is not None or (setback is not None and not setback.is_due())):
+        elif newer is not None and is_same and (newer.is_loading or (failure is not None and not failure.is_due())):
             return
+        previous = failure if is_same and self.has_failed else None
         self.stop_loading()
-        residents = self._context.residents
-        can_load = content.definition.refusal is None and not content.scan.versions[self.number].refusal
+        self._drop_next()
+        life = VersionLife(self, content, failure)
         # A loaded version must go on serving if the new one fails, so the new one cannot wait for a request.
-        if can_load and (self.served is None or self.is_cold) and residents.registers(content):
-            self._swap(self._register(content), content)
+        if (current is None or current.is_cold) and self.context.residents.registers(content, self.number):
+            life.failure = None
+            life.register()
+            self._swap(life)
             return
-        self._wanted_content = content
-        self._load = load = _Load(setback if is_same and self.has_failed else None, time.monotonic())
-        load.task = self._context.background.start(self._run(load, content), f"load of {self.name} {self.number}")
+        self._next = life
+        life.begin_load(previous)
 
     def reject(self, problem: ServeError | None) -> None:
         """Note that the current content cannot be used; the served version stays. `problem`: None = it is served, or
         not wanted."""
         self.stop_loading()
-        self.setback = self._wanted_content = None
-        self._note_newer_problem(problem)
+        self._drop_next()
+        self._note_problem(problem)
 
-    def _note_newer_problem(self, problem: ServeError | None) -> None:
-        if isinstance(self.served, LazyVersion):
-            self._context.residents.note_newer_problem(self.served, problem)
+    def forget_failure(self) -> None:
+        """Let the next call of `want` load again, though a load has just failed."""
+        if self._next is not None and self.has_failed:
+            self._next.failure = None
 
     def stop_loading(self) -> None:
-        """Cancel the running load and the retry."""
-        if self.is_loading:
-            self._wanted_content = None
-        for task in (self._retry, self.task):
-            if task is not None:
-                task.cancel()
-        self._retry = self._load = None
+        """Cancel the load of newer content, and its retry. It no longer waits for its files either."""
+        retry, self._retry = self._retry, None
+        if retry is not None:
+            retry.cancel()
+        if self._next is not None and self.is_loading:
+            self._next.stop_load()
+            self._next.is_stale = True
 
     def retire(self) -> None:
         """Stop serving; `unload_retired` unloads the version."""
         self.stop_loading()
-        self.setback = self._wanted_content = None
+        self._drop_next()
         self.members = FITS
-        self._retire_served()
+        self._retire_current()
 
     def unload_retired(self) -> None:
-        """Unload the versions that the serving table no longer offers."""
-        for version, task in self._retired.items():
+        """Unload what the serving table no longer offers."""
+        if self._current is not None:
+            self._current.hand_over()
+        for life, task in self._leaving.items():
             if task is None:
-                work = self._unload(version)
-                self._retired[version] = self._context.background.start(work, f"unload of {self.name} {self.number}")
+                work = self._end(life)
+                self._leaving[life] = self.context.background.start(work, f"unload of {self.name} {self.number}")
 
-    async def _unload(self, version: LoadedVersion) -> None:
-        log, level = self._context.log, self._context.load_level
+    async def _end(self, life: VersionLife) -> None:
+        log, level = self.context.log, self.context.load_level
         log.log(level, "unloading: %s:%d", self.name, self.number)
         try:
-            await version.unload()
+            await life.end()
         finally:
-            del self._retired[version]
+            del self._leaving[life]
         log.log(level, "successfully unloaded '%s' version %d", self.name, self.number)
 
-    async def _run(self, load: _Load, content: ModelContent) -> None:
-        log = self._context.log
-        # A retry ends in a line, whatever its result.
-        level = logging.DEBUG if load.previous is not None else self._context.load_level
-        log.log(level, "loading: %s:%d", self.name, self.number)
-        loaded: LoadedVersion | None = None
-        problem = internal("")
-        try:
-            loaded = await self._load_in_slot(load, content)
-        except ServeError as error:
-            # The traceback would keep all objects of the load alive, this frame among them.
-            problem = error.with_traceback(None)
-        except Exception as error:
-            if load.previous is None:
-                log.exception("load of %s:%d failed unexpectedly", self.name, self.number)
-            problem = internal(f"{type(error).__name__}: {error}")
-        if self._load is not load:
-            # The load was cancelled, but the loader ignored it.
-            if loaded is not None:
-                self._discard(loaded)
-            return
-        self._load = None
-        if loaded is not None:
-            self._swap(loaded, content)
-        elif isinstance(problem, FilesChanged):
-            self._note_discard(problem)
-        else:
-            self._note_failure(problem, load, content)
-        self._on_end()
+    # Loads
 
-    async def _load_in_slot(self, load: _Load, content: ModelContent) -> LoadedVersion:
-        if refusal := content.scan.versions[self.number].refusal:
-            raise invalid_argument(refusal)
-        if content.definition.refusal is not None:
-            raise content.definition.refusal
-        backend, slots, residents = content.definition.backend, self._context.load_slots, self._context.residents
-        # An ensemble starts no workers, so it needs no slot.
-        slot: AbstractAsyncContextManager[None] = contextlib.nullcontext()
-        if backend is not None:
-            compiles = any(engine.needs_migraphx for engine in backend.engines)
-            slot = slots.acquire(compiles, load.previous is not None)
-            load.progress = _WAITS_FOR_SLOT if slots.is_full else NOTHING_TO_REPORT
-        loaded: LoadedVersion | None = None
-        try:
-            async with slot:
-                load.progress = NOTHING_TO_REPORT
-                load.began_at = time.monotonic()
-                if residents.manages(content):
-                    loaded = lazy = load.lazy = self._register(content)
-                    lazy.is_first_load = True
-                    await residents.ensure_loaded(lazy)
-                    lazy.is_first_load = False
-                else:
-                    loaded = await self._load_checked(content, functools.partial(setattr, load, "progress"))
-            if self.served is not None and self._served_content is not None:
-                check_interface(self.number, self.served.config, self._served_content, loaded.config, content)
-        except BaseException:
-            if loaded is not None:
-                self._discard(loaded)
-            raise
-        if isinstance(loaded, EnsembleVersion):
-            loaded.on_request = residents.load_members
-        return loaded
-
-    async def _load_checked(self, content: ModelContent, on_progress: Callable[[LoadProgress], None]) -> LoadedVersion:
-        """Load the version from files that stay unchanged meanwhile. Raises: FilesChanged, which replaces the loader's
-        error because it may have read a mix of old and new files; ServeError."""
-        folder, key = content.scan.version_folder(self.number), content.key(self.number)
+    def reported_warnings(self, content: ModelContent) -> set[str]:
+        """Return the warnings that loads of this content have logged, which it adds to."""
+        key = content.key(self.number)
         reported = self._reported_warnings.get(key, set())
         self._reported_warnings = {key: reported}
-        order = LoadOrder(content.definition, self.number, folder, self._on_change, on_progress, reported)
-        try:
-            loaded = await self._context.load(order)
-        except ServeError:
-            await self._context.check_unchanged(content.scan, self.number)
-            raise
-        try:
-            await self._context.check_unchanged(content.scan, self.number)
-        except BaseException:
-            self._discard(loaded)
-            raise
-        return loaded
+        return reported
 
-    def _register(self, content: ModelContent) -> LazyVersion:
-        load = functools.partial(self._load_checked, content)
-        return self._context.residents.register(content, self.number, load, self._on_change)
+    def check(self, life: VersionLife, loaded: LoadedVersion) -> None:
+        """Raises ServeError if what is loaded must not take the place of what is served."""
+        current = self._current
+        if current is not None and current is not life and current.offered is not None:
+            config = current.offered.config
+            check_interface(self.number, config, current.content, loaded.config, life.content)
 
-    def _discard(self, loaded: LoadedVersion) -> None:
-        self._context.background.start(loaded.unload(), f"unload of {self.name} {self.number}, which was not wanted")
+    def load_ended(self, life: VersionLife, problem: ServeError | None) -> None:
+        """`problem`: why the load has failed; None = it has not."""
+        if life is self._current:
+            self._request_load_ended(life, problem)
+            return
+        if problem is None:
+            self._next = None
+            self._swap(life)
+        elif isinstance(problem, FilesChanged):
+            self._note_discard(life, problem)
+        else:
+            self._note_failure(life, problem)
+        self._on_end()
 
-    def _swap(self, loaded: LoadedVersion, content: ModelContent) -> None:
-        self._retire_served()
-        self.served, self._served_content, self._was_served = loaded, content, True
-        self.setback = self._wanted_content = None
-        if not self.is_cold:
-            level = self._context.load_level
-            self._context.log.log(level, "successfully loaded '%s' version %d", self.name, self.number)
+    def _request_load_ended(self, life: VersionLife, problem: ServeError | None) -> None:
+        """If the files have changed, the requests wait for the settled new content unless it is known to be unusable.
+        Under explicit control the model must be loaded by name."""
+        if problem is None:
+            self.publish()
+            return
+        if isinstance(problem, FilesChanged):
+            life.is_stale = True
+            reason = self._problem if problem.is_followed else unavailable(FILES_CHANGED)
+            life.failure = None if reason is None else Failure(reason)
+        else:
+            took = time.monotonic() - life.began_at
+            life.failure = self.context.residents.retry.next_failure(problem, life.failure, took)
+            text = life.failure.text
+            self.context.log.error("failed to load '%s' version %d: %s", self.name, self.number, text)
+        life.refuse_waiting()
 
-    def _note_discard(self, error: FilesChanged) -> None:
-        log, before = self._context.log, self.setback
+    def _note_problem(self, problem: ServeError | None) -> None:
+        """Note why newer content cannot be used; None = it can. Requests do not wait for unusable content."""
+        self._problem = problem
+        current = self._current
+        if current is not None and current.is_stale and problem is not None:
+            current.failure = Failure(problem)
+            current.refuse_waiting()
+
+    def _note_discard(self, life: VersionLife, error: FilesChanged) -> None:
+        log, before = self.context.log, life.failure
         log.info("load of %s:%d thrown away: %s", self.name, self.number, error.text)
         is_again = before is not None and isinstance(before.error, FilesChanged) and before.error.file == error.file
-        self.setback = Failure(error, before.attempts + 1 if before is not None and is_again else 1)
-        if self.setback.attempts == _SUSPICIOUS_DISCARDS:
+        life.failure = Failure(error, before.attempts + 1 if before is not None and is_again else 1)
+        if life.failure.attempts == _SUSPICIOUS_DISCARDS:
             log.warning(
                 "'%s' of model '%s' has changed during each of %d loads, and files that change are never served; if the"
                 " model itself writes there, let it write elsewhere, into the temporary folder for example",
@@ -386,17 +321,49 @@ class ManagedVersion:
                 _SUSPICIOUS_DISCARDS,
             )
 
-    def _note_failure(self, problem: ServeError, load: _Load, content: ModelContent) -> None:
+    def _note_failure(self, life: VersionLife, problem: ServeError) -> None:
         """Note a failed load and plan its retry."""
-        error = content.scan.advised(problem)
-        took = time.monotonic() - load.began_at
-        self.setback = self._context.retry.next_failure(error, load.previous, took)
-        self._note_newer_problem(error)
+        error = life.content.scan.advised(problem)
+        failure = self.context.retry.next_failure(error, life.previous, time.monotonic() - life.began_at)
+        life.failure = failure
+        self._note_problem(error)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""
-        self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, self.setback.text, kept)
-        self._retry = self._context.retries.schedule(self.setback, self._on_end)
+        self.context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, failure.text, kept)
+        self._retry = self.context.retries.schedule(failure, self._on_end)
 
-    def _retire_served(self) -> None:
-        if self.served is not None:
-            self._retired[self.served] = None
-        self.served = self._served_content = None
+    def _swap(self, life: VersionLife) -> None:
+        self._retire_current()
+        self._current, self._was_served, self._problem = life, True, None
+        if not life.is_cold:
+            level = self.context.load_level
+            self.context.log.log(level, "successfully loaded '%s' version %d", self.name, self.number)
+
+    def _retire_current(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            current.retire()
+            self._leaving[current] = None
+
+    def _drop_next(self) -> None:
+        newer, self._next = self._next, None
+        if newer is not None:
+            newer.retire()
+
+
+def _of_served(life: VersionLife) -> str:
+    offered = life.offered
+    if offered is None or not offered.is_cold:
+        return "" if offered is None else offered.status_reason
+    if life.failure is not None:
+        return life.failure.text
+    if life.is_loading:
+        return life.doing or "is being loaded"
+    return "not loaded: its first request loads it"
+
+
+def _of_newer(life: VersionLife) -> str:
+    if life.failure is not None and life.has_failed:
+        return f"{_NEWER_FAILED}: {life.failure.text}"
+    if life.is_loading or life.waits_for_files:
+        return "newer content is being loaded" + (f": {life.doing}" if life.doing else "")
+    return ""

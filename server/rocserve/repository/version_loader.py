@@ -7,12 +7,9 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
 
-from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.backends.base import Machine
 from rocserve.backends.parameters import LOAD_CHECK, load_check_mode
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
@@ -20,11 +17,9 @@ from rocserve.config.model_folder import read_initial_states
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
-from rocserve.core.exchange import Exchange
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.load_check import (
     KINDS,
-    NOT_CHECKED,
     RECORDED_FILE,
     ROWS,
     CheckFailure,
@@ -34,17 +29,14 @@ from rocserve.core.load_check import (
 )
 from rocserve.core.model_config import with_sequence_tensors
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import InferRequest, Signature
-from rocserve.core.serving import ReadinessCheck
+from rocserve.core.requests import Signature
 from rocserve.core.statistics import ModelStatistics
-from rocserve.plane.loop import PlaneLoop
-from rocserve.presets import TEXT_FACTS
-from rocserve.protocol import model_config_pb2 as messages
+from rocserve.repository.connected_workers import ConnectedWorkers
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, load_on_engine
 from rocserve.repository.ensemble_trials import EnsembleTrials
-from rocserve.repository.loads import LoadedVersion, LoadOrder, LoadProgress
-from rocserve.repository.version_workers import VersionWorkers, config_text, drained
-from rocserve.scheduling.ensemble.version import EnsembleVersion
+from rocserve.repository.load_order import LoadedVersion, LoadOrder, LoadProgress
+from rocserve.repository.loaded_versions import ItemEnsemble, ItemModelVersion, LoadedEnsemble, LoadedModelVersion
+from rocserve.repository.worker_options import config_text
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
@@ -52,7 +44,6 @@ from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
 from rocserve.scheduling.sequence.router import SequenceRouters
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
-from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import NO_TIME_LIMITS, EngineSettings, TimeLimits
 from rocserve.workers.instance import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
@@ -118,10 +109,10 @@ class WorkerVersionLoader:
         assert definition.backend is not None, "an ensemble has no workers"
         if definition.backend.choose_engine is not None and not plan.replaces:
             self.log.debug("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
-        workers = VersionWorkers(order, plan, self)
+        workers = ConnectedWorkers(order, plan, self)
         try:
             try:
-                signature = await workers.group.load()
+                signature = await workers.load()
             except ServeError as error:
                 raise self._failed(order, error) from None
             complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
@@ -140,10 +131,10 @@ class WorkerVersionLoader:
                 read_initial_states(complete.config, complete.files),
                 signature.padding,
             )
-            self._check_rows(order, complete, signature, workers.group.load_check)
+            self._check_rows(order, complete, signature, workers.load_check)
             recorded = await self._recorded_answers(order)
             try:
-                await workers.group.warm_up(
+                await workers.warm_up(
                     with_sequence_tensors(complete.config), config_text(complete), str(recorded or "")
                 )
             except ServeError as error:
@@ -151,11 +142,11 @@ class WorkerVersionLoader:
         except BaseException:
             await asyncio.shield(workers.stop(0.0))
             raise
-        report = workers.group.load_check
+        report = workers.load_check
         if signature.dependent_rows and not complete.config.max_batch_size:
             # What the engine took for the written size was a dialect's default, which has been taken back.
             report = replace(report, warning="", failures=tuple(kind for kind in report.failures if kind != ROWS))
-        workers.checked(report)
+        workers.checked = report
         self._tell_of_check(order, report)
         scheduler = new_scheduler(parts)
         workers.connect(scheduler)
@@ -169,7 +160,7 @@ class WorkerVersionLoader:
             statistics,
             scheduler,
             answers,
-            workers.group.inputs,
+            workers.inputs,
             workers=workers,
             load_seconds=time.monotonic() - started,
         )
@@ -244,104 +235,6 @@ class WorkerVersionLoader:
         if text not in order.reported_warnings:
             order.reported_warnings.add(text)
             self.log.getChild("config").log(level, "%s", text)
-
-
-@dataclass(eq=False, kw_only=True)
-class LoadedModelVersion(ScheduledVersion):
-    workers: VersionWorkers
-    load_seconds: float
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        return self.workers.properties
-
-    @property
-    def load_check(self) -> LoadCheckReport:
-        return self.workers.load_check
-
-    @property
-    def worker_pids(self) -> Mapping[int, int]:
-        return self.workers.group.models_of_workers
-
-    @property
-    def worker_restarts(self) -> int:
-        return self.workers.group.restarts
-
-    @property
-    def own_check(self) -> ReadinessCheck | None:
-        return self.workers.group.own_check
-
-    @property
-    def available(self) -> bool:
-        return self.workers.available
-
-    @property
-    def status_reason(self) -> str:
-        return self.workers.reason
-
-    def follow_members(self, is_decoupled: bool) -> None:
-        """Does nothing: a model has no members."""
-
-    async def unload(self) -> None:
-        await self.workers.drain_and_stop()
-        if self._answers is not None:
-            self.workers.plane.call_soon(self._answers.close)
-
-
-@dataclass(eq=False, kw_only=True)
-class LoadedEnsemble(EnsembleVersion):
-    """A stateless ensemble: the repository checks its members."""
-
-    plane: PlaneLoop
-    available: ClassVar[bool] = True
-    status_reason: ClassVar[str] = ""
-    load_check: LoadCheckReport = NOT_CHECKED
-    pending_requests: ClassVar[int] = 0
-    load_seconds: ClassVar[float] = 0.0
-    worker_pids: ClassVar[Mapping[int, int]] = {}
-    worker_restarts: ClassVar[int] = 0
-    own_check: ClassVar[None] = None
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        told = {name: text for name in TEXT_FACTS if (text := self.config.parameters.get(name))}
-        return {**told, **({"load_check": self.load_check.text} if self.load_check.parts else {})}
-
-    def follow_members(self, is_decoupled: bool) -> None:
-        if is_decoupled == self.config.decoupled:
-            return
-        message = messages.ModelConfig.FromString(self.config_message)
-        message.model_transaction_policy.decoupled = is_decoupled
-        self.config_message = message.SerializeToString(deterministic=True)
-        self.config = replace(self.config, decoupled=is_decoupled)
-
-    async def unload(self) -> None:
-        # No time limit: an ensemble has no workers, and its members limit their requests' times.
-        await drained(self.plane, self.close, 0.0)
-        if self.answers is not None:
-            self.plane.call_soon(self.answers.close)
-
-
-class ItemModelVersion(LoadedModelVersion):
-    """A version in AMD Inference Server's dialect that also accepts its clients' single items."""
-
-    @functools.cached_property
-    def _items(self) -> SingleItems:
-        return SingleItems(self.config)
-
-    def infer(self, request: InferRequest, exchange: Exchange) -> None:
-        super().infer(self._items.take(request, exchange), exchange)
-
-
-class ItemEnsemble(LoadedEnsemble):
-    """A chain in AMD Inference Server's dialect that also accepts its clients' single items."""
-
-    @functools.cached_property
-    def _items(self) -> SingleItems:
-        return SingleItems(self.config)
-
-    def infer(self, request: InferRequest, exchange: Exchange) -> None:
-        super().infer(self._items.take(request, exchange), exchange)
 
 
 def new_scheduler(parts: SchedulerParts) -> Scheduler:

@@ -136,6 +136,11 @@ class Scheduler(ABC):
         """How many requests have not begun to run, as far as the server can know. From any thread."""
         return self._queue.count + sum(1 for _ in self._pool.waiting())
 
+    @property
+    def in_flight(self) -> int:
+        """How many requests have not begun to run, and batches have not ended. From any thread."""
+        return self._queue.count + len(self._refused) + self._drain.running
+
     def follow(self, request: InferRequest, exchange: Exchange) -> None:
         """Let the rate limiter follow a call by another model."""
         self._pool.follow(request, exchange)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError
@@ -33,6 +34,8 @@ class ScheduledVersion:
 
     def __post_init__(self) -> None:
         self.name = self.config.name
+        self.on_request: Callable[[], None] | None = None
+        """Called with each request, if the version may be unloaded."""
         self._validate = self._scheduler.validator.validate
         batching = self.config.dynamic_batching
         in_order = self._answers is not None and batching is not None and batching.preserve_ordering
@@ -48,6 +51,8 @@ class ScheduledVersion:
         return self._scheduler.validator.sees_requests
 
     def infer(self, request: InferRequest, exchange: Exchange) -> None:
+        if self.on_request is not None:
+            self.on_request()
         try:
             self._validate(request)
         except ServeError as error:

@@ -24,7 +24,6 @@ from rocserve.core.trace import REQUEST_END, Trace
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
@@ -103,7 +102,7 @@ class InferenceService:
             version = self._dispatcher.tables.table.find(head.model_name, head.model_version)
         except ServeError:
             return None
-        return version.inputs if isinstance(version, ScheduledVersion | LazyVersion) else None
+        return version.inputs if isinstance(version, ScheduledVersion) else None
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         self._observer.note_refusal(error, find_id)

@@ -28,7 +28,7 @@ from rocserve.core.requests import Signature
 from rocserve.presets import PREPROCESS
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, load_on_engine
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text

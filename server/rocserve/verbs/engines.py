@@ -14,7 +14,7 @@ from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceGroup
 from rocserve.repository.engine_plan import EnginePlan, plan_engine, plan_workers
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.machine import ThisMachine
 from rocserve.verbs.model_choice import ToolModel
 from rocserve.verbs.workers import LoadedWorkers

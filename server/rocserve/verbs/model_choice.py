@@ -20,7 +20,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.printable import printable_name
 from rocserve.protocol import model_config_pb2 as messages
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.repository.scanner import UNPRINTABLE, has_config, is_model
 from rocserve.settings import EngineSettings, RepositorySettings, engine_settings

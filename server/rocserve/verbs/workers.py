@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Self
 
 from rocserve.backends.request_model import ModelCall
@@ -16,14 +17,14 @@ from rocserve.core.tensors import Tensor, heads_of, tensor_from_numpy
 from rocserve.load_check.tensors import Array, Feed
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import EnginePlan
-from rocserve.repository.loads import LoadOrder
-from rocserve.repository.version_workers import worker_group
+from rocserve.repository.load_order import LoadOrder
+from rocserve.repository.worker_options import plan_version_workers
 from rocserve.settings import EngineSettings
-from rocserve.workers.group import WorkerGroup, WorkerGroupEvents
 from rocserve.workers.instance import Instance, InstanceMail
 from rocserve.workers.instance_requests import OpenCall
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.results import BatchOutcome
+from rocserve.workers.version_workers import VersionWorkers
 
 Report = Callable[[str], None]
 """Takes one line of progress; "" = nothing to report."""
@@ -57,26 +58,26 @@ class ToolWorkers:
 
     async def __aexit__(self, *_: object) -> None:
         for loaded in self._loaded:
-            await loaded.group.stop(self._grace_seconds)
+            await loaded.stop(self._grace_seconds)
         await self._launcher.close()
         self._plane.stop()
 
     async def load(self, order: LoadOrder, plan: EnginePlan) -> LoadedWorkers:
         """Start a version's workers, and load the model in them. Raises ServeError."""
-        events = LoadedWorkers(self._report)
-        events.group = worker_group(
-            order,
-            plan,
+        backend = order.definition.backend
+        assert backend is not None, "an ensemble has no workers"
+        workers = LoadedWorkers(
+            plan_version_workers(order, plan, self._settings, self._launcher.settings),
             launcher=self._launcher,
             mail=self._mail,
-            engines=self._settings,
-            events=events,
-            start_call=_refuse_call,
+            start_call=_refuse_call if backend.answers_requests else None,
             log=self._log,
+            reported=order.reported_warnings,
         )
-        self._loaded.append(events)
-        events.signature = await events.group.load()
-        return events
+        workers.report = self._report
+        self._loaded.append(workers)
+        workers.signature = await workers.load()
+        return workers
 
     async def open(self, order: LoadOrder, plan: EnginePlan, title: str) -> LoadedWorkers:
         """Load the model in workers, and warm it up. `title`: prefix of error texts. Raises ServeError."""
@@ -87,7 +88,7 @@ class ToolWorkers:
         )  # fmt: skip
         with titled(title):
             loaded = await self.load(order, plan)
-            await loaded.group.warm_up(config)
+            await loaded.warm_up(config)
         loaded.title = title
         return loaded
 
@@ -106,19 +107,17 @@ def _refuse_call(call: ModelCall, opened: OpenCall) -> None:
     opened.send(unavailable(text))
 
 
-@dataclass(eq=False)
-class LoadedWorkers(WorkerGroupEvents):
+class LoadedWorkers(VersionWorkers):
     """A version's workers, which have loaded the model."""
 
-    _report: Report
-    group: WorkerGroup = field(init=False)
-    signature: Signature = field(init=False)
-    properties: Mapping[str, str] = field(default_factory=dict, init=False)
+    signature: Signature
+    report: Report
+    properties: Mapping[str, str] = MappingProxyType({})
     """See backends.base.model_properties."""
-    title: str = field(default="", init=False)
+    title = ""
 
     def progress(self, text: str, is_check: bool) -> None:
-        self._report(text)
+        self.report(text)
 
     def described(self, properties: Mapping[str, str]) -> None:
         self.properties = properties
@@ -126,11 +125,11 @@ class LoadedWorkers(WorkerGroupEvents):
     async def answer(self, inputs: Feed) -> Mapping[str, Array]:
         """Run the model once, and return its outputs. Raises ServeError if the run fails."""
         with titled(self.title):
-            return await self.run_on(self.instances()[0], inputs, [spec.name for spec in self.signature.outputs])
+            return await self.run_on(self.open_instances()[0], inputs, [spec.name for spec in self.signature.outputs])
 
-    def instances(self) -> Sequence[Instance]:
+    def open_instances(self) -> Sequence[Instance]:
         """Raises ServeError (UNAVAILABLE) if the worker has ended."""
-        if not (instances := self.group.instances):
+        if not (instances := self.instances):
             raise unavailable("its worker has ended")
         return instances
 
@@ -152,7 +151,7 @@ class LoadedWorkers(WorkerGroupEvents):
             except ServeError as error:
                 loop.call_soon_threadsafe(_set, result, {}, error)
 
-        self.group.mail.plane.call_soon(execute)
+        self.mail.plane.call_soon(execute)
         return await result
 
     def _member(self, inputs: Feed, outputs: Sequence[str]) -> Member:

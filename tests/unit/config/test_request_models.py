@@ -25,7 +25,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.ragged import RaggedBatching
 from rocserve.core.requests import Signature, TensorSpec
-from rocserve.repository.version_workers import config_json
+from rocserve.repository.worker_options import config_json
 
 REGISTRY = BackendRegistry(
     [

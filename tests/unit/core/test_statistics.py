@@ -45,6 +45,15 @@ def test_each_request_of_a_batch_is_charged_the_whole_batch():
     assert counted.last_inference_ms > 0
 
 
+def test_counters_that_continue_keep_their_distributions():
+    before, loaded = ModelStatistics(), ModelStatistics(LatencyOptions(summaries=True).distributions(ModelConfig("m")))
+    before.record_refusal(unavailable("not loaded"), 0, 5)
+    kept = loaded._latencies
+    loaded.continue_from(before)
+    assert loaded._latencies is kept is not None
+    assert loaded.snapshot().fail.count == 1
+
+
 def test_requests_that_ran_one_by_one_are_an_execution_each_and_sizes_are_apart():
     statistics = ModelStatistics()
     statistics.record_batch(Execution(100, 110, 150, 160, [40, 80], 200, rows=3, is_grouped=True))

@@ -27,10 +27,11 @@ from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.loads import LoadOrder, LoadProgress
+from rocserve.repository.load_order import LoadOrder, LoadProgress
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.scanner import RepositoryScanner
+from rocserve.scheduling.queue import QueueLimits
 from rocserve.settings import ControlMode, RepositorySettings, ResidencySettings
 
 SETTLE_SECONDS = 0.2
@@ -69,7 +70,7 @@ def make_scanner(*roots: Path, **settings: Any) -> RepositoryScanner:
 
 
 class FakeVersion:
-    """Implements loads.LoadedVersion."""
+    """Implements load_order.LoadedVersion."""
 
     def __init__(self, definition: ModelDefinition, version: int, data: bytes, on_change: Callable[[], None]) -> None:
         self.name = definition.name
@@ -84,12 +85,25 @@ class FakeVersion:
         self.available = True
         self.status_reason = ""
         self.on_change = on_change
+        self.is_cold = False
+        self.has_statistics = True
+        self.on_request: Callable[[], None] | None = None
+        self.in_flight = 0
         self.is_unloaded = False
         self.may_unload = asyncio.Event()
         self.may_unload.set()
 
     def infer(self, request: Any, responder: Any) -> None:
         raise NotImplementedError
+
+    def watch_use(self, on_request: Callable[[], None]) -> None:
+        self.on_request = on_request
+
+    def want(self) -> None:
+        """It is loaded."""
+
+    async def ensure_loaded(self) -> None:
+        """It is loaded."""
 
     def follow_members(self, is_decoupled: bool) -> None:
         """Members change nothing here."""
@@ -273,7 +287,7 @@ async def make(root: Path, loader: FakeLoader) -> AsyncIterator[Callable[..., Se
             plane,
             dispatcher,
             pinned=changes.get("load_models", ()),
-            most_waiting=3,
+            limits=QueueLimits(max_requests=3),
             concurrent_loads=2,
             log=log,
         )

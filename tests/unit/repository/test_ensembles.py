@@ -39,8 +39,8 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
+from rocserve.repository.ensemble_members import innermost_first
 from rocserve.repository.ensemble_trials import EnsembleTrials
-from rocserve.repository.membership import innermost_first
 from rocserve.repository.model import ManagedModel
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.settings import ControlMode

@@ -10,7 +10,7 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import unavailable
 from rocserve.core.serving import IndexEntry
-from rocserve.repository.lifecycle import BackgroundTasks
+from rocserve.repository.background_tasks import BackgroundTasks
 from rocserve.repository.table import RepositoryEvents
 
 

@@ -21,7 +21,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.repository import scanner as scanner_file
 from rocserve.repository import served_presets, table
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import ControlMode
 

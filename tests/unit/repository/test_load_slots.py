@@ -11,7 +11,7 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.backoff import Backoff
 from rocserve.core.errors import internal, invalid_argument, unavailable, unimplemented, unreadable
-from rocserve.repository.loads import LoadSlots
+from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.retries import Failure, Retries, RetryPolicy
 
 

@@ -19,7 +19,7 @@ from watchdog.observers import inotify_c
 
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository import watch
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 
 from .conftest import FakeLoader, FakeVersion, Folders, Served, Start
 

@@ -11,7 +11,7 @@ import pytest
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, internal
-from rocserve.repository.loads import OVERDUE_PER_SLOT, LoadSlots
+from rocserve.repository.load_slots import OVERDUE_PER_SLOT, LoadSlots
 from rocserve.settings import ControlMode, ResidencySettings
 
 from .conftest import FakeLoader, Folders, Served, Start

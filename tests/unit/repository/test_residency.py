@@ -21,12 +21,12 @@ from support.waiting import PATIENCE_SECONDS
 from rocserve.backends.host import Host
 from rocserve.core.backoff import Backoff
 from rocserve.core.errors import ServeError, StatusCode, unavailable
-from rocserve.core.exchange import Exchange
+from rocserve.core.exchange import EndHook, Exchange, HookOrder
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.sequences import SequenceTag, sequence_id
 from rocserve.repository import hot_reload
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.residency import resident_models
 from rocserve.repository.retries import RetryPolicy
 from rocserve.repository.scanner import RepositoryScanner
@@ -98,9 +98,13 @@ def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
         answer = exchange.client
         assert isinstance(answer, Answer)
         answer.version = version
+        if version.on_request is not None:
+            version.on_request()
         if answer.responder:
             exchange.send(None)
         else:
+            version.in_flight += 1
+            exchange.add(EndHook(HookOrder.CALL, functools.partial(setattr, version, "in_flight", 0)))
             answer.responder = exchange
 
     monkeypatch.setattr(FakeVersion, "infer", infer)
@@ -302,7 +306,7 @@ async def test_a_failed_load_is_told_to_all_and_not_repeated_by_each_request(
 ) -> None:
     models(folders, "a")
     host: Rig = await rig()
-    host.served.residents._retry = RetryPolicy(Backoff(3600.0, 3600.0))
+    host.served.residents.retry = RetryPolicy(Backoff(3600.0, 3600.0))
     loader.failing["a"] = unavailable("out of order")
     answers = [host.ask("a") for _ in range(3)]
     await host.answered(*answers)
@@ -317,7 +321,8 @@ async def test_a_failed_load_is_told_to_all_and_not_repeated_by_each_request(
     assert host.served.repository.is_ready(), "one of thousands"
     del loader.failing["a"]
     version = host.served.table.table.find("a", "")
-    version.failure = dataclasses.replace(version.failure, retry_at=0.0)  # type: ignore[attr-defined]
+    life = version._life  # type: ignore[attr-defined]
+    life.failure = dataclasses.replace(life.failure, retry_at=0.0)
     await host.loaded("a")
     assert host.served.rows("a") == {"1": ("READY", "")}
 

@@ -9,9 +9,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rocserve.repository.residency.room import MODELS, Room, Stage, Tenant
+from rocserve.repository.residency.room import MODELS, Room, Stage
+from rocserve.repository.residency.room import Tenant as RoomTenant
 
 HOUR = 3600.0
+
+
+class Tenant(RoomTenant):
+    """A tenant whose requests the tests count."""
+
+    in_flight = 0
 
 
 @dataclass

@@ -120,7 +120,7 @@ def test_a_run_that_fails_says_why_and_the_next_one_runs(tmp_path: Path) -> None
 
 def test_a_worker_that_crashes_is_reported(tmp_path: Path) -> None:
     async def use(opened: OpenCandidate) -> None:
-        (pid,) = opened.workers.loaded.group.models_of_workers
+        (pid,) = opened.workers.loaded.models_of_workers
         asyncio.get_running_loop().call_later(0.3, os.kill, pid, signal.SIGKILL)
         with pytest.raises(ServeError, match=r"^onnxruntime: .* ended unexpectedly \(killed by signal 9\)"):
             await opened.workers.run([seeded_inputs(opened.inputs[1])], 1, 600)

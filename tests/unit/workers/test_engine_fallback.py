@@ -22,7 +22,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import Fallback
-from rocserve.repository.loads import LoadOrder, LoadProgress
+from rocserve.repository.load_order import LoadOrder, LoadProgress
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
 

@@ -20,9 +20,9 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, WarmupInput, WarmupSample
 from rocserve.links.entries import LONGEST_TEXT
 from rocserve.settings import TimeLimits
-from rocserve.workers.group import RESTARTS
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.messages import WorkerPlan
+from rocserve.workers.version_workers import RESTARTS
 
 
 async def test_load_reports_the_signature(workshop: Workshop) -> None:

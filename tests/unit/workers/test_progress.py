@@ -17,14 +17,14 @@ from support.workers import Workshop, config_of, running
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
-from rocserve.workers.group import WorkerGroup
+from rocserve.workers.load_limit import LoadLimit
 from rocserve.workers.main import ControlSocket
 from rocserve.workers.messages import (
     LoadFailed,
     Progress,
     WorkerPlan,
 )
-from rocserve.workers.worker_supervisor import LoadLimit
+from rocserve.workers.version_workers import VersionWorkers
 
 ENGINE = "rocserve_reporting_engine"
 COMPILES = ["compiling batch size 1: parse, 0 s", "compiling batch size 1: compile, 1 s"]
@@ -34,7 +34,9 @@ def config(behaviour: str) -> ModelConfig:
     return config_of(behaviour, inputs=(), outputs=())
 
 
-def group_of(workshop: Workshop, behaviour: str, workers: int = 1, limits: TimeLimits = NO_TIME_LIMITS) -> WorkerGroup:
+def group_of(
+    workshop: Workshop, behaviour: str, workers: int = 1, limits: TimeLimits = NO_TIME_LIMITS
+) -> VersionWorkers:
     plans = [WorkerPlan(InstanceKind.CPU, None, 1)] * workers
     return workshop.group(config=config(behaviour), engine=ENGINE, plans=plans, limits=limits)
 
@@ -57,7 +59,7 @@ async def test_compiling_does_not_count_as_loading(workshop: Workshop) -> None:
     group = group_of(workshop, "compiles", limits=TimeLimits(load_timeout_seconds=PATIENCE_SECONDS))
     load = asyncio.create_task(group.load())
     await until(lambda: "compiling batch size 1: compile, 2 s" in workshop.events.lines)
-    timeout = group._supervisors[0]._load_limit._timeout
+    timeout = group._workers[0].limit._timeout
     assert timeout is not None and timeout.when() is None
     (workshop.folder / "compiled").touch()
     await load

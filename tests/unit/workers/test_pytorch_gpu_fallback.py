@@ -22,7 +22,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import Fallback
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
 

@@ -15,16 +15,16 @@ from support.workers import OwnChildren, Workshop, add_sub_inputs, config_of, pi
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.settings import TimeLimits
-from rocserve.workers.group import WorkerGroup
+from rocserve.workers.version_workers import VersionWorkers
 
 
-async def serving(workshop: Workshop, name: str, behaviour: str = "add_sub", **changes: object) -> WorkerGroup:
+async def serving(workshop: Workshop, name: str, behaviour: str = "add_sub", **changes: object) -> VersionWorkers:
     """A model of the group."""
     config = config_of(behaviour, name=name)
     return await workshop.serving(config=config, shared_worker="small", **changes)
 
 
-async def sums(group: WorkerGroup, value: int) -> None:
+async def sums(group: VersionWorkers, value: int) -> None:
     answer = await run_add_sub(group.instances[0], value=value)
     assert answer.error is None and answer.outputs[0]["SUM"][0, 0] == value + 3
 

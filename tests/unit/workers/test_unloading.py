@@ -13,17 +13,16 @@ from support.request_models import DECOUPLED, RequestModels
 from support.waiting import until
 
 from rocserve.plane.loop import PlaneLoop
+from rocserve.repository.connected_workers import ConnectedWorkers
 from rocserve.repository.version_loader import LoadedModelVersion
-from rocserve.repository.version_workers import VersionWorkers
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
-from rocserve.workers.group import WorkerGroup
 from rocserve.workers.instance import Instance
 
 pytestmark = pytest.mark.long
 
-PARTS = (LoadedModelVersion, VersionWorkers, ModelScheduler, SequenceScheduler, Instance, WorkerGroup)
+PARTS = (LoadedModelVersion, ConnectedWorkers, ModelScheduler, SequenceScheduler, Instance)
 CONFIGS = {
     "plain": "",
     "batches": "dynamic_batching { max_queue_delay_microseconds: 1000 }",
@@ -81,7 +80,7 @@ async def test_unloaded_versions_do_not_wait_for_the_garbage_collector(models: R
         sequence = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
         answers = await models.ask("m", parameters=sequence).done()
         assert answers.out == [[1.0]]
-        assert parts(left) >= {"Instance", "LoadedModelVersion", "WorkerGroup"}
+        assert parts(left) >= {"Instance", "LoadedModelVersion", "ConnectedWorkers"}
         await models.unload("m")
         await until(lambda: not parts(left))
     finally:

@@ -13,7 +13,7 @@ import numpy as np
 from rocserve.core.requests import Signature
 from rocserve.load_check.tensors import Array
 from rocserve.repository.engine_plan import EnginePlan
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 from rocserve.verbs.workers import LoadedWorkers, ToolWorkers, titled
 from rocserve.workers.instance import Instance
 from rocserve_tools.measuring import timed_engine
@@ -64,7 +64,7 @@ class TimedWorkers:
         """Run samples in turn, on all instances at the same time: on each, each sample equally often, and together
         `repeats` times and for `seconds` at least. Raises ServeError if a run fails."""
         with titled(self.loaded.title):
-            instances = self.loaded.instances()
+            instances = self.loaded.open_instances()
             found = await asyncio.gather(*(self._runs(one, samples, repeats, seconds) for one in instances))
         return Runs([latency for runs in found for latency in runs.latencies], found[0].outputs)
 

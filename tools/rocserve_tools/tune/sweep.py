@@ -97,7 +97,7 @@ class Sweep:
             loaded = await workers.load(*strict.placed.planned())
             if not loaded.signature.padding.dimensions:
                 raise invalid_argument("ONNX Runtime pads only on the CPU")
-            if doubts := loaded.signature.dependent_rows or loaded.group.load_check.warning:
+            if doubts := loaded.signature.dependent_rows or loaded.load_check.warning:
                 raise invalid_argument(doubts)
 
     async def _measure(self, count: int, model: ToolModel, sizes: str = "") -> None:

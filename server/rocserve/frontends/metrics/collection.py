@@ -25,7 +25,6 @@ from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder
 from rocserve.core.statistics import StatisticsTotals
 from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.model_repository import outcomes
-from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.settings import MetricsSettings
 
@@ -187,7 +186,7 @@ def server_families(
     readings: list[VersionReading] = []
     for model in tables.table.all_models:
         for version in model.versions.values():
-            if not isinstance(version, LazyVersion) or version.has_statistics:
+            if version.has_statistics:
                 namespace = {"namespace": model.namespace} if model.namespace else {}
                 tags = {f"_{_NO_LABEL.sub('_', name)}": text for name, text in version.config.metric_tags.items()}
                 labels = {"model": version.name, "version": str(version.version), **namespace, **tags}
@@ -454,7 +453,7 @@ def residency_families(residents: ResidentModels) -> Iterable[MetricFamily]:
     counts = residents.counts
 
     yield _single("rocserve_models_registered", "gauge", "Model versions that come and go", residents.registered)
-    yield _single("rocserve_models_resident", "gauge", "Of those, how many are loaded", residents.resident())
+    yield _single("rocserve_models_resident", "gauge", "Of those, how many are loaded", residents.resident_count())
     yield _single("rocserve_model_loads_total", "counter", "How often one was loaded", counts.loads)
     yield _single("rocserve_model_load_failures_total", "counter", "How often a load failed", counts.failed_loads)
     yield MetricFamily(

@@ -45,11 +45,14 @@ class Tenant:
     used_at: float = 0.0
     held_until: float = 0.0
     """Time until which the version's sequences may continue."""
-    in_flight: int = 0
-    """Requests that wait, run, or are being answered."""
     popularity: float = -math.inf
     """Base-2 logarithm of the sum of the requests' weights. The weight of a new request doubles with each half-life of
     the clock, so earlier weights never need an update."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait, run, or are being answered, as a version knows them."""
+        return 0
 
     def note_use(self, now: float) -> None:
         added = now / _HALF_LIFE_SECONDS

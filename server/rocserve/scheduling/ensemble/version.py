@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rocserve.core.dispatch import Dispatcher
@@ -130,6 +130,10 @@ class EnsembleVersion:
                     found[member] = None
                     waiting.append(member.config)
         return table.members.keep(self, tuple(map(weakref.ref, found)))
+
+    def members(self) -> Iterable[ServedVersion]:
+        """Return the versions that the steps, and the steps of ensembles among them, would run now."""
+        return [member for reference in self._members() if (member := reference()) is not None]
 
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already

@@ -126,7 +126,7 @@ class Check:
                 raise unavailable(failure)
             load_check = NOT_CHECKED
             if side is not None:
-                load_check = side.workers.group.load_check.then(await asyncio.to_thread(self._recorded, side))
+                load_check = side.workers.load_check.then(await asyncio.to_thread(self._recorded, side))
             cases = await asyncio.to_thread(self._cases, side or reference, reference)
             found: Sequence[OutputError] = ()
             if side is not None and against:

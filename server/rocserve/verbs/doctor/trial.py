@@ -17,7 +17,7 @@ from rocserve.core.errors import internal, unavailable
 from rocserve.core.load_check import LoadCheckMode
 from rocserve.load_check.tensors import Array
 from rocserve.repository.engine_plan import plan_engine
-from rocserve.repository.loads import LoadOrder
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings import EngineSettings
 from rocserve.verbs.workers import ToolWorkers

@@ -1,19 +1,18 @@
-"""The lifecycle of models and versions: the parts that they share, and their background tasks."""
+"""The parts of a repository that its models and versions share."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.backoff import Backoff
-from rocserve.core.errors import ServeError
 from rocserve.core.model_names import ModelKey
+from rocserve.repository.background_tasks import BackgroundTasks
 from rocserve.repository.content import ContentReader
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.loads import FilesChanged, LoadSlots, LoadVersion
+from rocserve.repository.load_order import FilesChanged, LoadVersion
+from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.retries import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScanner
@@ -24,38 +23,8 @@ from rocserve.settings.repository import WhatKind
 if TYPE_CHECKING:
     from rocserve.repository.residency.resident_models import ResidentModels
 
-Result = TypeVar("Result")
 
-
-class BackgroundTasks:
-    """Runs tasks in the background and logs their failures."""
-
-    def __init__(self, log: logging.Logger) -> None:
-        self._log = log
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def start(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    async def wait(self) -> None:
-        """Return when no task runs, including tasks started meanwhile."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, ServeError):
-            # Expected: the text says all, and the task's starter gets the error.
-            self._log.info("%s failed: %s", task.get_name(), error.text)
-        elif error is not None:
-            self._log.error("%s failed: %r", task.get_name(), error, exc_info=error)
-
-
-class LifecycleContext:
+class RepositoryContext:
     """Shares the parts of a repository among its models and versions."""
 
     def __init__(

@@ -1,0 +1,365 @@
+"""The life of a version with one content, from its registration until nothing is left of it. `PHASES` has the legal
+changes, README.md the picture."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import functools
+import logging
+import time
+import weakref
+from collections.abc import Mapping, Set
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
+from rocserve.repository.content import ModelContent
+from rocserve.repository.load_order import NOTHING_TO_REPORT, FilesChanged, LoadedVersion, LoadOrder, LoadProgress
+from rocserve.repository.residency.cold_version import ColdVersion
+from rocserve.repository.residency.room import Stage, Tenant
+from rocserve.repository.retries import Failure
+
+if TYPE_CHECKING:
+    from rocserve.repository.context import RepositoryContext
+    from rocserve.repository.version import ManagedVersion
+
+
+class Phase(enum.Enum):
+    REGISTERED = "no load runs and nothing is in memory; if it is offered, its first request loads it"
+    LOADING = "a load runs, or waits for its slot or for room"
+    CHECKING = "a load tries the version before it is served"
+    READY = "it is loaded"
+    DRAINING = "what was loaded answers its last requests"
+    GONE = "nothing is left"
+
+
+PHASES: Mapping[Phase, Set[Phase]] = {
+    Phase.REGISTERED: {Phase.LOADING, Phase.DRAINING, Phase.GONE},
+    Phase.LOADING: {Phase.CHECKING, Phase.READY, Phase.REGISTERED},
+    Phase.CHECKING: {Phase.LOADING, Phase.READY, Phase.REGISTERED},
+    Phase.READY: {Phase.DRAINING},
+    Phase.DRAINING: {Phase.REGISTERED, Phase.GONE},
+    Phase.GONE: set(),
+}
+"""What may follow each phase."""
+
+FILES_CHANGED = (
+    "its files are not what they were when it was registered; load it again, or restart the server if it has"
+    " --model-control-mode=none"
+)
+_WAITS_FOR_SLOT = LoadProgress("waits until another model has been loaded")
+
+
+class VersionLife(Tenant):
+    """Loads and unloads a content. All calls are made on the loop's thread; properties are thread-safe."""
+
+    def __init__(self, owner: ManagedVersion, content: ModelContent, failure: Failure | None) -> None:
+        """`failure`: of the load before."""
+        super().__init__({})
+        definition = content.definition
+        self.name: str = owner.name
+        self.number: int = owner.number
+        self.content = content
+        self.phase = Phase.REGISTERED
+        self.offered: LoadedVersion | None = None
+        """What requests get: the loaded version, or a cold one; None = nothing yet, or nothing any more."""
+        self.failure = failure
+        """Why the latest load that ended did not succeed; also while the next one runs."""
+        self.previous: Failure | None = None
+        """How the previous load of this content failed."""
+        self.began_at = 0.0
+        """time.monotonic() when the load got its slot, before that when it was queued."""
+        self.is_stale = False
+        """Never loaded again: its files have changed since it was registered, or its load was given up."""
+        self.sees_requests: bool = definition.backend is not None and definition.backend.answers_requests
+        self.task: asyncio.Task[ServeError | None] | None = None
+        """The running load, with the reason if it fails."""
+        self.eviction: asyncio.Task[None] | None = None
+        """The last unload after which it was, or will be, cold."""
+        self._owner = owner
+        self._context: RepositoryContext = owner.context
+        self._progress = NOTHING_TO_REPORT
+        self._stopped: asyncio.Task[ServeError | None] | None = None
+        """A load that was cancelled and may not have ended."""
+        self._callers = 0
+        """How many wait for the load without a request."""
+        self._replaced: ColdVersion | None = None
+        """The cold version whose requests the loaded one gets as soon as it is published."""
+        self._may_be_unloaded = False
+        self._is_retired = False
+        batching = definition.config.sequence_batching
+        self._hold_seconds = batching.max_sequence_idle_microseconds / 1e6 if batching is not None else 0.0
+
+    # What is known
+
+    @property
+    def is_loading(self) -> bool:
+        return self.phase in (Phase.LOADING, Phase.CHECKING)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the latest load that ended has failed; also while its retry runs."""
+        failure = self.failure
+        return failure is not None and not isinstance(failure.error, FilesChanged)
+
+    @property
+    def waits_for_files(self) -> bool:
+        """Whether its files have changed during the load, so only a newer content can be loaded."""
+        has_changed = self.failure is not None and not self.has_failed
+        return has_changed and self.phase is Phase.REGISTERED and not self.is_stale
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether it is offered but not in memory; a request loads it."""
+        offered = self.offered
+        return offered is not None and offered.is_cold
+
+    @property
+    def is_available(self) -> bool:
+        offered = self.offered
+        return offered is not None and (self.failure is None if offered.is_cold else offered.available)
+
+    @property
+    def in_flight(self) -> int:
+        """See Tenant. A load is about to give the version its requests."""
+        offered = self.offered
+        return (self.task is not None) + (0 if offered is None else offered.in_flight)
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether somebody waits for the load."""
+        offered = self.offered
+        return self._callers > 0 or (offered is not None and offered.is_cold and offered.in_flight > 0)
+
+    @property
+    def doing(self) -> str:
+        """What the load does now; "" = nothing to report."""
+        return "waits for room" if self.stage is Stage.WAITING else self._progress.text
+
+    def is_of(self, content: ModelContent) -> bool:
+        return self.content.key(self.number) == content.key(self.number)
+
+    def change(self, phase: Phase) -> None:
+        if phase not in PHASES[self.phase]:
+            raise RuntimeError(f"'{self.name}' version {self.number}: {phase.name} cannot follow {self.phase.name}")
+        self.phase = phase
+
+    # Loading
+
+    def begin_load(self, previous: Failure | None) -> None:
+        """Start the load. `previous`: how the last load of this content failed."""
+        self.change(Phase.LOADING)
+        self.previous, self.began_at, self._progress = previous, time.monotonic(), NOTHING_TO_REPORT
+        self.task = self._context.background.start(self._load(), f"load of {self.name} {self.number}")
+
+    def stop_load(self) -> None:
+        """Cancel the running load."""
+        if self.task is not None:
+            self.task.cancel()
+            self._stopped, self.task = self.task, None
+            self.change(Phase.REGISTERED)
+
+    async def _load(self) -> ServeError | None:
+        log = self._context.log
+        # A retry ends in a line, whatever its result, and so does a load for a request.
+        level = logging.DEBUG if self.previous is not None or self.is_cold else self._context.load_level
+        log.log(level, "loading: %s:%d", self.name, self.number)
+        loaded: LoadedVersion | None = None
+        problem: ServeError | None = None
+        try:
+            await _end_of(self._stopped)
+            loaded = await self._load_in_turn()
+        except ServeError as error:
+            # The traceback would keep all objects of the load alive, this frame among them.
+            problem = error.with_traceback(None)
+        except Exception as error:
+            if self.previous is None:
+                log.exception("load of %s:%d failed unexpectedly", self.name, self.number)
+            problem = internal(f"{type(error).__name__}: {error}")
+        if self.task is not asyncio.current_task():
+            # The load was stopped, but the loader ignored it.
+            if loaded is not None:
+                self._discard(loaded)
+            return None
+        self.task = None
+        if loaded is None:
+            self.change(Phase.REGISTERED)
+        else:
+            self.change(Phase.READY)
+            self.failure = None
+            self._replaced = self.offered if isinstance(self.offered, ColdVersion) else None
+            self.offered = loaded
+        self._owner.load_ended(self, problem)
+        return problem
+
+    async def _load_in_turn(self) -> LoadedVersion:
+        """Load when there is a slot, and room if the version may be unloaded again."""
+        content, residents = self.content, self._context.residents
+        if refusal := content.scan.versions[self.number].refusal:
+            raise invalid_argument(refusal)
+        if content.definition.refusal is not None:
+            raise content.definition.refusal
+        if not self._may_be_unloaded and residents.manages(content):
+            self._admit()
+        if self._may_be_unloaded:
+            return await residents.load(self, self._load_checked)
+        backend, slots = content.definition.backend, self._context.load_slots
+        # An ensemble starts no workers, so it needs no slot.
+        slot: AbstractAsyncContextManager[None] = contextlib.nullcontext()
+        if backend is not None:
+            compiles = any(engine.needs_migraphx for engine in backend.engines)
+            slot = slots.acquire(compiles, self.previous is not None)
+            self._progress = _WAITS_FOR_SLOT if slots.is_full else NOTHING_TO_REPORT
+        async with slot:
+            return await self._load_checked()
+
+    async def _load_checked(self) -> LoadedVersion:
+        """Load the version from files that stay unchanged meanwhile. Raises: FilesChanged, which replaces the loader's
+        error because it may have read a mix of old and new files; ServeError."""
+        self._progress = NOTHING_TO_REPORT
+        self.began_at = time.monotonic()
+        content, context, owner = self.content, self._context, self._owner
+        # Weakly: the loaded version keeps the order, and files that a client has sent live as long as `content`.
+        note = weakref.WeakMethod(self._note_progress)
+
+        def on_progress(progress: LoadProgress) -> None:
+            if (call := note()) is not None:
+                call(progress)
+
+        folder, reported = content.scan.version_folder(self.number), owner.reported_warnings(content)
+        order = LoadOrder(content.definition, self.number, folder, owner.on_change, on_progress, reported)
+        try:
+            loaded = await context.load(order)
+        except ServeError:
+            await context.check_unchanged(content.scan, self.number)
+            raise
+        try:
+            await context.check_unchanged(content.scan, self.number)
+            owner.check(self, loaded)
+            if self._may_be_unloaded:
+                loaded.watch_use(self.use)
+            if isinstance(self.offered, ColdVersion):
+                give = functools.partial(self.offered.give_statistics, loaded.statistics)
+                await context.residents.on_plane(give)
+        except BaseException:
+            self._discard(loaded)
+            raise
+        return loaded
+
+    def _note_progress(self, progress: LoadProgress) -> None:
+        if self.is_loading:
+            self._progress = progress
+            phase = Phase.CHECKING if progress.is_check else Phase.LOADING
+            if phase is not self.phase:
+                self.change(phase)
+
+    def _discard(self, loaded: LoadedVersion) -> None:
+        self._context.background.start(loaded.unload(), f"unload of {self.name} {self.number}, which was not wanted")
+
+    # Waiting for the first request
+
+    def register(self) -> None:
+        """Offer the version cold: its first request loads it."""
+        self._admit()
+        definition = self.content.definition
+        self.offered = ColdVersion(self, self._context.residents, definition.config, definition.serialized, None)
+
+    def _admit(self) -> None:
+        self._context.residents.admit(self)
+        self._may_be_unloaded = True
+
+    def use(self) -> None:
+        """Note a request. On the data plane's thread."""
+        now = time.monotonic()
+        self.note_use(now)
+        if self._hold_seconds:
+            self.held_until = now + self._hold_seconds
+
+    def wake(self) -> None:
+        """Load the version, because a request waits for it, unless it must not be loaded now."""
+        is_wanted = self.phase is Phase.REGISTERED and not self._is_retired and not self.is_stale
+        if is_wanted and (self.failure is None or self.failure.is_due()):
+            self.begin_load(self.failure)
+
+    def wake_if_wanted(self) -> None:
+        """As `wake`, if somebody waits."""
+        if self._is_awaited:
+            self.wake()
+
+    def withdraw(self) -> None:
+        """Stop the load if it waits for room and nobody waits for it any more."""
+        if self.stage is Stage.WAITING and self.is_cold and not self._is_awaited:
+            self.stop_load()
+
+    async def ensure_loaded(self) -> None:
+        """Load the version and wait for it. Raises ServeError if the load fails."""
+        self.failure = None
+        self._callers += 1
+        try:
+            while self.is_cold and not self._is_retired:
+                if self.is_stale:
+                    raise unavailable(f"model '{self.name}' version {self.number}: {FILES_CHANGED}")
+                self.wake()
+                task = self.task
+                await _end_of(self.eviction if task is None else task)
+                if task is not None and not task.cancelled() and (problem := task.result()) is not None:
+                    raise problem
+        finally:
+            self._callers -= 1
+        if self._is_retired:
+            raise unavailable(f"model '{self.name}' was unloaded before it was loaded")
+
+    def refuse_waiting(self) -> None:
+        """Refuse the requests that wait, if the version cannot be loaded now."""
+        if isinstance(self.offered, ColdVersion):
+            self._context.residents.plane.call_soon(self.offered.refuse_waiting)
+        self._owner.on_change()
+
+    # The end
+
+    def hand_over(self) -> None:
+        """Give the requests that waited for the load to the loaded version, which the serving table offers now."""
+        replaced, self._replaced = self._replaced, None
+        if replaced is not None:
+            self._context.background.start(replaced.unload(), f"hand-over of {self.name} {self.number}")
+
+    async def evict(self) -> None:
+        """Unload the version, and offer it cold."""
+        loaded = self.offered
+        if loaded is None or self._is_retired:
+            return
+        self.change(Phase.DRAINING)
+        residents = self._context.residents
+        self.offered = ColdVersion(self, residents, loaded.config, loaded.config_message, loaded.statistics)
+        self._owner.publish()
+        await loaded.unload()
+        if not self._is_retired:
+            self.change(Phase.REGISTERED)
+
+    def retire(self) -> None:
+        """Stop the load, and be offered no longer. `end` must follow when the serving table does not offer it."""
+        self._is_retired = True
+        self.stop_load()
+        if self.phase is not Phase.DRAINING:
+            self.change(Phase.DRAINING if self.offered is not None else Phase.GONE)
+        if self.phase is Phase.GONE and self._may_be_unloaded:
+            self._context.residents.leave(self)
+
+    async def end(self) -> None:
+        """Answer the last requests, and end the workers."""
+        self.hand_over()
+        offered, self.offered = self.offered, None
+        if offered is not None:
+            await offered.unload()
+        await _end_of(self._stopped)
+        await _end_of(self.eviction)
+        if self._may_be_unloaded:
+            self._context.residents.leave(self)
+        self.change(Phase.GONE)
+
+
+async def _end_of(task: asyncio.Task[Any] | None) -> None:
+    if task is not None:
+        await asyncio.wait((task,))
