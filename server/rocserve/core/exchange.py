@@ -50,9 +50,9 @@ class HookOrder(enum.IntEnum):
     CACHE = 2
     """Keeps the answer. Before the answer is changed for this client: other clients will get it."""
     CALL = 3
-    """Ends a model's call for the rate limiter."""
+    """Ends a model's call for the rate limiter. Before the answer goes: the caller may call again at once."""
     ITEM = 4
-    """Removes the batch dimension for AMD Inference Server's clients."""
+    """Removes the batch dimension for AMD Inference Server's clients. Behind the cache, which other clients share."""
     TENSORS = 5
     """Records the tensors in the trace. Behind the changes of shape, and before a region takes the data away."""
     REGION = 6
