@@ -62,6 +62,7 @@ class ToldVersion:
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     config: ModelConfig = field(default_factory=lambda: ModelConfig(name="m"))
     properties: Mapping[str, str] = field(default_factory=dict)
+    has_statistics: bool = True
     pending_requests: int = 0
     load_seconds: float = 0.0
     worker_restarts: int = 0
