@@ -120,6 +120,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/internals/measure.py
 
 protos: setup
 	$(BIN)/python protos/generate.py
