@@ -189,10 +189,11 @@ class Ends:
         self.reasons: list[str] = []
         self.server_gone = threading.Event()
         self.calls: list[UnaryCall] = []
+        self.checked_calls: list[UnaryCall] = []
         self.watches: list[Watch] = []
         """Open watches."""
         self.listening: list[tuple[int, str]] = []
-        self.work: list[int] = []
+        self.worked: list[int] = []
         self.to_front: list[tuple[int, int]] = []
         """Kind and number of messages that belong to no exchange."""
         watch = StreamRoute(lambda call: Watch(call, self))
@@ -201,10 +202,10 @@ class Ends:
             servers,
             self.server,
             self.service,  # type: ignore[arg-type]
-            ServerRoutes(routes, {}),
+            ServerRoutes(routes, {"/a/B": UnaryRoute(self.checked_calls.append)}),
             Memo() if heads is None else heads,
             lambda number, text: self.listening.append((number, text)),
-            self.work.append,
+            self.worked.append,
             self.reasons.append,
             LOG,
         )

@@ -16,11 +16,11 @@ from support.exchange_reference import LinkLoop, Reference
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.exchange import Responder
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
-from rocserve.core.serving import Responder
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute

@@ -16,7 +16,6 @@ from support.workers import open_descriptors
 
 from rocserve.core.request_memory import RequestMemory, table_bytes
 from rocserve.frontends.grpc.service import ServerRoutes
-from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes.supervisor import FrontEndParts, FrontEndProcesses
 from rocserve.frontends.shared_ports import SharedPorts
 from rocserve.plane.loop import PlaneLoop
@@ -37,8 +36,7 @@ def front_ends(plane: PlaneLoop, monkeypatch: pytest.MonkeyPatch) -> FrontEndPro
     memory = RequestMemory(1 << 20)
     memory.share(memoryview(bytearray(table_bytes(2))), 0)
     parts = FrontEndParts((), object(), plane, memory, 0, ())  # type: ignore[arg-type]
-    ports = SharedPorts([ListenAddress("gRPC", "grpc", "127.0.0.1", 0)])
-    return FrontEndProcesses(ports, 1, ServerRoutes({}, {}), parts, LOG)
+    return FrontEndProcesses(SharedPorts([]), 1, ServerRoutes({}, {}), parts, LOG)
 
 
 @pytest.fixture

@@ -64,6 +64,18 @@ def test_equal_heads_of_several_front_ends_are_one_object(ends: Ends) -> None:
     assert first.model_name == "never"
 
 
+def test_calls_that_the_front_end_has_checked_have_routes_of_their_own(ends: Ends) -> None:
+    def call() -> None:
+        forwarding = Forwarding(RequestMemory(), ends.remote.end, ends.remote.exchanges)
+        for is_checked in (False, True):
+            forwarding.begin("/a/B", b"message", print, print, is_checked=is_checked)
+        ends.remote.end.post_entry(entries.WORKED, 1_500_000)
+
+    ends.front.call_soon(call)
+    wait_until(lambda: len(ends.calls) == len(ends.checked_calls) == 1)
+    wait_until(lambda: ends.worked == [1_500_000])
+
+
 def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends) -> None:
     large = bytes(range(256)) * (1 << 19)
 
