@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.links import rings
@@ -16,7 +17,10 @@ from rocserve.links.rings import LinkEnd
 from rocserve.plane import anonymous_file, heap
 from rocserve.plane.doorbell import SocketRinger, sleep_word
 from rocserve.plane.heap import Heap, HeapReader
-from rocserve.plane.loop import PlaneLoop
+
+if TYPE_CHECKING:
+    # It would import asyncio into workers.
+    from rocserve.plane.loop import PlaneLoop
 
 HEAP_BYTES = 1 << 32
 """Bytes for each size class of slots, in every heap of a link. gRPC messages take at most half."""
