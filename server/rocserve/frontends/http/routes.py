@@ -251,8 +251,12 @@ EMBED = Route("/v1/embeddings", "ModelInfer", POST)
 RERANK = Route("/v1/rerank", "ModelInfer", POST)
 RERANK_2 = Route("/v2/rerank", "ModelInfer", POST)
 """Of version 2 of Cohere's API; the same call."""
-TEXT_MODELS = Route("/v1/models", "ModelInfer", shows=("ModelMetadata",))
-TEXT_MODEL = Route("/v1/models/{name}", "ModelInfer", shows=("ModelMetadata",))
+PREDICT = Route("/v1/models/{name}[/versions/{version}]:predict", "ModelInfer", POST)
+"""Of TensorFlow Serving and KServe's protocol v1."""
+MODELS_V1 = Route("/v1/models", "ModelInfer", shows=("ModelMetadata",))
+MODEL_V1 = Route("/v1/models/{name}", "ModelInfer", shows=("ModelMetadata",))
+"""Of OpenAI's API, TensorFlow Serving and KServe's protocol v1."""
+VERSION_V1 = Route("/v1/models/{name}/versions/{version}", "ModelInfer", shows=("ModelMetadata",))
 ROUTES = (
     INFER,
     GENERATE,
@@ -260,8 +264,10 @@ ROUTES = (
     EMBED,
     RERANK,
     RERANK_2,
-    TEXT_MODELS,
-    TEXT_MODEL,
+    PREDICT,
+    MODELS_V1,
+    MODEL_V1,
+    VERSION_V1,
     Route("/v2", "ServerMetadata"),
     Route("/v2/health/live", "ServerLive", GET_OR_HEAD, health_response),
     Route("/v2/health/ready", "ServerReady", GET_OR_HEAD, health_response),
@@ -311,6 +317,8 @@ def _pattern(url: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", expression).replace("{}", "[^/]+"))
 
 
+_REST_V1 = re.compile(r"/v1/models/[^/]+(/|:(predict|classify|regress|explain)$)")
+"""The last three are not served."""
 _PATTERNS = tuple((_pattern(route.url), route) for route in ROUTES)
 
 
@@ -319,7 +327,8 @@ def find_destination(target: bytes) -> tuple[Route, Mapping[str, str]] | None:
     route has the URL. The route may not allow the request's verb."""
     path = path_of(target)
     for pattern, route in _PATTERNS:
-        if found := pattern.fullmatch(path):
+        found = pattern.fullmatch(path)
+        if found is not None and not (route is MODEL_V1 and _REST_V1.match(path)):
             return route, {name: unquote(value or "") for name, value in found.groupdict().items()}
     return None
 
@@ -327,7 +336,13 @@ def find_destination(target: bytes) -> tuple[Route, Mapping[str, str]] | None:
 def is_openai(target: bytes) -> bool:
     """Return whether a URL is one of OpenAI's API, or of reranking, whose errors have its form."""
     path = path_of(target)
-    return path.startswith("/v1/") or path == RERANK_2.url
+    return (path.startswith("/v1/") and not is_rest_v1(target)) or path == RERANK_2.url
+
+
+def is_rest_v1(target: bytes) -> bool:
+    """Return whether a URL is one of TensorFlow Serving's API, and not of OpenAI's too: of a version, or a model with
+    what to do with it."""
+    return _REST_V1.match(path_of(target)) is not None
 
 
 def parse_message(target: bytes, body: Buffer) -> bytes:

@@ -13,12 +13,13 @@ from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.connection import ConnectionLimits
+from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT
 from rocserve.frontends.http.generate import EVENT_STREAM, generate
 from rocserve.frontends.http.inference import HttpParts, InferHead
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.listener import HttpListener, most_descriptors
-from rocserve.frontends.http.openai.calls import MOST_IN_FLIGHT
 from rocserve.frontends.http.openai.errors import openai_error
+from rocserve.frontends.http.openai.models import TextModels
 from rocserve.frontends.http.openai.service import OpenAiService
 from rocserve.frontends.http.request import (
     JSON,
@@ -30,20 +31,24 @@ from rocserve.frontends.http.request import (
     error_response,
     not_allowed,
 )
+from rocserve.frontends.http.rest_v1.service import RestV1Service
 from rocserve.frontends.http.routes import (
     EMBED,
     GENERATE,
     GENERATE_STREAM,
     GET_OR_HEAD,
     INFER,
+    MODEL_V1,
+    MODELS_V1,
+    PREDICT,
     RERANK,
     RERANK_2,
-    TEXT_MODEL,
-    TEXT_MODELS,
+    VERSION_V1,
     Route,
     find_destination,
     health_response,
     is_openai,
+    is_rest_v1,
     parse_message,
 )
 from rocserve.frontends.listen_address import ListenAddress
@@ -58,6 +63,10 @@ from rocserve.settings import ServerSettings
 _NO_SUCH_CALL = (
     "unknown URL; of OpenAI's API this server has POST /v1/embeddings, POST /v1/rerank, GET /v1/models and GET"
     " /v1/models/NAME: it serves models that read text, and none that write it"
+)
+_NO_SUCH_REST_CALL = (
+    "unknown URL; of TensorFlow Serving's API and KServe's v1 this server has POST"
+    " /v1/models/NAME[/versions/N]:predict, GET /v1/models/NAME and GET /v1/models/NAME/versions/N"
 )
 _BEARER = "bearer "
 _PREFLIGHT = {
@@ -80,7 +89,10 @@ class HttpService:
     def __init__(self, parts: HttpParts, access: Access, log: logging.Logger, most_in_flight: int = 0) -> None:
         """`most_in_flight`: infer requests that one client may have at once; 0 = any number."""
         self._parts = parts
-        self._openai = OpenAiService(parts, min(MOST_IN_FLIGHT, most_in_flight or MOST_IN_FLIGHT))
+        at_once = min(MOST_IN_FLIGHT, most_in_flight or MOST_IN_FLIGHT)
+        text_models = TextModels(parts)
+        self._openai = OpenAiService(parts, text_models, at_once)
+        self._rest_v1 = RestV1Service(parts, text_models, at_once)
         self._failures = RequestFailures(log)
         self._access = access
         self._page = Page(parts.methods) if parts.settings.allow_ui else None
@@ -111,7 +123,7 @@ class HttpService:
         if destination is None:
             part = None if self._page is None else self._page.parts.get(head.path)
             if part is None:
-                raise HttpError(404, _NO_SUCH_CALL if is_openai(head.target) else "Not Found")
+                raise HttpError(404, _unknown_url(head.target))
             if head.method not in GET_OR_HEAD:
                 raise not_allowed(GET_OR_HEAD)
             return self._guarded(head, part.shows, lambda: part.answer)
@@ -149,10 +161,14 @@ class HttpService:
             return lambda request: request.run(self._openai.embed(request))
         if route is RERANK or route is RERANK_2:
             return lambda request: request.run(self._openai.rerank(request))
-        if route is TEXT_MODELS:
+        if route is MODELS_V1:
             return lambda request: request.run(self._openai.list_models())
-        if route is TEXT_MODEL:
-            return lambda request: request.run(self._openai.show_model(fields["name"]))
+        if route is MODEL_V1:
+            return lambda request: request.run(self._rest_v1.show_model(fields["name"]))
+        if route is VERSION_V1:
+            return lambda request: request.run(self._rest_v1.show_version(fields["name"], fields["version"]))
+        if route is PREDICT:
+            return lambda request: request.run(self._rest_v1.predict(request, fields["name"], fields["version"]))
         return lambda request: request.run(self._manage(request, route, fields))
 
     async def _manage(self, request: Request, route: Route, fields: Mapping[str, str]) -> Response:
@@ -186,6 +202,12 @@ class HttpService:
             self._parts.memory.requests.release(holding)
         text = b"" if answer is None else answer if isinstance(answer, bytes) else json_bytes(answer)
         return Response(200, text, route.content_type)
+
+
+def _unknown_url(target: bytes) -> str:
+    if is_rest_v1(target):
+        return _NO_SUCH_REST_CALL
+    return _NO_SUCH_CALL if is_openai(target) else "Not Found"
 
 
 def _check_admitted(head: Head, wanted: Iterable[Restriction], takes_bearer: bool) -> None:

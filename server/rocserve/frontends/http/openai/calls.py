@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,18 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.core.errors import ServeError, deadline_exceeded, internal
+from rocserve.core.errors import internal
 from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, InputHead, RequestedOutput
 from rocserve.core.tensors import Buffer, encode_bytes_elements
-from rocserve.frontends.http.answer_bodies import detached
-from rocserve.frontends.http.inference import HttpParts, SingleResponder, with_forwarded_headers
+from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT, DividedCall
+from rocserve.frontends.http.inference import HttpParts, with_forwarded_headers
 from rocserve.frontends.http.openai.bodies import Ids
 from rocserve.frontends.http.openai.models import IDS, QUERY, TEXT, TOKEN_COUNT, TextModel
 from rocserve.frontends.http.request import Request
-
-MOST_IN_FLIGHT = 8
-"""Requests of one call that the models have at once: enough that tokenizer, encoder and pooling work at the same time,
-on several instances; and so few that one call does not fill a model's queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,38 +77,24 @@ class TextCall:
     _most_in_flight: int = MOST_IN_FLIGHT
 
     async def run(self, shares: Iterable[Rows]) -> TextOutputs:
-        """Return the outputs for all texts. Answers are taken in the order of the requests: raises the ServeError of
-        the first that failed, and cancels those after it."""
+        """Return the outputs for all texts. Raises the ServeError of the first request that failed."""
+        sent: deque[Rows] = deque()
         outcomes: list[tuple[Rows, np.ndarray[Any, np.dtype[np.float32]]]] = []
         tokens = 0
-        waiting: deque[tuple[Rows, _RowsResponder]] = deque()
 
-        async def take() -> None:
+        def requests() -> Iterator[InferRequest]:
+            for rows in shares:
+                sent.append(rows)
+                yield self._infer_request(rows)
+
+        def take(answer: InferResponse) -> None:
             nonlocal tokens
-            rows, responder = waiting[0]
-            answer = await responder.answered
-            waiting.popleft()
-            if isinstance(answer, ServeError):
-                raise self._parts.inference.paths.without(answer)
+            rows = sent.popleft()
             outcomes.append((rows, self._values(answer, len(rows.places))))
             tokens += self._tokens(answer)
 
-        deadline = None if self._timeout is None else self._request.began_at + self._timeout
-        try:
-            async with asyncio.timeout_at(deadline):
-                for rows in shares:
-                    if len(waiting) == self._most_in_flight:
-                        await take()
-                    responder = _RowsResponder(self._request, self._parts, self._timeout)
-                    waiting.append((rows, responder))
-                    responder.schedule_rows(self._infer_request(rows))
-                while waiting:
-                    await take()
-        except TimeoutError:
-            raise deadline_exceeded() from None
-        finally:
-            for _, responder in waiting:
-                responder.cancel()
+        call = DividedCall(self._parts, self._request, self._timeout, self._most_in_flight)
+        await call.run(requests(), take)
         if len({part.shape[1] for _, part in outcomes}) > 1:
             raise internal(
                 f"model '{self._model.config.name}' gave vectors of unlike lengths for the texts of one call"
@@ -152,24 +133,3 @@ class TextCall:
 
 def _output(answer: InferResponse, name: str) -> Buffer:
     return next(data for head, data in zip(answer.head.outputs, answer.data, strict=True) if head.name == name)
-
-
-class _RowsResponder(SingleResponder):
-    """Receives the answer to one of a call's requests."""
-
-    def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
-        super().__init__(request, parts, timeout)
-        self.answered: asyncio.Future[InferResponse | ServeError] = asyncio.get_running_loop().create_future()
-
-    def schedule_rows(self, request: InferRequest) -> None:
-        """Schedule a request, and count its tensors, which are copies of the body's texts. Raises ServeError."""
-        self._parts.memory.requests.admit(self, sum(map(len, request.data)))
-        try:
-            self.schedule(request)
-        except BaseException:
-            self.release()
-            raise
-
-    def _answer(self, outcome: InferResponse | ServeError) -> None:
-        if not self.answered.done():
-            self.answered.set_result(detached(outcome) if isinstance(outcome, InferResponse) else outcome)

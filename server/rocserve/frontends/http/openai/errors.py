@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import MemoryFull
 from rocserve.frontends.http.json_text import json_bytes
@@ -20,9 +23,9 @@ class FieldFault(ServeError):
         self.kind = kind
 
 
-def openai_error(error: ServeError | HttpError) -> Response:
+def openai_error(error: ServeError | HttpError, members: Mapping[str, Any] | None = None) -> Response:
     """Return an error's answer in OpenAI's form, with the status that OpenAI's clients know: they send a request again
-    after 408, 409, 429 and statuses from 500 on."""
+    after 408, 409, 429 and statuses from 500 on. `members`: what the body says beside the error."""
     given = error_response(error)
     status, headers = given.status, dict(given.headers)
     member = kind = None
@@ -40,7 +43,7 @@ def openai_error(error: ServeError | HttpError) -> Response:
         if status == 429 and not isinstance(error, MemoryFull):
             kind = "rate_limit_exceeded"
     fault = {"message": text, "type": _type(status), "param": member, "code": kind}
-    return Response(status, json_bytes({"error": fault}), JSON, headers)
+    return Response(status, json_bytes({"error": fault, **(members or {})}), JSON, headers)
 
 
 def _type(status: int) -> str:

@@ -107,21 +107,24 @@ class TextModels:
             raise FieldFault("model", _other_output(found, output))
         return found
 
-    async def entries(self) -> Sequence[dict[str, Any]]:
-        """Return all ready models of text, as entries of the list of models."""
+    async def names(self) -> Sequence[str]:
+        """Return the names of all ready models."""
         index = await self._index(ready=True)
-        names = sorted({row.name for row in index.models})
+        return sorted({row.name for row in index.models})
+
+    async def entries(self, names: Sequence[str]) -> Sequence[dict[str, Any]]:
+        """Return the models of text among these, as entries of the list of models."""
         found: list[dict[str, Any]] = []
         for begin in range(0, len(names), _ASKED_TOGETHER):
             configs = await asyncio.gather(*map(self._config, names[begin : begin + _ASKED_TOGETHER]))
             models = [text_model(config) for config, _ in configs if config is not None]
-            found += [self.entry(model) for model in models if model is not None]
+            found += [self.entry(model.config.name) for model in models if model is not None]
             await asyncio.sleep(0)
         return found
 
-    def entry(self, model: TextModel) -> dict[str, Any]:
+    def entry(self, name: str) -> dict[str, Any]:
         # The server does not keep when a model was made; clients want a number.
-        return {"id": model.config.name, "object": "model", "created": self._since, "owned_by": "rocserve"}
+        return {"id": name, "object": "model", "created": self._since, "owned_by": "rocserve"}
 
     async def _config(self, name: str) -> tuple[ModelConfig | None, ServeError | None]:
         """Return the configuration of the model's highest ready version, or the error that says why there is none."""

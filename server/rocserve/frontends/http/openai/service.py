@@ -12,8 +12,8 @@ import numpy as np
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.request_memory import Holding
 from rocserve.core.steps import Steps
-from rocserve.frontends.http.body import IDENTITY, LARGE_JSON, request_encoding
-from rocserve.frontends.http.inference import ONE_PIECE, HttpParts, request_timeout
+from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT, read_body, send_json
+from rocserve.frontends.http.inference import HttpParts, request_timeout
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.openai.answers import embeddings_answer, rerank_answer
 from rocserve.frontends.http.openai.bodies import (
@@ -25,7 +25,6 @@ from rocserve.frontends.http.openai.bodies import (
     read_rerank,
 )
 from rocserve.frontends.http.openai.calls import (
-    MOST_IN_FLIGHT,
     Rows,
     TextCall,
     TextOutputs,
@@ -35,7 +34,6 @@ from rocserve.frontends.http.openai.calls import (
 from rocserve.frontends.http.openai.errors import FieldFault, openai_error
 from rocserve.frontends.http.openai.models import TextModel, TextModels, TextOutput
 from rocserve.frontends.http.request import JSON, Request, Response
-from rocserve.plane.guest_loop import worked_off
 
 _Body = TypeVar("_Body")
 
@@ -60,20 +58,15 @@ class OpenAiService:
     """Answers in the form of OpenAI's API. On the event loop."""
 
     _parts: HttpParts
+    _models: TextModels
     _most_in_flight: int = MOST_IN_FLIGHT
     """Infer requests of one call at once."""
 
-    def __post_init__(self) -> None:
-        self._models = TextModels(self._parts)
-
     async def list_models(self) -> Response:
-        entries = await self._models.entries()
-        return Response(200, json_bytes({"object": "list", "data": entries}), JSON)
-
-    async def show_model(self, name: str) -> Response:
-        """Raises ServeError."""
-        model = await self._models.find(name)
-        return Response(200, json_bytes(self._models.entry(model)), JSON)
+        """Answer in both forms that this URL has: OpenAI's list of the models of text, and KServe's of all names."""
+        names = await self._models.names()
+        entries = await self._models.entries(names)
+        return Response(200, json_bytes({"object": "list", "data": entries, "models": names}), JSON)
 
     async def embed(self, request: Request) -> Response | None:
         return await self._answer(request, read_embeddings, self._embedding)
@@ -93,11 +86,7 @@ class OpenAiService:
         try:
             try:
                 timeout = request_timeout(headers, parts.settings.request_timeout_seconds)
-                encoding = request_encoding(headers.get("content-encoding") or IDENTITY)
-                is_plain = encoding == IDENTITY
-                data = await (parts.bodies.read if is_plain else parts.bodies.read_compressed)(request, holding)
-                attempt = partial(attempted, read)
-                body = await parts.large.parse(attempt, data) if len(data) > LARGE_JSON else attempt(data)
+                body = await read_body(parts, request, holding, partial(attempted, read))
                 if isinstance(body, Fault):
                     raise FieldFault(body.member, body.text)
                 work = await prepare(body)
@@ -105,26 +94,12 @@ class OpenAiService:
                 parts.inference.refuse(error, str)
                 raise
             call = TextCall(parts, request, timeout, work.model, self._most_in_flight)
-            return await self._send(request, work, await call.run(work.shares))
+            outputs = await call.run(work.shares)
+            return await send_json(parts, request, outputs.values.nbytes, work.write(outputs))
         except ServeError as error:
             return openai_error(error)
         finally:
             parts.memory.requests.release(holding)
-
-    async def _send(self, request: Request, work: _Work, outputs: TextOutputs) -> Response | None:
-        answers, holding = self._parts.memory.answers, Holding()
-        try:
-            answers.admit(holding, outputs.values.nbytes)
-            pieces = await worked_off(self._parts.inference.plane, work.write(outputs))
-            length = sum(map(len, pieces))
-            if length <= ONE_PIECE:
-                return Response(200, b"".join(pieces), JSON)
-            answers.release(holding)
-            answers.admit(holding, length)
-            await request.respond_in_parts(pieces, JSON)
-            return None
-        finally:
-            answers.release(holding)
 
     async def _embedding(self, body: EmbeddingsBody) -> _Work:
         """Raises ServeError."""
