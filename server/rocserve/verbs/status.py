@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-from rocserve.core.errors import invalid_argument, unavailable
-from rocserve.core.printable import printable
-from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, repeated, text
-from rocserve.verbs.printing import UNWRAPPED_WIDTH, console_on, show, table
+from rocserve.core.errors import invalid_argument, not_found, unavailable
+from rocserve.core.printable import names_hint, printable
+from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, positional, repeated, text
+from rocserve.verbs.printing import UNWRAPPED_WIDTH, console_on, say_json, show, table
+from rocserve.verbs.status_model import LoadReports, detail_lines, details, http_address, state_text
+from rocserve.verbs.status_poll import CALL_TIMEOUT_S, DISPENSABLE, FIGURES, StatusPoll, StatusRow
+from rocserve.verbs.status_rows import ATTENTION, in_order
+from rocserve.verbs.status_screen import Polled, Screen, follow
 from rocserve.verbs.verb import UsageError, Verb
-from rocserve_client import Client, IndexEntry, ModelStatistics, RocserveError, Tls
+from rocserve_client import Client, RocserveError, Tls
 
-_CALL_TIMEOUT_S = 30.0
-"""A server on a busy machine may need seconds. That no server listens is known at once."""
 _LONGEST_PAUSE_S = 86_400
 _HEADER = re.compile(r"([A-Za-z0-9_.-]+)=([ -~]*)")
 _LEAST_REASON = 40
@@ -32,106 +33,6 @@ _LEAST_REASON = 40
 _LEAST_FOLDED = 60
 """Columns of a terminal with room for a folded model name next to version, state and the last figures."""
 _GAP = 3
-_STATE_STYLES = {
-    "READY": "green",
-    "LOADING": "yellow",
-    "CHECKING": "yellow",
-    "UNLOADING": "yellow",
-    "UNAVAILABLE": "red",
-}
-_ENGINE_PROPERTIES = ("engine", "target", "precision")
-"""Properties that together name the engine of a model: "migraphx gpu fp16", "onnxruntime"."""
-_MEANS: Mapping[str, tuple[int, Callable[[ModelStatistics], tuple[float, int]]]] = {
-    # Column -> (decimals, function that returns a total and its divisor). Times are milliseconds of successful
-    # requests.
-    "batch": (2, lambda stats: (stats.inference_count, stats.execution_count)),
-    "total ms": (3, lambda stats: (stats.success.ns / 1e6, stats.success.count)),
-    "queue ms": (3, lambda stats: (stats.queue.ns / 1e6, stats.queue.count)),
-    "compute ms": (
-        3,
-        lambda stats: (
-            (stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns) / 1e6,
-            stats.compute_infer.count,
-        ),
-    ),
-}
-_FIGURES = ("engine", "ok", "failed", "req/s", *_MEANS)
-_DISPENSABLE = ("queue ms", "compute ms", "batch", "engine", "total ms", "req/s")
-"""Columns that are dropped on a narrow terminal, the first one first."""
-
-
-@dataclass(frozen=True, slots=True)
-class StatusRow:
-    model: str
-    version: str
-    state: str
-    reason: str
-    figures: Mapping[str, str | Text]
-    """Column -> figure; an unknown figure is absent."""
-
-
-class StatusPoll:
-    """Polls one server. Keeps counters for the next poll's rates, and a version's engine while it is READY."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._counts: dict[tuple[str, str], int] = {}
-        self._engines: dict[tuple[str, str, bool], str] = {}
-        """(Name, version, whether the index gives a reason) -> engine. A version that loads on its first request is
-        READY with a reason until it is loaded, and only then has an engine."""
-        self._polled_at: float | None = None
-
-    def rows(self, now: float) -> list[StatusRow]:
-        """Poll the server and return its versions, sorted by name and version. `now` is in time.monotonic() seconds.
-        Raises RocserveError if the server does not answer or refuses."""
-        index = self._client.repository_index(timeout=_CALL_TIMEOUT_S)
-        # If several namespaces have a model of the same name, the statistics do not say which one they are about.
-        rows_of = Counter((entry.name, entry.version) for entry in index)
-        statistics = {
-            (one.name, one.version): one
-            for one in self._client.statistics(timeout=_CALL_TIMEOUT_S)
-            if rows_of[one.name, one.version] == 1
-        }
-        ready = [
-            _engine_key(entry) for entry in index if entry.state == "READY" and rows_of[entry.name, entry.version] == 1
-        ]
-        self._engines = {key: self._engines[key] for key in ready if key in self._engines}
-        for key in ready:
-            if key not in self._engines:
-                try:
-                    properties = self._client.model_metadata(*key[:2], timeout=_CALL_TIMEOUT_S).properties
-                except RocserveError:
-                    # The version or the server has just gone; the next poll shows which. Other calls might wait as
-                    # long.
-                    break
-                self._engines[key] = " ".join(properties[name] for name in _ENGINE_PROPERTIES if name in properties)
-        elapsed = None if self._polled_at is None else now - self._polled_at
-        entries = sorted(index, key=lambda entry: (entry.name, len(entry.version), entry.version))
-        rows = [self._row(entry, statistics.get((entry.name, entry.version)), elapsed) for entry in entries]
-        self._counts = {key: stats.success.count + stats.fail.count for key, stats in statistics.items()}
-        self._polled_at = now
-        return rows
-
-    def _row(self, entry: IndexEntry, stats: ModelStatistics | None, elapsed: float | None) -> StatusRow:
-        key = (entry.name, entry.version)
-        figures: dict[str, str | Text] = {}
-        if engine := self._engines.get(_engine_key(entry)):
-            figures["engine"] = engine
-        if stats is not None:
-            failed = stats.fail.count
-            figures |= {"ok": str(stats.success.count), "failed": Text(str(failed), style="red" if failed else "")}
-            if elapsed and key in self._counts:
-                # max, because a version that was reloaded since the last poll counts from zero.
-                figures["req/s"] = f"{max(0, stats.success.count + failed - self._counts[key]) / elapsed:.1f}"
-            for name, (decimals, parts) in _MEANS.items():
-                total, count = parts(stats)
-                if count:
-                    figures[name] = f"{total / count:.{decimals}f}"
-        return StatusRow(*key, entry.state, printable(entry.reason), figures)
-
-
-def _engine_key(entry: IndexEntry) -> tuple[str, str, bool]:
-    return entry.name, entry.version, bool(entry.reason)
 
 
 def header(text: str) -> tuple[str, str]:
@@ -154,62 +55,97 @@ class StatusOptions:
     root_cert: Path | None = flag(None, FILE, "root certificates to check the server's certificate against")
     client_cert: Path | None = flag(None, FILE, "the client's certificate, for mutual TLS")
     client_key: Path | None = flag(None, FILE, "the private key of the client's certificate")
+    json: bool = flag(False, SWITCH, "print one object of JSON and exit")
+    http_url: str = flag(
+        "",
+        text("URL"),
+        "the server's HTTP address, which gives tracebacks and files (default: port 8000 of the gRPC address' host)",
+    )
+    model: str = positional(
+        "", text("MODEL"), "show this model: reason, traceback, configuration; then exit", nargs="?"
+    )
 
 
 def run(options: StatusOptions, console: Console | None = None) -> None:
-    """Show the server's models and poll every `interval` seconds until Ctrl-C. With `once`, or if the output is no
-    terminal, print the table once. Raises ServeError (UNAVAILABLE) if no server answers."""
-    files = (options.root_cert, options.client_key, options.client_cert)
+    """Show the server's models on the terminal until `q`. With `once`, `json` or `model`, or if input or output is no
+    terminal, print once. Raises ServeError: UNAVAILABLE if no server answers, NOT_FOUND if it has no such model."""
+    files = (options.root_cert, options.client_cert, options.client_key)
     if bool(options.client_cert) != bool(options.client_key):
         raise UsageError("--client-cert and --client-key go together")
-    tls = Tls(*files) if options.tls or any(files) else None
-    url = options.url
+    tls = Tls(options.root_cert, options.client_key, options.client_cert) if options.tls or any(files) else None
+    url, headers = options.url, dict(options.header)
+    address = options.http_url.rstrip("/") or http_address(url, tls is not None)
+    if not address.startswith(("http://", "https://")):
+        address = f"{'http' if tls is None else 'https'}://{address}"
+    reports = LoadReports(address, headers, *files)
     if console is None or not console.is_terminal:
         console = console_on(console.file if console is not None else None)
     try:
-        connected = Client(url, tls=tls, headers=dict(options.header))
+        connected = Client(url, tls=tls, headers=headers)
     except RocserveError as error:
         raise invalid_argument(error.text) from None
     with connected as client:
-        poll = StatusPoll(client)
+        server = _Server(client, url)
+        polled = server.poll()
+        if polled.problem:
+            raise unavailable(polled.problem)
+        if options.model:
+            _show_model(console, options, client, reports, polled)
+        elif options.json:
+            say_json(console, {**server.plain(), "models": [row.plain() for row in polled.rows]})
+        elif options.once or not console.is_terminal or not sys.stdin.isatty():
+            show(console, status_table(console, polled.title, in_order(polled.rows, ATTENTION)), is_folded=True)
+        else:
+            screen = Screen(lambda row: list(detail_lines(details(client, reports, row))))
+            follow(console, polled, server.poll, options.interval, screen)
+
+
+def _show_model(console: Console, options: StatusOptions, client: Client, reports: LoadReports, polled: Polled) -> None:
+    rows = [row for row in polled.rows if row.model == options.model]
+    if not rows:
+        hint = names_hint("its models are", options.model, {row.model for row in polled.rows})
+        raise not_found(f"the server at {options.url} has no model '{options.model}'{hint}")
+    versions = [details(client, reports, row) for row in rows]
+    if options.json:
+        say_json(console, {"versions": [one.plain() for one in versions]})
+        return
+    for place, one in enumerate(versions):
+        for line in [*([Text()] if place else []), *detail_lines(one)]:
+            console.print(line, soft_wrap=True)
+
+
+class _Server:
+    """A server that is polled again and again."""
+
+    def __init__(self, client: Client, url: str) -> None:
+        self._client, self._url, self._poll = client, url, StatusPoll(client)
+        self._facts: dict[str, object] = {}
+
+    def poll(self) -> Polled:
+        client, url = self._client, self._url
         try:
-            shown = _polled(client, poll, url, console)
+            server = client.server_metadata(timeout=CALL_TIMEOUT_S)
+            is_ready = client.server_ready(timeout=CALL_TIMEOUT_S)
+            rows = self._poll.rows(time.monotonic())
         except RocserveError as error:
-            raise unavailable(_unreachable(url, error)) from None
-        if options.once or not console.is_terminal:
-            show(console, shown, is_folded=True)
-            return
-        last = shown
-        with Live(last, console=console, auto_refresh=False) as live:
-            try:
-                while True:
-                    time.sleep(options.interval)
-                    try:
-                        shown = last = _polled(client, poll, url, console)
-                    except RocserveError as error:
-                        # The last table stays visible: it shows the state before the server went away.
-                        shown = Group(last, Text(_unreachable(url, error), style="red"))
-                    live.update(shown, refresh=True)
-            except KeyboardInterrupt:
-                return
+            return Polled("", (), _unreachable(url, error))
+        self._facts = {"server": server.name, "version": server.version, "url": url, "ready": is_ready}
+        state = "ready" if is_ready else "not ready"
+        return Polled(f"{printable(server.name)} {printable(server.version)} at {url}: {state}", rows)
 
-
-def _polled(client: Client, poll: StatusPoll, url: str, console: Console) -> RenderableType:
-    """Poll once and return the table. Raises RocserveError if the server does not answer or refuses."""
-    server = client.server_metadata(timeout=_CALL_TIMEOUT_S)
-    state = "ready" if client.server_ready(timeout=_CALL_TIMEOUT_S) else "not ready"
-    title = f"{printable(server.name)} {printable(server.version)} at {url}: {state}"
-    return status_table(console, title, poll.rows(time.monotonic()))
+    def plain(self) -> dict[str, object]:
+        """Return what the last poll said of the server, as values of JSON."""
+        return dict(self._facts)
 
 
 def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> RenderableType:
     """Return the rows as a table that fits the console. An unknown figure is shown as "-"."""
-    figures = [name for name in _FIGURES if name != "engine" or any(name in row.figures for row in rows)]
+    figures = [name for name in FIGURES if name != "engine" or any(name in row.figures for row in rows)]
     made = _table(console, title, rows, figures)
     longest = max((len(row.reason) for row in rows), default=0)
     if _width(made, console) + _GAP + max(len("reason"), min(longest, _LEAST_REASON)) <= console.width:
         return _table(console, title, rows, figures, Column("reason", overflow="fold"))
-    for name in filter(figures.__contains__, _DISPENSABLE):
+    for name in filter(figures.__contains__, DISPENSABLE):
         if _width(made, console) <= console.width:
             break
         figures.remove(name)
@@ -223,7 +159,7 @@ def _table(console: Console, title: str, rows: Sequence[StatusRow], figures: Seq
         (
             row.model,
             row.version,
-            Text(row.state or "not loaded", style=_STATE_STYLES.get(row.state, "")),
+            state_text(row),
             *(row.figures.get(name, "-") for name in figures),
             *([row.reason] if reason else []),
         )
@@ -248,8 +184,9 @@ def _unreachable(url: str, error: RocserveError) -> str:
 
 
 VERB = Verb(
-    "Show the models of a running server: state, requests, times, and why a model is not served. The table is updated"
-    " until Ctrl-C; into a pipe it is printed once.",
+    "Show the models of a running server: state, requests, times, and why a model is not served; what needs help comes"
+    " first. On a terminal the table is updated, and keys scroll, filter and sort it, and open a model; into a pipe it"
+    " is printed once.",
     StatusOptions(),
     run,
 )

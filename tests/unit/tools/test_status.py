@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +17,9 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cli import main
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.verbs import status
-from rocserve.verbs.status import StatusPoll, StatusRow, status_table
+from rocserve.verbs import status, status_model, status_poll
+from rocserve.verbs.status import status_table
+from rocserve.verbs.status_poll import StatusPoll, StatusRow
 from rocserve_client import Duration, IndexEntry, ModelStatistics, RocserveError
 
 NONE = Duration()
@@ -175,6 +179,7 @@ def answers() -> dict[str, Any]:
     metadata = pb.ModelMetadataResponse(name="digits[bold]", properties={"engine": "onnxruntime"})
     return {
         "ModelMetadata": metadata,
+        "ModelConfig": pb.ModelConfigResponse(config={"name": "digits[bold]", "max_batch_size": 8}),
         "ServerMetadata": pb.ServerMetadataResponse(name="rocserve\x1b[2J", version="9.9"),
         "ServerReady": pb.ServerReadyResponse(ready=True),
         "RepositoryIndex": index,
@@ -184,7 +189,8 @@ def answers() -> dict[str, Any]:
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(status, "_CALL_TIMEOUT_S", PATIENCE_SECONDS)
+    for module in (status, status_poll, status_model):
+        monkeypatch.setattr(module, "CALL_TIMEOUT_S", PATIENCE_SECONDS)
     server = grpc.server(ThreadPoolExecutor(2), handlers=[_Handler()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -252,20 +258,100 @@ def test_a_long_name_is_folded_and_takes_no_state_away() -> None:
     assert captured.get().count("detr-") == 30
 
 
-def test_followed_on_a_terminal_until_interrupted(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(status.time, "sleep", sleep)
+def test_one_object_of_json(address: str) -> None:
     output = io.StringIO()
-    console = Console(file=output, force_terminal=True, width=200)
-    status.run(status.StatusOptions(address, 0.5), console)
-    assert pauses == [0.5, 0.5, 0.5]
-    assert len(re.findall("1234", output.getvalue())) >= 3
+    status.run(status.StatusOptions(address, json=True), Console(file=output))
+    shown = json.loads(output.getvalue())
+    assert {name: shown[name] for name in ("version", "url", "ready")} == {
+        "version": "9.9", "url": address, "ready": True,
+    }  # fmt: skip
+    (failed,) = [model for model in shown["models"] if model["model"] == "broken"]
+    assert (failed["state"], failed["reason"]) == ("UNAVAILABLE", "a long reason " * 20)
+    (served,) = [model for model in shown["models"] if model["model"] == "digits[bold]"]
+    assert (served["ok"], served["failed"], served["batch"], served["req_per_s"]) == (1234, 7, 8.0, None)
+
+
+def test_what_needs_help_is_printed_first(address: str) -> None:
+    output = io.StringIO()
+    status.run(status.StatusOptions(address), Console(file=output))
+    names = [line.split()[0] for line in output.getvalue().splitlines()[2:]]
+    assert names == ["broken", "digits[bold]"]
+
+
+REPORT = {
+    "reason": "ModuleNotFoundError: No module named 'x'", "traceback": "Traceback\n  File \"1/model.py\", line 1",
+    "attempts": 2, "failed_ms": 1_000, "retry_ms": 0, "waits_for_files": True, "file_count": 9,
+    "files": [{"path": "1/model.py", "bytes": 2048, "changed_ms": 1_000, "is_changed": True}],
+    "config_file": "config.pbtxt", "config_text": "one\ntwo\x1b[2J", "config_line": 2, "config_is_cut": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def reports() -> Iterator[tuple[str, list[str]]]:
+    """The address of an HTTP port that gives a load report, and the URLs that were asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = json.dumps(REPORT).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, name="reports").start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_failed_model_as_text(address: str, reports: tuple[str, list[str]]) -> None:
+    output = io.StringIO()
+    url, asked = reports
+    status.run(status.StatusOptions(address, http_url=url, model="broken"), Console(file=output))
+    lines = output.getvalue().splitlines()
+    assert asked == ["/v2/load-report?name=broken&version=2"]
+    assert lines[:2] == ["broken version 2: UNAVAILABLE", "  ModuleNotFoundError: No module named 'x'"]
+    assert lines[2].startswith("  tried 2 times, last at ")
+    assert lines[2].endswith("; not tried again until its files change")
+    assert lines[3:7] == ["", "traceback", "  Traceback", '    File "1/model.py", line 1']
+    assert lines[8] == "files, the last changed 1 of 9"
+    assert lines[9].endswith("2.0 KiB  1/model.py  changed since the version that is served")
+    assert lines[11:] == ["config.pbtxt, as it is written", "       1  one", "  >    2  two\\x1b[2J"]
+
+
+def test_a_model_without_a_report(address: str) -> None:
+    output = io.StringIO()
+    status.run(status.StatusOptions(address, http_url="127.0.0.1:1", model="broken"), Console(file=output))
+    assert "http://127.0.0.1:1/v2/load-report gives none" in output.getvalue()
+    assert "a long reason" in output.getvalue()
+
+
+def test_a_served_model_has_its_configuration(address: str) -> None:
+    output = io.StringIO()
+    status.run(status.StatusOptions(address, model="digits[bold]"), Console(file=output))
+    lines = output.getvalue().splitlines()
+    assert lines[:2] == [
+        "digits[bold] version 1: READY",
+        "  engine onnxruntime, ok 1234, failed 7, batch 8.00, total ms 0.000",
+    ]
+    assert lines[3:] == ["configuration, as it is served", '  name: "digits[bold]"', "  max_batch_size: 8"]
+    output = io.StringIO()
+    status.run(status.StatusOptions(address, json=True, model="digits[bold]"), Console(file=output))
+    (version,) = json.loads(output.getvalue())["versions"]
+    assert (version["ok"], version["config"]) == (1234, 'name: "digits[bold]"\nmax_batch_size: 8\n')
+
+
+def test_a_model_that_there_is_not(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "brokn", "--url", address]) == 1
+    told = capsys.readouterr().err
+    assert f"the server at {address} has no model 'brokn'" in told
+    assert "did you mean 'broken'?" in told
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
