@@ -17,7 +17,7 @@ from support.provider_plugins import stub_of_amds_plugin
 from support.tools import Command, Ran
 
 from rocserve.backends.host import Host
-from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation
+from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.options import Target
 from rocserve.backends.pytorch.installing import torch_command
 from rocserve.core.errors import ServeError
@@ -25,7 +25,7 @@ from rocserve.settings import EngineSettings
 from rocserve.verbs.doctor import machine
 from rocserve.verbs.doctor.machine import Finding, State, examine_machine
 from rocserve.verbs.doctor.trial import GREY, GREY_JPEG, NETWORK, TINY_ONNX, WEIGHTS, TinyModel, try_engine
-from rocserve.verbs.doctor.verb import target_fault
+from rocserve.verbs.doctor.verb import closing_lines, target_fault
 
 pytestmark = pytest.mark.long
 
@@ -61,7 +61,7 @@ def test_as_people_read_it_where_migraphx_is_broken(command: Command, tmp_path: 
     assert ran.row("ONNX Runtime")[0] == "works"
     assert ran.row("MIGraphX  ")[0] == "BROKEN"
     assert "advice: MIGraphX is there, but cannot be loaded\n" in ran.out
-    assert ran.out.endswith("1 broken\n")
+    assert "\n1 broken\nworks here: ONNX Runtime, rocAL's CPU engine\n" in ran.out
 
 
 def test_a_root_without_migraphx_that_is_named_is_a_fault(command: Command, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_root_without_migraphx_that_is_named_is_a_fault(command: Command, tmp_
     assert ran.status == 1
     assert ran.row("MIGraphX  ")[0] == "BROKEN"
     assert f"MIGraphX is not in {tmp_path}, which --migraphx-root or $ROCSERVE_MIGRAPHX_ROOT names" in ran.out
-    assert ran.out.endswith("1 broken\n")
+    assert "\n1 broken\nworks here: ONNX Runtime, rocAL's CPU engine\n" in ran.out
     assert not [line for line in ran.out.splitlines() if line != line.rstrip()]
 
 
@@ -89,12 +89,35 @@ def test_where_migraphx_is_not_installed_nothing_is_broken(command: Command, mon
         ran = doctor_of_its_own("--cache-directory", command.cache)
         assert ran.status == 0
         assert ran.row("MIGraphX  ")[0] == "absent"
-        assert f"advice: MIGraphX (for AMD GPUs): {INSTALL_LINES}" in ran.out
-        assert "advice: amd.rocal: apt-get install rocal rocal-dev" in ran.out
+        # What only a GPU needs is one line, not four commands.
+        assert not [line for line in ran.out.splitlines() if line.startswith("advice:") and "AMD" in line]
         assert "$LD_LIBRARY_PATH" not in ran.out, "that cv2 has set"
-        assert ran.out.endswith("nothing that is installed is broken\n")
+        *_, first, second, third = ran.out.splitlines()
+        assert first == "nothing that is installed is broken"
+        assert second == "works here: ONNX Runtime, rocAL's CPU engine"
+        assert third.startswith("an AMD GPU would also need ")
+        assert third.endswith("MIGraphX: docs/guides/install-rocm.md has the commands")
     else:
         pytest.skip("MIGraphX is installed on this machine")
+
+
+def test_what_a_gpu_needs_is_advised_where_there_is_one() -> None:
+    rocm = Finding("machine", "ROCm", State.ABSENT, "", "apt-get install rocm", is_for_gpus=True)
+    onnx = Finding("software", "onnx", State.ABSENT, "", "pip install onnx")
+    works = Finding("engines", "ONNX Runtime", State.WORKS, "")
+    none = Finding("machine", "GPUs", State.ABSENT, "")
+    driver = Finding("machine", "GPU driver", State.BROKEN, "", "modprobe amdgpu")
+    assert list(closing_lines([none, rocm, onnx, works])) == [
+        "advice: pip install onnx",
+        "nothing that is installed is broken",
+        "works here: ONNX Runtime",
+        "an AMD GPU would also need ROCm: docs/guides/install-rocm.md has the commands",
+    ]
+    with_gpu = ["advice: apt-get install rocm", "nothing that is installed is broken", "works here: ONNX Runtime"]
+    assert list(closing_lines([rocm, works])) == with_gpu
+    # A GPU whose driver is not loaded is a GPU.
+    assert list(closing_lines([none, driver, rocm]))[:2] == ["advice: modprobe amdgpu", "advice: apt-get install rocm"]
+    assert list(closing_lines([none]))[-1] == "no engine works here, so no model file can be served"
 
 
 def test_plugins_of_onnx_runtime_and_packages_that_are_empty(

@@ -41,9 +41,13 @@ class Finding:
     text: str
     advice: str = ""
     """What the user should do; "" = nothing."""
+    is_for_gpus: bool = False
+    """Only a machine with a GPU needs what is absent."""
 
 
 _MACHINE, _SOFTWARE = partial(Finding, "machine"), partial(Finding, "software")
+NO_GPUS, GPU_DRIVER = "GPUs", "GPU driver"
+"""Names of findings: that there are no GPUs, and what is wrong with the driver of those that there are."""
 _DRIVER = Path("/dev/kfd")
 _VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "ROCM_PATH")
 _PREFIXES = ("MIGRAPHX_", "MIOPEN_", "ROCSERVE_")
@@ -66,7 +70,7 @@ def examine_machine(host: Host) -> Iterator[Finding]:
         yield _MACHINE("ROCm", State.FACT, host.rocm_version)
     else:
         text = f"no {host.rocm} with a version, and no $ROCM_PATH"
-        yield _MACHINE("ROCm", State.ABSENT, text, _ROCM_ADVICE)
+        yield _MACHINE("ROCm", State.ABSENT, text, _ROCM_ADVICE, is_for_gpus=True)
     yield from _gpus(host)
     for name in sorted(host.environment):
         if name in _VARIABLES or name.startswith(_PREFIXES):
@@ -76,14 +80,14 @@ def examine_machine(host: Host) -> Iterator[Finding]:
 def _gpus(host: Host) -> Iterator[Finding]:
     numbers = host.gpus
     if not numbers:
-        yield _MACHINE("GPUs", State.ABSENT, "no AMD GPU that this process may use")
+        yield _MACHINE(NO_GPUS, State.ABSENT, "no AMD GPU that this process may use")
     # An AMD GPU on the PCI bus is idle if no driver uses it.
     idle = not numbers and not (host.system / "module/amdgpu").exists()
     for device in sorted((host.system / "bus/pci/devices").glob("*")) if idle else ():
         vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
         if vendor == _AMD and kind.startswith(_DISPLAY_CONTROLLER):
             text = f"the GPU at PCI {device.name} has no driver: the kernel module amdgpu is not loaded"
-            yield _MACHINE("GPU driver", State.BROKEN, text, _DRIVER_ADVICE)
+            yield _MACHINE(GPU_DRIVER, State.BROKEN, text, _DRIVER_ADVICE)
     for number in numbers:
         gpu = host.gpu(number)
         if gpu is None:
@@ -96,7 +100,7 @@ def _gpus(host: Host) -> Iterator[Finding]:
         yield _MACHINE(f"GPU {number}", State.FACT, text)
     if numbers and not os.access(_DRIVER, os.R_OK | os.W_OK):
         text = f"{_DRIVER} may not be read and written by this user" if _DRIVER.exists() else f"there is no {_DRIVER}"
-        yield _MACHINE("GPU driver", State.BROKEN, text, _ACCESS_ADVICE)
+        yield _MACHINE(GPU_DRIVER, State.BROKEN, text, _ACCESS_ADVICE)
 
 
 _AMD = "0x1002"
@@ -112,6 +116,9 @@ _ACCESS_ADVICE = (
 )
 
 
+_GPU_MODULES = ("amdsmi", ROCAL_MODULE)
+
+
 def _packages(host: Host) -> Sequence[tuple[str, Sequence[str], str, str]]:
     """Return for each module: its name, the names of its distributions, its purpose, how to install it."""
     cpu_extra = install_command("cpu")
@@ -120,7 +127,7 @@ def _packages(host: Host) -> Sequence[tuple[str, Sequence[str], str, str]]:
         ("onnxruntime", (), "", f"{cpu_extra}{on_gpus}"),
         ("onnx", ("onnx",), "MIGraphX's models", cpu_extra),
         ("cv2", ("opencv-python-headless", "opencv-python"), "rocAL pipelines on the CPU", cpu_extra),
-        ("matplotlib", ("matplotlib",), "rocserve tune --plot", install_command("tools")),
+        ("matplotlib", ("matplotlib",), "rocserve tune --plot, bench --plot", install_command("tools")),
         ("tokenizers", ("tokenizers",), "preprocess: text", install_command("text")),
         ("torch", ("torch",), "PyTorch's models; rocserve bench --against torch", torch_command(host)),
         (
@@ -152,7 +159,8 @@ def examine_software(host: Host) -> Iterator[Finding]:
     for module, distributions, purpose, remedy in _packages(host):
         if not is_installed(module):
             text = "not installed" + (f" (for {purpose})" if purpose else "")
-            yield _SOFTWARE(module, State.ABSENT, text, f"{module}: {remedy}")
+            is_for_gpus = module in _GPU_MODULES
+            yield _SOFTWARE(module, State.ABSENT, text, f"{module}: {remedy}", is_for_gpus=is_for_gpus)
         elif module == "onnxruntime":
             yield _onnx_runtime(installed_onnx_runtimes())
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -30,7 +30,7 @@ from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part
-from rocserve.verbs.doctor.machine import Finding, State, examine_machine, examine_software
+from rocserve.verbs.doctor.machine import GPU_DRIVER, NO_GPUS, Finding, State, examine_machine, examine_software
 from rocserve.verbs.doctor.trial import NETWORK, PIPELINE, TinyModel, try_engine
 from rocserve.verbs.printing import ToolProgress, console_on, say, say_json, show, table
 from rocserve.verbs.verb import Verb, tool_log
@@ -93,7 +93,10 @@ class EngineExamination:
         except ServeError as error:
             # A library that the settings name should exist.
             state = State.BROKEN if self.settings.migraphx_root else State.ABSENT
-            yield _ENGINE("MIGraphX", state, error.text, f"MIGraphX (for AMD GPUs): {INSTALL_LINES}")
+            yield _ENGINE(
+                "MIGraphX", state, error.text, f"MIGraphX (for AMD GPUs): {INSTALL_LINES}",
+                is_for_gpus=state is State.ABSENT,
+            )  # fmt: skip
             return
         places = [found.library or "no C library"]
         if found.module_folder:
@@ -177,10 +180,26 @@ def run_doctor(options: DoctorOptions) -> int:
         rows = [(one.name, _SHOWN[one.state], " ".join(one.text.split())) for one in group]
         found = table(section, ("", "", Column(overflow="fold")), rows, left=2, has_header=False)
         show(out, found, is_folded=True)
-    for advice in dict.fromkeys(finding.advice for finding in findings if finding.advice):
-        say(out, f"advice: {advice}")
-    say(out, f"{broken} broken" if broken else "nothing that is installed is broken")
+    for line in closing_lines(findings):
+        say(out, line)
     return 1 if broken else 0
+
+
+def closing_lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield what the user should do, and what works. Without a GPU the parts that only GPUs need are one line."""
+    has_gpus = not any(one.name == NO_GPUS and one.state is State.ABSENT for one in findings) or any(
+        one.name == GPU_DRIVER for one in findings
+    )
+    advised = [one for one in findings if one.advice]
+    for advice in dict.fromkeys(one.advice for one in advised if has_gpus or not one.is_for_gpus):
+        yield f"advice: {advice}"
+    broken = sum(one.state is State.BROKEN for one in findings)
+    yield f"{broken} broken" if broken else "nothing that is installed is broken"
+    works = [one.name for one in findings if one.state is State.WORKS]
+    yield f"works here: {', '.join(works)}" if works else "no engine works here, so no model file can be served"
+    lacking = [one.name for one in advised if one.is_for_gpus]
+    if lacking and not has_gpus:
+        yield f"an AMD GPU would also need {', '.join(lacking)}: docs/guides/install-rocm.md has the commands"
 
 
 def _cache(settings: EngineSettings) -> Iterator[Finding]:
