@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
@@ -17,6 +19,7 @@ from rocserve.verbs.verb import Verb
 from rocserve.verbs.workers import ToolWorkers
 from rocserve_tools.measuring.candidates import prepare
 from rocserve_tools.measuring.comparing import Compared, Comparison
+from rocserve_tools.measuring.curves import check_plot
 from rocserve_tools.measuring.figures import Difference, LatencySummary, Timing, worst
 from rocserve_tools.measuring.lengths import DrawnLengths, WrittenLengths, lengths_flag
 from rocserve_tools.measuring.workload import Workload
@@ -76,6 +79,7 @@ class BenchOptions:
     )
     lengths: tuple[WrittenLengths, ...] = lengths_flag()
     timing: Timing = part(Timing, "timing")
+    plot: Path | None = flag(None, Kind("FILE.png", Path), "draw latency over load, of all engines, into this file")
     json: bool = flag(False, SWITCH, "print JSON")
 
 
@@ -83,6 +87,8 @@ def run_bench(options: BenchOptions) -> int:
     """Time the engines, print the result and return the exit status: 1 if an engine was unavailable or could not run
     the model. Raises ServeError if that is the model's main engine."""
     model, out = find_model(options.model), console_on()
+    if options.plot is not None:
+        check_plot(options.plot)
     main = main_engine(model, options.engine)
     names = dict.fromkeys((main, *options.against))
     with ToolProgress() as progress:
@@ -98,6 +104,11 @@ def run_bench(options: BenchOptions) -> int:
         _print(model.source.name, descriptions, times, comparison.drawn, out)
         if options.against and len(names) == 1:
             say(out, f"nothing to compare with: the model is on {main} already; --engine names another")
+    if options.plot is not None:
+        from rocserve_tools.bench_plot import draw
+
+        draw(times, f"{model.source.name}: {', '.join(descriptions)}", options.plot)
+        say(console_on(sys.stderr) if options.json else out, f"curve: {options.plot}")
     failures = dict.fromkeys((*missing.values(), *(one.failure for one in times if one.failure)))
     for failure in failures:
         complain(f"rocserve bench: {failure}")

@@ -18,8 +18,11 @@ from support.pytorch import TorchFiles
 from support.tools import Command
 from support.waiting import PATIENCE_SECONDS, wait_until
 
+from rocserve.core.errors import ServeError
 from rocserve.verbs.printing import console_on, say_json
-from rocserve_tools.measuring.figures import Difference
+from rocserve_tools.bench import EngineTimes
+from rocserve_tools.bench_plot import draw
+from rocserve_tools.measuring.figures import Difference, LatencySummary
 
 pytestmark = pytest.mark.long
 
@@ -57,6 +60,31 @@ def test_files_of_other_engines_are_told_by_their_endings(
     ran = command(verb, _file(tmp_path, b"PK", name))
     assert ran.status == 1
     assert f"{name}: {said}" in ran.err
+
+
+def test_a_plot_of_latency_over_load(command: Command, tmp_path: Path) -> None:
+    plot = tmp_path / "curve.png"
+    words = ("--engine", "onnxruntime", "--batch-sizes", "1,2", "--seconds", "0", "--repeats", "2", "--warm-up", "1")
+    ran = command("bench", _file(tmp_path, mlp()), *words, "--plot", plot)
+    assert (ran.status, ran.out.splitlines()[-1]) == (0, f"curve: {plot}")
+    assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    ran = command("bench", _file(tmp_path, mlp()), "--plot", tmp_path / "curve.pdf")
+    assert ran.status == 1
+    assert "--plot: expected a name that ends in .png" in ran.err
+
+
+def _times(engine: str, size: int, p50: float, failure: str = "") -> EngineTimes:
+    latency = None if failure else LatencySummary(10, p50, p50, p50, 2 * p50, 3 * p50, 0.0)
+    return EngineTimes(engine, size, float(size), None, latency, 1000 * size / p50, 1.0, None, failure)
+
+
+def test_engines_in_one_plot(tmp_path: Path) -> None:
+    times = [_times(engine, size, 1.0 + size) for engine in ("migraphx", "torch") for size in (0, 1, 8)]
+    draw([*times, _times("onnxruntime", 1, 1.0, "it does not run")], "m", tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+    with pytest.raises(ServeError, match="no engine could run the model, so there is nothing to draw"):
+        draw([_times("onnxruntime", 1, 1.0, "it does not run")], "m", tmp_path / "other.png")
+    assert not (tmp_path / "other.png").exists()
 
 
 def test_an_engine_against_itself_is_nothing_to_compare(command: Command, tmp_path: Path) -> None:

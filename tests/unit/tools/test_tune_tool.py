@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository import machine
 from rocserve.repository.machine import ThisMachine
+from rocserve_tools.measuring.curves import Box, Label, draw_labels, new_curves
 from rocserve_tools.measuring.figures import LatencySummary, summarise
 from rocserve_tools.tune.config_text import ServingChoice, with_choice
 from rocserve_tools.tune.plot import draw
@@ -89,6 +91,37 @@ class TestPlot:
         padded = [replace(one, sizes="sequence=16,24", padded=0.2) for one in more]
         draw([*_CURVE, *more, *padded], more[3], title="m on ref", latency_budget_ms=20.0, path=path)
         assert path.read_bytes()[:8] == _PNG
+
+    def test_labels_of_crowded_points_do_not_overlap(self) -> None:
+        figure, axes = new_curves("crowded")
+        # Four lines whose first points lie within a few pixels of each other.
+        lines = [[(1 + 0.01 * line + size, 100 * size + 3 * line) for size in range(1, 6)] for line in range(4)]
+        for line in lines:
+            axes.plot(*zip(*line, strict=True))
+        axes.set_xlim(0, 100)
+        labels = [Label(str(2**place), point, "black") for line in lines for place, point in enumerate(line)]
+        places = draw_labels(figure, axes, labels, lines)
+        assert len(places) == 20
+        assert not [1 for one, other in combinations(places, 2) if one.shared(other)]
+        bounds = axes.get_window_extent()
+        inside = Box(bounds.x0, bounds.y0, bounds.x1, bounds.y1)
+        assert all(inside.shared(place) == pytest.approx(place.shared(place)) for place in places)
+        # What was placed is what is drawn.
+        drawn = [text for text in axes.texts if text.get_text()]
+        figure.draw_without_rendering()
+        for text, place in zip(drawn, places, strict=True):
+            extent = text.get_window_extent()
+            assert place.left - 1 < extent.x0 < extent.x1 < place.right + 1
+            assert place.bottom - 1 < extent.y0 < extent.y1 < place.top + 1
+
+    def test_where_a_line_crosses_a_box(self) -> None:
+        box = Box(0, 0, 2, 1)
+        assert box.crossed((-1, 0.5), (3, 0.5))
+        assert box.crossed((1, -1), (1, 3))
+        assert box.crossed((0.5, 0.5), (0.6, 0.6))
+        assert not box.crossed((-1, 2), (3, 2))
+        assert not box.crossed((-1, 0), (0.5, 3))
+        assert not box.crossed((3, 0.5), (4, 0.5))
 
     def test_a_budget_far_beyond_what_was_measured(self, tmp_path: Path) -> None:
         path = tmp_path / "curve.png"

@@ -6,25 +6,20 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
-
-from rocserve.core.errors import unavailable
-from rocserve.verbs.printing import counted, replacing
+from rocserve.verbs.printing import counted
+from rocserve_tools.measuring.curves import (
+    COLOURS,
+    MARGIN,
+    SOFT,
+    Label,
+    draw_labels,
+    new_curves,
+    scale_from_zero,
+    write_png,
+)
 from rocserve_tools.tune.sweep import Measurement, setting
 
-_SIZE_INCHES = (9.0, 5.6)
-_DOTS_PER_INCH = 140
-_COLOURS = ("#2563a8", "#c4532d", "#3f8f4e", "#7a4fa3", "#9a7b1c", "#4b5563")
 _RECOMMENDED = "#111827"
-_SOFT = "#6b7280"
-_LOGARITHMIC_FROM = 8.0
-"""Ratio of the largest to the smallest latency above which the scale is logarithmic."""
-
-_FURTHEST_BUDGET = 1.08
-"""A budget beyond this multiple of the longest latency is not drawn."""
 
 
 def draw(
@@ -35,15 +30,21 @@ def draw(
     path: Path,
 ) -> None:
     """Write the PNG. Raises ServeError (UNAVAILABLE) if it cannot be written."""
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = new_curves(title)
+    labels: list[Label] = []
+    lines: list[list[tuple[float, float]]] = []
     by_line = sorted(measurements, key=lambda one: (*_line(one), one.batch_size))
-    for number, (_, group) in enumerate(groupby(by_line, key=_line)):
-        _draw_line(axes, list(group), _COLOURS[number % len(_COLOURS)], below=number % 2 == 1)
+    for number, (_, members) in enumerate(groupby(by_line, key=_line)):
+        group, colour = list(members), COLOURS[number % len(COLOURS)]
+        lines.append([_point(one) for one in group])
+        name = counted(group[0].instances, "instance") + (", padded" if group[0].sizes else "")
+        axes.plot(
+            *zip(*lines[-1], strict=True), marker="o", markersize=5, linewidth=1.6, color=colour, label=name, zorder=3
+        )
+        labels += [Label(str(one.batch_size), _point(one), colour) for one in group if one.batch_size]
     slowest = max(one.latency.p95 for one in measurements)
-    if latency_budget_ms is not None and latency_budget_ms <= _FURTHEST_BUDGET * slowest:
-        axes.axvline(latency_budget_ms, color=_SOFT, linewidth=1, linestyle="--", zorder=1)
+    if latency_budget_ms is not None and latency_budget_ms <= MARGIN * slowest:
+        axes.axvline(latency_budget_ms, color=SOFT, linewidth=1, linestyle="--", zorder=1)
         axes.annotate(
             f"budget {latency_budget_ms:g} ms",
             (latency_budget_ms, 1.0),
@@ -53,7 +54,7 @@ def draw(
             rotation=90,
             ha="right",
             va="top",
-            color=_SOFT,
+            color=SOFT,
             fontsize=8,
         )
     axes.plot(
@@ -65,15 +66,19 @@ def draw(
         markerfacecolor="none",
         markeredgecolor=_RECOMMENDED,
         markeredgewidth=1.8,
-        label=f"recommended: {setting(recommended)}",
+        label="recommended:\n" + setting(recommended).replace(", ", ",\n"),
         zorder=5,
     )
-    _set_up(axes, measurements, title)
-    try:
-        with replacing(path) as file:
-            figure.savefig(file, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": "rocserve tune"})
-    except OSError as error:
-        raise unavailable(f"cannot write {path}: {error.strerror or error}") from None
+    scale_from_zero(axes, [one.latency.p95 for one in measurements])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(0, 1.12 * max(one.throughput for one in measurements))
+    axes.set_xlabel("p95 latency of a batch, ms (the numbers at the points are batch sizes)")
+    axes.set_ylabel("throughput, rows/s")
+    axes.yaxis.set_major_formatter("{x:,.6g}")
+    # Beside the curves, where no label lies under it.
+    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    draw_labels(figure, axes, labels, lines)
+    write_png(figure, path, "rocserve tune")
 
 
 def _line(one: Measurement) -> tuple[int, str]:
@@ -81,48 +86,5 @@ def _line(one: Measurement) -> tuple[int, str]:
     return one.instances, one.sizes
 
 
-def _draw_line(axes: Axes, group: Sequence[Measurement], colour: str, below: bool) -> None:
-    """Draw a line. `below`: put the batch sizes below it, away from those of a neighbouring line."""
-    axes.plot(
-        [one.latency.p95 for one in group],
-        [one.throughput for one in group],
-        marker="o",
-        markersize=5,
-        linewidth=1.6,
-        color=colour,
-        label=counted(group[0].instances, "instance") + (", padded" if group[0].sizes else ""),
-        zorder=3,
-    )
-    for one in group:
-        if one.batch_size:
-            axes.annotate(
-                str(one.batch_size),
-                (one.latency.p95, one.throughput),
-                xytext=(7, -8) if below else (-7, 8),
-                textcoords="offset points",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=colour,
-                zorder=4,
-            )
-
-
-def _set_up(axes: Axes, measurements: Sequence[Measurement], title: str) -> None:
-    latencies = [one.latency.p95 for one in measurements]
-    if max(latencies) > _LOGARITHMIC_FROM * min(latencies):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set_xlim(0, _FURTHEST_BUDGET * max(latencies))
-    axes.set_ylim(0, 1.12 * max(one.throughput for one in measurements))
-    axes.set_xlabel("p95 latency of a batch, ms (the numbers at the points are batch sizes)")
-    axes.set_ylabel("throughput, rows/s")
-    axes.yaxis.set_major_formatter("{x:,.6g}")
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.grid(True, color="#e5e7eb", linewidth=0.8, zorder=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="best")
+def _point(one: Measurement) -> tuple[float, float]:
+    return one.latency.p95, one.throughput

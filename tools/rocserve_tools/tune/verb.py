@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ from rich.console import Console
 
 from rocserve.backends.pytorch.engine_choice import MIGRAPHX_ONNX
 from rocserve.backends.written_sizes import SIZES
-from rocserve.core.errors import invalid_argument, unavailable
-from rocserve.core.extras import install_command
+from rocserve.core.errors import invalid_argument
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings.flag import SWITCH, Kind, flag, number, one_of, part
 from rocserve.verbs.engines import ENGINES, MIGRAPHX, main_engine
@@ -21,6 +19,7 @@ from rocserve.verbs.model_choice import COUNTS, ModelOptions, ToolModel, find_mo
 from rocserve.verbs.printing import ToolProgress, complain, console_on, counted, say, say_json, show, table
 from rocserve.verbs.verb import Verb
 from rocserve_tools.bench import LATENCY_COLUMNS, WORKLOAD_COLUMNS, latency_cells, say_lengths, workload_cells
+from rocserve_tools.measuring.curves import check_plot
 from rocserve_tools.measuring.figures import Timing
 from rocserve_tools.measuring.lengths import WrittenLengths, lengths_flag
 from rocserve_tools.tune.config_text import ServingChoice, config_path, write_choice
@@ -80,14 +79,7 @@ def tune(options: TuneOptions) -> int:
     # These checks come before minutes of measuring.
     path = config_path(model, options.model.config_name) if options.write else None
     if options.plot is not None:
-        try:
-            importlib.import_module("matplotlib")
-        except ImportError as error:
-            raise unavailable(f"--plot needs matplotlib ({error}); run: {install_command('tools')}") from None
-        if options.plot.suffix.lower() != ".png":
-            raise invalid_argument(f"--plot: expected a name that ends in .png, got '{options.plot}'")
-        if not options.plot.absolute().parent.is_dir():
-            raise invalid_argument(f"--plot: the folder {options.plot.absolute().parent} does not exist")
+        check_plot(options.plot)
     # A server's default limit for one model, on the CPUs or on one GPU, because each instance is a thread or a process.
     machine, instances = ThisMachine(model.source.settings), counted(max(options.instances), "instance")
     most = max(machine.most_instances(0), machine.most_instances(1) if machine.gpus else 0)
