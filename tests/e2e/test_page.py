@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from support.http_requests import add_sub_body, ask
@@ -78,7 +79,7 @@ def test_files_of_the_page(http_server: RocserveProcess) -> None:
 def test_openapi_tells_what_is_served(http_server: RocserveProcess) -> None:
     status, told = ask(http_server, "GET", "/openapi.json")
     assert (status, told["openapi"]) == (200, "3.1.0")
-    own = {"/v2/overview", "/v2/events", "/openapi.json"}
+    own = {"/v2/overview", "/v2/load-report", "/v2/events", "/openapi.json"}
     for path, verbs in told["paths"].items():
         if path not in own:
             for verb in verbs:
@@ -161,6 +162,71 @@ def test_events_as_they_happen_and_a_worker_that_is_started_again(followed: Rocs
             pass
 
 
+RAISES = """
+class TritonPythonModel:
+    def initialize(self, args):
+        open(args["model_repository"] + "/<b>labels</b>.json")
+
+    def execute(self, requests):
+        return []
+"""
+RAISES_CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_FP32 dims: 1 }
+output { name: "OUT" data_type: TYPE_FP32 dims: 1 }
+"""
+
+
+def report(server: RocserveProcess, **query: str) -> Any:
+    status, answer = ask(server, "GET", f"/v2/load-report?{urlencode(query)}")
+    assert status == 200, answer
+    return answer
+
+
+@MODES
+def test_what_helps_to_repair_a_failed_load(serve, repository: Path, front_ends: int) -> None:
+    drop(repository, "raises", RAISES, RAISES_CONFIG)
+    drop(repository, "typo", add_constant(1.0), "max_batch_size: 8\nmax_batch_sise: 5\n")
+    drop(repository, "good", add_constant(1.0))
+    chain = repository / "chain"
+    (chain / "1").mkdir(parents=True)
+    (chain / "config.pbtxt").write_text(
+        'platform: "ensemble" input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32'
+        ' dims: 1 } ensemble_scheduling { step { model_name: "raises" model_version: -1 input_map { key: "IN" value:'
+        ' "x" } output_map { key: "OUT" value: "y" } } }'
+    )
+    server = serve(repository, flags=(f"--front-ends={front_ends}",))
+    states = {"raises": "UNAVAILABLE", "typo": "UNAVAILABLE", "chain": "UNAVAILABLE", "good": "READY"}
+    wait_until(lambda: all((overview(server, name) or {}).get("state") == state for name, state in states.items()))
+
+    raised = report(server, name="raises", version="1")
+    assert 'File "raises/1/model.py", line 4, in initialize' in raised["traceback"]
+    assert str(repository) not in json.dumps(raised)
+    assert "<b>labels</b>.json" in raised["reason"]
+    assert (raised["backend"], raised["is_served"], raised["follows_files"]) == ("python", False, True)
+    assert raised["attempts"] >= 1
+    assert raised["retry_ms"] > raised["failed_ms"] > 0
+    assert {file["path"] for file in raised["files"]} >= {"1/model.py", "config.pbtxt"}
+
+    typo = report(server, name="typo", version="")
+    assert (typo["config_file"], typo["config_line"], typo["waits_for_files"]) == ("config.pbtxt", 2, True)
+    assert typo["config_text"] == "max_batch_size: 8\nmax_batch_sise: 5\n"
+
+    waits = report(server, name="chain", version="1")
+    assert (waits["members"], waits["failed_ms"], waits["traceback"]) == (["raises"], 0, "")
+
+    assert not any(file["is_changed"] for file in report(server, name="good", version="1")["files"])
+    (repository / "good" / "1" / "model.onnx").write_bytes(b"this is no model")
+    wait_until(lambda: "newer content failed to load" in overview(server, "good")["reason"])
+    kept = report(server, name="good", version="1")
+    assert (kept["is_served"], "onnx" in kept["reason"].lower()) == (True, True)
+    assert {file["path"] for file in kept["files"] if file["is_changed"]} == {"1/model.onnx"}
+
+    for query in ("name=nothing", "", "name=%FF&version=1"):
+        assert ask(server, "GET", f"/v2/load-report?{query}")[0] == 404
+    assert ask(server, "GET", "/v2/load-report?name=good&version=x")[0] == 400
+
+
 @MODES
 def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
     drop(repository, "m", add_constant(1.0))
@@ -173,6 +239,7 @@ def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
         assert (status, answer["error"]) == (403, f"This API is restricted, expecting header '{missing}'")
     assert ask(server, "GET", "/v2/overview", headers={"other": "two", "key": "one"})[0] == 200
     assert ask(server, "GET", "/v2/events")[0] == 403
+    assert ask(server, "GET", "/v2/load-report?name=m", headers={"other": "two"})[0] == 403
     with events(server, other="two") as next_event:
         assert next_event()["name"] == "m"
 
@@ -180,5 +247,5 @@ def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
 @MODES
 def test_without_the_page(serve, repository: Path, front_ends: int) -> None:
     server = serve(repository, flags=("--allow-ui=false", f"--front-ends={front_ends}"))
-    for path in ("/", "/ui/app.js", "/openapi.json", "/v2/overview", "/v2/events"):
+    for path in ("/", "/ui/app.js", "/openapi.json", "/v2/overview", "/v2/events", "/v2/load-report?name=m"):
         assert ask(server, "GET", path)[0] == 404

@@ -329,6 +329,54 @@ def test_what_is_dropped_is_asked(page: Any, server: RocserveProcess) -> None:
     page.locator(".answer .reason").wait_for()
 
 
+RAISES = """
+class TritonPythonModel:
+    def initialize(self, args):
+        raise ValueError(%r)
+
+    def execute(self, requests):
+        return []
+"""
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_a_failed_version_shows_what_helps(
+    page: Any, server: RocserveProcess, models: Path, width: int, scheme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    drop(models, "raises", RAISES % MARKUP, HOSTILE_CONFIG)
+    drop(models, "typo", add_constant(1.0), "# <b>\n" * 60 + "max_batch_sise: 5\n# end")
+    drop(models, "swapped", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    visit(page, server)
+    row(page, "raises").locator(".badge.unavailable").wait_for()
+    visit(page, server, "raises")
+    trace = page.locator(".repair section", has=page.get_by_role("heading", name="Traceback")).locator("pre")
+    trace.get_by_text(re.compile(r'File "raises/1/model.py", line 4, in initialize.*<img src=x', re.DOTALL)).wait_for()
+    page.locator(".repair .files th", has_text="1/model.py").wait_for()
+    page.locator(".repair dt", has_text="Failed").wait_for()
+
+    visit(page, server, "typo", "")
+    page.locator(".repair .lines mark", has_text="max_batch_sise: 5").wait_for()
+    fault, box = page.locator("mark").bounding_box(), page.locator(".lines").bounding_box()
+    assert box["y"] <= fault["y"] <= box["y"] + box["height"] - fault["height"]
+    assert page.locator(".lines > *").count() == 62
+
+    row_of = page.locator(".files tr", has_text="1/model.onnx")
+    visit(page, server)
+    row(page, "swapped").locator(".badge.ready").wait_for()
+    (models / "swapped" / "1" / "model.onnx").write_bytes(b"this is no model")
+    visit(page, server, "swapped")
+    row_of.get_by_text("changed").wait_for()
+    page.locator("h2 .badge.ready").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    drop(models, "swapped", add_constant(2.0), ADD_CONSTANT_CONFIG)
+    row_of.wait_for(state="detached")
+    assert page.evaluate("document.body.dataset.hacked") is None
+    for name in ("raises", "typo", "swapped"):
+        shutil.rmtree(models / name)
+
+
 def test_markup_in_names_and_answers_does_nothing(page: Any, server: RocserveProcess) -> None:
     visit(page, server)
     row(page, MARKUP).locator(".badge.ready").wait_for()

@@ -60,6 +60,9 @@ class ServeError(Exception):
         """Whether a failed load may succeed later with the same files. The status says so, unless the place that raises
         the error knows better and calls `passing` or `lasting`."""
 
+        self.trace = ""
+        """Of a failed load: the traceback in the model's own code; "" = the text says all."""
+
     def passing(self) -> Self:
         self.can_pass = True
         return self
@@ -71,7 +74,7 @@ class ServeError(Exception):
     def with_text(self, text: str) -> ServeError:
         """Return the same error with another text."""
         error = ServeError(self.code, text)
-        error.can_pass = self.can_pass
+        error.can_pass, error.trace = self.can_pass, self.trace
         error.is_refusal, error.retry_seconds, error.is_overload = self.is_refusal, self.retry_seconds, self.is_overload
         return error
 

@@ -100,6 +100,64 @@ class Failure(_message.Message):
     text: str
     def __init__(self, time_ms: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
+class LoadReportRequest(_message.Message):
+    __slots__ = ("name", "version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class LoadReportResponse(_message.Message):
+    __slots__ = ("reason", "traceback", "attempts", "failed_ms", "retry_ms", "waits_for_files", "backend", "members", "files", "file_count", "is_served", "config_file", "config_text", "config_is_cut", "config_line", "follows_files", "loads_on_request")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_MS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FILES_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    FILE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    IS_SERVED_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FILE_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_TEXT_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_IS_CUT_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_LINE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_FILES_FIELD_NUMBER: _ClassVar[int]
+    LOADS_ON_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    traceback: str
+    attempts: int
+    failed_ms: int
+    retry_ms: int
+    waits_for_files: bool
+    backend: str
+    members: _containers.RepeatedScalarFieldContainer[str]
+    files: _containers.RepeatedCompositeFieldContainer[ModelFile]
+    file_count: int
+    is_served: bool
+    config_file: str
+    config_text: str
+    config_is_cut: bool
+    config_line: int
+    follows_files: bool
+    loads_on_request: bool
+    def __init__(self, reason: _Optional[str] = ..., traceback: _Optional[str] = ..., attempts: _Optional[int] = ..., failed_ms: _Optional[int] = ..., retry_ms: _Optional[int] = ..., waits_for_files: _Optional[bool] = ..., backend: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., file_count: _Optional[int] = ..., is_served: _Optional[bool] = ..., config_file: _Optional[str] = ..., config_text: _Optional[str] = ..., config_is_cut: _Optional[bool] = ..., config_line: _Optional[int] = ..., follows_files: _Optional[bool] = ..., loads_on_request: _Optional[bool] = ...) -> None: ...
+
+class ModelFile(_message.Message):
+    __slots__ = ("path", "bytes", "changed_ms", "is_changed")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    bytes: int
+    changed_ms: int
+    is_changed: bool
+    def __init__(self, path: _Optional[str] = ..., bytes: _Optional[int] = ..., changed_ms: _Optional[int] = ..., is_changed: _Optional[bool] = ...) -> None: ...
+
 class RepositoryEventsRequest(_message.Message):
     __slots__ = ("after",)
     AFTER_FIELD_NUMBER: _ClassVar[int]

@@ -15,6 +15,7 @@ from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
 from rocserve.repository.ensemble_members import FITS, MemberReview, Served, members_of, review
 from rocserve.repository.load_order import FilesChanged
+from rocserve.repository.load_report import LastLoad
 from rocserve.repository.retries import Failure
 from rocserve.repository.version import ManagedVersion, VersionState, status_name
 from rocserve.scheduling.ensemble.graph import find_member
@@ -319,6 +320,26 @@ class ManagedModel:
         """Why the model cannot be loaded."""
         own, of_members = self._own_problem, self._members.problem
         return own if own is not None or of_members is None else Failure(of_members)
+
+    def last_load(self, number: int | None) -> LastLoad:
+        """Return what is known of a version's load. `number`: None = the model's row without a version."""
+        version, content, failure = self._versions.get(-1 if number is None else number), self.content, self._problem
+        if version is not None and version.has_failed:
+            failure = version.failure
+        scan = None if self.folder is None else self.context.scanner.latest.models.get(self.folder)
+        if content is not None and (scan is None or content.private_folder is not None):
+            scan = content.scan
+        backend = None if content is None else content.definition.backend
+        served = [each.served_change_ns for each in self.versions if number in (None, each.number)]
+        config = self.config
+        return LastLoad(
+            scan,
+            number,
+            failure,
+            backend="" if backend is None else backend.name,
+            members=() if config is None else tuple(map(self._table.names.bare, members_of(config))),
+            served_change_ns=max(served, default=0),
+        )
 
     def problem_text(self) -> str:
         """Return why the model cannot be loaded, or what to do if it `lacks_files`."""

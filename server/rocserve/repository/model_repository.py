@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import ServeError, not_found, unavailable
 from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.repository.context import RepositoryContext
@@ -17,6 +17,7 @@ from rocserve.repository.ensemble_members import members_of, outermost
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
 from rocserve.repository.load_order import LoadVersion
+from rocserve.repository.load_report import LastLoad, LoadReport, make_report
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -138,6 +139,21 @@ class ModelRepository:
         named = set() if self._table.names.namespaces else {row.name for row in rows}
         others = [row for row in self._rows_of_folders() if row.name not in named]
         return sorted(self._remotes.rows(rows + others), key=lambda row: row.name)
+
+    async def load_report(self, name: str, version: int | None) -> LoadReport:
+        """Report the latest load of a version, or of a row of the repository index without a version. Raises ServeError
+        (NOT_FOUND)."""
+        models = self._table.models
+        key = next(iter(self._table.names.keys(name, models)), None)
+        if key is not None:
+            load = models[key].last_load(version)
+        else:
+            scans = self._context.scanner.latest.models.values()
+            scan = next((scan for scan in scans if scan.name == name), None)
+            if scan is None:
+                raise not_found(f"'{name}' is neither a model nor a folder of the model repository")
+            load = LastLoad(scan, None)
+        return await asyncio.to_thread(make_report, load, self._settings)
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
         """Load or reload a model; only under explicit control. Raises ServeError with Triton's codes and words."""

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rocserve.core.backoff import Backoff
 from rocserve.core.errors import ServeError
@@ -25,6 +25,8 @@ class Failure:
     """time.monotonic() of the next try; None = no try is planned."""
     waits_for_files: bool = False
     """The same files would fail again, so the next try waits until they change."""
+    failed_ms: int = field(default=0, compare=False)
+    """When the load or the reading failed, since the epoch; 0 = nothing was tried, because it cannot succeed."""
 
     @property
     def text(self) -> str:
@@ -51,11 +53,12 @@ class RetryPolicy:
     def next_failure(self, error: ServeError, previous: Failure | None = None, took_seconds: float = 0.0) -> Failure:
         """Record a failure. `previous`: how the same content failed before."""
         attempts = 1 if previous is None else previous.attempts + 1
+        now_ms = time.time_ns() // 1_000_000
         if not self.enabled or not error.can_pass:
-            return Failure(error, attempts, waits_for_files=self.enabled)
+            return Failure(error, attempts, waits_for_files=self.enabled, failed_ms=now_ms)
         # Never less than the last try took: a load that fails after an hour of compiling must not compile all the time.
         pause_seconds = max(self.backoff.pause_seconds(attempts), took_seconds)
-        return Failure(error, attempts, time.monotonic() + pause_seconds)
+        return Failure(error, attempts, time.monotonic() + pause_seconds, failed_ms=now_ms)
 
 
 class Retries:

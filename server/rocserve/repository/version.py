@@ -171,6 +171,13 @@ class ManagedVersion:
         current = self._current
         return current is not None and not current.is_stale and current.is_of(content)
 
+    @property
+    def served_change_ns(self) -> int:
+        """The last change of the files that the served version was loaded from, since the epoch; 0 = nothing is
+        served."""
+        current = self._current
+        return 0 if current is None else current.content.scan.changed_ns
+
     def entry(self) -> IndexEntry:
         reason, failure = self.reason, self.failure
         if failure is not None and self.has_failed and reason == failure.text:

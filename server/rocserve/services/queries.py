@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 import rocserve
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig, OutputConfig
-from rocserve.core.printable import encodable
+from rocserve.core.printable import encodable, printable_name
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder, parse_version
 from rocserve.core.statistics import BatchStatistics, Duration, ResponseStatistics, StatisticsSnapshot
@@ -23,6 +23,7 @@ from rocserve.repository.model_repository import ModelRepository
 from rocserve.services.control import refuse_repository_name
 from rocserve.services.methods import Method
 from rocserve.services.readiness import Readiness, Ready
+from rocserve.settings import ControlMode
 from rocserve.workers.resource_watch import memory_bytes
 
 _QUANTILES = (0.5, 0.9, 0.99)
@@ -74,6 +75,7 @@ class QueryService:
             "ModelStatistics": Method(pb.ModelStatisticsRequest, self.model_statistics),
             "RepositoryIndex": Method(pb.RepositoryIndexRequest, self.repository_index),
             "Overview": Method(page_pb2.OverviewRequest, self.overview, is_slow=True),
+            "LoadReport": Method(page_pb2.LoadReportRequest, self.load_report, is_slow=True),
             "RepositoryEvents": Method(page_pb2.RepositoryEventsRequest, self.events, is_slow=True),
         }
 
@@ -192,6 +194,38 @@ class QueryService:
         for failure in served.statistics.failures:
             overview.failures.add(time_ms=failure.time_ms, text=self._shown(failure.text))
         return overview
+
+    async def load_report(self, request: page_pb2.LoadReportRequest) -> page_pb2.LoadReportResponse:
+        version = parse_version(request.version) if request.version else None
+        report = await self._repository.load_report(request.name, version)
+        load, config, failure = report.load, report.config, report.load.failure
+        response = page_pb2.LoadReportResponse(
+            backend=load.backend,
+            members=map(encodable, load.members),
+            file_count=report.file_count,
+            is_served=load.served_change_ns > 0,
+            config_file=config.file,
+            config_text=config.text,
+            config_is_cut=config.is_cut,
+            config_line=config.line,
+            follows_files=report.mode is ControlMode.POLL,
+            loads_on_request=report.mode is ControlMode.EXPLICIT,
+        )
+        if failure is not None:
+            response.reason = self._shown(failure.error.text)
+            response.traceback = self._shown(failure.error.trace)
+            response.attempts, response.failed_ms = failure.attempts, failure.failed_ms
+            response.waits_for_files = failure.waits_for_files
+            if failure.retry_at is not None:
+                response.retry_ms = int(1000 * (time.time() + failure.retry_at - time.monotonic()))
+        for mark in report.files:
+            response.files.add(
+                path=printable_name(mark.path),
+                bytes=mark.size,
+                changed_ms=mark.changed_ns // 1_000_000,
+                is_changed=0 < load.served_change_ns < mark.changed_ns,
+            )
+        return response
 
     async def events(self, request: page_pb2.RepositoryEventsRequest) -> page_pb2.RepositoryEventsResponse:
         events = self._repository.events

@@ -309,6 +309,7 @@ class WorkerSession:
                 self.on_trace(answer.trace[:LONGEST_TEXT])
             code, text = status_code(answer.code), answer.reason[:LONGEST_TEXT]
             error = LoadCheckFailed(answer.check, text, code) if answer.check in KINDS else ServeError(code, text)
+            error.trace = answer.trace[:LONGEST_TEXT]
             raise error.passing() if answer.can_pass else error.lasting()
         if not isinstance(answer, expected):
             raise internal(f"the worker answered with {type(answer).__name__}")

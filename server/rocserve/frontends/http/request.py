@@ -15,6 +15,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import parse_qs
 
 import numpy as np
 
@@ -54,6 +55,11 @@ def path_of(target: bytes) -> str:
     """Return the path as it was sent, percent-encoded, without the query."""
     path = _ORIGIN.sub(b"", target, 1) if not target.startswith(b"/") else target
     return path.partition(b"?")[0].decode("utf-8", "surrogateescape")
+
+
+def query_of(target: bytes) -> Mapping[str, Sequence[str]]:
+    """Return name -> values of the query. What is no UTF-8 is replaced."""
+    return parse_qs(target.partition(b"?")[2].decode("utf-8", "replace"), keep_blank_values=True)
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from rocserve.frontends.http.request import (
     Response,
     error_response,
     not_allowed,
+    query_of,
 )
 from rocserve.frontends.http.rest_v1.service import RestV1Service
 from rocserve.frontends.http.routes import (
@@ -242,6 +243,8 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+_PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+"""For what the server's operators have written, as comments in a configuration."""
 _MOST_STREAMS = 64
 """Open streams of one process. Unbounded, they could take all connections. The page works without streams, too."""
 
@@ -262,6 +265,10 @@ class Page:
             "/v2/overview": PagePart(
                 lambda request: request.run(self._overview()), ("RepositoryIndex", "ModelStatistics", "ModelMetadata")
             ),
+            "/v2/load-report": PagePart(
+                lambda request: request.run(self._load_report(request)),
+                ("RepositoryIndex", "ModelStatistics", "ModelConfig"),
+            ),
             "/v2/events": PagePart(lambda request: request.run(self._send_events(request)), ("RepositoryIndex",)),
         }
         for file in (resources.files(__package__) / _FILES).iterdir():
@@ -275,6 +282,12 @@ class Page:
         method = self._methods["Overview"]
         overview = await method.answer(page_pb2.OverviewRequest())
         return Response(200, await asyncio.to_thread(lambda: json_bytes(plain_values(overview))), JSON)
+
+    async def _load_report(self, request: Request) -> Response:
+        query = query_of(request.head.target)
+        name, version = (query.get(field, [""])[0] for field in ("name", "version"))
+        report = await self._methods["LoadReport"].answer(page_pb2.LoadReportRequest(name=name, version=version))
+        return Response(200, json_bytes(plain_values(report)), JSON, _PRIVATE)
 
     async def _send_events(self, request: Request) -> Response | None:
         """Send repository events with their numbers as server-sent events, until the client or the server ends, or the

@@ -2,7 +2,7 @@
 
 import { showApi } from "./api.js";
 import { data, keyOf, recent, start, useSecret } from "./data.js";
-import { badge, clock, engine, h, mebibytes, milliseconds, number, setText } from "./dom.js";
+import { badge, clock, engine, h, linkTo, mebibytes, milliseconds, number, setText } from "./dom.js";
 import { showModel } from "./model.js";
 
 const view = document.getElementById("view");
@@ -10,8 +10,6 @@ const notice = document.getElementById("notice");
 
 const COLUMNS = ["Model", "State", "Engine", "Requests/s", "p50 ms", "p99 ms", "Waiting", "Rows a batch", "Failures",
   "Cache hits", "Memory", "Restarts"];
-
-export const linkTo = (model) => `#/model/${encodeURIComponent(model.name)}/${encodeURIComponent(model.version)}`;
 
 const quantile = (model, which) => model.latencies_us.find((entry) => entry.quantile === which)?.value;
 

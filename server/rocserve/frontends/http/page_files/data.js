@@ -13,6 +13,13 @@ let nextPoll = null;
 /** `nth`: models of several namespaces may have one name, and are numbered from 0. */
 export const keyOf = (model) => JSON.stringify([model.name, model.version, model.nth ?? 0]);
 
+/** The row of a version; of a name without a version, the latest version that is ready, else the last row. */
+export function findModel(name, version) {
+  const rows = (data.overview?.models ?? []).filter((row) => row.name === name);
+  const latest = () => rows.filter((row) => row.state === "READY").sort((one, other) => other.version - one.version)[0];
+  return rows.find((row) => row.version === version) ?? (version ? undefined : latest() ?? rows.at(-1));
+}
+
 /** Returns the answer's JSON. Throws an Error with the server's text if the server refuses. */
 export async function ask(path, options = {}) {
   const response = await fetch(path, { ...options, headers: { ...options.headers, ...secrets } }).catch(() => {

@@ -5,7 +5,7 @@ function fill(element, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value !== false && value != null) element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.filter((child) => child != null));
+  element.append(...children.filter((child) => child != null && child !== false && child !== ""));
   return element;
 }
 
@@ -23,6 +23,8 @@ export function badge(element, state) {
   setText(element, state || "NOT LOADED");
   element.className = `badge ${(state || "none").toLowerCase()}`;
 }
+
+export const linkTo = (model) => `#/model/${encodeURIComponent(model.name)}/${encodeURIComponent(model.version)}`;
 
 export const number = (value, digits = 1) =>
   value == null || Number.isNaN(value) ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });

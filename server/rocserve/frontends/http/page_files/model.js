@@ -1,8 +1,9 @@
 // Shows one model version: its inputs and outputs, its configuration, its statistics, and a form to try it.
 
 import { chart } from "./chart.js";
-import { ask, between, data, historyOf, keyOf, recent } from "./data.js";
+import { ask, between, data, findModel, historyOf, recent } from "./data.js";
 import { badge, clock, engine, h, mebibytes, milliseconds, number, setText } from "./dom.js";
+import { repair } from "./repair.js";
 import { tryIt } from "./try.js";
 
 const STEP_MS = 5_000;
@@ -71,16 +72,18 @@ export function showModel(view, name, version) {
   const failures = h("ol", { class: "events" });
   const failed = h("section", {}, h("h2", {}, "Last failures"), failures);
   const about = h("div");
+  const help = h("div", { class: "repair" });
+  const updateHelp = repair(help, name, version);
   const title = h("h2", {}, name, version && ` version ${version}`, " ", state);
-  view.replaceChildren(title, reason, list, charts, about, failed);
-  const key = keyOf({ name, version });
+  view.replaceChildren(title, reason, help, list, charts, about, failed);
   let described = "";
   let shownFailures = "";
   return () => {
     if (!data.overview) return;
-    const model = data.overview.models.find((entry) => keyOf(entry) === key);
+    const model = findModel(name, version);
     badge(state, model ? model.state : "GONE");
     setText(reason, model?.reason ?? "It is not there.");
+    updateHelp(model);
     const isLoaded = Boolean(model?.platform);
     for (const part of [list, charts, failed]) part.hidden = !isLoaded;
     // After another load, the version may have other inputs or outputs.
