@@ -107,6 +107,11 @@ def test_overview(http_server: RocserveProcess) -> None:
     assert min(now["worker_memory_bytes"]) > 1_000_000
     assert "expected 2 inputs but got 1" in now["failures"][-1]["text"]
     assert overview(http_server, "patient")["platform"] == "python"
+    status, some = ask(http_server, "GET", "/v2/overview?name=patient&name=nothing&name=add_sub")
+    assert (status, [model["name"] for model in some["models"]]) == (200, ["add_sub", "patient"])
+    too_many = "&".join(f"name={number}" for number in range(201))
+    status, answer = ask(http_server, "GET", f"/v2/overview?{too_many}")
+    assert (status, answer["error"]) == (400, "expected at most 200 names of models, got 201")
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one-process", "front-ends"])

@@ -8,9 +8,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+from support.http_requests import ask
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
 from support.server import RocserveProcess
 from support.text_models import drop_text_model, vector_of
@@ -169,6 +171,115 @@ def test_states_change_as_they_do(page: Any, either: RocserveProcess, models: Pa
     shutil.rmtree(models / "fresh")
     row(page, "fresh").locator(".badge.unavailable").wait_for()
     shutil.rmtree(models / "broken")
+
+
+def names(page: Any) -> list[str]:
+    return page.locator(".models tbody a").all_inner_texts()  # type: ignore[no-any-return]
+
+
+WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+
+
+@WIDTHS
+def test_models_are_searched_filtered_and_sorted(
+    page: Any, server: RocserveProcess, models: Path, width: int, scheme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    drop(models, "sometimes", b"this is no model")
+    visit(page, server)
+    row(page, "sometimes").locator(".badge.unavailable").wait_for()
+    page.get_by_role("button", name=re.compile(r"Failed 1")).wait_for()
+    # What fails is first, the others follow by name.
+    assert names(page)[:2] == ["sometimes", MARKUP]
+
+    page.keyboard.press("/")
+    page.keyboard.type("moods text")
+    row(page, "moods").wait_for(state="detached")
+    assert names(page) == ["moods_text"]
+    page.get_by_label("search models").fill("nothing <b>")
+    page.get_by_text("No model is like this.").wait_for()
+    page.get_by_label("search models").fill("")
+    row(page, "moods").wait_for()
+
+    page.get_by_role("button", name=re.compile("^Failed")).press("Enter")
+    row(page, "moods").wait_for(state="detached")
+    assert names(page) == ["sometimes"]
+    page.get_by_role("button", name=re.compile("^All")).press("Enter")
+    page.get_by_label("engine").select_option("ensemble")
+    row(page, "judge").wait_for(state="detached")
+    assert names(page) == ["detect_shapes", "digits", "moods_text"]
+    page.get_by_label("engine").select_option("")
+    row(page, "judge").wait_for()
+
+    everything = [name for name in names(page) if name != "sometimes"]
+    if width > 900:
+        head = page.locator("thead th", has_text="Model")
+        head.get_by_role("button").press("Enter")
+        assert head.get_attribute("aria-sort") == "ascending"
+        assert names(page) == sorted([*everything, "sometimes"])
+        head.get_by_role("button").press("Enter")
+        assert head.get_attribute("aria-sort") == "descending"
+        assert names(page) == sorted([*everything, "sometimes"], reverse=True)
+        head.get_by_role("button").press("Enter")
+        assert head.get_attribute("aria-sort") is None
+    else:
+        page.get_by_label("sort by").select_option(label="Sort: Model")
+        assert names(page)[0] == MARKUP
+        page.get_by_label("sort by").select_option(label="Sort: failing first")
+    assert names(page)[0] == "sometimes"
+
+    page.get_by_role("link", name="sometimes").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.textContent") == MARKUP
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    page.locator("h2", has_text="sometimes version 1").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shutil.rmtree(models / "sometimes")
+
+
+@WIDTHS
+def test_of_ten_thousand_models_only_those_in_view_are_asked_for(
+    page: Any, server: RocserveProcess, width: int, scheme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    # The browser takes the rows of one real model for all: so many real ones would take minutes to load.
+    status, real = ask(server, "GET", "/v2/overview?name=judge")
+    assert (status, [model["name"] for model in real["models"]]) == (200, ["judge"])
+    rows = {f"model_{number:05d}": {**real["models"][0], "name": f"model_{number:05d}"} for number in range(10_000)}
+    rows["model_07777"] |= {"state": "UNAVAILABLE", "reason": "broken", "platform": ""}
+    asked: list[int] = []
+
+    def answer(route: Any) -> None:
+        wanted = parse_qs(urlsplit(route.request.url).query).get("name", [])
+        asked.append(len(wanted))
+        route.fulfill(
+            json={**real, "models": [rows[name] for name in wanted if name in rows] if wanted else [*rows.values()]}
+        )
+
+    page.route("**/v2/overview*", answer)
+    visit(page, server)
+    page.get_by_role("button", name="All 10,000").wait_for()
+    assert names(page)[:2] == ["model_07777", "model_00000"]
+    assert page.locator(".models tbody").count() < 100
+    page.locator(".box").evaluate("box => { box.scrollTop = box.scrollHeight; }")
+    row(page, "model_09999").wait_for()
+    assert page.locator(".models tbody").count() < 100
+    # The last rows are at the end, and nothing is behind them.
+    gap = (
+        "box => box.getBoundingClientRect().bottom - [...box.querySelectorAll('a')].at(-1).getBoundingClientRect().top"
+    )
+    assert page.locator(".box").evaluate(gap) < 300
+    rows["model_09999"] |= {"pending_requests": 4321}
+    row(page, "model_09999").get_by_text("4,321").wait_for()
+    assert len([count for count in asked if count == 0]) == 1
+    assert max(asked) <= 100
+    page.get_by_label("search models").fill("model_05000")
+    row(page, "model_05000").wait_for()
+    assert names(page) == ["model_05000"]
+    page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_check_is_seen_and_what_it_has_found(page: Any, server: RocserveProcess, models: Path) -> None:
@@ -339,7 +450,7 @@ class TritonPythonModel:
 """
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@WIDTHS
 def test_a_failed_version_shows_what_helps(
     page: Any, server: RocserveProcess, models: Path, width: int, scheme: str
 ) -> None:
@@ -374,6 +485,35 @@ def test_a_failed_version_shows_what_helps(
     row_of.wait_for(state="detached")
     assert page.evaluate("document.body.dataset.hacked") is None
     for name in ("raises", "typo", "swapped"):
+        shutil.rmtree(models / name)
+
+
+WITHOUT_WEIGHTS = """
+backend: "onnxruntime"
+input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "PROBABILITIES" data_type: TYPE_FP32 dims: [ 2 ] }
+parameters { key: "get_with" value: { string_value: "rocserve get <b>" } }
+"""
+
+
+def test_models_that_wait_for_their_weights_are_no_failures(page: Any, server: RocserveProcess, models: Path) -> None:
+    for name, config in (("heavy", WITHOUT_WEIGHTS), ("heavy_text", MOODS_OF_AN_ENSEMBLE.replace("moods", "heavy"))):
+        (models / name).mkdir()
+        (models / name / "config.pbtxt").write_text(config)
+    (models / "heavy_text" / "1").mkdir()
+    visit(page, server)
+    for name in ("heavy", "heavy_text"):
+        row(page, name).locator(".badge.none", has_text="NOT LOADED").wait_for()
+        assert row(page, name).locator(".reason.soft code").all_inner_texts() == ["rocserve get <b>"]
+        page.locator(".events li", has_text=re.compile(rf"NOT LOADED {name}\b")).first.wait_for()
+    assert page.get_by_role("button", name=re.compile("^Failed")).count() == 0
+    page.get_by_role("button", name=re.compile("^Not loaded 2")).click()
+    assert names(page) == ["heavy", "heavy_text"]
+    row(page, "heavy_text").get_by_role("link").click()
+    page.locator(".repair").get_by_role("link", name="heavy").click()
+    page.locator(".reason.soft code", has_text="rocserve get <b>").wait_for()
+    page.get_by_text("when its files are there").wait_for()
+    for name in ("heavy", "heavy_text"):
         shutil.rmtree(models / name)
 
 

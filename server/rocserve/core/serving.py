@@ -181,3 +181,5 @@ class IndexEntry:
     reason: str = ""
     served: ServedVersion | None = field(default=None, compare=False, repr=False)
     namespace: str = ""
+    lacks_files: bool = field(default=False, compare=False)
+    """It waits for files that are no part of the repository, as weights. Waiting is not a failure."""

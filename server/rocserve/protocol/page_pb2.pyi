@@ -8,8 +8,10 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OverviewRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OverviewResponse(_message.Message):
     __slots__ = ("server", "version", "ready", "now_ms", "models")
@@ -26,7 +28,7 @@ class OverviewResponse(_message.Message):
     def __init__(self, server: _Optional[str] = ..., version: _Optional[str] = ..., ready: _Optional[bool] = ..., now_ms: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelOverview, _Mapping]]] = ...) -> None: ...
 
 class ModelOverview(_message.Message):
-    __slots__ = ("name", "version", "state", "reason", "platform", "engine", "devices", "load_seconds", "load_check", "pending_requests", "last_inference_ms", "success_count", "success_ns", "queue_ns", "failure_count", "inference_count", "execution_count", "cache_hit_count", "cache_miss_count", "batches", "latencies_us", "worker_memory_bytes", "worker_restarts", "failures")
+    __slots__ = ("name", "version", "state", "reason", "platform", "engine", "devices", "load_seconds", "load_check", "pending_requests", "last_inference_ms", "success_count", "success_ns", "queue_ns", "failure_count", "inference_count", "execution_count", "cache_hit_count", "cache_miss_count", "batches", "latencies_us", "worker_memory_bytes", "worker_restarts", "failures", "lacks_files")
     class BatchesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +60,7 @@ class ModelOverview(_message.Message):
     WORKER_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    LACKS_FILES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     state: str
@@ -82,7 +85,8 @@ class ModelOverview(_message.Message):
     worker_memory_bytes: _containers.RepeatedScalarFieldContainer[int]
     worker_restarts: int
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., platform: _Optional[str] = ..., engine: _Optional[str] = ..., devices: _Optional[str] = ..., load_seconds: _Optional[float] = ..., load_check: _Optional[str] = ..., pending_requests: _Optional[int] = ..., last_inference_ms: _Optional[int] = ..., success_count: _Optional[int] = ..., success_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., failure_count: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., cache_hit_count: _Optional[int] = ..., cache_miss_count: _Optional[int] = ..., batches: _Optional[_Mapping[int, int]] = ..., latencies_us: _Optional[_Iterable[_Union[Quantile, _Mapping]]] = ..., worker_memory_bytes: _Optional[_Iterable[int]] = ..., worker_restarts: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+    lacks_files: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., platform: _Optional[str] = ..., engine: _Optional[str] = ..., devices: _Optional[str] = ..., load_seconds: _Optional[float] = ..., load_check: _Optional[str] = ..., pending_requests: _Optional[int] = ..., last_inference_ms: _Optional[int] = ..., success_count: _Optional[int] = ..., success_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., failure_count: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., cache_hit_count: _Optional[int] = ..., cache_miss_count: _Optional[int] = ..., batches: _Optional[_Mapping[int, int]] = ..., latencies_us: _Optional[_Iterable[_Union[Quantile, _Mapping]]] = ..., worker_memory_bytes: _Optional[_Iterable[int]] = ..., worker_restarts: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., lacks_files: _Optional[bool] = ...) -> None: ...
 
 class Quantile(_message.Message):
     __slots__ = ("quantile", "value")
@@ -173,17 +177,19 @@ class RepositoryEventsResponse(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[RepositoryEvent, _Mapping]]] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
 class RepositoryEvent(_message.Message):
-    __slots__ = ("number", "time_ms", "name", "version", "state", "reason")
+    __slots__ = ("number", "time_ms", "name", "version", "state", "reason", "lacks_files")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LACKS_FILES_FIELD_NUMBER: _ClassVar[int]
     number: int
     time_ms: int
     name: str
     version: str
     state: str
     reason: str
-    def __init__(self, number: _Optional[int] = ..., time_ms: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    lacks_files: bool
+    def __init__(self, number: _Optional[int] = ..., time_ms: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., lacks_files: _Optional[bool] = ...) -> None: ...

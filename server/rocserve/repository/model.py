@@ -179,14 +179,17 @@ class ManagedModel:
             return rows
         if self.lacks_files and not self.is_ensemble:
             # Triton shows a model that was never loaded without a version and a state.
-            return [IndexEntry(self.name, "", "", problem)]
+            return [IndexEntry(self.name, "", "", problem, lacks_files=True)]
         members, content = self._members, self.content
         state = VersionState.LOADING if members.are_loading else VersionState.UNAVAILABLE
         if self._own_problem is not None or content is None:
             return [*rows, IndexEntry(self.name, "", state.value, problem)]
         known = {version.number for version in self.versions if not version.is_unloaded}
-        lacking = sorted(content.wanted - known)
-        return [*rows, *(IndexEntry(self.name, str(number), state.value, problem) for number in lacking)]
+        lacking, waits = sorted(content.wanted - known), self.lacks_files
+        return [
+            *rows,
+            *(IndexEntry(self.name, str(number), state.value, problem, lacks_files=waits) for number in lacking),
+        ]
 
     def is_ready(self) -> bool:
         """Whether all that clients rely on is served. A failure of newer content or of a new model does not count."""

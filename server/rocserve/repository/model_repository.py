@@ -126,9 +126,11 @@ class ModelRepository:
             model.remove()
         await self._context.background.wait()
 
-    def index(self, ready_only: bool) -> list[IndexEntry]:
-        """Return the rows of the repository index, by name and version."""
-        models = [model for _, model in sorted(self._table.models.copy().items())]
+    def index(self, ready_only: bool, names: Collection[str] = ()) -> list[IndexEntry]:
+        """Return the rows of the repository index, by name and version. `names`: only of these models; empty = all."""
+        known = self._table.models.copy()
+        keys = {key for name in names for key in self._table.names.keys(name, known)} if names else known
+        models = [known[key] for key in sorted(keys)]
         if self._table.names.namespaces:
             rows = [replace(row, namespace=model.namespace) for model in models for row in model.entries()]
         else:
@@ -137,8 +139,9 @@ class ModelRepository:
             return [row for row in rows if row.state == VersionState.READY.value]
         # With namespaces a model of the same name may come from another folder.
         named = set() if self._table.names.namespaces else {row.name for row in rows}
-        others = [row for row in self._rows_of_folders() if row.name not in named]
-        return sorted(self._remotes.rows(rows + others), key=lambda row: row.name)
+        others = [row for row in self._rows_of_folders(names) if row.name not in named]
+        found = self._remotes.rows(rows + others)
+        return sorted((row for row in found if not names or row.name in names), key=lambda row: row.name)
 
     async def load_report(self, name: str, version: int | None) -> LoadReport:
         """Report the latest load of a version, or of a row of the repository index without a version. Raises ServeError
@@ -231,10 +234,13 @@ class ModelRepository:
         if self._is_stopping:
             raise unavailable("Server exiting")
 
-    def _rows_of_folders(self) -> list[IndexEntry]:
-        """Return rows for folders that have not defined a model yet."""
+    def _rows_of_folders(self, names: Collection[str]) -> list[IndexEntry]:
+        """Return rows for folders that have not defined a model yet. `names`: as of `index`."""
         rows = []
-        for name, scan in self._context.scanner.latest.models.items():
+        scans = self._context.scanner.latest.models
+        if names and not self._table.names.namespaces:
+            scans = {key: scans[key] for key in map(ModelKey, names) if key in scans}
+        for name, scan in scans.items():
             if self._table.defines_models(name):
                 continue
             state = reason = ""

@@ -48,7 +48,7 @@ class RepositoryEvents:
     def record(self, key: ModelKey, rows: Sequence[IndexEntry]) -> None:
         """Record the rows of a model that differ from its previous ones."""
         known = set(self._rows.get(key, ()))
-        self._rows[key] = [IndexEntry(row.name, row.version, row.state, row.reason) for row in rows]
+        self._rows[key] = [replace(row, served=None, namespace="") for row in rows]
         for row in self._rows[key]:
             if row not in known:
                 self._number += 1

@@ -27,6 +27,8 @@ from rocserve.settings import ControlMode
 from rocserve.workers.resource_watch import memory_bytes
 
 _QUANTILES = (0.5, 0.9, 0.99)
+_MOST_NAMES = 200
+"""Names in a request for the overview of some models; a screen shows fewer."""
 _WAIT_SECONDS = 10.0
 """How long a query for events waits for the next one."""
 
@@ -153,6 +155,9 @@ class QueryService:
         return response
 
     async def overview(self, request: page_pb2.OverviewRequest) -> page_pb2.OverviewResponse:
+        names = frozenset(request.names)
+        if len(names) > _MOST_NAMES:
+            raise invalid_argument(f"expected at most {_MOST_NAMES} names of models, got {len(names)}")
         # For hundreds of models this takes long, and must not delay others.
         return await asyncio.to_thread(
             lambda: page_pb2.OverviewResponse(
@@ -160,7 +165,7 @@ class QueryService:
                 version=rocserve.__version__,
                 ready=self._readiness.is_ready(),
                 now_ms=time.time_ns() // 1_000_000,
-                models=[self._model(row) for row in self._repository.index(ready_only=False)],
+                models=[self._model(row) for row in self._repository.index(ready_only=False, names=names)],
             )
         )
 
@@ -168,6 +173,7 @@ class QueryService:
         overview = page_pb2.ModelOverview(
             name=encodable(row.name), version=row.version, state=row.state, reason=self._shown(row.reason)
         )
+        overview.lacks_files = row.lacks_files
         served = row.served
         if served is None:
             return overview
@@ -239,6 +245,7 @@ class QueryService:
                 version=row.version,
                 state=row.state,
                 reason=self._shown(row.reason),
+                lacks_files=row.lacks_files,
             )
         response.is_last = events.has_ended
         return response

@@ -263,7 +263,8 @@ class Page:
         self._open_streams = 0
         self.parts = {
             "/v2/overview": PagePart(
-                lambda request: request.run(self._overview()), ("RepositoryIndex", "ModelStatistics", "ModelMetadata")
+                lambda request: request.run(self._overview(request)),
+                ("RepositoryIndex", "ModelStatistics", "ModelMetadata"),
             ),
             "/v2/load-report": PagePart(
                 lambda request: request.run(self._load_report(request)),
@@ -277,10 +278,11 @@ class Page:
             response = Response(200, file.read_bytes(), content_type, _HEADERS)
             self.parts[path] = PagePart(partial(Request.respond, response=response))
 
-    async def _overview(self) -> Response:
-        """Answer with the state of all models. A thread writes it, because hundreds of models take a while."""
-        method = self._methods["Overview"]
-        overview = await method.answer(page_pb2.OverviewRequest())
+    async def _overview(self, request: Request) -> Response:
+        """Answer with the state of all models, or of those that the query names. A thread writes it, because hundreds
+        of models take a while."""
+        method, names = self._methods["Overview"], query_of(request.head.target).get("name", ())
+        overview = await method.answer(page_pb2.OverviewRequest(names=names))
         return Response(200, await asyncio.to_thread(lambda: json_bytes(plain_values(overview))), JSON)
 
     async def _load_report(self, request: Request) -> Response:

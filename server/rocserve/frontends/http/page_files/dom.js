@@ -26,6 +26,19 @@ export function badge(element, state) {
 
 export const linkTo = (model) => `#/model/${encodeURIComponent(model.name)}/${encodeURIComponent(model.version)}`;
 
+/** Writes why a model is in its state; softly if it only waits for files. What gets them can be copied. */
+export function setReason(element, model) {
+  const text = model?.reason ?? "";
+  if (element.dataset.text === text) return;
+  element.dataset.text = text;
+  const commands = model?.lacks_files ? [...text.matchAll(/get one with: ([^;]+)/g)].map(([, command]) => command) : [];
+  element.classList.toggle("soft", Boolean(model?.lacks_files || model?.state === ""));
+  if (commands.length) {
+    const parts = [...new Set(commands)].flatMap((command, index) => [index ? " and " : "", h("code", {}, command)]);
+    element.replaceChildren("Waits for files; get them with ", ...parts);
+  } else element.replaceChildren(text);
+}
+
 export const number = (value, digits = 1) =>
   value == null || Number.isNaN(value) ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
 

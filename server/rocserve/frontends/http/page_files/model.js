@@ -1,8 +1,8 @@
 // Shows one model version: its inputs and outputs, its configuration, its statistics, and a form to try it.
 
 import { chart } from "./chart.js";
-import { ask, between, data, findModel, historyOf, recent } from "./data.js";
-import { badge, clock, engine, h, mebibytes, milliseconds, number, setText } from "./dom.js";
+import { ask, between, data, findModel, stateOf, historyOf, recent } from "./data.js";
+import { badge, clock, engine, h, mebibytes, milliseconds, number, setReason, setText } from "./dom.js";
 import { repair } from "./repair.js";
 import { tryIt } from "./try.js";
 
@@ -81,8 +81,8 @@ export function showModel(view, name, version) {
   return () => {
     if (!data.overview) return;
     const model = findModel(name, version);
-    badge(state, model ? model.state : "GONE");
-    setText(reason, model?.reason ?? "It is not there.");
+    badge(state, model ? stateOf(model) : "GONE");
+    setReason(reason, model ?? { reason: "It is not there." });
     updateHelp(model);
     const isLoaded = Boolean(model?.platform);
     for (const part of [list, charts, failed]) part.hidden = !isLoaded;
