@@ -488,6 +488,72 @@ def test_a_failed_version_shows_what_helps(
         shutil.rmtree(models / name)
 
 
+HOSTILE_ENSEMBLE = """
+platform: "ensemble"
+input { name: "IN" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "LAST" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "SIDE" data_type: TYPE_STRING dims: [ 1 ] }
+ensemble_scheduling {
+  step { model_name: NAME model_version: -1 input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: NAME } }
+  step { model_name: NAME model_version: 1 input_map { key: "IN" value: NAME } output_map { key: "OUT" value: "LAST" } }
+  step { model_name: NAME model_version: 1 input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "SIDE" } }
+}
+""".replace("NAME", json.dumps(MARKUP))
+
+
+def shares(page: Any) -> list[float]:
+    return [float(text.split(" %")[0]) for text in page.locator(".graph .time").all_text_contents() if " %" in text]
+
+
+@WIDTHS
+def test_an_ensemble_is_a_graph_of_links(
+    page: Any, server: RocserveProcess, models: Path, width: int, scheme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    visit(page, server, "detect_shapes")
+    steps = page.locator(".graph a")
+    steps.nth(2).wait_for()
+    titles = page.locator(".graph a > title").evaluate_all("found => found.map(title => title.textContent)")
+    assert titles == ["detect_shapes_preprocess", "detect_shapes_network", "detect_shapes_postprocess"]
+    flows = page.locator(".graph .tensor > title").evaluate_all("found => found.map(title => title.textContent)")
+    assert flows[:2] == ["ENCODED BYTES [1]", "prepared_image FP32 [-1,3,192,192]"]
+    assert {"image_size INT32 [-1,2]", "BOXES FP32 [-1,4]"} <= set(flows)
+    # No text covers another, and none is outside of the drawing.
+    box_of = "found => found.map(text => { const box = text.getBBox(); return [box.x, box.y, box.width, box.height]; })"
+    places = page.locator(".graph .tensor").evaluate_all(box_of)
+    drawn = float(page.locator(".graph").get_attribute("width"))
+    for index, (x, y, broad, high) in enumerate(places):
+        assert 0 <= x <= x + broad <= drawn
+        assert all(y + high <= other[1] + 1 or other[1] + other[3] <= y + 1 for other in places[index + 1 :])
+    page.get_by_label("choose a file").set_input_files(DATA / "shapes" / "03.jpg")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.graph .time')].every(t => t.textContent.includes(' %'))"
+    )
+    assert sum(shares(page)) == pytest.approx(100, abs=2)
+    steps.nth(1).focus()
+    page.keyboard.press("Enter")
+    page.locator("h2", has_text="detect_shapes_network version 1").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    (models / "odd" / "1").mkdir(parents=True)
+    (models / "odd" / "config.pbtxt").write_text(HOSTILE_ENSEMBLE)
+    visit(page, server)
+    row(page, "odd").locator(".badge.ready").wait_for()
+    visit(page, server, "odd")
+    page.locator(".graph .tensor", has_text="<img src=x").wait_for()
+    assert page.locator(".graph a > title").all_text_contents() == [
+        MARKUP,
+        f"{MARKUP} version 1",
+        f"{MARKUP} version 1",
+    ]
+    page.locator(".graph a").nth(1).click()
+    page.locator("h2", has_text=MARKUP).wait_for()
+    assert page.evaluate("document.body.dataset.hacked") is None
+    assert page.locator("img[src=x]").count() == 0
+    shutil.rmtree(models / "odd")
+
+
 WITHOUT_WEIGHTS = """
 backend: "onnxruntime"
 input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }

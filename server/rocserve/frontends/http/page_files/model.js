@@ -3,6 +3,7 @@
 import { chart } from "./chart.js";
 import { ask, between, data, findModel, stateOf, historyOf, recent } from "./data.js";
 import { badge, clock, engine, h, mebibytes, milliseconds, number, setReason, setText } from "./dom.js";
+import { ensembleGraph } from "./graph.js";
 import { repair } from "./repair.js";
 import { tryIt } from "./try.js";
 
@@ -43,24 +44,43 @@ function facts(model) {
     "Executions by batch size": batches.join("; ") || "–",
     "Cache hits": cached ? `${number(model.cache_hit_count, 0)} of ${number(cached, 0)}` : "–",
     "Memory of workers": model.worker_memory_bytes.map(mebibytes).join(", ") || "–",
-    "Restarts of workers": number(model.worker_restarts, 0),
+    "Restarts of workers": model.platform === "ensemble" ? "–" : number(model.worker_restarts, 0),
     "Load check": model.load_check || "–",
     "Loaded in": model.load_seconds ? `${number(model.load_seconds, 2)} s` : "–",
     "Last request": model.last_inference_ms ? clock(model.last_inference_ms) : "–",
   };
 }
 
-/** Asks for metadata and configuration, which only a ready version has. Called again after each load. */
+/** Steps whose models are asked for the shapes of their outputs. */
+const MOST_ASKED = 50;
+
+/** Returns the graph of an ensemble; null for another model. */
+async function graphOf(name, config, metadata) {
+  const steps = config.ensemble_scheduling?.step;
+  if (!steps) return null;
+  const members = [...new Set(steps.map((step) => step.model_name))];
+  data.inView = () => [name, ...members];
+  const known = await Promise.all(members.slice(0, MOST_ASKED).map(async (member) =>
+    [member, await ask(pathOf(member, "")).catch(() => null)])); // A model that is not ready has none.
+  return ensembleGraph(config, metadata, new Map(known));
+}
+
+/** Asks for metadata and configuration, which only a ready version has. Called again after each load. Returns the function
+ * that updates what it has shown. */
 async function describe(place, name, version) {
   try {
     const [metadata, config] = await Promise.all(["", "/config"].map((part) => ask(pathOf(name, version) + part)));
+    const graph = await graphOf(name, config, metadata);
     place.replaceChildren(
+      graph?.section ?? "",
       tryIt(name, version, metadata, config),
       h("div", { class: "columns" }, tensors("Inputs", metadata.inputs), tensors("Outputs", metadata.outputs)),
       h("details", {}, h("summary", {}, "Configuration, as completed"),
         h("pre", { tabindex: "0" }, JSON.stringify(config, null, 2))));
+    return graph?.update ?? (() => {});
   } catch (error) {
     place.replaceChildren(h("p", { class: "reason" }, error.message));
+    return () => {};
   }
 }
 
@@ -74,13 +94,17 @@ export function showModel(view, name, version) {
   const about = h("div");
   const help = h("div", { class: "repair" });
   const updateHelp = repair(help, name, version);
-  const title = h("h2", {}, name, version && ` version ${version}`, " ", state);
+  const which = h("span");
+  const title = h("h2", {}, name, which, " ", state);
   view.replaceChildren(title, reason, help, list, charts, about, failed);
   let described = "";
+  let updateAbout = () => {};
   let shownFailures = "";
   return () => {
     if (!data.overview) return;
     const model = findModel(name, version);
+    const shown = model?.version ?? version;
+    setText(which, shown && ` version ${shown}`);
     badge(state, model ? stateOf(model) : "GONE");
     setReason(reason, model ?? { reason: "It is not there." });
     updateHelp(model);
@@ -88,7 +112,14 @@ export function showModel(view, name, version) {
     for (const part of [list, charts, failed]) part.hidden = !isLoaded;
     // After another load, the version may have other inputs or outputs.
     const load = isLoaded && model.state === "READY" ? `${model.state} ${model.load_seconds}` : "";
-    if (load && load !== described) describe(about, name, version);
+    if (load && load !== described) {
+      updateAbout = () => {};
+      describe(about, name, version).then((next) => {
+        updateAbout = next;
+        next();
+      });
+    }
+    updateAbout();
     if (!isLoaded) about.replaceChildren();
     described = isLoaded ? load || described : "";
     if (!isLoaded) return;
@@ -96,7 +127,10 @@ export function showModel(view, name, version) {
     if (!list.children.length) {
       list.append(...Object.keys(shownFacts).map((title) => h("div", {}, h("dt", {}, title), h("dd"))));
     }
-    Object.values(shownFacts).forEach((text, index) => setText(list.children[index].lastChild, text));
+    Object.values(shownFacts).forEach((text, index) => {
+      setText(list.children[index].lastChild, text);
+      list.children[index].hidden = text === "–";
+    });
     const found = points(historyOf(model));
     const width = Math.min(600, Math.max(280, view.clientWidth - 60));
     const line = (value) => found.map((point) => [point.at, value(point)]);
