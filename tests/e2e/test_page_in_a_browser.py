@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,45 @@ ensemble_scheduling { step {
 } }
 """
 
+STORIES = """
+import os
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            text = pb_utils.get_input_tensor_by_name(request, "prompt").as_numpy().ravel()[0].decode()
+            for word in text.split():
+                if word == "fail":
+                    sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("no <b>more")))
+                    break
+                while word == "wait" and not os.path.exists(%r):
+                    time.sleep(0.01)
+                token = np.array([f"{word} ".encode()], dtype=object)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("token", token)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+STORIES_CONFIG = """
+backend: "python"
+input { name: "prompt" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "token" data_type: TYPE_STRING dims: [ 1 ] }
+model_transaction_policy { decoupled: true }
+"""
+STORIES_OF_AN_ENSEMBLE = """
+platform: "ensemble"
+input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }
+ensemble_scheduling { step {
+  model_name: "stories" model_version: -1
+  input_map { key: "prompt" value: "text_input" } output_map { key: "token" value: "text_output" }
+} }
+"""
+
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 
 
@@ -118,6 +159,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (repository / "moods" / "labels.txt").write_text("calm\nloud\n")
     (repository / "moods_text" / "1").mkdir(parents=True)
     (repository / "moods_text" / "config.pbtxt").write_text(MOODS_OF_AN_ENSEMBLE)
+    drop(repository, "stories", STORIES % str(repository.parent / "go on"), STORIES_CONFIG)
+    (repository / "stories_text" / "1").mkdir(parents=True)
+    (repository / "stories_text" / "config.pbtxt").write_text(STORIES_OF_AN_ENSEMBLE)
     return repository
 
 
@@ -403,6 +447,89 @@ def test_a_text_gets_its_labels_which_are_no_vector(page: Any, server: RocserveP
         assert page.locator(".bars .label").all_inner_texts()[0] == label
         assert page.locator(".bars .value").all_inner_texts() == ["0.750", "0.250"]
         assert page.get_by_text("Nearest of the last texts").count() == 0
+
+
+@WIDTHS
+def test_answers_are_shown_as_they_come(
+    page: Any, either: RocserveProcess, models: Path, width: int, scheme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    gate = models.parent / "go on"
+    gate.unlink(missing_ok=True)
+    for model, name, output in (("stories", "prompt", "token"), ("stories_text", "text_input", "text_output")):
+        visit(page, either, model)
+        box = page.get_by_label(f"text for {name}")
+        box.fill(f"once {MARKUP} wait upon")
+        box.press("Control+Enter")
+        shown = page.locator(".answer section", has_text=output).locator("pre")
+        shown.get_by_text(f"once {MARKUP}").wait_for()
+        assert "wait" not in shown.inner_text()
+        gate.touch()
+        page.locator(".answer", has_text=re.compile(r"answers in [\d,.]+ ms, the first after")).wait_for()
+        assert shown.inner_text().split() == f"once {MARKUP} wait upon".split()
+        gate.unlink()
+        box.fill("one wait")
+        page.get_by_role("button", name="Run").click()
+        shown.get_by_text("one").wait_for()
+        page.get_by_role("button", name="Stop").press("Enter")
+        page.get_by_text("Stopped after 1 answers.").wait_for()
+        gate.touch()
+        box.fill("two fail three")
+        page.get_by_role("button", name="Run").click()
+        page.locator(".answer .reason", has_text="no <b>more").wait_for()
+        assert shown.inner_text() == "two "
+        gate.unlink()
+    assert page.evaluate("document.body.dataset.hacked") is None
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def copied(page: Any, button: str) -> str:
+    page.get_by_role("button", name=button).click()
+    page.locator(".copies small", has_text=re.compile("Copied|Selected")).wait_for()
+    code: str = page.locator(".copies pre").text_content()
+    assert page.evaluate("getSelection().toString()").strip() == code.strip()
+    return code
+
+
+def ran(code: str, is_python: bool, folder: Path) -> str:
+    command = [sys.executable, "-c", code] if is_python else ["bash", "-c", code]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_request_is_copied_as_what_sends_it_again(page: Any, server: RocserveProcess, tmp_path: Path) -> None:
+    """The copied code is run, and gives the answer that the page shows."""
+    photo = tmp_path / 'it\'s "two", a $photo;.jpg'
+    shutil.copy(next((DATA / "digits").glob("*_two.jpg")), photo)
+    visit(page, server, "digits")
+    page.get_by_label("choose a file").set_input_files(photo)
+    page.locator(".bars li").nth(4).wait_for()
+    for button in ("Copy as curl", "Copy as Python"):
+        assert ":two" in ran(copied(page, button), "Python" in button, tmp_path)
+
+    visit(page, server, "detect_shapes")
+    page.get_by_label("choose a file").set_input_files(photo)
+    page.locator(".drawn, .answer section, .answer .reason").first.wait_for()
+    form = copied(page, "Copy as curl")
+    assert "-F 'ENCODED=@" in form
+    assert "BOXES" in ran(form, is_python=False, folder=tmp_path)
+
+    visit(page, server, "moods")
+    text = 'it\'s LOUD\n"$HOME" \\ %s `id` \u2028é'
+    page.get_by_label("text for TEXT").fill(text)
+    page.get_by_role("button", name="Run").click()
+    page.locator(".bars li").nth(1).wait_for()
+    for button in ("Copy as curl", "Copy as Python"):
+        code = copied(page, button)
+        assert "0.75" in ran(code, "Python" in button, tmp_path)
+    assert json.dumps(text, ensure_ascii=False).replace("\\u2028", "\u2028") in code
+
+    visit(page, server, "stories")
+    page.get_by_label("text for prompt").fill("once upon 'a time'")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_text("4 answers in").wait_for()
+    for button in ("Copy as curl", "Copy as Python"):
+        assert ran(copied(page, button), "Python" in button, tmp_path).count("token") == 4
 
 
 def test_each_text_of_a_pair_has_a_box(page: Any, server: RocserveProcess) -> None:

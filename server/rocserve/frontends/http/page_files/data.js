@@ -63,6 +63,9 @@ export function useSecret(header, value) {
   poll();
 }
 
+/** The headers that a restricted API wants; their values stay in this page. */
+export const headersNeeded = () => Object.keys(secrets);
+
 function note(model, at) {
   const key = keyOf(model);
   let history = histories.get(key) ?? [];

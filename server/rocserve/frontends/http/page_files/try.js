@@ -1,8 +1,10 @@
 // Sends a text, a picture or JSON to a model, and shows the answer.
 
+import { copies } from "./code.js";
 import { ask } from "./data.js";
 import { h, number, svg } from "./dom.js";
 import { pathOf } from "./model.js";
+import { generateBody, showStream } from "./stream.js";
 import { areTexts, isVector, LastTexts, textBoxes, vector, VECTOR } from "./text.js";
 
 const SHOWN_CLASSES = 5;
@@ -37,10 +39,14 @@ function template(metadata, config) {
   return JSON.stringify({ inputs, outputs: labelledOutputs(metadata, config) }, null, 1);
 }
 
-/** The input that takes a picture's bytes; null if there is none. TEXT is what models of text call theirs. */
+/** Names that inputs of texts and of pictures have; an input of another name may take either, and a text is offered first. */
+const TEXT_NAME = /text|prompt|question|query|sentence|document|passage|message|^input_ids$/i;
+const PICTURE_NAME = /image|picture|photo|encoded|jpe?g|png|img/i;
+
+/** The input that takes a picture's bytes; null if there is none. */
 function pictureInput(inputs) {
   const [input] = inputs;
-  if (inputs.length !== 1 || input.name === "TEXT" || input.shape.some((size) => size !== -1 && size !== 1)) return null;
+  if (inputs.length !== 1 || TEXT_NAME.test(input.name) || input.shape.some((size) => size !== -1 && size !== 1)) return null;
   return input.datatype === "BYTES" || (input.datatype === "UINT8" && input.shape.includes(-1)) ? input : null;
 }
 
@@ -146,34 +152,57 @@ export function tryIt(name, version, metadata, config) {
   const takesPictures = pictureInput(inputs) !== null;
   const accept = takesPictures ? "image/*,.json" : ".json";
   const file = h("input", { type: "file", accept, onchange: () => take(file.files[0]) });
+  const isPicture = takesPictures && (!takesTexts || PICTURE_NAME.test(inputs[0].name));
+  let streams = Boolean(config.model_transaction_policy?.decoupled);
   const kept = inputs.length === 1 ? new LastTexts() : null;
   const boxes = textBoxes(inputs, (filled) =>
     send(() => ({ inputs: filled, outputs: requestedOutputs(metadata, config) }), kept));
   let picture = "";
 
-  async function send(make, lastTexts = null) {
+  /** Shows a request as commands, whatever its answer was. */
+  const offer = (part, body, file) => answer.append(copies({
+    url: `${location.origin}${pathOf(name, version)}/${part}`, body, file, streams: part === "generate_stream",
+  }));
+
+  async function stream(request) {
+    const body = generateBody(request);
+    await showStream(answer, `${pathOf(name, version)}/generate_stream`, body);
+    offer("generate_stream", body, null);
+  }
+
+  /** `file`: the picture that `make` puts into the request. */
+  async function send(make, lastTexts = null, file = null) {
     URL.revokeObjectURL(picture);
-    picture = "";
+    picture = file ? URL.createObjectURL(file) : "";
     answer.replaceChildren("…");
+    let request = null;
     try {
-      const request = await make();
+      request = await make();
+      if (streams && !file) {
+        await stream(request);
+        return;
+      }
       const began = performance.now();
       const response = await ask(`${pathOf(name, version)}/infer`, { method: "POST", body: JSON.stringify(request) });
       const took = performance.now() - began;
       const parts = await show(response, request, picture, lastTexts);
       answer.replaceChildren(...parts, h("p", {}, `Answered in ${number(took)} ms.`));
     } catch (error) {
+      // An ensemble may be decoupled by a member.
+      if (request && !file && !streams && /decoupled/.test(error.message)) {
+        streams = true;
+        await stream(request);
+        return;
+      }
       answer.replaceChildren(h("p", { class: "reason" }, error.message));
     }
+    if (request) offer("infer", request, file);
   }
 
   async function take(dropped) {
     if (!dropped) return;
     if (dropped.type.startsWith("image/") && takesPictures) {
-      await send(async () => {
-        picture = URL.createObjectURL(dropped);
-        return pictureRequest(dropped, metadata, config);
-      });
+      await send(() => pictureRequest(dropped, metadata, config), null, dropped);
     } else {
       text.value = await dropped.text();
       await send(() => JSON.parse(text.value));
@@ -187,10 +216,10 @@ export function tryIt(name, version, metadata, config) {
   };
   const what = takesPictures ? "a picture or JSON" : "JSON";
   const files = h("p", {}, h("label", { class: "drop" }, `Drop ${what} here, or choose a file: `, file));
-  const texts = takesTexts ? h("details", { open: !takesPictures }, h("summary", {}, "Text"), boxes) : null;
+  const texts = takesTexts ? h("details", { open: !isPicture }, h("summary", {}, "Text"), boxes) : null;
   return h("section", { class: "try", ondragover, ondrop },
     h("h2", {}, "Try it"),
-    ...(takesPictures ? [files, texts] : [texts, files]),
+    ...(isPicture ? [files, texts] : [texts, files]),
     h("details", { open: !takesPictures && !takesTexts }, h("summary", {}, "Request as JSON"), text,
       h("p", {}, h("button", { type: "button", onclick: () => send(() => JSON.parse(text.value)) }, "Send"))),
     answer);
