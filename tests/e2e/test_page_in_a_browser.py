@@ -473,7 +473,7 @@ def test_answers_are_shown_as_they_come(
         page.get_by_role("button", name="Run").click()
         shown.get_by_text("one").wait_for()
         page.get_by_role("button", name="Stop").press("Enter")
-        page.get_by_text("Stopped after 1 answers.").wait_for()
+        page.get_by_text("Stopped after 1 answer.").wait_for()
         gate.touch()
         box.fill("two fail three")
         page.get_by_role("button", name="Run").click()

@@ -36,11 +36,13 @@ export async function showStream(place, path, body) {
   let answers = 0;
   let first = 0;
   place.replaceChildren(outputs, status);
+  const many = () => `${number(answers, 0)} answer${answers === 1 ? "" : "s"}`;
   const take = (event) => {
     if (!place.isConnected) stop.abort(); // Another part of the page is shown.
     if (event.error) throw new Error(event.error);
     if (!answers) first = performance.now() - began;
-    count.textContent = `${number(answers += 1, 0)} answers`;
+    answers += 1;
+    count.textContent = many();
     for (const [name, value] of Object.entries(event)) {
       if (FIELDS.has(name)) continue;
       if (!shown.has(name)) {
@@ -55,7 +57,6 @@ export async function showStream(place, path, body) {
       if (isAtEnd) box.scrollTop = box.scrollHeight;
     }
   };
-  const many = () => `${number(answers, 0)} answers`;
   try {
     await events(path, body, stop.signal, take);
     const took = performance.now() - began;
