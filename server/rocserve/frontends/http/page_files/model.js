@@ -8,6 +8,8 @@ import { repair } from "./repair.js";
 import { tryIt } from "./try.js";
 
 const STEP_MS = 5_000;
+/** Facts that an ensemble does not have. All others are shown without a value too, because what is below must not move. */
+const OF_LOADS = new Set(["Memory of workers", "Restarts of workers", "Load check", "Loaded in"]);
 
 export const pathOf = (name, version) => `/v2/models/${encodeURIComponent(name)}${version && `/versions/${version}`}`;
 
@@ -129,7 +131,7 @@ export function showModel(view, name, version) {
     }
     Object.values(shownFacts).forEach((text, index) => {
       setText(list.children[index].lastChild, text);
-      list.children[index].hidden = text === "–";
+      list.children[index].hidden = text === "–" && OF_LOADS.has(list.children[index].firstChild.textContent);
     });
     const found = points(historyOf(model));
     const width = Math.min(600, Math.max(280, view.clientWidth - 60));
