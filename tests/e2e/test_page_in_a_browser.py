@@ -252,7 +252,7 @@ def test_models_are_searched_filtered_and_sorted(
     page.get_by_role("button", name=re.compile("^All")).press("Enter")
     page.get_by_label("engine").select_option("ensemble")
     row(page, "judge").wait_for(state="detached")
-    assert names(page) == ["detect_shapes", "digits", "moods_text"]
+    assert names(page) == ["detect_shapes", "digits", "moods_text", "stories_text"]
     page.get_by_label("engine").select_option("")
     row(page, "judge").wait_for()
 
