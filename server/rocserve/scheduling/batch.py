@@ -244,14 +244,19 @@ class FormedBatch:
         return [request for request in self.requests if request.exchange.state is RUNNING]
 
     def elements(self) -> tuple[int, int]:
-        """Return the elements of the inputs that are padded: as the clients sent them, and those that are added."""
-        plans = [request.plan for request in self.running]
-        filled = [plan.bucket.row_elements for plan in plans if plan.bucket is not None]
-        if not self.is_grouped:
-            filled = [max(filled, default=0)] * len(plans)
-        real = sum([plan.real_elements for plan in plans])
-        total = sum([plan.batch_size * own for plan, own in zip(plans, filled, strict=True)])
-        return real, total + self.padding_rows * max(filled, default=0) - real
+        """See `padded_elements`; of the requests that still need an answer."""
+        return padded_elements([request.plan for request in self.running], self.is_grouped, self.padding_rows)
+
+
+def padded_elements(plans: Sequence[RequestPlan], is_grouped: bool = False, padding_rows: int = 0) -> tuple[int, int]:
+    """Return the elements of the inputs that are padded in one execution of requests: as the clients sent them, and
+    those that are added."""
+    filled = [plan.bucket.row_elements for plan in plans if plan.bucket is not None]
+    if not is_grouped:
+        filled = [max(filled, default=0)] * len(plans)
+    real = sum([plan.real_elements for plan in plans])
+    total = sum([plan.batch_size * own for plan, own in zip(plans, filled, strict=True)])
+    return real, total + padding_rows * max(filled, default=0) - real
 
 
 class BatchAnswerer:

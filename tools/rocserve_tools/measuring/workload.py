@@ -15,7 +15,7 @@ from rocserve.core.requests import NO_PARAMETERS, InferRequest, RequestHead
 from rocserve.core.tensors import scalar
 from rocserve.core.validation import RequestPlan
 from rocserve.load_check.tensors import Array
-from rocserve.scheduling.batch import FormedBatch
+from rocserve.scheduling.batch import padded_elements
 from rocserve.scheduling.batch_policy import DynamicBatcher
 from rocserve.scheduling.bucket_batcher import BucketBatcher
 from rocserve_tools.measuring.candidates import MeasuredInput, OpenCandidate, random_inputs
@@ -113,7 +113,7 @@ def workload(opened: OpenCandidate, batch_size: int) -> Workload:
         bucket = members[0].plan.bucket
         sizes = {} if bucket is None else dict(zip(_labels(padding), bucket.sizes, strict=True))
         batches.append(RequestBatch(lengths, {**lengths[0], **sizes}))
-        elements = FormedBatch([*members], 0).elements()
+        elements = padded_elements([member.plan for member in members])
         real, padded = real + elements[0], padded + elements[1]
     return Workload(batches, batch_size > 0, padding.values, padded / real if real else None)
 
