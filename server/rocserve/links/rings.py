@@ -61,10 +61,12 @@ class RingWriter:
     def reserve(self) -> bool:
         """Reserve a place for an entry that `post_reserved` will post. Returns False if none is free. Raises
         LinkBroken."""
-        if self.room < 1:
-            return False
-        self._reserved += 1
-        return True
+        under_way = self.posted - self._other_words[self._taken_at]
+        if 0 <= under_way <= self._size - (self._reserved + 1) * ENTRY_BYTES:
+            self._reserved += 1
+            return True
+        # Never so here, but impossible numbers raise.
+        return self.room > 0
 
     def post_reserved(self, entry: bytes) -> None:
         self._reserved -= 1

@@ -131,7 +131,11 @@ class Instance:
         """Write a batch's inputs where the worker reads them, and start the batch. `is_grouped`: its requests run one
         by one. Raises WorkerGone if the instance takes no batches any more, ServeError (UNAVAILABLE) if the worker does
         not read its batches, and as BatchWriter.write."""
-        has_place = self.room(self._work) > 0 and self._work.reserve()
+        try:
+            has_place = self._work.reserve()
+        except LinkBroken as error:
+            has_place = False
+            self._break_off_for(error)
         if self.closed:
             raise WorkerGone(self._gone_text)
         if not has_place:
@@ -183,7 +187,7 @@ class Instance:
         try:
             return ring.room
         except LinkBroken as error:
-            self.break_off(f"it sent what cannot be read: {error}")
+            self._break_off_for(error)
             return 0
 
     def _file_gone(self, number: int) -> None:
@@ -231,7 +235,7 @@ class Instance:
             if len(self._places_to_return) > _MOST_UNRETURNED:
                 raise ValueError(f"{len(self._places_to_return)} places, and takes none back")
         except (ValueError, LinkBroken) as error:
-            self.break_off(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
+            self._break_off_for(error)
 
     def _take_done(self, batch_id: int, place: int, nbytes: int) -> None:
         """Handle the end of a batch, whose results are in a slot of `nbytes`."""
@@ -282,6 +286,9 @@ class Instance:
         return not self.has_ended and self.inbox.has_mail()
 
     # The end
+
+    def _break_off_for(self, error: Exception) -> None:
+        self.break_off(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
 
     def break_off(self, reason: str) -> None:
         """Stop talking to a worker that sends invalid messages, reads none, or has closed its socket."""

@@ -329,11 +329,11 @@ class WorkerEnd:
             view = self._heap.view(place, begin)
         if kept:
             self._referents[place] = kept
-        layouts = [one.layout for one in results if one.layout is not None]
         with self._lock:
             # All results are read together, so none of their layouts may take the number of another.
-            for layout in layouts:
-                layout.pins += 1
+            for one in results:
+                if one.layout is not None:
+                    one.layout.pins += 1
             try:
                 for index, one in enumerate(results, 1):
                     text = 0 if one.layout is None else self.sender.number(one.layout)
@@ -343,8 +343,9 @@ class WorkerEnd:
                 entries.RESULTS_HEADER.pack_into(view, 0, count, *times, time.monotonic_ns())
                 self.post(ENTRY.pack(entries.DONE, 0, 0, 0, batch.id, place, end))
             finally:
-                for layout in layouts:
-                    layout.pins -= 1
+                for one in results:
+                    if one.layout is not None:
+                        one.layout.pins -= 1
 
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
         self.finish(batch, times, [error_result(error, entries.WHOLE, len(batch.requests))])
