@@ -602,6 +602,7 @@ def test_a_failed_version_shows_what_helps(
 
     row_of = page.locator(".files tr", has_text="1/model.onnx")
     visit(page, server)
+    page.get_by_label("search models").fill("swapped")  # On a phone it would be below what is in view.
     row(page, "swapped").locator(".badge.ready").wait_for()
     (models / "swapped" / "1" / "model.onnx").write_bytes(b"this is no model")
     visit(page, server, "swapped")
@@ -666,6 +667,7 @@ def test_an_ensemble_is_a_graph_of_links(
     (models / "odd" / "1").mkdir(parents=True)
     (models / "odd" / "config.pbtxt").write_text(HOSTILE_ENSEMBLE)
     visit(page, server)
+    page.get_by_label("search models").fill("odd")  # On a phone it would be below what is in view.
     row(page, "odd").locator(".badge.ready").wait_for()
     visit(page, server, "odd")
     page.locator(".graph .tensor", has_text="<img src=x").wait_for()
