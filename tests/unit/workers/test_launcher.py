@@ -235,7 +235,7 @@ async def test_how_a_worker_has_ended_is_told_although_the_zygote_is_late(
     for name in ("_BROKEN_SECONDS", "_STATUS_WAIT_SECONDS"):
         monkeypatch.setattr(process, name, PATIENCE_SECONDS)
     group = await workshop.serving()
-    (session,) = group._workers
+    (session,) = group._sessions
     zygote, worker = own_children()
     zygote.suspend()
     worker.kill()
