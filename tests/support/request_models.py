@@ -15,6 +15,7 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import FolderReading
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
+from rocserve.core.exchange import Exchange
 from rocserve.core.requests import (
     Answer,
     InferRequest,
@@ -168,7 +169,7 @@ class RequestModels:
         head = self._heads.setdefault(repr(head), head)
         answers = Answers()
         request = InferRequest(head, request_id, [memoryview(array).cast("B")], sequence=sequence)
-        self._plane.call_soon(functools.partial(self._dispatcher.dispatch, request, answers))
+        self._plane.call_soon(functools.partial(self._dispatcher.dispatch, request, Exchange(answers)))
         return answers
 
     async def unload(self, name: str) -> None:
