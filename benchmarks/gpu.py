@@ -397,7 +397,7 @@ def cpu_milliseconds(before: Mapping[Any, float], after: Mapping[Any, float], im
     used: Counter[str] = Counter()
     for process, seconds in after.items():
         used[process[1]] += seconds - before.get(process, 0.0)
-    return ", ".join(f"{name} {1000 * seconds / images:.2f}" for name, seconds in used.items() if seconds)
+    return ", ".join(f"{name} {1000 * seconds / images:.3f}" for name, seconds in used.items() if seconds)
 
 
 def measure(client: Client, port: int, model: str, request: bytes, load: Load, folder: Path) -> float:
