@@ -8,7 +8,11 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+Filter = Sequence[tuple[int, int, int, int]]
+"""The instructions of a classic filter: code, jumps if true and false, operand."""
 
 _SO_ATTACH_FILTER = 26
 _NO_HANDSHAKE_BEGINS = (
@@ -63,10 +67,11 @@ class ListenAddress:
 def begin_no_handshakes(listening: socket.socket) -> None:
     """Ignore new connections before a listening socket is closed: the kernel would reset those that come between the
     last `accept` and the close, with their requests. Clients try again a second later."""
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _NO_HANDSHAKE_BEGINS))
     with contextlib.suppress(OSError):  # A kernel without filters.
-        listening.setsockopt(
-            socket.SOL_SOCKET,
-            _SO_ATTACH_FILTER,
-            struct.pack("HP", len(_NO_HANDSHAKE_BEGINS), ctypes.addressof(code)),
-        )
+        set_filter(listening, _SO_ATTACH_FILTER, _NO_HANDSHAKE_BEGINS)
+
+
+def set_filter(listening: socket.socket, option: int, instructions: Filter) -> None:
+    """Set an option of SOL_SOCKET that takes a classic filter (struct sock_fprog of linux/filter.h). Raises OSError."""
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
+    listening.setsockopt(socket.SOL_SOCKET, option, struct.pack("HP", len(instructions), ctypes.addressof(code)))

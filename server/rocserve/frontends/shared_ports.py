@@ -9,16 +9,14 @@ kernel chooses any. So no process has to stop listening when another takes over,
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import socket
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.listen_address import Filter, ListenAddress, set_filter
 
 _SO_ATTACH_REUSEPORT_CBPF = 51
 _RETURN, _RETURN_A, _LOAD, _MODULO, _ADD = 0x06, 0x16, 0x20, 0x94, 0x04
@@ -30,8 +28,6 @@ _NO_SOCKET = 0xFFFFFFFF
 _TRIALS = 12
 """A kernel that ignores filters passes by chance once in 4,096 times."""
 _TRIAL_SECONDS = 1.0
-
-_Filter = Sequence[tuple[int, int, int, int]]
 
 
 @dataclass(eq=False)
@@ -73,17 +69,11 @@ class SharedPorts:
         """Let all processes share the new connections. A process that begins to listen connects to itself."""
         self._filter([(_RETURN, 0, 0, _NO_SOCKET)])
 
-    def _filter(self, instructions: _Filter) -> None:
+    def _filter(self, instructions: Filter) -> None:
         for port in self.ports.values():
             for _, found in sockets_of(port):
                 if listens(found):
-                    _set_filter(found, instructions)
-
-
-def _set_filter(listening: socket.socket, instructions: _Filter) -> None:
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
-    program = struct.pack("HP", len(instructions), ctypes.addressof(code))
-    listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)
+                    set_filter(found, _SO_ATTACH_REUSEPORT_CBPF, instructions)
 
 
 def kernel_has_filters() -> bool:
@@ -95,7 +85,7 @@ def kernel_has_filters() -> bool:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 each.bind(("127.0.0.1", 0) if each is first else first.getsockname())
                 each.listen(_TRIALS)
-            _set_filter(first, [(_RETURN, 0, 0, 1)])
+            set_filter(first, _SO_ATTACH_REUSEPORT_CBPF, [(_RETURN, 0, 0, 1)])
             for _ in range(_TRIALS):
                 opened.enter_context(socket.create_connection(first.getsockname(), _TRIAL_SECONDS))
                 if select.select([first, second], [], [], _TRIAL_SECONDS)[0] != [second]:

@@ -74,13 +74,13 @@ def test_only_those_that_shall_get_connections(listeners: Listeners) -> None:
 
 def test_a_kernel_without_filters_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_has_filters()
-    monkeypatch.setattr(shared_ports, "_set_filter", lambda *_: None)
+    monkeypatch.setattr(shared_ports, "set_filter", lambda *_: None)
     assert not kernel_has_filters()
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOPROTOOPT, "")
 
-    monkeypatch.setattr(shared_ports, "_set_filter", refuse)
+    monkeypatch.setattr(shared_ports, "set_filter", refuse)
     assert not kernel_has_filters()
 
 
