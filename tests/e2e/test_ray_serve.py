@@ -79,7 +79,7 @@ def cluster(repositories: tuple[Path, Path]) -> Iterator[RayCluster]:
     need_ray()
     with RayCluster(nodes=3) as cluster:
         deploy(cluster, repositories[0])
-        wait_until(cluster.replicas, "a replica", 240)
+        wait_until(cluster.replicas, "a replica")
         wait_until(cluster.has_healthy_proxy, "a proxy")
         yield cluster
 
@@ -162,17 +162,18 @@ def test_replicas_come_and_go_and_no_request_is_lost(cluster: RayCluster, reposi
         ConstantLoad(cluster.address, "plus", constants, threads=8, retried=RETRIED) as patient,
         ConstantLoad(cluster.address, "plus", constants, threads=2) as hasty,
     ):
-        wait_until(lambda: len(cluster.replicas()) == 3, "three replicas, by the queue of one", 120)
+        wait_until(lambda: len(cluster.replicas()) == 3, "three replicas, by the queue of one")
         assert not patient.failures + hasty.failures
 
         outdated = cluster.replicas()
         deploy(cluster, repositories[1])
-        wait_until(lambda: len(cluster.replicas() - outdated) == 3, "the update of all replicas", 120)
+        wait_until(lambda: has_only_new(cluster.replicas(), outdated), "the update of all replicas")
         patient.wait_until_answered_by(2.0, times=50)
         assert not patient.failures + hasty.failures
 
+        serving = cluster.replicas()
         servers = kill_a_node(cluster)
-        wait_until(lambda: len(cluster.replicas()) == 2, "the end of the replica")
+        wait_until(lambda: serving - cluster.replicas(), "the end of the replica")
         wait_until(lambda: all(has_ended(server.pid) for server in servers), "the end of its server")
         patient.wait_until_answered_by(2.0, times=50)
     assert {status for status, _ in hasty.failures} <= {*RETRIED}, "what was in flight"
@@ -215,6 +216,11 @@ def test_a_server_that_does_not_start_or_dies_is_told_of(repositories: tuple[Pat
     assert "ended with status 2 before it was ready" in unready
     assert pending == "0.0"
     assert dead == "the server has ended with status -9"
+
+
+def has_only_new(replicas: set[str], outdated: set[str]) -> bool:
+    """Not "three new ones": by then a busy machine's clients may send so few requests that Serve takes one away."""
+    return bool(replicas) and not replicas & outdated
 
 
 def kill_a_node(cluster: RayCluster) -> list[psutil.Process]:
