@@ -194,6 +194,8 @@ class InductorJob:
         freezes = device.type == "cpu" and "int8" in program.signature.precision and not sizes_vary
         # The code uses as many threads as the process that runs it, not as many as this process.
         settings: dict[str, Any] = {"cpp.dynamic_threads": True, "freezing": freezes}
+        # Precompiling headers costs more than it saves for a program's two files, and 300 MB of the disk meanwhile.
+        settings["aot_inductor.precompile_headers"] = False
         report("compiling")
         try:
             if self.mode:
