@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from rocserve.core.steps import Steps
-from rocserve.plane.remains import GIVEN_BACK_AT_ONCE
+from rocserve.plane.anonymous_file import GIVEN_BACK_AT_ONCE
 
 WORTH_BYTES = 32 << 20
 """With less growth of the process, giving memory back is not worth its time."""

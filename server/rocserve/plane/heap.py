@@ -24,7 +24,7 @@ from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import ALIGNMENT
 from rocserve.core.tensors import Buffer
 from rocserve.plane import anonymous_file
-from rocserve.plane.remains import GIVEN_BACK_AT_ONCE, NOTHING_LEFT, Later, Remains
+from rocserve.plane.anonymous_file import GIVEN_BACK_AT_ONCE, NOTHING_LEFT, Later, Remains
 
 SMALLEST_SLOT = ALIGNMENT
 """Bytes."""

@@ -12,8 +12,8 @@ import pytest
 from support.workers import open_descriptors
 
 from rocserve.plane import anonymous_file
+from rocserve.plane.anonymous_file import GIVEN_BACK_AT_ONCE
 from rocserve.plane.heap import Heap, HeapReader, SharedHeap, Slot, create_file
-from rocserve.plane.remains import GIVEN_BACK_AT_ONCE
 
 LIMIT = 256 << 20
 LARGE = 64 << 20
