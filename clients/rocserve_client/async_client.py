@@ -10,7 +10,7 @@ from typing import Self, Unpack
 import grpc
 import grpc.aio
 
-from rocserve.core.requests import ParameterValue
+from rocserve.core.parameters import ParameterValue
 from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.async_stream import AsyncStream, grpc_errors

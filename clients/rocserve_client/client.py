@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, Unpack
 
 import grpc
 
-from rocserve.core.requests import ParameterValue
+from rocserve.core.parameters import ParameterValue
 from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.calls import Answer

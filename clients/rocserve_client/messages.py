@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from rocserve.core.errors import ServeError
-from rocserve.core.requests import ParameterValue
+from rocserve.core.parameters import ParameterValue
 from rocserve.core.wire_format import Buffer, WireError
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.parameters import read_parameters, write_parameters

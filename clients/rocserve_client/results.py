@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rocserve.core.requests import ParameterValue
+from rocserve.core.parameters import ParameterValue
 from rocserve_client.tensors import Array, Classification, parse_classes
 
 

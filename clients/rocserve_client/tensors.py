@@ -11,7 +11,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.requests import ParameterValue
+from rocserve.core.parameters import ParameterValue
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve_client.errors import Internal, InvalidArgument
 

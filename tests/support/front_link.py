@@ -15,15 +15,8 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.exchange import Exchange, Responder
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.requests import (
-    LARGE_RESPONSE,
-    Answer,
-    InferRequest,
-    InferResponse,
-    InputHead,
-    RequestedOutput,
-    RequestHead,
-)
+from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead
+from rocserve.core.responses import LARGE_RESPONSE, Answer, InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.grpc.transport import StreamCall, StreamRoute, UnaryCall, UnaryRoute, full_name

@@ -10,8 +10,10 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.requests import Answer as Answered
-from rocserve.core.requests import InferResponse, Member, Parameters
+from rocserve.core.parameters import Parameters
+from rocserve.core.requests import Member
+from rocserve.core.responses import Answer as Answered
+from rocserve.core.responses import InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.results import Outputs

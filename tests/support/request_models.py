@@ -16,15 +16,9 @@ from rocserve.config.definition import FolderReading
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
 from rocserve.core.exchange import Exchange
-from rocserve.core.requests import (
-    Answer,
-    InferRequest,
-    InferResponse,
-    InputHead,
-    Parameters,
-    RequestedOutput,
-    RequestHead,
-)
+from rocserve.core.parameters import Parameters
+from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.sequences import take_sequence
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.plane.loop import PlaneLoop

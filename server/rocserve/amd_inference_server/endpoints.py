@@ -23,7 +23,7 @@ from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, not_found, unavailable
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_names import ModelKey
-from rocserve.core.requests import ParameterValue
+from rocserve.core.parameters import ParameterValue
 from rocserve.core.serving import ServingTableHolder
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.background_tasks import BackgroundTasks

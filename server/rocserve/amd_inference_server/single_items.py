@@ -10,7 +10,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.exchange import Exchange, Hook, HookOrder
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 
 _LENGTH_BYTES = 4

@@ -13,7 +13,8 @@ from rocserve.backends.base import ModelSource
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
+from rocserve.core.parameters import NO_PARAMETERS, Parameters
+from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 
 

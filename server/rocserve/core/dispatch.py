@@ -12,7 +12,8 @@ from functools import partial
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.exchange import EndHook, Exchange, Hook, HookOrder, Responder
-from rocserve.core.requests import Answer, InferRequest, InferResponse
+from rocserve.core.requests import InferRequest
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.sequences import SequenceOrder
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.steps import Steps
@@ -58,14 +59,16 @@ class Dispatcher:
 
     def _is_delayed(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]]) -> bool:
         """Prepare a request, or let it wait for an earlier one of its sequence. Returns False if it needs neither."""
-        if self._order.held and self._order.wait_if_held(request, partial(self.dispatch, request, exchange, copying)):
+        if self._order.held and self._order.wait_if_held(
+            request.sequence_key, partial(self.dispatch, request, exchange, copying)
+        ):
             return True
         needs_steps = copying or any(
             entry.datatype == DataType.BYTES.value and len(data) > _COUNTED_APART
             for entry, data in zip(request.head.inputs, request.data, strict=True)
         )
         if needs_steps:
-            self._order.hold(request)
+            self._order.hold(request.sequence_key)
             self.work_off(self._prepare(request, exchange, copying))
         return bool(needs_steps)
 
@@ -83,7 +86,7 @@ class Dispatcher:
                     faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
                 request.element_faults = faults
             self.dispatch(request, exchange, is_prepared=True)
-        self._order.release(request)
+        self._order.release(request.sequence_key)
 
 
 def dispatch_caused(dispatcher: Dispatcher, request: InferRequest, client: Responder, parent: Trace | None) -> None:

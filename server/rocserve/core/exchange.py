@@ -6,11 +6,10 @@ import bisect
 import enum
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from rocserve.core.errors import ServeError
-    from rocserve.core.requests import Answer
+from rocserve.core.errors import ServeError
+from rocserve.core.responses import Answer
 
 
 class State(enum.IntEnum):

@@ -1,32 +1,22 @@
-"""An inference request, its parameters and its response, independent of any wire format. Error texts are Triton's."""
+"""An inference request, what a model version derives from it, and the signature of a model, in no wire format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
+from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import NO_PURPOSE, Purpose
-from rocserve.core.padding import NO_PADDING, Padding
-from rocserve.core.sequences import SequenceTag
+from rocserve.core.padding import NO_PADDING, Bucket, Padding
+from rocserve.core.parameters import NO_PARAMETERS, QUEUE_PARAMETERS, RESERVED_PREFIX, Parameters, ParameterValue
+from rocserve.core.sequences import SequenceKey, SequenceTag
+from rocserve.core.statistics import PhaseTotals
 from rocserve.core.tensor_places import TensorPlaces
-from rocserve.core.tensors import Buffer, Tensor, TensorHead, heads_of
+from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.core.trace import Trace
-
-if TYPE_CHECKING:
-    from rocserve.core.exchange import Exchange
-    from rocserve.core.statistics import PhaseTotals
-    from rocserve.core.validation import RequestPlan
-
-ParameterValue = bool | int | float | str
-Parameters = Mapping[str, ParameterValue]
-
-NO_PARAMETERS: Parameters = {}
-
-LARGE_RESPONSE = 16 << 20
-"""Bytes of outputs. From this size on the front ends copy outputs in steps."""
 
 SHARED_REGION = "shared_memory_region"
 SHARED_OFFSET = "shared_memory_offset"
@@ -36,28 +26,10 @@ _LARGEST_REMEMBERED = 32 << 10
 """Limit of `is_small`, in characters of the head's repr."""
 _SHARED_MEMORY = frozenset((SHARED_REGION, SHARED_OFFSET, SHARED_BYTE_SIZE))
 
-EXPECTED_TYPES: Mapping[str, str] = {
-    "priority": "int64_param or uint64_param.",
-    "timeout": "int64_param.",
-    "classification": "int64_param",
-    "triton_enable_empty_final_response": "bool_param.",
-}
-"""Parameter -> its types, in the words of Triton's error text."""
-
 MOST_ENTRIES = 16384
 """Inputs, outputs, dimensions and parameters of a request: the work for each of them delays other requests."""
 LONGEST_ID = 1 << 16
 """Bytes; the id goes into errors, log lines and workers' batches."""
-QUEUE_PARAMETERS = frozenset({"priority", "timeout"})
-"""Parameters that decide about a request's position in the queue."""
-RESERVED_PREFIX = "triton_"
-"""The protocol reserves names with this prefix."""
-_ALLOWED = "triton_enable_empty_final_response"
-
-
-def parameters_key(parameters: Parameters) -> str:
-    """Return a key that is equal only for equal parameters of equal types; 1, 1.0 and True themselves are equal."""
-    return str(parameters) if parameters else ""
 
 
 def check_entries(count: int) -> None:
@@ -72,40 +44,6 @@ def check_id(nbytes: int) -> None:
     """Check the length of a request's id. Raises ServeError (INVALID_ARGUMENT) if it is too long."""
     if nbytes > LONGEST_ID:
         raise invalid_argument(f"a request's id may have {LONGEST_ID} bytes, got {nbytes}")
-
-
-def check_request_parameters(parameters: Parameters) -> None:
-    """Check types and values of a request's parameters. Raises ServeError (INVALID_ARGUMENT)."""
-    for name, value in parameters.items():
-        if name in QUEUE_PARAMETERS:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise _wrong_type(name)
-            if value < 0:
-                raise invalid_argument(f"invalid value for '{name}', expected value >= 0.")
-        elif name == _ALLOWED:
-            if not isinstance(value, bool):
-                raise _wrong_type(name)
-        elif name.startswith(RESERVED_PREFIX):
-            raise invalid_argument(
-                f"parameter keys starting with '{RESERVED_PREFIX}' are reserved for Triton usage. Only the following"
-                f" keys starting with '{RESERVED_PREFIX}' are allowed: {_ALLOWED}"
-            )
-
-
-def class_count(parameters: Parameters) -> int:
-    """Return the number of classes to return; 0 = the tensor itself. Raises ServeError (INVALID_ARGUMENT)."""
-    value = parameters.get("classification")
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong_type("classification")
-    if value <= 0:
-        raise invalid_argument("invalid value for 'classification' parameter, expected >= 0")
-    return value
-
-
-def _wrong_type(name: str) -> ServeError:
-    return invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +104,121 @@ def client_parameters(head: RequestHead) -> dict[str, ParameterValue]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class RequestLayout:
+    """A request without id, sequence and data. It travels to the worker as JSON, once per layout."""
+
+    inputs: tuple[TensorHead, ...]
+    requested_outputs: tuple[str, ...]
+    rows: int
+    """Size of the first dimension; 1 if the model does not batch."""
+    priority: int = 0
+    timeout_microseconds: int = 0
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    """Only the client's own parameters."""
+    references: tuple[TensorHead, ...] = ()
+    """Heads of the inputs that are References (core/device_references.py), as the model sees them; `inputs` has them as
+    BYTES."""
+    reference_outputs: tuple[str, ...] = ()
+    """The outputs that may be References."""
+
+
+class RequestForm:
+    """A layout with the places of its inputs, as the server and the worker keep it. Compared by identity."""
+
+    __slots__ = ("layout", "places")
+
+    def __init__(self, layout: RequestLayout) -> None:
+        self.layout = layout
+        self.places = TensorPlaces(layout.inputs)
+
+
+Member = tuple[RequestForm, Sequence[Buffer], int, bytes]
+"""A request of a batch: its form, its inputs' data as views of bytes, and, if the model sees single requests, its
+number and its details (`links/details.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputPlan:
+    """An input that passed the checks."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    """The shape as the model sees it: with the batch dimension, reshaped."""
+    element_count: int
+    nbytes: int
+    """The length that the data must have; -1 for BYTES, whose elements are counted instead."""
+    is_reference: bool = False
+    """The data are References: one per row of the model's tensor."""
+
+    @property
+    def head(self) -> TensorHead:
+        """Return the head as it travels to the worker."""
+        if self.is_reference:
+            return TensorHead(self.name, DataType.BYTES, (self.element_count,))
+        return TensorHead(self.name, self.datatype, self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class RequestPlan:
+    """Everything that a model version derives from a request's head, computed once for equal heads."""
+
+    batch_size: int
+    """Size of the first dimension; 1 for a model that does not batch."""
+    inputs: tuple[InputPlan, ...]
+    """In the order of the request's data."""
+    batch_key: tuple[tuple[str, DataType, tuple[int, ...]], ...]
+    """Equal for requests that may share a batch: names, datatypes, shapes (no batch dimension; ragged: none; padded
+    dimensions: -1)."""
+    outputs: tuple[str, ...]
+    """The requested outputs, each once."""
+    classifications: Mapping[str, int]
+    """Output -> requested number of classes."""
+    priority: int
+    """0 = the model's default level."""
+    timeout_microseconds: int
+    """0 = no timeout."""
+    parameters: Parameters
+    """The client's own parameters, for a model that sees single requests; otherwise empty."""
+    reference_outputs: tuple[str, ...] = ()
+    """As in RequestHead."""
+    is_small: bool = True
+    """As in RequestHead."""
+    bucket: Bucket | None = None
+    """None = nothing is padded."""
+    real_elements: int = 0
+    """Elements of the inputs that are padded, as the client sends them."""
+
+    @property
+    def work(self) -> int:
+        """Return how much the request is for its engine: its rows, or as many rows of the smallest bucket."""
+        return self.batch_size if self.bucket is None else self.batch_size * self.bucket.row_work
+
+    @cached_property
+    def input_bytes(self) -> list[int]:
+        return [entry.nbytes for entry in self.inputs]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Return the bytes of all inputs; 0 if the size differs between requests."""
+        return 0 if -1 in self.input_bytes else sum(self.input_bytes)
+
+    @cached_property
+    def form(self) -> RequestForm:
+        heads = tuple(entry.head for entry in self.inputs)
+        references = tuple(
+            TensorHead(entry.name, entry.datatype, entry.shape) for entry in self.inputs if entry.is_reference
+        )
+        more = (self.priority, self.timeout_microseconds, self.parameters, references, self.reference_outputs)
+        return RequestForm(RequestLayout(heads, self.outputs, self.batch_size, *more))
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Return whether no input or output is on a GPU, in memory that is soon reused."""
+        return not self.reference_outputs and not any(entry.is_reference for entry in self.inputs)
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class InferRequest:
     """An inference request, from its message to its answer. Not frozen: a frozen dataclass takes longer to create."""
@@ -210,88 +263,10 @@ class InferRequest:
     on_reschedule: Callable[[InferRequest], None] | None = field(default=None, init=False)
     """Called with the request if the model reschedules it; None = the model may not reschedule."""
 
-
-@dataclass(frozen=True, slots=True)
-class RequestLayout:
-    """A request without id, sequence and data. It travels to the worker as JSON, once per layout."""
-
-    inputs: tuple[TensorHead, ...]
-    requested_outputs: tuple[str, ...]
-    rows: int
-    """Size of the first dimension; 1 if the model does not batch."""
-    priority: int = 0
-    timeout_microseconds: int = 0
-    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
-    """Only the client's own parameters."""
-    references: tuple[TensorHead, ...] = ()
-    """Heads of the inputs that are References (core/device_references.py), as the model sees them; `inputs` has them as
-    BYTES."""
-    reference_outputs: tuple[str, ...] = ()
-    """The outputs that may be References."""
-
-
-class RequestForm:
-    """A layout with the places of its inputs, as the server and the worker keep it. Compared by identity."""
-
-    __slots__ = ("layout", "places")
-
-    def __init__(self, layout: RequestLayout) -> None:
-        self.layout = layout
-        self.places = TensorPlaces(layout.inputs)
-
-
-Member = tuple[RequestForm, Sequence[Buffer], int, bytes]
-"""A request of a batch: its form, its inputs' data as views of bytes, and, if the model sees single requests, its
-number and its details (`links/details.py`)."""
-
-
-class ResponseHead(NamedTuple):
-    """The part that many responses of a model share. A tuple, because it is the key of many caches."""
-
-    model_name: str
-    model_version: str
-    outputs: tuple[TensorHead, ...]
-
-
-@dataclass(slots=True, eq=False)
-class InferResponse:
-    head: ResponseHead
-    id: str
-    data: Sequence[Buffer]
-    """The bytes of `head.outputs`, in their order."""
-    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
-    is_large: bool = False
-    """Whether the data are so large that they are copied in steps."""
-    slot: object = None
-    """Keeps the memory of `data` from being reused while this object lives; None = the data have their own memory. With
-    a slot the data are valid during the responder's call, or, for a large response, while this object lives. Release it
-    soon: the model may be waiting for the memory."""
-    in_shared_memory: Collection[str] = ()
-    """The outputs that were written to the client's shared memory: their data are empty, only their heads are sent."""
-    is_typed: bool = False
-    """Whether the outputs are sent as typed elements, in the protocol's fields for each datatype."""
-
-    @classmethod
-    def of(
-        cls,
-        model_name: str,
-        model_version: str,
-        request_id: str,
-        outputs: Iterable[Tensor],
-        parameters: Parameters = NO_PARAMETERS,
-    ) -> InferResponse:
-        tensors = list(outputs)
-        heads = heads_of(tensors)
-        data = [each.data for each in tensors]
-        return cls(ResponseHead(model_name, model_version, heads), request_id, data, parameters)
-
     @property
-    def outputs(self) -> list[Tensor]:
-        return [Tensor(*head, data) for head, data in zip(self.head.outputs, self.data, strict=True)]
-
-
-Answer = InferResponse | ServeError | None
-"""A response, an error, or None: no further response comes (only from decoupled models)."""
+    def sequence_key(self) -> SequenceKey | None:
+        """Return the sequence to which the request belongs; None = it belongs to none."""
+        return None if self.sequence is None else (self.head.model_name, self.sequence.id)
 
 
 @dataclass(frozen=True, slots=True)

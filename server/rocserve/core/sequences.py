@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
-
-if TYPE_CHECKING:
-    from rocserve.core.requests import InferRequest
+from rocserve.core.parameters import Parameters
 
 SequenceId = int | str
 """An unsigned 64-bit number or a text. 0 and "" mean no sequence. 1 and "1" are two sequences."""
@@ -40,9 +37,7 @@ class SequenceTag:
 NO_SEQUENCE = SequenceTag()
 
 
-def take_sequence(
-    parameters: Mapping[str, bool | int | float | str],
-) -> tuple[SequenceTag | None, Mapping[str, bool | int | float | str]]:
+def take_sequence(parameters: Parameters) -> tuple[SequenceTag | None, Parameters]:
     """Return the sequence parameters (None = there are none) and the others. Raises ServeError (INVALID_ARGUMENT)."""
     if SEQUENCE_PARAMETERS.isdisjoint(parameters):
         return None, parameters
@@ -69,42 +64,40 @@ def wrong_type(parameter: str) -> ServeError:
     return invalid_argument(f"invalid value type for '{parameter}' parameter, expected {expected}.")
 
 
-def _flag(parameters: Mapping[str, bool | int | float | str], name: str) -> bool:
+def _flag(parameters: Parameters, name: str) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
         raise wrong_type(name)
     return value
 
 
-_Key = tuple[str, SequenceId]
+SequenceKey = tuple[str, SequenceId]
 """Model name and sequence id."""
 
 
 class SequenceOrder:
     """Keeps the order of a sequence while one of its requests needs several turns of the loop before it is scheduled.
-    Used on one thread."""
+    Used on one thread. The key None means no sequence: such requests are never held."""
 
     def __init__(self) -> None:
-        self.held: dict[_Key | None, deque[Callable[[], None]]] = {}
+        self.held: dict[SequenceKey | None, deque[Callable[[], None]]] = {}
         """Sequence with a held request -> functions that start those behind it. Callers first test if it is empty."""
 
-    def wait_if_held(self, request: InferRequest, begin: Callable[[], None]) -> bool:
-        """Return whether an earlier request of the sequence is held. If so, `begin` is called later, in order."""
-        waiting = self.held.get(_key(request))
+    def wait_if_held(self, key: SequenceKey | None, begin: Callable[[], None]) -> bool:
+        """Return whether a request of the sequence is held. If so, `begin` is called later, in order."""
+        waiting = self.held.get(key)
         if waiting is None:
             return False
         waiting.append(begin)
         return True
 
-    def hold(self, request: InferRequest) -> None:
-        """Delay later requests of the sequence until this request is released."""
-        key = _key(request)
+    def hold(self, key: SequenceKey | None) -> None:
+        """Delay later requests of the sequence until `release`."""
         if key is not None:
             self.held[key] = deque()
 
-    def release(self, request: InferRequest) -> None:
-        """Start the requests behind this one, which was scheduled or has failed."""
-        key = _key(request)
+    def release(self, key: SequenceKey | None) -> None:
+        """Start the requests behind the held one, which was scheduled or has failed."""
         waiting = self.held.pop(key, None)
         while waiting:
             waiting.popleft()()
@@ -112,7 +105,3 @@ class SequenceOrder:
                 # That request is held too; the rest wait behind it.
                 self.held[key] += waiting
                 return
-
-
-def _key(request: InferRequest) -> _Key | None:
-    return None if request.sequence is None else (request.head.model_name, request.sequence.id)

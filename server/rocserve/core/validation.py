@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.padding import NO_PADDING, Bucket, Buckets, Padding
+from rocserve.core.parameters import NO_PARAMETERS, check_request_parameters, class_count
 from rocserve.core.printable import listed, names_hint
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import (
-    NO_PARAMETERS,
-    InferRequest,
-    InputHead,
-    Parameters,
-    RequestForm,
-    RequestHead,
-    RequestLayout,
-    check_request_parameters,
-    class_count,
-    client_parameters,
-)
+from rocserve.core.requests import InferRequest, InputHead, InputPlan, RequestHead, RequestPlan, client_parameters
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors
-from rocserve.core.tensors import Buffer, TensorHead, element_fault
+from rocserve.core.tensors import Buffer, element_fault
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each"
@@ -37,87 +25,6 @@ _BATCH_NOTE = (
 
 _NUMPY_DEFAULTS = {"FP64": "float64", "INT64": "int64"}
 """The datatypes that numpy gives to fractions and whole numbers if it is not told another."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputPlan:
-    """An input that passed the checks."""
-
-    name: str
-    datatype: DataType
-    shape: tuple[int, ...]
-    """The shape as the model sees it: with the batch dimension, reshaped."""
-    element_count: int
-    nbytes: int
-    """The length that the data must have; -1 for BYTES, whose elements are counted instead."""
-    is_reference: bool = False
-    """The data are References: one per row of the model's tensor."""
-
-    @property
-    def head(self) -> TensorHead:
-        """Return the head as it travels to the worker."""
-        if self.is_reference:
-            return TensorHead(self.name, DataType.BYTES, (self.element_count,))
-        return TensorHead(self.name, self.datatype, self.shape)
-
-
-@dataclass(frozen=True, eq=False)
-class RequestPlan:
-    """Everything that a model version derives from a request's head, computed once for equal heads."""
-
-    batch_size: int
-    """Size of the first dimension; 1 for a model that does not batch."""
-    inputs: tuple[InputPlan, ...]
-    """In the order of the request's data."""
-    batch_key: tuple[tuple[str, DataType, tuple[int, ...]], ...]
-    """Equal for requests that may share a batch: names, datatypes, shapes (no batch dimension; ragged: none; padded
-    dimensions: -1)."""
-    outputs: tuple[str, ...]
-    """The requested outputs, each once."""
-    classifications: Mapping[str, int]
-    """Output -> requested number of classes."""
-    priority: int
-    """0 = the model's default level."""
-    timeout_microseconds: int
-    """0 = no timeout."""
-    parameters: Parameters
-    """The client's own parameters, for a model that sees single requests; otherwise empty."""
-    reference_outputs: tuple[str, ...] = ()
-    """As in RequestHead."""
-    is_small: bool = True
-    """As in RequestHead."""
-    bucket: Bucket | None = None
-    """None = nothing is padded."""
-    real_elements: int = 0
-    """Elements of the inputs that are padded, as the client sends them."""
-
-    @property
-    def work(self) -> int:
-        """Return how much the request is for its engine: its rows, or as many rows of the smallest bucket."""
-        return self.batch_size if self.bucket is None else self.batch_size * self.bucket.row_work
-
-    @cached_property
-    def input_bytes(self) -> list[int]:
-        return [entry.nbytes for entry in self.inputs]
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Return the bytes of all inputs; 0 if the size differs between requests."""
-        return 0 if -1 in self.input_bytes else sum(self.input_bytes)
-
-    @cached_property
-    def form(self) -> RequestForm:
-        heads = tuple(entry.head for entry in self.inputs)
-        references = tuple(
-            TensorHead(entry.name, entry.datatype, entry.shape) for entry in self.inputs if entry.is_reference
-        )
-        more = (self.priority, self.timeout_microseconds, self.parameters, references, self.reference_outputs)
-        return RequestForm(RequestLayout(heads, self.outputs, self.batch_size, *more))
-
-    @property
-    def is_cacheable(self) -> bool:
-        """Return whether no input or output is on a GPU, in memory that is soon reused."""
-        return not self.reference_outputs and not any(entry.is_reference for entry in self.inputs)
 
 
 class RequestValidator:

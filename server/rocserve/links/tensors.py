@@ -13,8 +13,10 @@ from rocserve.backends.request_model import RESCHEDULED, ModelResponse, Reschedu
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, status_code
 from rocserve.core.memo import Memo
+from rocserve.core.parameters import NO_PARAMETERS, Parameters
 from rocserve.core.plain import from_json, to_json
-from rocserve.core.requests import MOST_ENTRIES, NO_PARAMETERS, InferResponse, Parameters
+from rocserve.core.requests import MOST_ENTRIES
+from rocserve.core.responses import InferResponse
 from rocserve.core.tensor_places import Bounds, TensorPlaces
 from rocserve.core.tensors import Tensor, TensorHead, can_hold
 from rocserve.links import entries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 
 from rocserve.core.errors import internal, invalid_argument
-from rocserve.core.requests import EXPECTED_TYPES, NO_PARAMETERS, Parameters, ParameterValue
+from rocserve.core.parameters import EXPECTED_TYPES, NO_PARAMETERS, Parameters, ParameterValue
 from rocserve.core.sequences import (
     SEQUENCE_END,
     SEQUENCE_ID,

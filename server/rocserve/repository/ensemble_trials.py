@@ -15,7 +15,8 @@ from rocserve.core.errors import ServeError
 from rocserve.core.exchange import Exchange
 from rocserve.core.load_check import RECORDED_ANSWERS, RECORDED_FILE, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import ControlKind, ModelConfig
-from rocserve.core.requests import Answer, InferRequest, InputHead, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.responses import Answer
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ServingTable
 from rocserve.core.statistics import ModelStatistics

@@ -12,11 +12,13 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.exchange import RUNNING, Exchange, Responder
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, Member, Parameters, ResponseHead
+from rocserve.core.parameters import NO_PARAMETERS, Parameters
+from rocserve.core.requests import InferRequest, Member, RequestPlan
+from rocserve.core.responses import Answer, InferResponse, ResponseHead
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, TensorHead, classify
-from rocserve.core.validation import RequestPlan, reshape_dims
+from rocserve.core.validation import reshape_dims
 from rocserve.plane.heap import Slot, copied
 from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome

@@ -40,8 +40,7 @@ from typing import NamedTuple, Protocol
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import RaggedBatching
-from rocserve.core.requests import InferRequest
-from rocserve.core.validation import RequestPlan
+from rocserve.core.requests import InferRequest, RequestPlan
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import RequestQueue
 

@@ -26,8 +26,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 from rocserve.core.padding import Bucket, Padding
-from rocserve.core.requests import InferRequest
-from rocserve.core.validation import RequestPlan
+from rocserve.core.requests import InferRequest, RequestPlan
 from rocserve.scheduling.batch_policy import BatchDecision, DynamicBatcher
 
 MOST_PADDED = 0.35

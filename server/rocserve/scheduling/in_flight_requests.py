@@ -13,7 +13,8 @@ from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.exchange import RUNNING
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import LARGE_RESPONSE, Answer, InferRequest, Member
+from rocserve.core.requests import InferRequest, Member
+from rocserve.core.responses import LARGE_RESPONSE, Answer
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace

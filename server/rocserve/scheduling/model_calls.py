@@ -11,7 +11,8 @@ from rocserve.core.device_references import device_of, join_references, referabl
 from rocserve.core.dispatch import Dispatcher, dispatch_caused
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import InferRequest, ParameterValue
+from rocserve.core.parameters import ParameterValue
+from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import END_FLAG, START_FLAG, SequenceTag, sequence_id
 from rocserve.core.tensors import Buffer
 from rocserve.scheduling.ensemble.graph import step_head

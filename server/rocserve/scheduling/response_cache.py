@@ -12,16 +12,10 @@ from dataclasses import dataclass
 
 from rocserve.core.exchange import Exchange, Hook, HookOrder
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.parameters import Parameters
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import (
-    LARGE_RESPONSE,
-    Answer,
-    InferRequest,
-    InferResponse,
-    Parameters,
-    ResponseHead,
-    client_parameters,
-)
+from rocserve.core.requests import InferRequest, client_parameters
+from rocserve.core.responses import LARGE_RESPONSE, Answer, InferResponse, ResponseHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 

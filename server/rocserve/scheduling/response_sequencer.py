@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rocserve.core.exchange import HELD, Exchange, Held, Hook, HookOrder
-from rocserve.core.requests import Answer, InferResponse
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.steps import Steps
 from rocserve.scheduling.batch import copied_answer
 

@@ -14,9 +14,11 @@ from rocserve.core.dispatch import Dispatcher, note_inputs
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.exchange import Exchange, Hook, HookOrder, Responder
 from rocserve.core.memo import Memo
+from rocserve.core.parameters import QUEUE_PARAMETERS, RESERVED_PREFIX
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import QUEUE_PARAMETERS, RESERVED_PREFIX, Answer, InferRequest, RequestHead
+from rocserve.core.requests import InferRequest, RequestHead
+from rocserve.core.responses import Answer
 from rocserve.core.sequences import SEQUENCE_PARAMETERS
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.steps import Steps

@@ -13,7 +13,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import as_single_row_batches
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.plain import from_json
-from rocserve.core.requests import Answer, InferResponse
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.core.trace import Trace
 from rocserve.links.entries import CANCEL, ENTRY

@@ -18,7 +18,8 @@ from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
 from rocserve.core.padding import PaddedOutput
-from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
+from rocserve.core.parameters import NO_PARAMETERS, Parameters
+from rocserve.core.requests import Signature
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, bytes_elements, flat_octets, octets, tensor_from_numpy
 from rocserve.links.entries import OPEN, RESPONSE, WHOLE

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from rocserve.core.errors import ServeError
-from rocserve.core.requests import LARGE_RESPONSE, Parameters
+from rocserve.core.parameters import Parameters
+from rocserve.core.responses import LARGE_RESPONSE
 from rocserve.core.tensor_places import Bounds, TensorPlaces
 from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.links.entries import ENTRY, FAILURE, OPEN, RESPONSE, RESULTS_HEADER, WHOLE

@@ -12,7 +12,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
-from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.tensors import encode_bytes_elements, tensor_from_numpy
 
 

@@ -25,7 +25,7 @@ from rocserve.core.exchange import (
     IllegalChange,
     State,
 )
-from rocserve.core.requests import Answer, InferResponse
+from rocserve.core.responses import Answer, InferResponse
 
 RESPONSE = InferResponse.of("m", "1", "", ())
 

@@ -8,8 +8,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.padding import ABSENT, Buckets, PaddedDimension, Padding, largest
-from rocserve.core.requests import InputHead, RequestHead
-from rocserve.core.validation import RequestPlan, RequestValidator
+from rocserve.core.requests import InputHead, RequestHead, RequestPlan
+from rocserve.core.validation import RequestValidator
 
 SEQUENCE = PaddedDimension("sequence", (8, 16, 32), {"ids": (1,), "mask": (1,), "pairs": (1, 2)}, {"tokens": (1,)})
 HEIGHT = PaddedDimension("H", (100, 200), {"image": (2,)})

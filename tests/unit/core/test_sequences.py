@@ -19,11 +19,11 @@ class Desk:
         self.begun: list[str] = []
 
     def begin(self, request: InferRequest) -> None:
-        if self.order.wait_if_held(request, partial(self.begin, request)):
+        if self.order.wait_if_held(request.sequence_key, partial(self.begin, request)):
             return
         self.begun.append(request.id)
         if "large" in request.id:
-            self.order.hold(request)
+            self.order.hold(request.sequence_key)
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def test_requests_wait_for_the_one_that_is_held_before_them(desk: Desk) -> None:
     for request in (first, request_of("a"), again, request_of("b"), request_of("c")):
         desk.begin(request)
     assert desk.begun == ["large"]
-    desk.order.release(first)
+    desk.order.release(first.sequence_key)
     assert desk.begun == ["large", "a", "large again"]
     desk.begin(request_of("d"))
-    desk.order.release(again)
+    desk.order.release(again.sequence_key)
     assert desk.begun == ["large", "a", "large again", "b", "c", "d"]
     assert not desk.order.held
 
@@ -56,6 +56,6 @@ def test_others_do_not_wait(desk: Desk, other: InferRequest) -> None:
 def test_requests_without_a_sequence_hold_up_nobody(desk: Desk) -> None:
     for request in (request_of("large", None), request_of("next", None)):
         desk.begin(request)
-        desk.order.release(request)
+        desk.order.release(request.sequence_key)
     assert desk.begun == ["large", "next"]
     assert not desk.order.held

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as tritons
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.requests import InferResponse
+from rocserve.core.responses import InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.core.wire_format import length_prefix, varint
 from rocserve.frontends.grpc.codec import RequestDecoder, ResponseEncoder

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as tritons
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
-from rocserve.core.requests import InferResponse
+from rocserve.core.responses import InferResponse
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
 from rocserve.frontends.grpc.codec import ResponseEncoder, join_large
 from rocserve.frontends.grpc.typed_answers import typed_parts

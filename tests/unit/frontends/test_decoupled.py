@@ -24,7 +24,8 @@ from rocserve.core.errors import ServeError, StatusCode, not_found
 from rocserve.core.exchange import Responder
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferRequest
+from rocserve.core.responses import InferResponse
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.inference import InferCall, InferenceHandlers, InferenceStream

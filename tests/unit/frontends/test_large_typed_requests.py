@@ -16,7 +16,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferRequest
+from rocserve.core.responses import InferResponse
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.codec import TypedRequest

@@ -20,7 +20,8 @@ from rocserve.core.exchange import Responder
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute

@@ -20,7 +20,8 @@ from support.waiting import PATIENCE_SECONDS
 from rocserve.backends.request_model import ModelCall, ModelResponse, Result
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, unavailable
-from rocserve.core.requests import InferResponse, RequestForm, RequestLayout
+from rocserve.core.requests import RequestForm, RequestLayout
+from rocserve.core.responses import InferResponse
 from rocserve.core.tensors import Tensor, TensorHead
 from rocserve.links import tensors
 from rocserve.plane.heap import Heap, SharedHeap

@@ -33,7 +33,8 @@ from rocserve.core.model_config import (
     WarmupSample,
 )
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferRequest
+from rocserve.core.responses import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics

@@ -22,13 +22,14 @@ from rocserve.core.exchange import Exchange
 from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, HistogramReading, LatencyOptions
 from rocserve.core.model_config import EnsembleStep, InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import Answer as Answered
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead, RequestPlan
+from rocserve.core.responses import Answer as Answered
+from rocserve.core.responses import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, TensorHead
-from rocserve.core.validation import RequestPlan, RequestValidator
+from rocserve.core.validation import RequestValidator
 from rocserve.plane import heap
 from rocserve.plane.heap import Heap, HeapReader
 from rocserve.plane.heap import Slot as HeapSlot

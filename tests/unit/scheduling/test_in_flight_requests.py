@@ -18,7 +18,8 @@ from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.exchange import Exchange
 from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, LatencyOptions
-from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.responses import LARGE_RESPONSE, InferResponse
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.core.trace import Trace

@@ -12,7 +12,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY, DeviceReference, pack_references, references_of
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig, OutputConfig
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferRequest
+from rocserve.core.responses import InferResponse
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor
 from rocserve.scheduling.model_calls import start_call

@@ -13,7 +13,8 @@ from support.waiting import PATIENCE_SECONDS
 from rocserve.core.datatypes import DataType
 from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig, QueuePolicy
-from rocserve.core.requests import InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead
+from rocserve.core.responses import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor

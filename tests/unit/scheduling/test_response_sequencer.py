@@ -14,7 +14,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig, OutputConfig, QueuePolicy
-from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.tensors import Tensor, TensorHead
 from rocserve.core.validation import RequestValidator
 from rocserve.plane.heap import COPIED_AT_ONCE, Slot

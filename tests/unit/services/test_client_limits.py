@@ -9,7 +9,7 @@ import pytest
 
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.exchange import Exchange, IllegalChange
-from rocserve.core.requests import Answer, InferResponse
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.frontends.grpc.service import peer_of
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services import client_limits

@@ -17,7 +17,7 @@ from support.workers import on_plane
 
 from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode, unavailable
-from rocserve.core.requests import Answer, InferResponse
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 from rocserve.links.entries import CALL, END, ENTRY, FAILURE, RESPONSE, TEXT
 from rocserve.links.opening import BACK, SERVER_RINGS

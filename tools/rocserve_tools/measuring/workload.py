@@ -11,9 +11,9 @@ import numpy as np
 
 from rocserve.backends.written_sizes import is_mask
 from rocserve.core.padding import Bucket, Buckets, Padding
-from rocserve.core.requests import NO_PARAMETERS, InferRequest, RequestHead
+from rocserve.core.parameters import NO_PARAMETERS
+from rocserve.core.requests import InferRequest, RequestHead, RequestPlan
 from rocserve.core.tensors import scalar
-from rocserve.core.validation import RequestPlan
 from rocserve.load_check.tensors import Array
 from rocserve.scheduling.batch import padded_elements
 from rocserve.scheduling.batch_policy import DynamicBatcher

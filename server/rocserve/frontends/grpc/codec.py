@@ -19,19 +19,17 @@ from google.protobuf.message import DecodeError
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
+from rocserve.core.parameters import NO_PARAMETERS, Parameters
 from rocserve.core.requests import (
-    NO_PARAMETERS,
     SHARED_REGION,
     InferRequest,
-    InferResponse,
     InputHead,
-    Parameters,
     RequestedOutput,
     RequestHead,
-    ResponseHead,
     check_entries,
     check_id,
 )
+from rocserve.core.responses import InferResponse, ResponseHead
 from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COPIED_SOONER, Buffer

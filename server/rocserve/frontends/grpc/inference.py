@@ -9,7 +9,8 @@ from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
+from rocserve.core.requests import InferRequest, RequestHead
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.sequences import SequenceOrder
 from rocserve.core.steps import Steps, result_of
 from rocserve.frontends.grpc.codec import (
@@ -68,7 +69,7 @@ class InferenceHandlers:
             if isinstance(request, TypedRequest):
                 self._decode_typed(request, call)
                 return
-            if self.order.held and self.order.wait_if_held(request, partial(call.begin, request)):
+            if self.order.held and self.order.wait_if_held(request.sequence_key, partial(call.begin, request)):
                 return
             call.begin(request)
         except ServeError as error:
@@ -79,14 +80,14 @@ class InferenceHandlers:
         wait."""
 
         def decode() -> None:
-            self.order.hold(typed.request)
+            self.order.hold(typed.request.sequence_key)
             steps = self._decode_in_steps(typed, call)
             if len(call.message) > DECODED_AT_ONCE:
                 self.service.plane.work_off(steps)
             else:
                 result_of(steps)
 
-        if not self.order.wait_if_held(typed.request, decode):
+        if not self.order.wait_if_held(typed.request.sequence_key, decode):
             decode()
 
     def _decode_in_steps(self, typed: TypedRequest, call: InferCall | _StreamResponder) -> Steps[None]:
@@ -100,7 +101,7 @@ class InferenceHandlers:
         else:
             call.begin(request)
         finally:
-            self.order.release(typed.request)
+            self.order.release(typed.request.sequence_key)
 
     def begin_exit(self) -> None:
         """Let streams end as soon as their requests are answered, and accept no further requests on them."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, unimplemented
-from rocserve.core.requests import InferResponse
+from rocserve.core.responses import InferResponse
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, Tensor, octets
 from rocserve.core.wire_format import LENGTH_DELIMITED, length_prefix, varint

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rocserve.core.memo import Memo
-from rocserve.core.requests import InferResponse, ResponseHead
+from rocserve.core.responses import InferResponse, ResponseHead
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, Tensor
 from rocserve.frontends.http.json_text import element_pieces, json_bytes

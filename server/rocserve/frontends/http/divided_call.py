@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from rocserve.core.errors import ServeError, deadline_exceeded
 from rocserve.core.request_memory import Holding
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferRequest
+from rocserve.core.responses import InferResponse
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_bodies import detached

@@ -9,18 +9,11 @@ from typing import Any
 
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, invalid_argument
 from rocserve.core.model_config import InputConfig
+from rocserve.core.parameters import NO_PARAMETERS, ParameterValue
 from rocserve.core.printable import names_hint
 from rocserve.core.request_memory import Holding
-from rocserve.core.requests import (
-    NO_PARAMETERS,
-    Answer,
-    InferRequest,
-    InferResponse,
-    InputHead,
-    ParameterValue,
-    RequestHead,
-    check_entries,
-)
+from rocserve.core.requests import InferRequest, InputHead, RequestHead, check_entries
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_bodies import detached

@@ -16,23 +16,25 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import InputConfig, ModelConfig
-from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import (
+from rocserve.core.parameters import (
     NO_PARAMETERS,
     QUEUE_PARAMETERS,
     RESERVED_PREFIX,
+    Parameters,
+    ParameterValue,
+    parameters_key,
+)
+from rocserve.core.request_prefix import request_prefix
+from rocserve.core.requests import (
     SHARED_BYTE_SIZE,
     SHARED_OFFSET,
     SHARED_REGION,
     InferRequest,
     InputHead,
-    Parameters,
-    ParameterValue,
     RequestedOutput,
     RequestHead,
     check_entries,
     check_id,
-    parameters_key,
 )
 from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceId, SequenceTag
 from rocserve.core.steps import Steps

@@ -12,7 +12,8 @@ from functools import partial
 from rocserve.core.errors import ServeError, deadline_exceeded, internal, invalid_argument, unimplemented
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
+from rocserve.core.requests import InferRequest, RequestHead
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.steps import Steps, result_of
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_bodies import (

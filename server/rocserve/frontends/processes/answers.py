@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError
 from rocserve.core.memo import Memo
+from rocserve.core.parameters import parameters_key
 from rocserve.core.plain import to_json
-from rocserve.core.requests import InferResponse, ResponseHead, parameters_key
+from rocserve.core.responses import InferResponse, ResponseHead
 from rocserve.core.tensor_places import TensorPlaces
 from rocserve.frontends.processes.heads import AnswerHead
 from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, numbers

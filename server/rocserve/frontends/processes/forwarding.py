@@ -16,7 +16,7 @@ from typing import cast
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import Holding, RequestMemory
-from rocserve.core.requests import Answer
+from rocserve.core.responses import Answer
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.transport import (
     Metadata,

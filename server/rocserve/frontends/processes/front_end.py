@@ -19,7 +19,8 @@ from rocserve.core.passed_descriptors import receive_with_descriptors, send_with
 from rocserve.core.plain import from_json
 from rocserve.core.printable import encodable
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InferResponse, RequestHead
+from rocserve.core.requests import InferRequest, RequestHead
+from rocserve.core.responses import LARGE_RESPONSE, InferResponse
 from rocserve.core.sequences import SequenceOrder
 from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
@@ -105,7 +106,7 @@ class RemoteInference:
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
         """Send a request to the server, after the earlier requests of its sequence; every error goes to the responder.
         Large inputs are copied step by step, some each turn."""
-        if self._order.held and self._order.wait_if_held(request, partial(self.infer, request, client)):
+        if self._order.held and self._order.wait_if_held(request.sequence_key, partial(self.infer, request, client)):
             return
         try:
             head = self._heads.get(request.head) or _Head(input_places(request.head))
@@ -125,7 +126,7 @@ class RemoteInference:
             client.send(error)
             return
         if left_out:
-            self._order.hold(request)
+            self._order.hold(request.sequence_key)
             self.plane.work_off(self._copy(request, client, places, flags, place, view, left_out))
         else:
             self._post(request, client, head, flags, place)
@@ -149,7 +150,7 @@ class RemoteInference:
         self._copies[heap_number] -= 1
         if heap_number in self._ending_heaps and not self._copies[heap_number]:
             self._release_heap(heap_number)
-        self._order.release(request)
+        self._order.release(request.sequence_key)
 
     def _post(self, request: InferRequest, client: ClientResponder, head: _Head, flags: int, place: int) -> None:
         """Post a request whose slot has been filled, after its head if the server does not know that."""

@@ -6,15 +6,9 @@ import json
 from dataclasses import dataclass, field
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.requests import (
-    NO_PARAMETERS,
-    InferResponse,
-    InputHead,
-    Parameters,
-    RequestedOutput,
-    RequestHead,
-    ResponseHead,
-)
+from rocserve.core.parameters import NO_PARAMETERS, Parameters
+from rocserve.core.requests import InputHead, RequestedOutput, RequestHead
+from rocserve.core.responses import InferResponse, ResponseHead
 from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import TensorHead
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
-from rocserve.core.requests import Answer
+from rocserve.core.responses import Answer
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.transport import Metadata, StreamReceiver
 from rocserve.links import entries

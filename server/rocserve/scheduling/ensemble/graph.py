@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from rocserve.core.datatypes import DataType
 from rocserve.core.memo import MOST_REMEMBERED, Memo
 from rocserve.core.model_config import EnsembleStep, ModelConfig
-from rocserve.core.requests import InputHead, Parameters, ParameterValue, RequestedOutput, RequestHead
+from rocserve.core.parameters import Parameters, ParameterValue
+from rocserve.core.requests import InputHead, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedModel, ServedVersion
 from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import TensorHead

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, InferRequest, InferResponse, Parameters
+from rocserve.core.parameters import NO_PARAMETERS, Parameters
+from rocserve.core.requests import InferRequest
+from rocserve.core.responses import LARGE_RESPONSE, InferResponse
 from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTag
 from rocserve.core.serving import ServingTable, ServingTableHolder
 from rocserve.core.tensors import Tensor, classify

@@ -23,7 +23,8 @@ from rocserve.core.exchange import ANSWERED, Exchange
 from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.request_memory import Holding
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import Answer, InferRequest, InferResponse
+from rocserve.core.requests import InferRequest
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.sequences import (
     NO_SEQUENCE,
     SEQUENCE_PARAMETERS,

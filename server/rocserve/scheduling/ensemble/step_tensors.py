@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import InferResponse
+from rocserve.core.responses import InferResponse
 from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
 from rocserve.plane.heap import COPIED_AT_ONCE, Slot

@@ -20,10 +20,10 @@ from rocserve.core.model_config import (
     SequenceState,
     control_inputs,
 )
-from rocserve.core.requests import Answer, InferResponse
+from rocserve.core.requests import InputPlan, RequestPlan
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.sequences import SequenceId, SequenceTag
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
-from rocserve.core.validation import InputPlan, RequestPlan
 from rocserve.scheduling.sequence.slots import (
     LiveSequence,
     SequenceInstance,

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.exchange import Exchange
-from rocserve.core.requests import InferRequest
+from rocserve.core.requests import InferRequest, RequestPlan
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.tensors import Buffer
-from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.response_sequencer import ResponseSequencer
 from rocserve.workers.instance import Instance
 

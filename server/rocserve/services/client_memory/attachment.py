@@ -12,7 +12,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.exchange import HELD, Exchange, Held, Hook, HookOrder
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces

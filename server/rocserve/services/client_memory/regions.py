@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from rocserve.backends.installed import has_file
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, not_found, unimplemented
-from rocserve.core.requests import SHARED_BYTE_SIZE, SHARED_OFFSET, SHARED_REGION, Parameters
+from rocserve.core.parameters import Parameters
+from rocserve.core.requests import SHARED_BYTE_SIZE, SHARED_OFFSET, SHARED_REGION
 from rocserve.core.steps import Steps
 from rocserve.plane.guarded_mapping import FaultGuard, GuardedFile, GuardedMapping
 from rocserve.plane.heap import copy_in_steps

@@ -17,7 +17,8 @@ from rocserve.core.errors import ServeError, StatusCode, internal, unavailable
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import MemoryFull, RequestMemory
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferRequest
+from rocserve.core.responses import InferResponse
 from rocserve.core.steps import result_of
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http.infer_bodies import InferRequestReader

@@ -13,7 +13,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.model_config import InputConfig, ModelConfig
-from rocserve.core.requests import LONGEST_ID, InferResponse
+from rocserve.core.requests import LONGEST_ID
+from rocserve.core.responses import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.steps import result_of
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements

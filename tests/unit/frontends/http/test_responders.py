@@ -22,7 +22,8 @@ from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import InputConfig
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.requests import InferRequest
+from rocserve.core.responses import InferResponse
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 from rocserve.frontends.http import generate
 from rocserve.frontends.http.answer_bodies import JSON_ONLY, AnswerLayouts

@@ -12,7 +12,7 @@ import pytest
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig
-from rocserve.core.requests import InferResponse, ResponseHead
+from rocserve.core.responses import InferResponse, ResponseHead
 from rocserve.core.steps import result_of
 from rocserve.core.tensors import TensorHead, bfloat16_values, encode_bytes_elements
 from rocserve.frontends.http.rest_v1.answers import columns_answer, output_arrays, rows_answer

@@ -17,15 +17,10 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
+from rocserve.core.parameters import ParameterValue
 from rocserve.core.request_memory import MemoryFull, RequestMemory
-from rocserve.core.requests import (
-    LARGE_RESPONSE,
-    InferRequest,
-    InferResponse,
-    InputHead,
-    ParameterValue,
-    RequestHead,
-)
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.responses import LARGE_RESPONSE, InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PlacedTensors
 from rocserve.core.tensors import Buffer, Tensor

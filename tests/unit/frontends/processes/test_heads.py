@@ -12,7 +12,9 @@ from support.front_link import Client, Ends
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.core.errors import StatusCode
-from rocserve.core.requests import LARGE_RESPONSE, InferRequest, InputHead, ParameterValue, RequestHead
+from rocserve.core.parameters import ParameterValue
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.responses import LARGE_RESPONSE
 from rocserve.frontends.processes import answers, front_end
 from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull
 

@@ -15,7 +15,8 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import EnsembleStep, InputConfig, ModelConfig, SequenceBatching
-from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead
+from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.tensor_places import PlacedTensors
 from rocserve.core.tensors import Tensor

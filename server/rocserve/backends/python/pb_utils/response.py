@@ -19,7 +19,7 @@ from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrap_t
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelResponse, RequestResponder, Result
 from rocserve.core import tensors as core
 from rocserve.core.errors import ServeError
-from rocserve.core.requests import NO_PARAMETERS, Parameters, ParameterValue
+from rocserve.core.parameters import NO_PARAMETERS, Parameters, ParameterValue
 
 
 def checked_parameters(parameters: dict[str, Any]) -> dict[str, ParameterValue]:

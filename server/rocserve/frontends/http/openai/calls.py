@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from rocserve.core.errors import internal
-from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, InputHead, RequestedOutput
+from rocserve.core.parameters import NO_PARAMETERS
+from rocserve.core.requests import InferRequest, InputHead, RequestedOutput
+from rocserve.core.responses import InferResponse
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT, DividedCall
 from rocserve.frontends.http.inference import HttpParts, with_forwarded_headers

@@ -10,7 +10,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal
-from rocserve.core.requests import InferResponse
+from rocserve.core.responses import InferResponse
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Tensor, bfloat16_values
 from rocserve.frontends.http.json_text import SLICE, json_bytes

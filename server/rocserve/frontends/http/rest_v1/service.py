@@ -9,9 +9,11 @@ from typing import Any
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable, unimplemented
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.parameters import NO_PARAMETERS
 from rocserve.core.printable import listed
 from rocserve.core.request_memory import Holding
-from rocserve.core.requests import NO_PARAMETERS, InferRequest, InferResponse, InputHead
+from rocserve.core.requests import InferRequest, InputHead
+from rocserve.core.responses import InferResponse
 from rocserve.core.steps import Steps
 from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT, DividedCall, read_body, send_json
 from rocserve.frontends.http.inference import HttpParts, request_timeout, with_forwarded_headers
