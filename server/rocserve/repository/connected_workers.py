@@ -16,8 +16,8 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import EnginePlan, shortened
 from rocserve.repository.load_order import LoadOrder, LoadProgress
 from rocserve.repository.worker_options import plan_version_workers
+from rocserve.scheduling.call_cycles import needs_of
 from rocserve.scheduling.model_calls import start_call
-from rocserve.scheduling.rate_limiter import needs_of
 from rocserve.scheduling.scheduler import Scheduler
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import OpenCall

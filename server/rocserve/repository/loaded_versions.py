@@ -114,8 +114,8 @@ class LoadedEnsemble(VersionFacts, EnsembleVersion):
             return
         message = messages.ModelConfig.FromString(self.config_message)
         message.model_transaction_policy.decoupled = is_decoupled
-        self.config_message = message.SerializeToString(deterministic=True)
-        self.config = replace(self.config, decoupled=is_decoupled)
+        config = replace(self.config, decoupled=is_decoupled)
+        self.reconfigure(config, message.SerializeToString(deterministic=True))
 
     async def ensure_loaded(self) -> None:
         for member in self.members():

@@ -1,4 +1,5 @@
-"""Finds the instance that must run although the rate limiter lacks resources, because it waits for itself.
+"""The rate limiter's records of models and instances; finds the instance that must run although the limiter lacks
+resources, because it waits for itself.
 
 Who waits for whom:
 
@@ -12,14 +13,88 @@ All else ends by itself: an instance that runs and makes no calls, a model that 
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-if TYPE_CHECKING:
-    from rocserve.scheduling.rate_limiter import LimitedInstance, Needs, Place, ResourceKey
+from rocserve.core.model_config import InstanceRateLimiter, ModelConfig
 
-_Waiter = tuple["LimitedInstance", bool]
+ResourceKey = tuple[int | None, str]
+"""The device (None = the whole machine) and the resource's name."""
+
+Needs = Mapping[ResourceKey, int]
+
+
+def needs_of(limits: InstanceRateLimiter, device: int | None) -> Needs:
+    """Return the resources that an instance holds while it runs. `device`: the GPU's number, None on the CPU."""
+    # Instances on the CPU hold the resources of device 0.
+    key_device = device or 0
+    return {
+        (None if resource.is_global else key_device, resource.name): resource.count for resource in limits.resources
+    }
+
+
+class LimitState(enum.Enum):
+    FREE = enum.auto()
+    """The instance has nothing to run, or has not asked the limiter."""
+    STAGED = enum.auto()
+    """It waits in the line."""
+    GRANTED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class LimitedModel:
+    """The limiter's record of a model version."""
+
+    name: str
+    keeps_order: bool = False
+    """Whether its requests may have to wait for each of its instances: they belong to sequences, or are answered in the
+    order in which they came. Else one instance that takes batches is enough."""
+    instances: dict[object, LimitedInstance] = field(default_factory=dict)
+    """By the Instance."""
+    has_warned: bool = False
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> LimitedModel:
+        batching = config.dynamic_batching
+        keeps_order = batching is not None and batching.preserve_ordering
+        return cls(config.name, keeps_order or config.sequence_batching is not None)
+
+
+class LimitedInstance:
+    """The limiter's record of an instance: its resources, its state, and its virtual times."""
+
+    __slots__ = ("called", "finish", "model", "needs", "on_granted", "start", "state", "weight")
+
+    def __init__(
+        self, model: LimitedModel, limits: InstanceRateLimiter, device: int | None, on_granted: Callable[[], None]
+    ) -> None:
+        """`on_granted`: called when the instance had to wait and may now run."""
+        self.model = model
+        self.needs = {key: count for key, count in needs_of(limits, device).items() if count}
+        self.weight = max(limits.priority, 1)
+        self.on_granted = on_granted
+        self.called = Counter[Place]()
+        """Where the calls of its model are that are not answered yet, and how many."""
+        self.state = LimitState.FREE
+        self.start = self.finish = 0
+        """Virtual times at which the execution that it runs has started, and the one before it has finished."""
+
+    @property
+    def is_staged(self) -> bool:
+        return self.state is LimitState.STAGED
+
+    @property
+    def is_granted(self) -> bool:
+        return self.state is LimitState.GRANTED
+
+
+Place = tuple[LimitedModel, LimitedInstance | None]
+"""The called model, and the instance to which the request was given; None = it waits for one, or for any at all
+(`keeps_order`)."""
+
+_Waiter = tuple[LimitedInstance, bool]
 """An instance, and whether it waits in the line (True) or for its calls (False): it may do both."""
 
 

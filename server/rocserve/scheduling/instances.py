@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from rocserve.core.exchange import Exchange
 from rocserve.core.requests import InferRequest
 from rocserve.scheduling.batch import FormedBatch
+from rocserve.scheduling.call_cycles import LimitedInstance, LimitedModel
 from rocserve.scheduling.compute_times import SEND_AHEAD_BELOW_NS, ComputeTimes
-from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.workers.instance import Instance
 
 MOST_AHEAD = 2
@@ -24,28 +25,31 @@ class InstancePool:
     """Keeps the batches that each instance has in flight. With a rate limiter, instances run only while it grants them
     their resources."""
 
-    def __init__(self, times: ComputeTimes, sends_ahead: bool = True, limited: LimitedModel | None = None) -> None:
+    def __init__(
+        self, times: ComputeTimes, sends_ahead: bool, limiter: RateLimiter | None, limited: LimitedModel
+    ) -> None:
         """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken; never with
-        a limiter. `limited`: the rate limiter's record of the version; None = there is no limiter."""
+        a limiter. `limited`: the limiter's record of the version, which nothing uses without a limiter."""
         self.in_flight: dict[Instance, deque[FormedBatch]] = {}
         """Instance -> its batches: the first is in the engine, the others were sent ahead."""
         self._used: set[Instance] = set()
         self._times = times
         self._last_begin_ns = 0
-        self.sends_ahead = sends_ahead and limited is None
-        self.limited = limited
+        self.sends_ahead = sends_ahead and limiter is None
+        self.limiter = limiter
+        self._limited = limited
 
     def attach(self, instance: Instance, on_granted: Callable[[], None]) -> None:
         self.in_flight[instance] = deque()
-        if (limited := self.limited) is not None:
-            record = LimitedInstance(limited, instance.rate_limiter, instance.device, on_granted)
-            limited.instances[instance] = record
+        if self.limiter is not None:
+            record = LimitedInstance(self._limited, instance.rate_limiter, instance.device, on_granted)
+            self._limited.instances[instance] = record
 
     def detach(self, instance: Instance) -> None:
         self.in_flight.pop(instance, None)
         self._used.discard(instance)
-        if self.limited is not None and (lost := self.limited.instances.pop(instance, None)) is not None:
-            self.limited.limiter.lose(lost)
+        if self.limiter is not None and (lost := self._limited.instances.pop(instance, None)) is not None:
+            self.limiter.lose(lost)
 
     def idle(self) -> Instance | None:
         """Return an instance whose engine can begin a batch, preferably one without batches. With a limiter, return
@@ -56,7 +60,7 @@ class InstancePool:
                 return instance
             if best is None and len(batches) < instance.batches_at_once:
                 best = instance
-        return best if self.limited is None else None
+        return best if self.limiter is None else None
 
     def is_idle(self, instance: Instance) -> bool:
         batches = self.in_flight.get(instance)
@@ -84,41 +88,41 @@ class InstancePool:
 
     def claim(self, instance: Instance) -> bool:
         """Ask for what an idle instance needs. Returns whether it may run now."""
-        return self.limited is None or self.limited.limiter.ask(self.limited.instances[instance])
+        return self.limiter is None or self.limiter.ask(self._limited.instances[instance])
 
     def claim_any(self, idle: Instance) -> Instance | None:
         """Return the instance without batches that may run now; None if all must wait for their resources. Without a
         limiter this is `idle`."""
-        limited = self.limited
-        if limited is None:
+        limiter = self.limiter
+        if limiter is None:
             return idle
-        records = limited.instances
+        records = self._limited.instances
         free = [each for each, batches in self.in_flight.items() if not batches]
         free.sort(key=lambda each: (not records[each].is_granted, records[each].finish))
-        return next((each for each in free if limited.limiter.ask(records[each])), None)
+        return next((each for each in free if limiter.ask(records[each])), None)
 
     def give_back(self, also_wanted: bool) -> None:
         """Give back the resources of instances that do not run. `also_wanted`: nor do they wait any more for theirs,
         because there is no work."""
-        if self.limited is not None:
+        if self.limiter is not None:
             for instance, batches in self.in_flight.items():
-                record = self.limited.instances[instance]
+                record = self._limited.instances[instance]
                 if not batches and (record.is_granted or (also_wanted and record.is_staged)):
-                    self.limited.limiter.release(record, has_run=False)
+                    self.limiter.release(record, has_run=False)
 
     def caller(self, instance: object) -> LimitedInstance | None:
         """Return what the requests have as `caller` that the instance's model makes."""
-        return None if self.limited is None else self.limited.instances.get(instance)
+        return None if self.limiter is None else self._limited.instances.get(instance)
 
     def follow(self, request: InferRequest, exchange: Exchange) -> None:
         """Follow a call by another model."""
-        assert self.limited is not None, "there is a limiter, because the request has a caller"
-        self.limited.limiter.follow(request, exchange, self.limited)
+        assert self.limiter is not None, "the request has a caller"
+        self.limiter.follow(request, exchange, self._limited)
 
     def take_over(self, request: InferRequest) -> None:
         """Note that a call has come here after another version of the model began to follow it."""
-        if self.limited is not None and request.caller is not None:
-            self.limited.limiter.move(request, self.limited, None)
+        if self.limiter is not None and request.caller is not None:
+            self.limiter.move(request, self._limited, None)
 
     def begin(self, instance: Instance, batch: FormedBatch) -> None:
         batches = self.in_flight[instance]
@@ -128,17 +132,17 @@ class InstancePool:
         if instance not in self._used:
             self._used.add(instance)
             batch.is_first = True
-        if (limited := self.limited) is not None and not limited.keeps_order:
+        if (limiter := self.limiter) is not None and not self._limited.keeps_order:
             for request in batch.requests:
                 if request.caller is not None:
-                    limited.limiter.move(request, limited, limited.instances[instance])
+                    limiter.move(request, self._limited, self._limited.instances[instance])
 
     def end(self, instance: Instance, batch: FormedBatch) -> None:
         batches = self.in_flight.get(instance)
         if batches and batch in batches:
             batches.remove(batch)
-        if (limited := self.limited) is not None and not batches and instance in limited.instances:
-            limited.limiter.release(limited.instances[instance], has_run=True)
+        if self.limiter is not None and not batches and instance in self._limited.instances:
+            self.limiter.release(self._limited.instances[instance], has_run=True)
 
     # Requests that were sent ahead and have not begun to run
 

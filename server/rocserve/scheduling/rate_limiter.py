@@ -20,91 +20,27 @@ lost instance, a smaller amount) is followed by this check, so no cycle lasts.
 from __future__ import annotations
 
 import bisect
-import enum
 import functools
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 from rocserve.core.errors import invalid_argument
 from rocserve.core.exchange import EndHook, Exchange, HookOrder
-from rocserve.core.model_config import InstanceRateLimiter, ModelConfig
 from rocserve.core.requests import InferRequest
-from rocserve.scheduling.call_cycles import Standstill
+from rocserve.scheduling.call_cycles import (
+    LimitedInstance,
+    LimitedModel,
+    LimitState,
+    Needs,
+    Place,
+    ResourceKey,
+    Standstill,
+)
 from rocserve.settings import RateLimitResource
-
-ResourceKey = tuple[int | None, str]
-"""The device (None = the whole machine) and the resource's name."""
-
-Needs = Mapping[ResourceKey, int]
-
-
-def needs_of(limits: InstanceRateLimiter, device: int | None) -> Needs:
-    """Return the resources that an instance holds while it runs. `device`: the GPU's number, None on the CPU."""
-    # Instances on the CPU hold the resources of device 0.
-    key_device = device or 0
-    return {
-        (None if resource.is_global else key_device, resource.name): resource.count for resource in limits.resources
-    }
-
-
-class _State(enum.Enum):
-    FREE = enum.auto()
-    """The instance has nothing to run, or has not asked the limiter."""
-    STAGED = enum.auto()
-    """It waits in the line."""
-    GRANTED = enum.auto()
-
-
-@dataclass(eq=False, slots=True)
-class LimitedModel:
-    """The limiter's record of a model version."""
-
-    limiter: RateLimiter
-    name: str
-    keeps_order: bool = False
-    """Whether its requests may have to wait for each of its instances: they belong to sequences, or are answered in the
-    order in which they came. Else one instance that takes batches is enough."""
-    instances: dict[object, LimitedInstance] = field(default_factory=dict)
-    """By the Instance."""
-    has_warned: bool = False
-
-    @classmethod
-    def of(cls, config: ModelConfig, limiter: RateLimiter) -> LimitedModel:
-        batching = config.dynamic_batching
-        keeps_order = batching is not None and batching.preserve_ordering
-        return cls(limiter, config.name, keeps_order or config.sequence_batching is not None)
-
-
-class LimitedInstance:
-    """The limiter's record of an instance: its resources, its state, and its virtual times."""
-
-    __slots__ = ("called", "finish", "model", "needs", "on_granted", "start", "state", "weight")
-
-    def __init__(
-        self, model: LimitedModel, limits: InstanceRateLimiter, device: int | None, on_granted: Callable[[], None]
-    ) -> None:
-        """`on_granted`: called when the instance had to wait and may now run."""
-        self.model = model
-        self.needs = {key: count for key, count in needs_of(limits, device).items() if count}
-        self.weight = max(limits.priority, 1)
-        self.on_granted = on_granted
-        self.called = Counter[Place]()
-        """Where the calls of its model are that are not answered yet, and how many."""
-        self.state = _State.FREE
-        self.start = self.finish = 0
-        """Virtual times at which the execution that it runs has started, and the one before it has finished."""
-
-    @property
-    def is_staged(self) -> bool:
-        return self.state is _State.STAGED
-
-    @property
-    def is_granted(self) -> bool:
-        return self.state is _State.GRANTED
 
 
 @dataclass(eq=False, slots=True)
@@ -113,11 +49,6 @@ class Call:
 
     caller: LimitedInstance
     place: Place
-
-
-Place = tuple[LimitedModel, LimitedInstance | None]
-"""The called model, and the instance to which the request was given; None = it waits for one, or for any at all
-(`keeps_order`)."""
 
 
 class RateLimiter:
@@ -199,11 +130,11 @@ class RateLimiter:
 
     def ask(self, instance: LimitedInstance) -> bool:
         """Return whether an instance may run now. If not, `on_granted` is called when it may."""
-        if instance.state is _State.FREE:
+        if instance.state is LimitState.FREE:
             if not instance.needs or not (self._line or self._lacking(instance)):
                 self._grant(instance, asking=instance)
                 return True
-            instance.state = _State.STAGED
+            instance.state = LimitState.STAGED
             bisect.insort(self._line, instance, key=attrgetter("finish"))
             self._allocate(asking=instance)
         return instance.is_granted
@@ -218,7 +149,7 @@ class RateLimiter:
                 instance.finish = instance.start + instance.weight
         elif instance.is_staged:
             self._line.remove(instance)
-        instance.state = _State.FREE
+        instance.state = LimitState.FREE
         self._allocate_soon()
 
     def lose(self, instance: LimitedInstance) -> None:
@@ -269,7 +200,7 @@ class RateLimiter:
         for key, count in instance.needs.items():
             self._held[key] = self._held.get(key, 0) + count
             self._clocks[key] = instance.start
-        instance.state = _State.GRANTED
+        instance.state = LimitState.GRANTED
         if instance is not asking:
             self._call_soon(instance.on_granted)
 

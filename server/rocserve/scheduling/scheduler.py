@@ -24,12 +24,13 @@ from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
 from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
+from rocserve.scheduling.call_cycles import LimitedInstance, LimitedModel
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.deadlines import Alarm, Deadlines
 from rocserve.scheduling.in_flight_requests import InFlightRequests
 from rocserve.scheduling.instances import InstancePool
 from rocserve.scheduling.queue import QueueLimits, Refused
-from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel, RateLimiter
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
@@ -77,15 +78,13 @@ class Scheduler(ABC):
     def __init__(self, parts: SchedulerParts, sends_ahead: bool) -> None:
         """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken."""
         config = self._config = parts.config
-        self.version = parts.version
         self.validator = RequestValidator(config, parts.answers_requests, parts.padding)
         self._statistics = parts.statistics
         self._log = parts.log
         self._plane = parts.plane
         self.work_off = parts.plane.work_off
         self._times = ComputeTimes()
-        limited = None if parts.limiter is None else LimitedModel.of(config, parts.limiter)
-        self._pool = InstancePool(self._times, sends_ahead, limited)
+        self._pool = InstancePool(self._times, sends_ahead, parts.limiter, LimitedModel.of(config))
         self._answers_requests = parts.answers_requests
         self._answerer: BatchAnswerer | InFlightRequests
         if parts.answers_requests:
@@ -220,7 +219,7 @@ class Scheduler(ABC):
         """Start all batches that can run, and answer the refused requests."""
         self._is_pump_scheduled = False
         self._start_work()
-        if self._pool.limited is not None and not self._queue.count:
+        if self._pool.limiter is not None and not self._queue.count:
             self._pool.give_back(also_wanted=True)
         arrived, self._arrived = self._arrived, []
         for request in arrived:

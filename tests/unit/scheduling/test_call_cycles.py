@@ -25,9 +25,10 @@ from rocserve.core.model_config import (
 )
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
+from rocserve.scheduling.call_cycles import LimitedInstance, Needs, needs_of
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.rate_limiter import Call, LimitedInstance, Needs, RateLimiter, needs_of
+from rocserve.scheduling.rate_limiter import Call, RateLimiter
 from rocserve.scheduling.scheduler import SchedulerParts
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import RateLimitResource

@@ -123,7 +123,13 @@ def step(model: str, reads: str, writes: str, output: str = "OUT") -> EnsembleSt
 
 
 def ensemble(
-    *members: Member, steps, outputs=("Y",), max_batch_size: int = 8, decoupled: bool = False, memory: int = 1 << 20
+    *members: Member,
+    steps,
+    outputs=("Y",),
+    max_batch_size: int = 8,
+    decoupled: bool = False,
+    memory: int = 1 << 20,
+    latencies: LatencyOptions | None = None,
 ) -> EnsembleVersion:
     tables = ServingTableHolder()
     tables.table = ServingTable({member.name: ServedModel(member.name, {1: member}, member) for member in members})
@@ -136,7 +142,8 @@ def ensemble(
         ensemble_steps=tuple(steps),
         decoupled=decoupled,
     )
-    return EnsembleVersion(config, b"", 1, ModelStatistics(), dispatcher_of(tables), RequestMemory(memory))
+    statistics = ModelStatistics(None if latencies is None else latencies.distributions(config))
+    return EnsembleVersion(config, b"", 1, statistics, dispatcher_of(tables), RequestMemory(memory))
 
 
 def ask(version: EnsembleVersion, *values: float, outputs=(), shape=None, **parameters) -> Answer:
@@ -492,8 +499,8 @@ def test_a_step_that_is_answered_leaves_nothing_to_tell_of_its_clients_end():
 
 def test_the_first_response_of_a_decoupled_ensemble_is_timed() -> None:
     member = Member("a", plus(1), held=True)
-    version = ensemble(member, steps=[step("a", "X", "Y")], decoupled=True)
-    version.statistics = ModelStatistics(LatencyOptions(histograms=True).distributions(version.config))
+    histograms = LatencyOptions(histograms=True)
+    version = ensemble(member, steps=[step("a", "X", "Y")], decoupled=True, latencies=histograms)
     version.infer(InferRequest(HEAD, "", [bytes(8)]), Exchange(Many()))
     responder = member._waiting.pop()[2]
     responder.expect_many()
@@ -504,6 +511,20 @@ def test_the_first_response_of_a_decoupled_ensemble_is_timed() -> None:
         assert isinstance(reading, HistogramReading)
         counts.append(reading.count)
     assert counts == [1, 1, 1]
+
+
+def test_a_request_is_answered_as_the_ensemble_was_configured_when_it_came() -> None:
+    """Its client was told whether many answers come."""
+    member = Member("a", plus(1), held=True)
+    version = ensemble(member, steps=[step("a", "X", "Y")])
+    first, later = Answer(), Many()
+    version.infer(InferRequest(HEAD, "", [bytes(8)]), Exchange(first))
+    version.reconfigure(replace(version.config, decoupled=True), b"")
+    version.infer(InferRequest(HEAD, "", [bytes(8)]), Exchange(later))
+    to_first, to_later = (waiting[2] for waiting in member._waiting)
+    with pytest.raises(ServeError, match="was not when the ensemble was loaded"):
+        to_first.expect_many()
+    to_later.expect_many()
 
 
 class Texts:

@@ -12,7 +12,8 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import DynamicBatching, InstanceRateLimiter, RateLimiterResource
-from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel, RateLimiter, needs_of
+from rocserve.scheduling.call_cycles import LimitedInstance, LimitedModel, needs_of
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.settings import RateLimitResource
 
 
@@ -34,7 +35,7 @@ class Limited:
         return self.limiter.register([needs_of(each, device) for each in instances])
 
     def instance(self, name: str, needs: InstanceRateLimiter, device: int | None = None) -> LimitedInstance:
-        model = LimitedModel(self.limiter, name)
+        model = LimitedModel(name)
         return LimitedInstance(model, needs, device, lambda: self.granted.append(name))
 
     def end(self, instance: LimitedInstance) -> None:

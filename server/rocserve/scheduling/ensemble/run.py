@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import References, device_of, referable_outputs, referenced_tensor
@@ -36,11 +35,9 @@ from rocserve.core.tensors import Tensor
 from rocserve.plane.heap import Slot
 from rocserve.scheduling.batch import send_copied
 from rocserve.scheduling.ensemble.graph import EnsemblePlan, step_head
+from rocserve.scheduling.ensemble.parts import EnsembleParts
 from rocserve.scheduling.ensemble.step_tensors import may_be_kept, member_shape, placed, stays
 from rocserve.scheduling.scheduler import cancelled
-
-if TYPE_CHECKING:
-    from rocserve.scheduling.ensemble.version import EnsembleVersion
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +68,7 @@ class StepRequest:
             self._run.dispatch(self)
 
     def expect_many(self) -> None:
-        if not self._run.ensemble.config.decoupled:
+        if not self._run.parts.config.decoupled:
             raise unimplemented(
                 f"model '{self.step.model_name}' is decoupled, and was not when the ensemble was loaded; try again"
             )
@@ -82,7 +79,7 @@ class StepRequest:
             if self.reference_outputs:
                 self.slot = answer.slot or self.slot
             if answer.is_large and answer.slot is not None and not stays(answer):
-                self._run.ensemble.dispatcher.work_off(send_copied(answer, final, self))
+                self._run.parts.dispatcher.work_off(send_copied(answer, final, self))
                 return
         if final:
             if self._run.watchers:
@@ -99,7 +96,7 @@ class StepRequest:
         self._run.watch_cancellation(self, callback)
 
     def _end_limit(self) -> None:
-        limits = self._run.ensemble.limits
+        limits = self._run.parts.limits
         if limits:
             limits[self.index].end()
 
@@ -123,14 +120,22 @@ _Place = tuple[str, int]
 class EnsembleRun:
     """Holds the tensors of one request between its steps, and its answers until their turn."""
 
-    def __init__(self, ensemble: EnsembleVersion, request: InferRequest, exchange: Exchange, started_ns: int) -> None:
-        self.ensemble = ensemble
-        self._config = ensemble.config
+    def __init__(
+        self,
+        parts: EnsembleParts,
+        request: InferRequest,
+        exchange: Exchange,
+        started_ns: int,
+        on_end: Callable[[], None],
+    ) -> None:
+        self.parts = parts
+        self._config = parts.config
         self._request = request
         self._plan = plan = request.plan
         self._exchange = exchange
         self._started_ns = self._begun_ns = started_ns
-        self._graph: EnsemblePlan = ensemble.graph.plan(plan.outputs)
+        self._on_end = on_end
+        self._graph: EnsemblePlan = parts.graph.plan(plan.outputs)
         self._tensors: dict[_Place, _HeldTensor] = {}
         self._iterations: dict[int, int] = {}
         """Decoupled step -> number of its answers so far."""
@@ -166,7 +171,7 @@ class EnsembleRun:
     def dispatch(self, step: StepRequest) -> None:
         request = step.request
         del step.request
-        dispatch_caused(self.ensemble.dispatcher, request, step, self._request.trace)
+        dispatch_caused(self.parts.dispatcher, request, step, self._request.trace)
 
     def step_answered(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """Take a member's answer. Tensors stay in the worker's memory if it has room, else they are copied."""
@@ -186,9 +191,9 @@ class EnsembleRun:
             # fail.
             more = sum(len(tensor.data) for tensor in outputs) - (request.last_read_bytes if is_last else 0)
             if more > 0:
-                self.ensemble.memory.steps.admit(self._holding, more)
+                self.parts.memory.steps.admit(self._holding, more)
             else:
-                self.ensemble.memory.steps.release(self._holding, -more)
+                self.parts.memory.steps.release(self._holding, -more)
             sequence = request.sequence
             if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
                 # A model may give the steps behind it a separate sequence.
@@ -211,7 +216,7 @@ class EnsembleRun:
 
     def step_over(self, request: StepRequest) -> None:
         """Note that no further answer comes from a decoupled member."""
-        self.ensemble.memory.steps.release(self._holding, request.last_read_bytes)
+        self.parts.memory.steps.release(self._holding, request.last_read_bytes)
         self.advance(0, {}, is_step_over=True)
 
     def step_failed(self, error: ServeError) -> None:
@@ -263,7 +268,7 @@ class EnsembleRun:
         elif answer is not None:
             self._answers[iteration] = answer
         self._send_answers()
-        limits = self.ensemble.limits
+        limits = self.parts.limits
         for request in requests:
             if not limits:
                 self.dispatch(request)
@@ -274,7 +279,7 @@ class EnsembleRun:
         """Make the request to a step's member, and release the tensors of which it is the last reader."""
         step = self._config.ensemble_steps[index]
         version = "" if step.model_version < 0 else str(step.model_version)
-        served = self.ensemble.dispatcher.tables.table.find(step.member, version)
+        served = self.parts.dispatcher.tables.table.find(step.member, version)
         member, device = served.config, device_of(served)
         sequence = self._request.sequence
         names: list[tuple[str, str, tuple[int, ...]]] = []
@@ -326,7 +331,7 @@ class EnsembleRun:
 
     def _may_stay(self, index: int, member: ModelConfig, device: str) -> frozenset[str]:
         """Return the outputs of a step that only members on the same GPU read."""
-        find, steps = self.ensemble.dispatcher.tables.table.find, self._config.ensemble_steps
+        find, steps = self.parts.dispatcher.tables.table.find, self._config.ensemble_steps
         possible = referable_outputs(member)
         staying: set[str] = set()
         for output in self._graph.wanted_from[index]:
@@ -361,7 +366,7 @@ class EnsembleRun:
         counted_bytes = sum([self._release((name, iteration)) for name in wanted])
         given = [(name, entry.tensor) for name, entry in held.items() if entry.tensor is not None]
         sequence = next(iter(held.values())).sequence or NO_SEQUENCE
-        answer = self.ensemble.responses.make(self._request, given, sequence)
+        answer = self.parts.responses.make(self._request, given, sequence)
         if isinstance(answer, ServeError):
             return answer
         # The answer may contain the request's own inputs.
@@ -386,7 +391,7 @@ class EnsembleRun:
                 self._end(failed=False)
             else:
                 # From now on its bytes count as those of a sent answer.
-                self.ensemble.memory.steps.release(self._holding, counted_bytes)
+                self.parts.memory.steps.release(self._holding, counted_bytes)
                 # A large answer takes long to send, and the next would overtake it.
                 response.is_large = False
             self._exchange.send(response, is_last)
@@ -404,26 +409,26 @@ class EnsembleRun:
         self._end(failed=error is not None)
         if error is not None:
             self._note_response()
-            self.ensemble.statistics.note_failure(error.text)
+            self.parts.statistics.note_failure(error.text)
         self._exchange.send(error)
 
     def _note_response(self) -> None:
         """Record the first response of a decoupled ensemble; `_end` records the only one of the others."""
         if self._config.decoupled and not self._answer_count:
-            self.ensemble.statistics.record_first_response(time.monotonic_ns() - self._started_ns)
+            self.parts.statistics.record_first_response(time.monotonic_ns() - self._started_ns)
 
     def _end(self, failed: bool) -> None:
         """End the run before the last answer is sent, because its client may then ask for the statistics."""
         now = time.monotonic_ns()
-        self.ensemble.memory.steps.release(self._holding)
+        self.parts.memory.steps.release(self._holding)
         # The callbacks refer to the steps' requests, which refer to this run.
         self.watchers.clear()
         if failed:
-            self.ensemble.statistics.record_failure(self._started_ns, now)
+            self.parts.statistics.record_failure(self._started_ns, now)
         else:
-            self.ensemble.statistics.record_ensemble(
+            self.parts.statistics.record_ensemble(
                 self._started_ns, self._begun_ns, now, self._plan.batch_size, self._phases
             )
         if self._request.phases is not None:
             self._request.phases.add_all(self._phases)
-        self.ensemble.run_ended()
+        self._on_end()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
@@ -19,43 +18,10 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
-from rocserve.scheduling.ensemble.responses import EnsembleResponses
+from rocserve.scheduling.ensemble.parts import EnsembleParts, EnsembleResponses, InflightLimit
 from rocserve.scheduling.ensemble.run import EnsembleRun
 from rocserve.scheduling.response_cache import CachedAnswers
 from rocserve.scheduling.scheduler import Drain
-
-
-class InflightLimit:
-    """Limits how many requests of a step are in flight. Each start is matched by one `end`."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._running = 0
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._is_starting = False
-
-    def begin(self, start: Callable[[], None], may_wait: bool = True) -> bool:
-        """Call `start` now, or when earlier requests have ended. Returns False if it must wait. With the rate limiter
-        calls by models do not wait here: the requests before them may need what the callers hold."""
-        if may_wait and (self._waiting or self._running >= self._limit):
-            self._waiting.append(start)
-            return False
-        self._running += 1
-        start()
-        return True
-
-    def end(self) -> None:
-        self._running -= 1
-        if self._is_starting:
-            # The request ended as soon as it was started: the loop below goes on, instead of one call within the other.
-            return
-        self._is_starting = True
-        try:
-            while self._waiting and self._running < self._limit:
-                self._running += 1
-                self._waiting.popleft()()
-        finally:
-            self._is_starting = False
 
 
 @dataclass(eq=False)
@@ -75,11 +41,16 @@ class EnsembleVersion:
     def __post_init__(self) -> None:
         config = self.config
         self.name = config.name
-        self.graph = EnsembleGraph(config)
-        self.responses = EnsembleResponses(config, self.version, self.dispatcher.tables)
         limit = config.ensemble_max_inflight_requests
-        self.limits = [InflightLimit(limit) for _ in config.ensemble_steps] if limit else []
-        """One limit for each step; empty = no limit."""
+        self._parts = EnsembleParts(
+            config,
+            EnsembleGraph(config),
+            EnsembleResponses(config, self.version, self.dispatcher.tables),
+            self.dispatcher,
+            self.memory,
+            self.statistics,
+            [InflightLimit(limit) for _ in config.ensemble_steps] if limit else [],
+        )
         self._validator = RequestValidator(config)
         self.on_request: Callable[[EnsembleVersion], None] | None = None
         """Called before each request is run, because members may have to be loaded."""
@@ -109,12 +80,12 @@ class EnsembleVersion:
             cached = self.answers.look_up(request, exchange, self.sees_requests)
             if cached is not None:
                 exchange.send(cached)
-                self.run_ended()
+                self._run_ended()
                 return
         if self.on_request is not None:
             self.on_request(self)
         exchange.enter(RUNNING)
-        EnsembleRun(self, request, exchange, started_ns).start()
+        EnsembleRun(self._parts, request, exchange, started_ns, self._run_ended).start()
 
     def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
         """Return the versions that the steps would run now, and the members of ensembles among them."""
@@ -135,12 +106,17 @@ class EnsembleVersion:
         """Return the versions that the steps, and the steps of ensembles among them, would run now."""
         return [member for reference in self._members() if (member := reference()) is not None]
 
+    def reconfigure(self, config: ModelConfig, config_message: bytes) -> None:
+        """Serve later requests with another configuration of the same steps and tensors. From any thread."""
+        self.config, self.config_message = config, config_message
+        self._parts = replace(self._parts, config=config)
+
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
         removed the version from the serving table."""
         self._drain.on_drained = drained
         self._drain.report_if_done()
 
-    def run_ended(self) -> None:
+    def _run_ended(self) -> None:
         self._drain.running -= 1
         self._drain.report_if_done()

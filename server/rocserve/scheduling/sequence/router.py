@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import time
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from rocserve.core.exchange import Exchange
+from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
+from rocserve.scheduling.sequence.table import SequenceTable
 
-if TYPE_CHECKING:
-    from rocserve.scheduling.sequence.scheduler import SequenceScheduler
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutedVersion:
+    """A version with its sequences, and how requests that came to another version reach it."""
+
+    number: int
+    table: SequenceTable
+    adopt: Callable[[InferRequest, Exchange], None]
+    """Takes a request for a sequence of this version. Raises ServeError."""
+    on_restart: Callable[[], None]
+    """Called when one of its sequences has ended because it starts again in another version."""
 
 
 class SequenceRouter:
-    """Keeps the schedulers of all versions of a model with sequences."""
+    """Knows all versions of a model with sequences."""
 
     def __init__(self) -> None:
-        self._open: list[SequenceScheduler] = []
-        self._closing: list[SequenceScheduler] = []
+        self._open: list[RoutedVersion] = []
+        self._closing: list[RoutedVersion] = []
 
-    def add(self, version: SequenceScheduler) -> None:
+    def add(self, version: RoutedVersion) -> None:
         self._open.append(version)
 
-    def begin_closing(self, version: SequenceScheduler) -> bool:
+    def begin_closing(self, version: RoutedVersion) -> bool:
         """Give a version no new sequences. Returns whether another version takes them; it then passes on requests of
         old ones."""
         if version in self._open:
@@ -30,25 +44,26 @@ class SequenceRouter:
             self._closing.append(version)
         return bool(self._open)
 
-    def remove(self, version: SequenceScheduler) -> None:
+    def remove(self, version: RoutedVersion) -> None:
         if version in self._closing:
             self._closing.remove(version)
 
-    def restart(self, sequence: SequenceId, version: SequenceScheduler) -> None:
+    def restart(self, sequence: SequenceId, version: RoutedVersion) -> None:
         """End a sequence in the versions that are closing, because it starts again in this one."""
         for other in self._closing:
             if other is not version:
-                other.end_sequence(sequence)
+                other.table.end_sequence(sequence, time.monotonic())
+                other.on_restart()
 
     @property
     def has_sequences(self) -> bool:
-        return any(version.has_sequences for version in (*self._open, *self._closing))
+        return any(not version.table.is_empty for version in (*self._open, *self._closing))
 
-    def find(self, sequence: SequenceId, version: str, exclude: SequenceScheduler) -> SequenceScheduler | None:
+    def find(self, sequence: SequenceId, version: str, exclude: RoutedVersion) -> RoutedVersion | None:
         """Return the version other than `exclude` that has a sequence. `version`: the only one allowed; "" = any."""
         others = (other for other in (*self._closing, *self._open) if other is not exclude)
-        fitting = (other for other in others if not version or int(version) == other.version)
-        return next((other for other in fitting if other.knows(sequence)), None)
+        fitting = (other for other in others if not version or int(version) == other.number)
+        return next((other for other in fitting if sequence in other.table), None)
 
 
 class SequenceRouters:

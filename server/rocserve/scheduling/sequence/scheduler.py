@@ -26,6 +26,7 @@ from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_sequencer import OrderHook, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, cancelled
 from rocserve.scheduling.sequence.inputs import SequenceInputs, StatesHook
+from rocserve.scheduling.sequence.router import RoutedVersion
 from rocserve.scheduling.sequence.slots import SequenceInstance, SequenceRequest
 from rocserve.scheduling.sequence.table import SequenceTable
 from rocserve.workers.instance import Instance, WorkerGone
@@ -102,6 +103,7 @@ class SequenceScheduler(Scheduler):
         self._queue = self._table = SequenceTable(
             config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
         )
+        self._routed = RoutedVersion(parts.version, self._table, self.adopt, self._schedule_pump)
         kind = DirectStrategy if batching.oldest is None else OldestStrategy
         self._strategy: DirectStrategy | OldestStrategy = kind(config, batching, self._inputs, parts.padding)
         self._instances: dict[Instance, SequenceInstance] = {}
@@ -121,7 +123,7 @@ class SequenceScheduler(Scheduler):
         tag = self._tag(request)
         is_known = tag.id in self._table
         if not is_known and not tag.starts:
-            owner = self._router.find(tag.id, request.head.model_version, self)
+            owner = self._router.find(tag.id, request.head.model_version, self._routed)
             if owner is None:
                 raise self._table.lost_error(tag.id) or self._unknown(tag.id)
             owner.adopt(request, exchange)
@@ -138,7 +140,7 @@ class SequenceScheduler(Scheduler):
         self._place(queued, now_ns / 1e9)
         self._arrived.append(queued)
         if tag.starts:
-            self._router.restart(tag.id, self)
+            self._router.restart(tag.id, self._routed)
         if is_known and tag.starts:
             self._log.warning(
                 "%ssequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence"
@@ -205,17 +207,6 @@ class SequenceScheduler(Scheduler):
         self._pool.take_over(request)
         self.submit(request, exchange)
 
-    @property
-    def has_sequences(self) -> bool:
-        return not self._table.is_empty
-
-    def knows(self, sequence: SequenceId) -> bool:
-        return sequence in self._table
-
-    def end_sequence(self, sequence: SequenceId) -> None:
-        self._table.end_sequence(sequence, time.monotonic())
-        self._schedule_pump()
-
     def _is_empty(self) -> bool:
         return self._table.is_empty and super()._is_empty()
 
@@ -225,7 +216,7 @@ class SequenceScheduler(Scheduler):
         """See Scheduler. The instance comes with free slots."""
         super().attach(worker)
         if not self._instance_count:
-            self._router.add(self)
+            self._router.add(self._routed)
         instance = SequenceInstance(worker, self._instance_count, self._strategy.slot_count)
         self._instance_count += 1
         if self._keeps_order:
@@ -346,14 +337,15 @@ class SequenceScheduler(Scheduler):
 
     def close(self, drained: Callable[[], None]) -> None:
         """See Scheduler. Sequences go on as long as their requests can come through another version."""
-        if not self._router.begin_closing(self):
+        if not self._router.begin_closing(self._routed):
             self._table.end_all(time.monotonic())
         super().close(drained)
 
     def _break_cycles(self) -> None:
         super()._break_cycles()
         self._idle.cancel()
-        self._router.remove(self)
+        self._router.remove(self._routed)
+        del self._routed
 
     # Time, and clients that leave
 

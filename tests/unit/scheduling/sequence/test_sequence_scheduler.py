@@ -25,8 +25,9 @@ from rocserve.core.model_config import (
 )
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceTag
+from rocserve.scheduling.call_cycles import LimitedInstance, LimitedModel, needs_of
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.rate_limiter import LimitedInstance, LimitedModel, RateLimiter, needs_of
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.sequence.router import SequenceRouter
 
 from .conftest import STATE, Answer, Bench, Row
@@ -608,7 +609,7 @@ def test_a_call_that_belongs_to_an_older_version_is_followed_there(make_bench, l
     old, new = (make_bench(router=router, limiter=limiter, limits_of_instances=limits) for _ in range(2))
     old.ask(1, 1, start=True)
     old.instance.last.finish()
-    caller = LimitedInstance(LimitedModel(limiter, "caller"), limits, None, lambda: None)
+    caller = LimitedInstance(LimitedModel("caller"), limits, None, lambda: None)
     assert limiter.ask(caller)
     request = InferRequest(new.head, "r", [np.int32(2).tobytes()], sequence=SequenceTag(1), caller=caller)
     answer = Answer(loop)

@@ -1,23 +1,61 @@
-"""Makes an ensemble's responses from its tensors."""
+"""What the runs of an ensemble share: the limits of its steps, and how its responses are made from its tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.parameters import NO_PARAMETERS, Parameters
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
 from rocserve.core.responses import LARGE_RESPONSE, InferResponse
 from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTag
 from rocserve.core.serving import ServingTable, ServingTableHolder
+from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor, classify
 from rocserve.core.validation import reshape_dims
-from rocserve.scheduling.ensemble.graph import find_member
+from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
 
 _DEEPEST = 32
 """Levels of ensembles within ensembles."""
+
+
+class InflightLimit:
+    """Limits how many requests of a step are in flight. Each start is matched by one `end`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._running = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_starting = False
+
+    def begin(self, start: Callable[[], None], may_wait: bool = True) -> bool:
+        """Call `start` now, or when earlier requests have ended. Returns False if it must wait. With the rate limiter
+        calls by models do not wait here: the requests before them may need what the callers hold."""
+        if may_wait and (self._waiting or self._running >= self._limit):
+            self._waiting.append(start)
+            return False
+        self._running += 1
+        start()
+        return True
+
+    def end(self) -> None:
+        self._running -= 1
+        if self._is_starting:
+            # The request ended as soon as it was started: the loop below goes on, instead of one call within the other.
+            return
+        self._is_starting = True
+        try:
+            while self._waiting and self._running < self._limit:
+                self._running += 1
+                self._waiting.popleft()()
+        finally:
+            self._is_starting = False
 
 
 class EnsembleResponses:
@@ -84,3 +122,16 @@ def _labels(config: ModelConfig, output: str, table: ServingTable, depth: int = 
                 member = find_member(step, table.models)
                 return () if member is None else _labels(member.config, member_output, table, depth + 1)
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleParts:
+    config: ModelConfig
+    graph: EnsembleGraph
+    responses: EnsembleResponses
+    dispatcher: Dispatcher
+    memory: RequestMemory
+    """Counts members' answers, like all answers, until the ensemble has answered."""
+    statistics: ModelStatistics
+    limits: Sequence[InflightLimit]
+    """One limit for each step; empty = no limit."""
