@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from rocserve.backends.request_model import ModelCall
 from rocserve.config.model_limits import time_limits
-from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
+from rocserve.core.custom_metrics import CustomMetrics, MetricChanges, OwnedMetrics
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.load_check import NOT_CHECKED
 from rocserve.plane.loop import PlaneLoop
@@ -18,13 +20,13 @@ from rocserve.repository.load_order import LoadOrder, LoadProgress
 from rocserve.repository.worker_options import plan_version_workers
 from rocserve.scheduling.call_cycles import needs_of
 from rocserve.scheduling.model_calls import start_call
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import Scheduler
-from rocserve.workers.instance import Instance
+from rocserve.settings import EngineSettings, TimeLimits
+from rocserve.workers.instance import Instance, InstanceMail
 from rocserve.workers.instance_requests import OpenCall
+from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.version_workers import VersionWorkers
-
-if TYPE_CHECKING:
-    from rocserve.repository.version_loader import WorkerVersionLoader
 
 OUTAGE_SECONDS = 5.0
 """Seconds that requests wait for the workers of a crashed model before they are refused."""
@@ -38,17 +40,30 @@ class ConnectedWorkers(VersionWorkers):
     """All calls but `start_call` are made on the asyncio loop; the properties may be read from any thread. Only this
     class calls a scheduler from the loop's side, because schedulers live on the data plane's thread."""
 
-    def __init__(self, order: LoadOrder, plan: EnginePlan, loader: WorkerVersionLoader) -> None:
-        """`loader`: what the loads of all versions share. Raises ServeError: as `plan_version_workers`, and
-        INVALID_ARGUMENT if the rate limiter's resources can never suffice for an instance."""
+    def __init__(
+        self,
+        order: LoadOrder,
+        plan: EnginePlan,
+        *,
+        launcher: WorkerLauncher,
+        mail: InstanceMail,
+        dispatcher: Dispatcher,
+        engines: EngineSettings,
+        default_limits: TimeLimits,
+        limiter: RateLimiter | None,
+        custom_metrics: CustomMetrics,
+        log: logging.Logger,
+    ) -> None:
+        """`default_limits`: of models that set none. Raises ServeError: as `plan_version_workers`, and INVALID_ARGUMENT
+        if the rate limiter's resources can never suffice for an instance."""
         definition = order.definition
         assert definition.backend is not None, "an ensemble has no workers"
-        limits = time_limits(definition.config.parameters, loader.time_limits)
+        limits = time_limits(definition.config.parameters, default_limits)
         super().__init__(
-            plan_version_workers(order, plan, loader.engines, loader.launcher.settings),
-            launcher=loader.launcher,
-            mail=loader.mail,
-            log=loader.log.getChild("workers"),
+            plan_version_workers(order, plan, engines, launcher.settings),
+            launcher=launcher,
+            mail=mail,
+            log=log.getChild("workers"),
             start_call=self.start_call if definition.backend.answers_requests else None,
             limits=limits,
             reported=order.reported_warnings,
@@ -58,18 +73,18 @@ class ConnectedWorkers(VersionWorkers):
         self._order = order
         self._plan = plan
         self._described: Mapping[str, str] = {}
-        self._run_call = functools.partial(start_call, loader.dispatcher)
+        self._run_call = functools.partial(start_call, dispatcher)
         self._has_called = False
-        self._metrics = OwnedMetrics(loader.custom_metrics, order.name, loader.log)
+        self._metrics = OwnedMetrics(custom_metrics, order.name, log)
         self._drain_seconds = limits.drain_timeout_seconds
-        self._server_log = loader.log
+        self._server_log = log
         self._scheduler: Scheduler | None = None
         self._attached: set[Instance] = set()
         self._outage_timer: asyncio.TimerHandle | None = None
         self._release_resources: Callable[[], None] | None = None
-        if loader.limiter is not None:
+        if limiter is not None:
             needs = [needs_of(one.rate_limiter, one.device) for one in plan.workers for _ in range(one.instance_count)]
-            self._release_resources = loader.limiter.register(needs)
+            self._release_resources = limiter.register(needs)
 
     @property
     def available(self) -> bool:

@@ -109,7 +109,18 @@ class WorkerVersionLoader:
         assert definition.backend is not None, "an ensemble has no workers"
         if definition.backend.choose_engine is not None and not plan.replaces:
             self.log.debug("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
-        workers = ConnectedWorkers(order, plan, self)
+        workers = ConnectedWorkers(
+            order,
+            plan,
+            launcher=self.launcher,
+            mail=self.mail,
+            dispatcher=self.dispatcher,
+            engines=self.engines,
+            default_limits=self.time_limits,
+            limiter=self.limiter,
+            custom_metrics=self.custom_metrics,
+            log=self.log,
+        )
         try:
             try:
                 signature = await workers.load()
