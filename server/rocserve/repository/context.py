@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.backoff import Backoff
@@ -13,15 +12,13 @@ from rocserve.repository.content import ContentReader
 from rocserve.repository.debounce import Debounce
 from rocserve.repository.load_order import FilesChanged, LoadVersion
 from rocserve.repository.load_slots import LoadSlots
+from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retries import Retries, RetryPolicy
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.watch import RepositoryWatch
 from rocserve.settings import ControlMode, RepositorySettings
 from rocserve.settings.repository import WhatKind
-
-if TYPE_CHECKING:
-    from rocserve.repository.residency.resident_models import ResidentModels
 
 
 class RepositoryContext:

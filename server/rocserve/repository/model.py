@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
 
 from rocserve.config.model_folder import no_version_text
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.model_names import ModelKey, namespace_of
+from rocserve.core.model_names import ModelKey, ModelNames, namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
+from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import FITS, MemberReview, Served, members_of, review
 from rocserve.repository.load_order import FilesChanged
 from rocserve.repository.load_report import LastLoad
 from rocserve.repository.retries import Failure
 from rocserve.repository.version import ManagedVersion, VersionState, status_name
 from rocserve.scheduling.ensemble.graph import find_member
-
-if TYPE_CHECKING:
-    from rocserve.repository.table import ModelTable
 
 _UNLOADED_SHOWN = 32
 """Unloaded versions of a model that the repository index still shows."""
@@ -31,19 +27,30 @@ class ManagedModel:
     """Loads, serves and retires the versions of one model. All calls are made on the loop's thread. Properties and
     queries may come from any thread, so they read each changing attribute only once."""
 
-    def __init__(self, key: ModelKey, table: ModelTable) -> None:
-        """`key` is unique within the server; with namespaces the name is not."""
+    def __init__(
+        self,
+        key: ModelKey,
+        names: ModelNames,
+        context: RepositoryContext,
+        *,
+        is_added_later: bool,
+        publish: Callable[[], None],
+        publish_soon: Callable[[], None],
+    ) -> None:
+        """`key` is unique within the server; with namespaces the name is not. `is_added_later`: after the server's
+        first loads. `publish`: updates the model in the serving table; `publish_soon`: the same, from any thread."""
         self.key = key
-        self.name = table.names.bare(key)
+        self.name = names.bare(key)
         self.folder: ModelKey | None = None
         """Key of the folder that defines the model; None = the repository no longer has it."""
         self.content: ModelContent | None = None
-        self.context = table.context
-        self._table = table
-        self.on_version_change = functools.partial(table.publish_soon, key)
-        self._is_added_later = table.is_started
-        """The model appeared after the server's first loads, so its first load does not make the server unready."""
-        self.is_optional = table.is_started and table.context.is_polling
+        self._context = context
+        self._names = names
+        self._publish = publish
+        self._publish_soon = publish_soon
+        self._is_added_later = is_added_later
+        """Its first load does not make the server unready."""
+        self.is_optional = is_added_later and context.is_polling
         """No client relies on the model before it has served, so its failure does not make the server unready."""
         self._has_warned = False
         self._versions: Mapping[int, ManagedVersion] = {}
@@ -115,12 +122,12 @@ class ManagedModel:
         self.content = self._rejection = None
         self._members = FITS
         self._is_load_due = False
-        self.is_optional |= self.folder is None and self.context.is_polling
+        self.is_optional |= self.folder is None and self._context.is_polling
         self._has_warned = False
         for version in self.versions:
             version.retire()
         self._forget_versions()
-        self._table.publish(self.key)
+        self._publish()
 
     def stop_loading(self) -> None:
         for version in self.versions:
@@ -130,9 +137,15 @@ class ManagedModel:
         for version in self.versions:
             version.unload_retired()
 
-    def review_members(self, served: Served, ensembles: Mapping[ModelKey, ModelConfig]) -> None:
+    def review_members(
+        self,
+        served: Served,
+        ensembles: Mapping[ModelKey, ModelConfig],
+        member: Callable[[ModelKey], ManagedModel | None],
+        is_any_loading: Callable[[Iterable[ModelKey]], bool],
+    ) -> None:
         """Compare this ensemble with the models served now, and load it if they allow it. `ensembles`: the
-        configurations of all ensembles."""
+        configurations of all ensembles. `member`, `is_any_loading`: as in ModelTable."""
         content = self.content
         assert content is not None, "an ensemble has content"
         for version in self.versions:
@@ -143,13 +156,13 @@ class ManagedModel:
         config = content.definition.config
         error = review(self.key, config, served, ensembles).problem
         missing = {step.member for step in config.ensemble_steps if find_member(step, served) is None}
-        members = (self._table.member(key) for key in members_of(config) if key in missing)
+        members = (member(key) for key in members_of(config) if key in missing)
         reasons = [f"{model.name}: {model.problem_text()}" for model in members if model and model.lacks_files]
         if error is not None and reasons:
             error = invalid_argument("; ".join((error.text, *reasons)))
         self._members = MemberReview(
             error,
-            are_loading=error is not None and self._table.is_any_loading(members_of(config)),
+            are_loading=error is not None and is_any_loading(members_of(config)),
             lacks_files=0 < len(missing) == len(reasons),
         )
         if self._is_load_due and error is None:
@@ -267,11 +280,11 @@ class ManagedModel:
 
     def publish(self) -> None:
         """Publish the model, and warn once if a new model is not served though the server stays ready."""
-        self._table.publish(self.key)
+        self._publish()
         if not self.is_optional or self._has_warned or self.is_loading or not self.failure_text():
             return
         self._has_warned = True
-        self.context.log.warning(
+        self._context.log.warning(
             "the new model '%s' is not served; the server stays ready for the others. Correct its files, which"
             " the server then loads by itself, or move its folder out of the repository"
             " (--strict-readiness=always makes the server unready)",
@@ -281,10 +294,22 @@ class ManagedModel:
     def _want_versions(self, content: ModelContent) -> None:
         is_late = self._is_added_later or self.is_serving
         missing = content.wanted - self._versions.keys()
-        new = {number: ManagedVersion(self, number, is_added_later=is_late) for number in missing}
+        new = {number: self._version(number, is_late) for number in missing}
         self._versions = dict(sorted({**self._versions, **new}.items()))
         for number in sorted(content.wanted):
             self._versions[number].want(content)
+
+    def _version(self, number: int, is_added_later: bool) -> ManagedVersion:
+        return ManagedVersion(
+            self.name,
+            number,
+            self._context,
+            is_added_later=is_added_later,
+            problem_of_model=self.problem_text,
+            on_end=self.reconcile,
+            on_change=self._publish_soon,
+            publish=self.publish,
+        )
 
     def _retire_unwanted(self, content: ModelContent) -> None:
         """Retire unwanted versions when all wanted ones serve `content`; versions without a folder when any wanted one
@@ -329,7 +354,7 @@ class ManagedModel:
         version, content, failure = self._versions.get(-1 if number is None else number), self.content, self._problem
         if version is not None and version.has_failed:
             failure = version.failure
-        scan = None if self.folder is None else self.context.scanner.latest.models.get(self.folder)
+        scan = None if self.folder is None else self._context.scanner.latest.models.get(self.folder)
         if content is not None and (scan is None or content.private_folder is not None):
             scan = content.scan
         backend = None if content is None else content.definition.backend
@@ -340,7 +365,7 @@ class ManagedModel:
             number,
             failure,
             backend="" if backend is None else backend.name,
-            members=() if config is None else tuple(map(self._table.names.bare, members_of(config))),
+            members=() if config is None else tuple(map(self._names.bare, members_of(config))),
             served_change_ns=max(served, default=0),
         )
 

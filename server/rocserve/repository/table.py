@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -217,7 +218,14 @@ class ModelTable:
         self._keys_by_folder.setdefault(folder, set()).add(key)
         self._removed.pop(key, None)
         if key not in self.models:
-            self.models[key] = ManagedModel(key, self)
+            self.models[key] = ManagedModel(
+                key,
+                self.names,
+                self.context,
+                is_added_later=self.is_started,
+                publish=functools.partial(self.publish, key),
+                publish_soon=functools.partial(self.publish_soon, key),
+            )
         self.models[key].folder = folder
         return self.models[key]
 
@@ -343,7 +351,7 @@ class ModelTable:
         for key in innermost_first(members):
             if key in changed or not changed_names.isdisjoint(map(bare, members[key])):
                 resolved = self._resolved(self._served)[0] if resolved is None else resolved
-                self._ensembles[key].review_members(resolved, configs)
+                self._ensembles[key].review_members(resolved, configs, self.member, self.is_any_loading)
                 self._update_entry(key)
                 reviewed[key] = None
                 changed_names.add(bare(key))

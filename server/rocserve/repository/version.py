@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
+from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import FITS, MemberReview
 from rocserve.repository.interface_check import check_interface
 from rocserve.repository.load_order import FilesChanged, LoadedVersion
 from rocserve.repository.retries import Failure
 from rocserve.repository.version_life import FILES_CHANGED, Phase, VersionLife
-
-if TYPE_CHECKING:
-    from rocserve.repository.context import RepositoryContext
-    from rocserve.repository.model import ManagedModel
 
 
 class VersionState(enum.Enum):
@@ -55,18 +52,31 @@ def status_name(error: ServeError) -> str:
 class ManagedVersion:
     """Swaps the lives of one version. All calls are made on the loop's thread; properties are thread-safe."""
 
-    def __init__(self, model: ManagedModel, number: int, *, is_added_later: bool) -> None:
-        """`is_added_later`: it appeared while the model or server was ready, so the server stays ready if it fails."""
-        self.name: str = model.name
-        self.number: int = number
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        context: RepositoryContext,
+        *,
+        is_added_later: bool,
+        problem_of_model: Callable[[], str],
+        on_end: Callable[[], None],
+        on_change: Callable[[], None],
+        publish: Callable[[], None],
+    ) -> None:
+        """`is_added_later`: it appeared while the model or server was ready, so the server stays ready if it fails.
+        `problem_of_model`: why the model's content cannot be loaded. `on_end`: called after a load. `on_change`,
+        `publish`: as in VersionLife."""
+        self.name = name
+        self.number = number
         self.is_added_later = is_added_later
         self.members: MemberReview = FITS
         """Whether the members of a served ensemble allow it to get requests."""
-        self.context: RepositoryContext = model.context
-        self._on_end = model.reconcile
-        self._problem_of_model = model.problem_text
-        self.on_change = model.on_version_change
-        self.publish = model.publish
+        self._context = context
+        self._problem_of_model = problem_of_model
+        self._on_end = on_end
+        self._on_change = on_change
+        self._publish = publish
         self._current: VersionLife | None = None
         """What the serving table offers."""
         self._next: VersionLife | None = None
@@ -158,7 +168,7 @@ class ManagedVersion:
         elif newer is not None and newer.is_loading:
             took = time.monotonic() - newer.began_at
             # Only if the load reports no progress.
-            slowness = f"loading for {took:.0f} s" if took > self.context.load_slots.patience_seconds else ""
+            slowness = f"loading for {took:.0f} s" if took > self._context.load_slots.patience_seconds else ""
             parts = [newer.doing or slowness, "" if failure is None else f"failed before: {failure.error.text}"]
         elif self.state is VersionState.UNLOADING:
             parts = []
@@ -203,9 +213,20 @@ class ManagedVersion:
         previous = failure if is_same and self.has_failed else None
         self.stop_loading()
         self._drop_next()
-        life = VersionLife(self, content, failure)
+        life = VersionLife(
+            self.name,
+            self.number,
+            content,
+            failure,
+            self._context,
+            reported_warnings=self._warnings_of(content),
+            check=self._check,
+            on_load_ended=self._load_ended,
+            on_change=self._on_change,
+            publish=self._publish,
+        )
         # A loaded version must go on serving if the new one fails, so the new one cannot wait for a request.
-        if (current is None or current.is_cold) and self.context.residents.registers(content, self.number):
+        if (current is None or current.is_cold) and self._context.residents.registers(content, self.number):
             life.failure = None
             life.register()
             self._swap(life)
@@ -248,10 +269,10 @@ class ManagedVersion:
         for life, task in self._leaving.items():
             if task is None:
                 work = self._end(life)
-                self._leaving[life] = self.context.background.start(work, f"unload of {self.name} {self.number}")
+                self._leaving[life] = self._context.background.start(work, f"unload of {self.name} {self.number}")
 
     async def _end(self, life: VersionLife) -> None:
-        log, level = self.context.log, self.context.load_level
+        log, level = self._context.log, self._context.load_level
         log.log(level, "unloading: %s:%d", self.name, self.number)
         try:
             await life.end()
@@ -261,21 +282,21 @@ class ManagedVersion:
 
     # Loads
 
-    def reported_warnings(self, content: ModelContent) -> set[str]:
+    def _warnings_of(self, content: ModelContent) -> set[str]:
         """Return the warnings that loads of this content have logged, which it adds to."""
         key = content.key(self.number)
         reported = self._reported_warnings.get(key, set())
         self._reported_warnings = {key: reported}
         return reported
 
-    def check(self, life: VersionLife, loaded: LoadedVersion) -> None:
+    def _check(self, life: VersionLife, loaded: LoadedVersion) -> None:
         """Raises ServeError if what is loaded must not take the place of what is served."""
         current = self._current
         if current is not None and current is not life and current.offered is not None:
             config = current.offered.config
             check_interface(self.number, config, current.content, loaded.config, life.content)
 
-    def load_ended(self, life: VersionLife, problem: ServeError | None) -> None:
+    def _load_ended(self, life: VersionLife, problem: ServeError | None) -> None:
         """`problem`: why the load has failed; None = it has not."""
         if life is self._current:
             self._request_load_ended(life, problem)
@@ -293,7 +314,7 @@ class ManagedVersion:
         """If the files have changed, the requests wait for the settled new content unless it is known to be unusable.
         Under explicit control the model must be loaded by name."""
         if problem is None:
-            self.publish()
+            self._publish()
             return
         if isinstance(problem, FilesChanged):
             life.is_stale = True
@@ -301,9 +322,9 @@ class ManagedVersion:
             life.failure = None if reason is None else Failure(reason)
         else:
             took = time.monotonic() - life.began_at
-            life.failure = self.context.residents.retry.next_failure(problem, life.failure, took)
+            life.failure = self._context.residents.retry.next_failure(problem, life.failure, took)
             text = life.failure.text
-            self.context.log.error("failed to load '%s' version %d: %s", self.name, self.number, text)
+            self._context.log.error("failed to load '%s' version %d: %s", self.name, self.number, text)
         life.refuse_waiting()
 
     def _note_problem(self, problem: ServeError | None) -> None:
@@ -315,7 +336,7 @@ class ManagedVersion:
             current.refuse_waiting()
 
     def _note_discard(self, life: VersionLife, error: FilesChanged) -> None:
-        log, before = self.context.log, life.failure
+        log, before = self._context.log, life.failure
         log.info("load of %s:%d thrown away: %s", self.name, self.number, error.text)
         is_again = before is not None and isinstance(before.error, FilesChanged) and before.error.file == error.file
         life.failure = Failure(error, before.attempts + 1 if before is not None and is_again else 1)
@@ -331,19 +352,19 @@ class ManagedVersion:
     def _note_failure(self, life: VersionLife, problem: ServeError) -> None:
         """Note a failed load and plan its retry."""
         error = life.content.scan.advised(problem)
-        failure = self.context.retry.next_failure(error, life.previous, time.monotonic() - life.began_at)
+        failure = self._context.retry.next_failure(error, life.previous, time.monotonic() - life.began_at)
         life.failure = failure
         self._note_problem(error)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""
-        self.context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, failure.text, kept)
-        self._retry = self.context.retries.schedule(failure, self._on_end)
+        self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, failure.text, kept)
+        self._retry = self._context.retries.schedule(failure, self._on_end)
 
     def _swap(self, life: VersionLife) -> None:
         self._retire_current()
         self._current, self._was_served, self._problem = life, True, None
         if not life.is_cold:
-            level = self.context.load_level
-            self.context.log.log(level, "successfully loaded '%s' version %d", self.name, self.number)
+            level = self._context.load_level
+            self._context.log.log(level, "successfully loaded '%s' version %d", self.name, self.number)
 
     def _retire_current(self) -> None:
         current, self._current = self._current, None

@@ -10,20 +10,20 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.statistics import ModelStatistics
 from rocserve.repository.content import ModelContent
+from rocserve.repository.context import RepositoryContext
 from rocserve.repository.load_order import NOTHING_TO_REPORT, FilesChanged, LoadedVersion, LoadOrder, LoadProgress
 from rocserve.repository.residency.cold_version import ColdVersion
-from rocserve.repository.residency.room import Stage, Tenant
+from rocserve.repository.residency.resident_models import Resident
+from rocserve.repository.residency.room import Stage
 from rocserve.repository.retries import Failure
-
-if TYPE_CHECKING:
-    from rocserve.repository.context import RepositoryContext
-    from rocserve.repository.version import ManagedVersion
 
 
 class Phase(enum.Enum):
@@ -52,15 +52,29 @@ FILES_CHANGED = (
 _WAITS_FOR_SLOT = LoadProgress("waits until another model has been loaded")
 
 
-class VersionLife(Tenant):
+class VersionLife:
     """Loads and unloads a content. All calls are made on the loop's thread; properties are thread-safe."""
 
-    def __init__(self, owner: ManagedVersion, content: ModelContent, failure: Failure | None) -> None:
-        """`failure`: of the load before."""
-        super().__init__({})
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        content: ModelContent,
+        failure: Failure | None,
+        context: RepositoryContext,
+        *,
+        reported_warnings: set[str],
+        check: Callable[[VersionLife, LoadedVersion], None],
+        on_load_ended: Callable[[VersionLife, ServeError | None], None],
+        on_change: Callable[[], None],
+        publish: Callable[[], None],
+    ) -> None:
+        """`failure`: of the load before. `reported_warnings`: those that loads of this content have logged. `check`:
+        raises ServeError if what is loaded must not be served. `on_load_ended`: gets the reason if the load has failed.
+        `on_change`: reports, from any thread, that the index changes; `publish` updates the serving table now."""
         definition = content.definition
-        self.name: str = owner.name
-        self.number: int = owner.number
+        self.name = name
+        self.number = number
         self.content = content
         self.phase = Phase.REGISTERED
         self.offered: LoadedVersion | None = None
@@ -76,10 +90,12 @@ class VersionLife(Tenant):
         self.sees_requests: bool = definition.backend is not None and definition.backend.answers_requests
         self.task: asyncio.Task[ServeError | None] | None = None
         """The running load, with the reason if it fails."""
-        self.eviction: asyncio.Task[None] | None = None
-        """The last unload after which it was, or will be, cold."""
-        self._owner = owner
-        self._context: RepositoryContext = owner.context
+        self._context = context
+        self._reported_warnings = reported_warnings
+        self._check = check
+        self._on_load_ended = on_load_ended
+        self._on_change = on_change
+        self._publish = publish
         self._progress = NOTHING_TO_REPORT
         self._stopped: asyncio.Task[ServeError | None] | None = None
         """A load that was cancelled and may not have ended."""
@@ -87,10 +103,9 @@ class VersionLife(Tenant):
         """How many wait for the load without a request."""
         self._replaced: ColdVersion | None = None
         """The cold version whose requests the loaded one gets as soon as it is published."""
-        self._may_be_unloaded = False
+        self._resident: Resident | None = None
+        """None = it is never unloaded for others or because nobody uses it."""
         self._is_retired = False
-        batching = definition.config.sequence_batching
-        self._hold_seconds = batching.max_sequence_idle_microseconds / 1e6 if batching is not None else 0.0
 
     # What is known
 
@@ -121,9 +136,8 @@ class VersionLife(Tenant):
         offered = self.offered
         return offered is not None and (self.failure is None if offered.is_cold else offered.available)
 
-    @property
-    def in_flight(self) -> int:
-        """See Tenant. A load is about to give the version its requests."""
+    def _in_flight(self) -> int:
+        """See Resident. A load is about to give the version its requests."""
         offered = self.offered
         return (self.task is not None) + (0 if offered is None else offered.in_flight)
 
@@ -136,7 +150,12 @@ class VersionLife(Tenant):
     @property
     def doing(self) -> str:
         """What the load does now; "" = nothing to report."""
-        return "waits for room" if self.stage is Stage.WAITING else self._progress.text
+        return "waits for room" if self._waits_for_room else self._progress.text
+
+    @property
+    def _waits_for_room(self) -> bool:
+        resident = self._resident
+        return resident is not None and resident.stage is Stage.WAITING
 
     def is_of(self, content: ModelContent) -> bool:
         return self.content.key(self.number) == content.key(self.number)
@@ -191,7 +210,7 @@ class VersionLife(Tenant):
             self.failure = None
             self._replaced = self.offered if isinstance(self.offered, ColdVersion) else None
             self.offered = loaded
-        self._owner.load_ended(self, problem)
+        self._on_load_ended(self, problem)
         return problem
 
     async def _load_in_turn(self) -> LoadedVersion:
@@ -201,10 +220,10 @@ class VersionLife(Tenant):
             raise invalid_argument(refusal)
         if content.definition.refusal is not None:
             raise content.definition.refusal
-        if not self._may_be_unloaded and residents.manages(content):
-            self._admit()
-        if self._may_be_unloaded:
-            return await residents.load(self, self._load_checked)
+        if self._resident is None and residents.manages(content):
+            self._resident = self._admit()
+        if self._resident is not None:
+            return await residents.load(self._resident, self._load_checked)
         backend, slots = content.definition.backend, self._context.load_slots
         # An ensemble starts no workers, so it needs no slot.
         slot: AbstractAsyncContextManager[None] = contextlib.nullcontext()
@@ -220,7 +239,7 @@ class VersionLife(Tenant):
         error because it may have read a mix of old and new files; ServeError."""
         self._progress = NOTHING_TO_REPORT
         self.began_at = time.monotonic()
-        content, context, owner = self.content, self._context, self._owner
+        content, context = self.content, self._context
         # Weakly: the loaded version keeps the order, and files that a client has sent live as long as `content`.
         note = weakref.WeakMethod(self._note_progress)
 
@@ -228,8 +247,8 @@ class VersionLife(Tenant):
             if (call := note()) is not None:
                 call(progress)
 
-        folder, reported = content.scan.version_folder(self.number), owner.reported_warnings(content)
-        order = LoadOrder(content.definition, self.number, folder, owner.on_change, on_progress, reported)
+        folder, reported = content.scan.version_folder(self.number), self._reported_warnings
+        order = LoadOrder(content.definition, self.number, folder, self._on_change, on_progress, reported)
         try:
             loaded = await context.load(order)
         except ServeError:
@@ -237,9 +256,9 @@ class VersionLife(Tenant):
             raise
         try:
             await context.check_unchanged(content.scan, self.number)
-            owner.check(self, loaded)
-            if self._may_be_unloaded:
-                loaded.watch_use(self.use)
+            self._check(self, loaded)
+            if self._resident is not None:
+                loaded.watch_use(self._resident.use)
             if isinstance(self.offered, ColdVersion):
                 give = functools.partial(self.offered.give_statistics, loaded.statistics)
                 await context.residents.on_plane(give)
@@ -262,38 +281,45 @@ class VersionLife(Tenant):
 
     def register(self) -> None:
         """Offer the version cold: its first request loads it."""
-        self._admit()
+        self._resident = self._admit()
         definition = self.content.definition
-        self.offered = ColdVersion(self, self._context.residents, definition.config, definition.serialized, None)
+        self.offered = self._cold(self._resident, definition.config, definition.serialized, None)
 
-    def _admit(self) -> None:
-        self._context.residents.admit(self)
-        self._may_be_unloaded = True
+    def _admit(self) -> Resident:
+        batching = self.content.definition.config.sequence_batching
+        resident = Resident(
+            name=self.name,
+            number=self.number,
+            hold_seconds=0.0 if batching is None else batching.max_sequence_idle_microseconds / 1e6,
+            count_in_flight=self._in_flight,
+            wake=self._wake,
+            review=self._review,
+            ensure_loaded=self._ensure_loaded,
+            evict=self._evict,
+        )
+        self._context.residents.admit(resident, self.content)
+        return resident
 
-    def use(self) -> None:
-        """Note a request. On the data plane's thread."""
-        now = time.monotonic()
-        self.note_use(now)
-        if self._hold_seconds:
-            self.held_until = now + self._hold_seconds
+    def _cold(
+        self, resident: Resident, config: ModelConfig, config_message: bytes, statistics: ModelStatistics | None
+    ) -> ColdVersion:
+        residents, failure = self._context.residents, lambda: self.failure
+        return ColdVersion(resident, residents, config, config_message, statistics, self.sees_requests, failure)
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         """Load the version, because a request waits for it, unless it must not be loaded now."""
         is_wanted = self.phase is Phase.REGISTERED and not self._is_retired and not self.is_stale
         if is_wanted and (self.failure is None or self.failure.is_due()):
             self.begin_load(self.failure)
 
-    def wake_if_wanted(self) -> None:
-        """As `wake`, if somebody waits."""
+    def _review(self) -> None:
+        """Load the version if somebody waits for it. If nobody does, stop a load that waits for room."""
         if self._is_awaited:
-            self.wake()
-
-    def withdraw(self) -> None:
-        """Stop the load if it waits for room and nobody waits for it any more."""
-        if self.stage is Stage.WAITING and self.is_cold and not self._is_awaited:
+            self._wake()
+        elif self._waits_for_room and self.is_cold:
             self.stop_load()
 
-    async def ensure_loaded(self) -> None:
+    async def _ensure_loaded(self) -> None:
         """Load the version and wait for it. Raises ServeError if the load fails."""
         self.failure = None
         self._callers += 1
@@ -301,9 +327,9 @@ class VersionLife(Tenant):
             while self.is_cold and not self._is_retired:
                 if self.is_stale:
                     raise unavailable(f"model '{self.name}' version {self.number}: {FILES_CHANGED}")
-                self.wake()
+                self._wake()
                 task = self.task
-                await _end_of(self.eviction if task is None else task)
+                await _end_of(self._eviction if task is None else task)
                 if task is not None and not task.cancelled() and (problem := task.result()) is not None:
                     raise problem
         finally:
@@ -315,7 +341,7 @@ class VersionLife(Tenant):
         """Refuse the requests that wait, if the version cannot be loaded now."""
         if isinstance(self.offered, ColdVersion):
             self._context.residents.plane.call_soon(self.offered.refuse_waiting)
-        self._owner.on_change()
+        self._on_change()
 
     # The end
 
@@ -325,15 +351,18 @@ class VersionLife(Tenant):
         if replaced is not None:
             self._context.background.start(replaced.unload(), f"hand-over of {self.name} {self.number}")
 
-    async def evict(self) -> None:
+    @property
+    def _eviction(self) -> asyncio.Task[None] | None:
+        return None if self._resident is None else self._resident.eviction
+
+    async def _evict(self) -> None:
         """Unload the version, and offer it cold."""
-        loaded = self.offered
-        if loaded is None or self._is_retired:
+        loaded, resident = self.offered, self._resident
+        if loaded is None or resident is None or self._is_retired:
             return
         self.change(Phase.DRAINING)
-        residents = self._context.residents
-        self.offered = ColdVersion(self, residents, loaded.config, loaded.config_message, loaded.statistics)
-        self._owner.publish()
+        self.offered = self._cold(resident, loaded.config, loaded.config_message, loaded.statistics)
+        self._publish()
         await loaded.unload()
         if not self._is_retired:
             self.change(Phase.REGISTERED)
@@ -344,8 +373,8 @@ class VersionLife(Tenant):
         self.stop_load()
         if self.phase is not Phase.DRAINING:
             self.change(Phase.DRAINING if self.offered is not None else Phase.GONE)
-        if self.phase is Phase.GONE and self._may_be_unloaded:
-            self._context.residents.leave(self)
+        if self.phase is Phase.GONE:
+            self._leave()
 
     async def end(self) -> None:
         """Answer the last requests, and end the workers."""
@@ -354,10 +383,15 @@ class VersionLife(Tenant):
         if offered is not None:
             await offered.unload()
         await _end_of(self._stopped)
-        await _end_of(self.eviction)
-        if self._may_be_unloaded:
-            self._context.residents.leave(self)
+        await _end_of(self._eviction)
+        self._leave()
         self.change(Phase.GONE)
+
+    def _leave(self) -> None:
+        """Have no room any more. The resident refers to this object: without it nothing waits for a collection."""
+        resident, self._resident = self._resident, None
+        if resident is not None:
+            self._context.residents.leave(resident)
 
 
 async def _end_of(task: asyncio.Task[Any] | None) -> None:

@@ -91,7 +91,10 @@ class Scheduler(ABC):
             self._answerer = InFlightRequests(config, parts.version, parts.statistics, parts.plane, self._batch_ended)
         else:
             self._answerer = BatchAnswerer(config, parts.version, parts.statistics)
-        self._drain = Drain()
+        self._running = 0
+        """Batches that have not ended, or requests that the model answers one by one."""
+        self._on_drained: Callable[[], None] | None = None
+        """Set when the version is closed, until it has been called."""
         self._outage: ServeError | None = None
         self._refused: list[Refused] = []
         """Requests to answer with an error at the turn's end; they are ANSWERED already, so that nothing else answers
@@ -138,7 +141,7 @@ class Scheduler(ABC):
     @property
     def in_flight(self) -> int:
         """How many requests have not begun to run, and batches have not ended. From any thread."""
-        return self._queue.count + len(self._refused) + self._drain.running
+        return self._queue.count + len(self._refused) + self._running
 
     def follow(self, request: InferRequest, exchange: Exchange) -> None:
         """Let the rate limiter follow a call by another model."""
@@ -193,7 +196,7 @@ class Scheduler(ABC):
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
         removed the version from the serving table."""
-        self._drain.on_drained = drained
+        self._on_drained = drained
         self._schedule_pump()
 
     def _is_empty(self) -> bool:
@@ -233,7 +236,9 @@ class Scheduler(ABC):
                     request.trace.note(QUEUE_START, request.queue_start_ns)
                 self._statistics.record_refusal(error, request.queue_start_ns, time.monotonic_ns())
                 request.exchange.refuse(error)
-        if self._drain.on_drained is not None and self._is_empty() and self._drain.report_if_done():
+        if (on_drained := self._on_drained) is not None and not self._running and self._is_empty():
+            self._on_drained = None
+            on_drained()
             self._break_cycles()
         if self._watch is None and self._queue.count:
             self._watch_soon()
@@ -243,7 +248,7 @@ class Scheduler(ABC):
 
     def _run(self, instance: Instance, batch: FormedBatch) -> bool:
         """Hand a batch over. Returns False if that failed: its requests will be refused, or run again."""
-        self._drain.running += 1
+        self._running += 1
         if self._watch is None and (batch.sent_ahead or batch.is_grouped or self._answers_requests):
             self._watch_soon()
         try:
@@ -257,7 +262,7 @@ class Scheduler(ABC):
             self._log.exception("%sa batch of model '%s' could not be handed to its worker", prefix, self._config.name)
             failure = internal(f"the batch could not be handed to the worker: {error}")
             self._answerer.forget(batch)
-            self._drain.running -= 1
+            self._running -= 1
             self._pool.end(instance, batch)
             for request in batch.running:
                 self._give_up(request, failure)
@@ -266,7 +271,7 @@ class Scheduler(ABC):
 
     def _worker_gone(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         self._answerer.forget(batch)
-        self._drain.running -= 1
+        self._running -= 1
         self._requeue(instance, batch, gone)
         self._schedule_pump()
 
@@ -290,8 +295,8 @@ class Scheduler(ABC):
                     self._batch_ended()
 
     def _batch_ended(self) -> None:
-        self._drain.running -= 1
-        if self._drain.on_drained is not None:
+        self._running -= 1
+        if self._on_drained is not None:
             self._schedule_pump()
 
     # Time, and clients that leave
@@ -341,23 +346,6 @@ class Scheduler(ABC):
             stop()
         self._refuse(request, cancelled())
         self._schedule_pump()
-
-
-class Drain:
-    """Counts running batches or requests, and calls back when none is left in a closed version."""
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.on_drained: Callable[[], None] | None = None
-        """Set when the version is closed, until it has been called."""
-
-    def report_if_done(self) -> bool:
-        """Call back if the version is closed and nothing runs any more; return whether this is so."""
-        if self.running or self.on_drained is None:
-            return False
-        on_drained, self.on_drained = self.on_drained, None
-        on_drained()
-        return True
 
 
 def cancelled() -> ServeError:

@@ -320,8 +320,9 @@ async def test_a_failed_load_is_told_to_all_and_not_repeated_by_each_request(
     assert host.served.state("a") == "UNAVAILABLE"
     assert host.served.repository.is_ready(), "one of thousands"
     del loader.failing["a"]
-    version = host.served.table.table.find("a", "")
-    life = version._life  # type: ignore[attr-defined]
+    (version,) = host.served.repository._table.models["a"].versions  # type: ignore[index]
+    life = version._current
+    assert life is not None and life.failure is not None
     life.failure = dataclasses.replace(life.failure, retry_at=0.0)
     await host.loaded("a")
     assert host.served.rows("a") == {"1": ("READY", "")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.exchange import Exchange
@@ -12,14 +12,12 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
 from rocserve.core.statistics import ModelStatistics
 from rocserve.repository.loaded_versions import VersionFacts
+from rocserve.repository.residency.resident_models import Resident, ResidentModels
 from rocserve.repository.residency.room import Stage
+from rocserve.repository.retries import Failure
 from rocserve.scheduling.cold_scheduler import ColdScheduler
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.scheduler import SchedulerParts
-
-if TYPE_CHECKING:
-    from rocserve.repository.residency.resident_models import ResidentModels
-    from rocserve.repository.version_life import VersionLife
 
 
 class ColdVersion(VersionFacts):
@@ -30,21 +28,24 @@ class ColdVersion(VersionFacts):
 
     def __init__(
         self,
-        life: VersionLife,
+        resident: Resident,
         residents: ResidentModels,
         config: ModelConfig,
         config_message: bytes,
         statistics: ModelStatistics | None,
+        sees_requests: bool,
+        failure: Callable[[], Failure | None],
     ) -> None:
         """`config`: as the last load completed it; as registered before the first load. `statistics`: those of earlier
-        loads; None = there was none."""
+        loads; None = there was none. `failure`: of the last load."""
         self.name = config.name
-        self.version = life.number
+        self.version = resident.number
         self.config = config
         self.config_message = config_message
-        self.sees_requests = life.sees_requests
-        self._life = life
+        self.sees_requests = sees_requests
+        self._resident = resident
         self._residents = residents
+        self._failure = failure
         self._statistics = statistics
         self._scheduler: ColdScheduler | None = None
 
@@ -66,7 +67,7 @@ class ColdVersion(VersionFacts):
         return self.in_flight
 
     def infer(self, request: InferRequest, exchange: Exchange) -> None:
-        self._life.use()
+        self._resident.use()
         now_ns = time.monotonic_ns()
         residents = self._residents
         refusal = self.refusal()
@@ -81,7 +82,7 @@ class ColdVersion(VersionFacts):
                     refusal = unavailable(f"Exceeds maximum queue size: model '{self.name}' is being loaded")
                     refusal.is_overload = True
             # After the request is queued, because the end of an unload looks whether requests wait.
-            residents.call_on_loop(self._life.wake)
+            residents.call_on_loop(self._resident.wake)
             if refusal is None:
                 return
         self._counting_statistics().record_refusal(refusal, now_ns, time.monotonic_ns())
@@ -89,15 +90,15 @@ class ColdVersion(VersionFacts):
 
     def want(self) -> None:
         if self.refusal() is None:
-            self._life.use()
-            self._residents.call_on_loop(self._life.wake)
+            self._resident.use()
+            self._residents.call_on_loop(self._resident.wake)
 
     async def ensure_loaded(self) -> None:
-        await self._life.ensure_loaded()
+        await self._resident.ensure_loaded()
 
     def refusal(self) -> ServeError | None:
         """Return why requests cannot load the version now; None = they can."""
-        failure = self._life.failure
+        failure = self._failure()
         if failure is None or failure.is_due():
             return None
         return unavailable(f"model '{self.name}' version {self.version} could not be loaded: {failure.text}")
@@ -124,7 +125,7 @@ class ColdVersion(VersionFacts):
             return
         counts = self._residents.counts
         for request in scheduler.take_all():
-            if self._life.stage is Stage.LOADED:
+            if self._resident.stage is Stage.LOADED:
                 counts.cold_requests += 1
                 counts.cold_seconds += time.monotonic() - request.queue_start_ns / 1e9
             self._residents.dispatcher.dispatch(request, request.exchange)
@@ -139,7 +140,7 @@ class ColdVersion(VersionFacts):
                 self._residents.limits,
                 self._residents.log,
             )
-            on_empty = functools.partial(self._residents.call_on_loop, self._life.withdraw)
+            on_empty = functools.partial(self._residents.call_on_loop, self._resident.review)
             self._scheduler = ColdScheduler(parts, self._residents.settings.model_wait_seconds, on_empty)
         return self._scheduler
 

@@ -9,8 +9,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rocserve.backends.host import Host
 from rocserve.config.model_limits import idle_unload_seconds, is_pinned
@@ -24,14 +24,11 @@ from rocserve.repository.content import ModelContent
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES
 from rocserve.repository.load_order import FilesChanged, LoadedVersion
 from rocserve.repository.load_slots import LoadSlots
-from rocserve.repository.residency.room import MODELS, Room, Stage
+from rocserve.repository.residency.room import MODELS, Room, Stage, Tenant
 from rocserve.repository.retries import RetryPolicy
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.settings import ResidencySettings
 from rocserve.workers.resource_watch import share_bytes
-
-if TYPE_CHECKING:
-    from rocserve.repository.version_life import VersionLife
 
 _Result = TypeVar("_Result")
 
@@ -55,6 +52,37 @@ class ResidencyCounts:
     cold_requests: int = 0
     """Requests that waited for their model's load."""
     cold_seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Resident(Tenant):
+    """A version that may be unloaded, and what its life does for it, on the loop but for `count_in_flight`."""
+
+    needs: Mapping[str, int] = field(default_factory=dict)
+    name: str
+    number: int
+    hold_seconds: float
+    """Seconds after each request in which the version's sequences may continue."""
+    count_in_flight: Callable[[], int]
+    wake: Callable[[], None]
+    """Loads the version, unless it must not be loaded now."""
+    review: Callable[[], None]
+    """Loads the version if somebody waits for it; else stops a load that waits for room."""
+    ensure_loaded: Callable[[], Awaitable[None]]
+    evict: Callable[[], Awaitable[None]]
+    eviction: asyncio.Task[None] | None = None
+    """The last unload after which it was, or will be, cold."""
+
+    @property
+    def in_flight(self) -> int:
+        return self.count_in_flight()
+
+    def use(self) -> None:
+        """Note a request. On the data plane's thread."""
+        now = time.monotonic()
+        self.note_use(now)
+        if self.hold_seconds:
+            self.held_until = now + self.hold_seconds
 
 
 class ResidentModels:
@@ -86,9 +114,9 @@ class ResidentModels:
         room = {MODELS: settings.max_loaded_models, _HOST: settings.max_model_memory}
         room |= {_gpu(number): settings.max_model_gpu_memory for number in Host().gpus}
         self._room_limits = {place: most for place, most in room.items() if most is not None}
-        self._room: Room[VersionLife] = Room(self._room_limits)
-        self._registered: set[VersionLife] = set()
-        self._admissions: dict[VersionLife, asyncio.Future[None]] = {}
+        self._room: Room[Resident] = Room(self._room_limits)
+        self._registered: set[Resident] = set()
+        self._admissions: dict[Resident, asyncio.Future[None]] = {}
         """Loads that wait for room, or run."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -112,14 +140,13 @@ class ResidentModels:
             return self.manages(content) and bool(message.input and message.output) and not self._is_pinned(content)
         return False
 
-    def admit(self, life: VersionLife) -> None:
-        """Count a version among those that may be unloaded, until `end`."""
+    def admit(self, resident: Resident, content: ModelContent) -> None:
+        """Count a version among those that may be unloaded, until `leave`."""
         self._loop = asyncio.get_running_loop()
-        content = life.content
         definition = content.definition
         # The needs are estimated from the files and the configured instances until the first load.
         needs = Counter({_HOST: 0})
-        file_bytes = content.scan.versions[life.number].total_bytes
+        file_bytes = content.scan.versions[resident.number].total_bytes
         assert definition.backend is not None, "an ensemble stays"
         # The same rule as in plan_workers, for the backend's first engine.
         has_threads = definition.backend.engines[0].thread_safe and file_bytes > SMALL_MODEL_BYTES
@@ -128,16 +155,16 @@ class ResidentModels:
             workers = 0 if group.passive else 1 if has_threads and not gpus else group.count
             needs[_HOST] += workers * (_WORKER_BYTES + file_bytes)
             needs.update({_gpu(gpu): workers * file_bytes for gpu in gpus})
-        life.needs, life.is_pinned = needs, self._is_pinned(content)
-        life.idle_seconds = idle_unload_seconds(definition.config.parameters)
-        self._registered.add(life)
+        resident.needs, resident.is_pinned = needs, self._is_pinned(content)
+        resident.idle_seconds = idle_unload_seconds(definition.config.parameters)
+        self._registered.add(resident)
 
-    async def load(self, life: VersionLife, load: Callable[[], Awaitable[LoadedVersion]]) -> LoadedVersion:
+    async def load(self, resident: Resident, load: Callable[[], Awaitable[LoadedVersion]]) -> LoadedVersion:
         """Make a load when there is room and a slot for it. Raises ServeError if it fails, or can never fit next to the
         pinned versions."""
-        self._admissions[life] = admission = asyncio.get_running_loop().create_future()
-        life.note_use(time.monotonic())
-        self._room.want(life)
+        self._admissions[resident] = admission = asyncio.get_running_loop().create_future()
+        resident.note_use(time.monotonic())
+        self._room.want(resident)
         self._run_moves()
         try:
             await admission
@@ -147,12 +174,12 @@ class ResidentModels:
                 loaded = await load()
         except BaseException as error:
             self.counts.failed_loads += isinstance(error, Exception) and not isinstance(error, FilesChanged)
-            self._room.remove(life)
+            self._room.remove(resident)
             self._run_moves()
             raise
         finally:
-            del self._admissions[life]
-        needs = life.needs
+            del self._admissions[resident]
+        needs = resident.needs
         if self._room_limits.keys() - {MODELS}:
             # A shared worker's memory is divided equally among its models. Memory that a GPU lost is counted fully,
             # even if other versions load meanwhile.
@@ -160,15 +187,15 @@ class ResidentModels:
             left = _free_gpu_bytes().items()
             needs = {_HOST: host, **{_gpu(gpu): max(free.get(gpu, 0) - now, 0) for gpu, now in left}}
         self.counts.loads += 1
-        self._room.loaded(life, needs)
-        self.log.info("loaded '%s' version %d in %.3f s", life.name, life.number, time.monotonic() - began)
+        self._room.loaded(resident, needs)
+        self.log.info("loaded '%s' version %d in %.3f s", resident.name, resident.number, time.monotonic() - began)
         self._run_moves()
         return loaded
 
-    def leave(self, life: VersionLife) -> None:
+    def leave(self, resident: Resident) -> None:
         """Note that a version is gone."""
-        self._registered.discard(life)
-        self._room.remove(life)
+        self._registered.discard(resident)
+        self._room.remove(resident)
         self._run_moves()
 
     def call_on_loop(self, call: Callable[[], None]) -> None:
@@ -198,7 +225,7 @@ class ResidentModels:
 
     def resident_count(self) -> int:
         """Return the number of loaded versions. Called from any thread."""
-        return sum(life.stage is Stage.LOADED for life in tuple(self._registered))
+        return sum(resident.stage is Stage.LOADED for resident in tuple(self._registered))
 
     @property
     def registered(self) -> int:
@@ -214,20 +241,20 @@ class ResidentModels:
         now = time.monotonic()
         moves = self._room.moves(now)
         idle, again = self._room.idle(now)
-        for life in (*moves.refuse, *moves.load):
-            admission = self._admissions[life]
+        for resident in (*moves.refuse, *moves.load):
+            admission = self._admissions[resident]
             if admission.done():
                 # The load was stopped, and is about to give its room back.
                 continue
-            if life in moves.load:
+            if resident in moves.load:
                 admission.set_result(None)
             else:
-                needs = ", ".join(f"{amount >> 20} MiB {place}" for place, amount in life.needs.items())
+                needs = ", ".join(f"{amount >> 20} MiB {place}" for place, amount in resident.needs.items())
                 text = f"there is no room for it next to the pinned models: {needs}"
                 admission.set_exception(unavailable(text))
-        for life in (*moves.unload, *idle):
-            work = self._evict(life, for_room=life not in idle)
-            life.eviction = self._background.start(work, f"unload of {life.name} {life.number}")
+        for resident in (*moves.unload, *idle):
+            work = self._evict(resident, for_room=resident not in idle)
+            resident.eviction = self._background.start(work, f"unload of {resident.name} {resident.number}")
         if self._room.has_waiting:
             again = now + _RESCAN_SECONDS
         if self._timer is not None:
@@ -235,18 +262,18 @@ class ResidentModels:
         if again < math.inf:
             self._timer = asyncio.get_running_loop().call_later(again - now, self._run_moves)
 
-    async def _evict(self, life: VersionLife, for_room: bool) -> None:
+    async def _evict(self, resident: Resident, for_room: bool) -> None:
         # Again, on the thread that takes requests: one may have come since.
-        if await self.on_plane(lambda: life.is_idle(time.monotonic())):
+        if await self.on_plane(lambda: resident.is_idle(time.monotonic())):
             self.counts.unloads_for_room += for_room
             self.counts.unloads_of_idle += not for_room
-            await life.evict()
-            self._room.remove(life)
+            await resident.evict()
+            self._room.remove(resident)
             why = "to make room" if for_room else "since nobody asked for it"
-            self.log.info("unloaded '%s' version %d %s", life.name, life.number, why)
-            life.wake_if_wanted()
+            self.log.info("unloaded '%s' version %d %s", resident.name, resident.number, why)
+            resident.review()
         else:
-            self._room.loaded(life, life.needs)
+            self._room.loaded(resident, resident.needs)
         self._run_moves()
 
 

@@ -21,7 +21,6 @@ from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
 from rocserve.scheduling.ensemble.parts import EnsembleParts, EnsembleResponses, InflightLimit
 from rocserve.scheduling.ensemble.run import EnsembleRun
 from rocserve.scheduling.response_cache import CachedAnswers
-from rocserve.scheduling.scheduler import Drain
 
 
 @dataclass(eq=False)
@@ -54,7 +53,9 @@ class EnsembleVersion:
         self._validator = RequestValidator(config)
         self.on_request: Callable[[EnsembleVersion], None] | None = None
         """Called before each request is run, because members may have to be loaded."""
-        self._drain = Drain()
+        self._running = 0
+        self._on_drained: Callable[[], None] | None = None
+        """Set when the version is closed, until it has been called."""
 
     @property
     def sees_requests(self) -> bool:
@@ -71,7 +72,7 @@ class EnsembleVersion:
             self.statistics.note_failure(error.text)
             exchange.send(error)
             return
-        self._drain.running += 1
+        self._running += 1
         if request.trace is not None:
             request.trace.note(QUEUE_START, started_ns)
         # The answer to a request of a sequence depends on earlier ones.
@@ -114,9 +115,14 @@ class EnsembleVersion:
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
         removed the version from the serving table."""
-        self._drain.on_drained = drained
-        self._drain.report_if_done()
+        self._on_drained = drained
+        self._report_drained()
 
     def _run_ended(self) -> None:
-        self._drain.running -= 1
-        self._drain.report_if_done()
+        self._running -= 1
+        self._report_drained()
+
+    def _report_drained(self) -> None:
+        if not self._running and (on_drained := self._on_drained) is not None:
+            self._on_drained = None
+            on_drained()
