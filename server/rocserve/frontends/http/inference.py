@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from rocserve.core.cancellation import Cancellable
 from rocserve.core.errors import ServeError, deadline_exceeded, internal, invalid_argument, unimplemented
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
@@ -120,7 +121,7 @@ def with_forwarded_headers(head: RequestHead, forwarding: HeaderForwarding | Non
     return forwarding.forward(head, pairs)
 
 
-class HttpResponder(ClientResponder):
+class HttpResponder(Cancellable, ClientResponder):
     """Responds to one HTTP request, notices when its client leaves, and holds its memory. On the plane's thread."""
 
     protocol = "HTTP"
@@ -128,8 +129,6 @@ class HttpResponder(ClientResponder):
     is_refused = False
     """The request failed before it was scheduled."""
     _is_scheduled = False
-    _is_gone = False
-    _callbacks: Sequence[Callable[[], None]] = ()
 
     def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
         """`timeout`: seconds from the request's beginning to an error for the client, even if the request continues."""
@@ -144,9 +143,8 @@ class HttpResponder(ClientResponder):
         self._is_scheduled = True
 
     def release(self) -> None:
-        """Release the request's body. The callbacks refer to the request, which refers to this responder; the cycle
-        would keep the client's data until the next garbage collection."""
-        self._callbacks = ()
+        """Release the request's body."""
+        self.on_cancel = None
         self._parts.memory.requests.release(self)
 
     def origin(self) -> RequestOrigin:
@@ -154,24 +152,13 @@ class HttpResponder(ClientResponder):
         received_ns = int(request.began_at * 1e9), time.monotonic_ns()
         return RequestOrigin("HTTP", received_ns, request.head.headers, request.remote)
 
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._callbacks = [*self._callbacks, callback]
-        if self._is_gone:
-            self._on_gone()
-
     def cancel(self) -> None:
-        """Note that nobody waits for the answer. Callbacks run later, because a callback may be the caller."""
-        self._is_gone = True
-        self._parts.inference.plane.call_soon(self._on_gone)
+        """Note that nobody waits for the answer. The callback runs later, because it may be the caller."""
+        self._parts.inference.plane.call_soon(super().cancel)
 
     def _copy(self, response: InferResponse, final: bool) -> None:
         """Copy a large response, because the client may read slowly, and send the copy."""
         self._parts.inference.plane.work_off(send_copied(response, final, self))
-
-    def _on_gone(self) -> None:
-        callbacks, self._callbacks = self._callbacks, ()
-        for callback in callbacks:
-            callback()
 
     def _note_failure(self, error: ServeError) -> None:
         self.is_refused |= error.is_refusal or not self._is_scheduled
