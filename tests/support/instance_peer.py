@@ -15,7 +15,7 @@ from rocserve.links.entries import DONE, ENTRY, RESPONSE, RESULTS_HEADER
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers.instance import Instance
-from rocserve.workers.instance_requests import CallStarter
+from rocserve.workers.instance_requests import CallStarter, RequestInstance
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import OutgoingResult, ReceivedBatch, WorkerEnd
 from support.shared_memory import GUARD
@@ -28,13 +28,14 @@ class Peer:
     """An instance and the worker's end of its link, which the test drives."""
 
     def __init__(self, plane: PlaneLoop, heap_bytes: int = 1 << 30, start_call: CallStarter | None = None) -> None:
-        """`start_call`: see Instance."""
+        """`start_call`: see RequestInstance; None = an Instance."""
         self.plane = plane
         self.broken: list[str] = []
         self.broken_event = threading.Event()
         self.inputs = SharedHeap("test", heap_bytes)
         self.mail = mail_of(plane)
-        self.instance = Instance("m", self.mail, self.inputs, self._on_broken, LOG, start_call)
+        shared = ("m", self.mail, self.inputs, self._on_broken, LOG)
+        self.instance = Instance(*shared) if start_call is None else RequestInstance(*shared, start_call=start_call)
         self.socket = self.instance.peer
         self.end_of_worker = WorkerEnd(self.socket, GUARD)
         if start_call is None:

@@ -1,33 +1,77 @@
-"""Open exchanges: the same in each process that waits for answers."""
+"""The open exchanges of one end of a link. Each end of every link has one such register."""
 
 from __future__ import annotations
 
 import itertools
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+from rocserve.core.cancellation import Cancellable
+from rocserve.core.memo import Memo
+
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered", bound=Cancellable)
+
+
+class Exchanges(Generic[Asked, Answered]):
+    """All open exchanges of one end. Numbers are never used again, so that an answer or a cancellation that was under
+    way at the exchange's end finds nothing. Safe on any thread."""
+
+    def __init__(self) -> None:
+        self.asked: dict[int, Asked] = {}
+        """Opened by this end: number -> what takes the answers. Read without a call: each answer looks here."""
+        self.received: dict[int, Answered] = {}
+        """Opened by the other end: its number -> what answers."""
+        self.is_over = False
+        """The other end is gone."""
+        self._numbers = itertools.count(1)
+        # Two rings may bring a cancellation before its request. Of an exchange that has ended it is noted as well.
+        self._early_cancellations = Memo[int, bool]()
+
+    def open(self, taker: Asked) -> int:
+        number = next(self._numbers)
+        self.asked[number] = taker
+        return number
+
+    def take(self, number: int, is_last: bool) -> Asked | None:
+        """Return what takes an answer; None if the exchange has ended."""
+        return self.asked.pop(number, None) if is_last else self.asked.get(number)
+
+    def receive(self, number: int, exchange: Answered) -> None:
+        self.received[number] = exchange
+        if self._early_cancellations and self._early_cancellations.pop(number, False):
+            exchange.cancel()
+
+    def end(self, number: int) -> Answered | None:
+        """Return what has given the last answer; None if it had ended before."""
+        exchange = self.received.pop(number, None)
+        if exchange is not None:
+            exchange.on_cancel = None
+        return exchange
+
+    def cancel(self, number: int) -> None:
+        """Take the news that nobody at the other end waits for an exchange that it has opened."""
+        self._early_cancellations.keep(number, True)
+        # Looked up after the note above, because `receive` registers the exchange before it reads the notes: one of two
+        # threads sees the other's entry.
+        exchange = self.received.get(number)
+        if exchange is not None:
+            exchange.cancel()
+
+    def close(self) -> tuple[list[Asked], list[Answered]]:
+        """Remove and return all, in the order of their opening, because the other end is gone. The caller fails the
+        first ones and cancels the second ones. Exchanges that other threads open meanwhile may be left: who opens one
+        must look at `is_over` afterwards, and close again."""
+        self.is_over = True
+        return _drained(self.asked), _drained(self.received)
+
 
 Open = TypeVar("Open")
 
 
-class Exchanges(dict[int, Open]):
-    """The exchanges that this end has opened, by number, with what takes their answers. Numbers are never used again,
-    so that an answer or a cancellation that was under way at the exchange's end finds nothing. Look-ups run no Python
-    code. Safe on any thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbers = itertools.count(1)
-
-    def open(self, exchange: Open) -> int:
-        number = next(self._numbers)
-        self[number] = exchange
-        return number
-
-    def drain(self) -> list[Open]:
-        """Remove and return all, in the order of their opening, because the other end is gone. Exchanges that other
-        threads open meanwhile may be left: who opens one must look afterwards whether the other end is gone."""
-        drained: list[Open] = []
-        for number in [*self]:
-            exchange = self.pop(number, None)
-            if exchange is not None:
-                drained.append(exchange)
-        return drained
+def _drained(exchanges: dict[int, Open]) -> list[Open]:
+    drained: list[Open] = []
+    for number in [*exchanges]:
+        exchange = exchanges.pop(number, None)
+        if exchange is not None:
+            drained.append(exchange)
+    return drained

@@ -141,7 +141,7 @@ class ConnectedWorkers(VersionWorkers):
         """Implements workers.instance_requests.CallStarter. Called on the data plane's thread."""
         scheduler, caller = self._scheduler, None
         if scheduler is not None:
-            caller = scheduler.caller(opened.requests.instance)
+            caller = scheduler.caller(opened.instance)
             if not self._has_called:
                 self._has_called = True
                 scheduler.stop_sending_ahead()

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
@@ -22,7 +23,7 @@ from rocserve.links.details import write_details
 from rocserve.plane.loop import PlaneLoop
 from rocserve.scheduling.batch import BatchAnswers, FormedBatch, ResponseMaker
 from rocserve.workers.instance import Instance
-from rocserve.workers.instance_requests import InstanceRequests, RequestLost
+from rocserve.workers.instance_requests import RequestInstance, RequestLost
 from rocserve.workers.results import BatchOutcome
 
 
@@ -49,7 +50,7 @@ class _InFlight:
 @dataclass(slots=True, eq=False)
 class _InFlightBatch:
     formed: FormedBatch
-    instance: InstanceRequests
+    instance: RequestInstance
     requests: list[_InFlight] = field(default_factory=list)
     """Emptied at the batch's end: a reference cycle would keep the clients' data until a garbage collection."""
     open_count: int = 0
@@ -81,25 +82,24 @@ class InFlightRequests:
 
     def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
         """Return a batch's requests as an instance takes them; they are in flight from now on."""
-        worker_requests = instance.requests
-        assert worker_requests is not None, "its model sees each request for itself"
-        running = self._batches[batch] = _InFlightBatch(batch, worker_requests)
+        worker = cast(RequestInstance, instance)
+        running = self._batches[batch] = _InFlightBatch(batch, worker)
         members: list[Member] = []
         for request in batch.requests:
             in_flight = _InFlight(request, running)
-            number = worker_requests.open_request(functools.partial(self._on_answer, in_flight))
+            number = worker.open_request(functools.partial(self._on_answer, in_flight), request.trace)
             in_flight.number = number
             running.requests.append(in_flight)
             members.append((request.plan.form, request.data, number, write_details(request)))
             if request.trace is not None:
                 # The requests may be answered before the batch comes back with its times.
                 request.trace.keep_open()
-                in_flight.trace = worker_requests.traces[number] = request.trace
+                in_flight.trace = request.trace
         running.open_count = len(members)
         for in_flight in running.requests:
             exchange = in_flight.request.exchange
             if exchange.state is RUNNING:
-                exchange.stop = functools.partial(worker_requests.cancel, in_flight.number)
+                exchange.stop = functools.partial(worker.cancel, in_flight.number)
             else:
                 # A padding row: the model's answers to it are dropped.
                 in_flight.is_apart = True

@@ -64,5 +64,5 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall, caller
         sequence = SequenceTag(sequence_id(call.correlation_id), starts, ends)
     request = InferRequest(head, call.id, data, sequence=sequence, data_owner=opened.slot, caller=caller)
     # The trace of the in-flight request to which the model says that the call belongs.
-    trace = opened.requests.traces.get(call.trace_number) if call.trace_number else None
+    trace = opened.instance.trace(call.trace_number) if call.trace_number else None
     dispatch_caused(dispatcher, request, opened, trace)

@@ -8,12 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rocserve.settings import TimeLimits
-
-if TYPE_CHECKING:
-    from rocserve.workers.instance import Instance
+from rocserve.workers.instance import Instance, PendingAnswers
 
 _LONGEST_POLL_SECONDS = 1.0
 _SHORTEST_POLL_SECONDS = 0.05
@@ -21,18 +18,6 @@ _SHORTEST_POLL_SECONDS = 0.05
 _CHECKS_WITHIN_LIMIT = 5
 _REPORTED_AFTER_SECONDS = 10.0
 """Seconds until the repository index shows a silence, or half of the shortest limit if that is less."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingAnswers:
-    """A snapshot of the answers that an instance must still give."""
-
-    batch: int = 0
-    """Number of the batch that must be answered first; 0 = none."""
-    open_requests: int = 0
-    open_calls: int = 0
-    messages: int = 0
-    """Messages so far that were not results of batches."""
 
 
 @dataclass(frozen=True, slots=True)

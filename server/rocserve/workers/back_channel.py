@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
+from rocserve.core.cancellation import Cancellable
 from rocserve.core.device_references import join_references
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
-from rocserve.core.memo import Memo
 from rocserve.core.plain import to_json
 from rocserve.links import entries
 from rocserve.links.entries import ENTRY
@@ -19,8 +19,6 @@ from rocserve.links.exchanges import Exchanges
 from rocserve.links.tensors import TensorReader
 from rocserve.plane.doorbell import SocketSleeper, drain_rings
 from rocserve.workers.worker_end import WorkerEnd
-
-_REMEMBERED_CANCELLATIONS = 1024
 
 OnAnswer = Callable[[Result | None, bool], None]
 
@@ -33,12 +31,9 @@ class BackChannel:
         self._end = end
         self._log = log
         self._layouts = TensorReader(end.inputs)
-        self._calls = Exchanges[OnAnswer]()
+        self._exchanges = Exchanges[OnAnswer, BatchedResponder]()
+        """The model's calls, and the server's requests."""
         self._reader = threading.Thread(target=self._read, name="back channel", daemon=True)
-        self._is_server_gone = False
-        self._requests: dict[int, BatchedResponder] = {}
-        self._early_cancellations = Memo[int, bool](_REMEMBERED_CANCELLATIONS)
-        """Numbers of requests that were cancelled before `open_request`, and of some that had already ended."""
 
     def start(self) -> None:
         self._reader.start()
@@ -49,16 +44,15 @@ class BackChannel:
             layout, place, nbytes = self._end.sender.put(call.inputs, to_json(replace(call, inputs=())))
         except ServeError as error:
             raise invalid_argument(f"the call of model '{call.model_name}' cannot be sent: {error}") from None
-        number = self._calls.open(on_answer)
+        number = self._exchanges.open(on_answer)
         self._end.sender.post((entries.CALL, 0, 0, layout, number, place, nbytes))
-        if self._is_server_gone:
-            self._drop_calls()
+        if self._exchanges.is_over:
+            self._end_all()
 
     def open_request(self, number: int) -> BatchedResponder:
         """Return the responder for a request, by the server's number."""
-        responder = self._requests[number] = BatchedResponder(self._end, number, self._requests)
-        if self._early_cancellations.pop(number, False):
-            responder.is_cancelled = True
+        responder = BatchedResponder(self._end, number, self._exchanges)
+        self._exchanges.receive(number, responder)
         return responder
 
     def _read(self) -> None:
@@ -70,9 +64,7 @@ class BackChannel:
         while is_open:
             self.take_mail()
             is_open = sleeper.sleep(None, end.back.has_mail)
-        # Set before the calls are dropped, because `call` first registers a call and then reads `_is_server_gone`.
-        self._is_server_gone = True
-        self._drop_calls()
+        self._end_all()
 
     def take_mail(self) -> None:
         """Handle the messages that have come, on the reader's thread."""
@@ -84,15 +76,15 @@ class BackChannel:
                 self._layouts.define(text, place, nbytes)
                 self._end.post(entries.return_entries([place]))
             elif kind == entries.CANCEL:
-                self._early_cancellations.keep(number, True)
-                # Looked up after the note above, because `open_request` registers the request before it reads the
-                # notes: one of the two threads sees the other's entry.
-                if (responder := self._requests.get(number)) is not None:
-                    responder.is_cancelled = True
+                self._exchanges.cancel(number)
 
-    def _drop_calls(self) -> None:
-        for on_answer in self._calls.drain():
+    def _end_all(self) -> None:
+        """Fail the calls and cancel the requests, because the server is gone."""
+        calls, requests = self._exchanges.close()
+        for on_answer in calls:
             self._deliver(on_answer, unavailable("the server is gone"), True)
+        for responder in requests:
+            responder.cancel()
 
     def _handle_answer(self, number: int, answer: Result | None, references: int, place: int, final: bool) -> None:
         """`references`: how many of a response's first tensors are references."""
@@ -101,7 +93,7 @@ class BackChannel:
             for tensor in answer.outputs:
                 tensor.data = bytearray(tensor.data)
             answer.outputs = [*map(join_references, answer.outputs[:references]), *answer.outputs[references:]]
-        on_answer = self._calls.pop(number, None) if final else self._calls.get(number)
+        on_answer = self._exchanges.take(number, final)
         if on_answer is not None:
             self._deliver(on_answer, answer, final)
         if answer is not None and answer is not RESCHEDULED:
@@ -115,20 +107,17 @@ class BackChannel:
             self._log.exception("the answer to a call could not be handled")
 
 
-class BatchedResponder:
+class BatchedResponder(Cancellable):
     """Implements request_model.RequestResponder. The final answer goes with the batch if nothing was sent before."""
 
-    __slots__ = ("_end", "_has_responded", "_is_ended", "_lock", "_open", "is_cancelled", "number")
-
-    def __init__(self, end: WorkerEnd, number: int, requests: dict[int, BatchedResponder]) -> None:
-        """`requests`: the open requests by number; this responder is one of them until the request is answered."""
+    def __init__(self, end: WorkerEnd, number: int, exchanges: Exchanges[OnAnswer, BatchedResponder]) -> None:
+        """`exchanges`: this responder is one of them until the request is answered."""
         self._end = end
         self.number = number
-        self._open = requests
+        self._exchanges = exchanges
         self._lock = threading.Lock()
         self._is_ended = False
         self._has_responded = False
-        self.is_cancelled = False
 
     def send(self, answer: Result | None, final: bool) -> None:
         """See request_model.RequestResponder."""
@@ -158,7 +147,7 @@ class BatchedResponder:
 
     def _end_it(self) -> None:
         self._is_ended = True
-        self._open.pop(self.number, None)
+        self._exchanges.end(self.number)
 
     def batch_answer(self, answer: Result | None) -> Answer | None:
         """Return `execute`'s answer to the request if it goes with the batch; None = messages answer the request."""

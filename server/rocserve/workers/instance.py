@@ -10,7 +10,8 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
@@ -19,15 +20,13 @@ from rocserve.core.steps import Steps
 from rocserve.links import entries
 from rocserve.links.entries import ENTRY, LONGEST_TEXT, post_returns
 from rocserve.links.files import PassedFiles
-from rocserve.links.opening import BACK, IDLE_POLLS, RETURNS, SERVER_RINGS, WORK, WORKER_RINGS, offer
+from rocserve.links.opening import IDLE_POLLS, RETURNS, SERVER_RINGS, WORK, WORKER_RINGS, offer
 from rocserve.links.rings import LinkBroken, RingReader, RingWriter
 from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import Heap, SharedHeap, Slot, copy_in_steps
 from rocserve.plane.loop import PlaneLoop, TimerHandle
 from rocserve.plane.trimming import Trimmer
-from rocserve.workers.answer_watch import PendingAnswers
 from rocserve.workers.batch_writer import BatchWriter, SentBatch
-from rocserve.workers.instance_requests import CallStarter, InstanceRequests
 from rocserve.workers.results import BatchOutcome, ResultReader
 
 _RETURNED_TOGETHER = 15
@@ -47,9 +46,24 @@ class WorkerGone(ServeError):
         super().__init__(StatusCode.UNAVAILABLE, text)
 
 
+@dataclass(frozen=True, slots=True)
+class PendingAnswers:
+    """A snapshot of the answers that an instance must still give."""
+
+    batch: int = 0
+    """Number of the batch that must be answered first; 0 = none."""
+    open_requests: int = 0
+    open_calls: int = 0
+    messages: int = 0
+    """Messages so far that were not results of batches."""
+
+
 @dataclass(eq=False, repr=False)
 class Instance:
     """Sends batches to one instance, and reads its messages. May be made on any thread."""
+
+    sees_requests: ClassVar[bool] = False
+    """See RequestInstance."""
 
     _model_name: str
     _mail: InstanceMail
@@ -59,14 +73,12 @@ class Instance:
     """Called at most once, if the worker closes its socket, sends invalid messages or reads none. The owner then ends
     the worker and calls `end`."""
     _log: logging.Logger
-    start_call: InitVar[CallStarter | None] = None
-    """Runs the model's calls; None unless the model sees each request separately."""
     device: int | None = None
     """The GPU's number; None = CPU."""
     rate_limiter: InstanceRateLimiter = NO_LIMITS
     """The resources that the instance needs while it runs a batch, and its priority."""
 
-    def __post_init__(self, start_call: CallStarter | None) -> None:
+    def __post_init__(self) -> None:
         self.plane = self._mail.plane
         self.closed = self.has_ended = self.has_answered = self._is_listening = False
         self.batches_at_once = 1
@@ -77,24 +89,18 @@ class Instance:
         self._unposted: deque[SentBatch] = deque()
         """Batches that wait for the copy of their inputs, or behind such a batch, because they may use its layouts."""
         self._places_to_return: list[int] = []
-        self.requests: InstanceRequests | None = None
-        """None unless the model sees each request separately."""
         self._files_to_forget: deque[int] = deque()
         self._forget_timer: TimerHandle | None = None
-        self._attach(start_call)
+        self._attach()
         self._files = PassedFiles(self._socket, self._file_gone)
         # A model that brings its own code must see nothing of a client's memory except the tensors of its requests.
-        self._writer = BatchWriter(self.inputs, self._files if start_call is None else None)
-        if self.requests is not None:
-            # The model may call others during its warm-up.
-            self.open()
-            self.plane.call_soon(self._listen)
+        self._writer = BatchWriter(self.inputs, None if self.sees_requests else self._files)
 
-    def _attach(self, start_call: CallStarter | None) -> None:
+    def _attach(self) -> None:
         """Make the memory and sockets that both ends share, and send the worker its part through the socket."""
         # The worker's end is closed by the owner, who passes it on.
         self._socket, self.peer = socket.socketpair()
-        back = socket.socketpair() if start_call is not None else None
+        back: tuple[socket.socket, ...] = socket.socketpair() if self.sees_requests else ()
         self._link, self._reader = offer(
             self._socket,
             IDLE_POLLS.pack(self._mail.workers_idle_polls),
@@ -103,27 +109,21 @@ class Instance:
             self.plane,
             SERVER_RINGS,
             WORKER_RINGS,
-            (back[1].fileno(),) if back is not None else (),
+            [each.fileno() for each in back[1:]],
         )
         self.results = ResultReader(self._reader)
         self._work, self._returns = self._link.writers[WORK], self._link.writers[RETURNS]
         self.inbox = self._link.readers[0]
         self._ring = SocketRinger(self._link.other_sleep_word(0), self._socket).ring
-        self._back_socket = back[0] if back is not None else None
-        if start_call is not None and back is not None:
-            back[1].close()
-            ring = SocketRinger(self._link.other_sleep_word(1), back[0]).ring
-            self.requests = InstanceRequests(self, start_call, self._link.writers[BACK], ring)
+        self._back_sockets = back[:1]
+        for each in back[1:]:
+            each.close()
 
     def open(self) -> None:
         """Begin to listen. From any thread."""
         if not self._is_listening:
             self._is_listening = True
             self.plane.register(self._socket.fileno(), self._on_ring)
-
-    def _listen(self) -> None:
-        if self._is_listening:
-            self._mail.listen(self)
 
     # Batches
 
@@ -210,12 +210,11 @@ class Instance:
 
     @property
     def must_answer(self) -> bool:
-        return bool(self._sent) or (self.requests is not None and self.requests.must_answer)
+        return bool(self._sent)
 
     def take_mail(self) -> None:
         if not self._is_listening:
             return
-        requests = self.requests
         try:
             for kind, flags, count, text, number, place, nbytes in ENTRY.iter_unpack(self.inbox.take()):
                 if kind == entries.DONE:
@@ -223,26 +222,22 @@ class Instance:
                 elif kind == entries.TEXT:
                     self.results.layouts.define(text, place, nbytes)
                     self.return_place(place)
-                elif requests is not None and kind in entries.ANSWERS:
-                    requests.take_answer(kind, flags, count, text, number, place, nbytes)
-                elif requests is not None and kind == entries.CALL:
-                    requests.take_call(text, number, place, nbytes)
-                elif requests is not None and kind == entries.RETURN:
-                    requests.take_returns((number, place, nbytes)[:count])
-                    self._mail.trimmer.trim_later(self.inputs)
                 else:
-                    raise ValueError(f"a message of kind {kind}, which it may not send here")
+                    self._take_other(kind, flags, count, text, number, place, nbytes)
             if len(self._places_to_return) > _MOST_UNRETURNED:
                 raise ValueError(f"{len(self._places_to_return)} places, and takes none back")
         except (ValueError, LinkBroken) as error:
             self._break_off_for(error)
+
+    def _take_other(self, kind: int, flags: int, count: int, text: int, number: int, place: int, nbytes: int) -> None:
+        raise ValueError(f"a message of kind {kind}, which it may not send here")
 
     def _take_done(self, batch_id: int, place: int, nbytes: int) -> None:
         """Handle the end of a batch, whose results are in a slot of `nbytes`."""
         batch = self._sent.get(batch_id)
         if batch is None or not batch.posted:
             raise ValueError(f"an answer to batch {batch_id}, which it does not have")
-        outcome = self.results.read_batch(place, nbytes, batch.sizes, self.requests is not None)
+        outcome = self.results.read_batch(place, nbytes, batch.sizes, self.sees_requests)
         began, ended = outcome.input_end_ns, outcome.output_start_ns
         if not batch.sent_ns <= began <= ended <= outcome.compute_end_ns <= time.monotonic_ns():
             raise ValueError("times that are not in their order")
@@ -279,8 +274,7 @@ class Instance:
     # Called by the AnswerWatch, from any thread
 
     def pending_answers(self) -> PendingAnswers:
-        requests, batch = self.requests, next(iter(list(self._sent)), 0)
-        return requests.pending_answers(batch) if requests is not None else PendingAnswers(batch)
+        return PendingAnswers(next(iter(list(self._sent)), 0))
 
     def has_unread(self) -> bool:
         return not self.has_ended and self.inbox.has_mail()
@@ -310,16 +304,15 @@ class Instance:
 
     def end(self, error: ServeError) -> None:
         """Finish after the worker has ended. Batches that it has answered are reported as usual. Batches that were in
-        the engine, and open requests, fail with `error`; later batches fail with WorkerGone; calls are cancelled.
-        Memory is freed as outcomes are released."""
+        the engine fail with `error`; later batches fail with WorkerGone. Memory is freed as outcomes are released."""
         self.take_mail()
         self._stop_listening()
         self.closed = self.has_ended = True
         self._socket.close()
         self.peer.close()
         self._files.close()
-        if self._back_socket is not None:
-            self._back_socket.close()
+        for each in self._back_sockets:
+            each.close()
         sent, self._sent = self._sent, {}
         # The worker begins and answers batches in their order, so only the first ones can have been in the engine.
         for place, batch in enumerate(sent.values()):
@@ -327,11 +320,11 @@ class Instance:
             was_inside = place < self.batches_at_once and batch.posted and self._work.is_taken(batch.posted)
             reason = error if was_inside else WorkerGone(self._gone_text)
             self.call_guarded(batch.on_outcome, BatchOutcome(reason, (now, now, now)))
-        # The object `requests` refers to the instance and would keep it until a garbage collection.
-        requests, self.requests = self.requests, None
-        if requests is not None:
-            requests.end(error)
+        self._end_exchanges(error)
         self._reader.close(is_last=True)
+
+    def _end_exchanges(self, error: ServeError) -> None:
+        """Called when all batches have ended, before the worker's heap is closed."""
 
 
 _POLLS_PER_RARE_POLL = 32

@@ -23,7 +23,7 @@ from rocserve.plane.heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.answer_watch import AnswerWatch, process_state
 from rocserve.workers.instance import Instance, InstanceMail
-from rocserve.workers.instance_requests import CallStarter
+from rocserve.workers.instance_requests import CallStarter, RequestInstance
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.load_limit import LoadLimit
 from rocserve.workers.messages import Progress, Verbosity, WarmUp
@@ -200,11 +200,14 @@ class VersionWorkers:
             self.inputs,
             self._instance_broken,
             self._log,
-            self._start_call,
+            plan.device,
+            plan.rate_limiter,
         )
+        starter = self._start_call
+        make = Instance if starter is None else functools.partial(RequestInstance, start_call=starter)
         try:
             for _ in range(plan.instance_count):
-                instances.append(Instance(*shared, plan.device, plan.rate_limiter))
+                instances.append(make(*shared))
             worker.session = session = await self._launcher.launch(worker.options, instances, self._log)
         except BaseException as error:
             for instance in instances:

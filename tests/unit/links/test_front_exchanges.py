@@ -273,10 +273,29 @@ def test_everything_arrives_once_in_its_order_and_leaves_nothing(seed: int) -> N
     ends.kept.clear()
     gc.collect()
     ends.settle()
-    assert not ends.remote.exchanges and not ends.link.answers.open
+    assert not ends.remote.exchanges.asked and not ends.link.answers.exchanges.received
     assert not ends.remote.end._slots and not ends.link._end._slots
     for texts in (ends.remote._sent_heads, ends.link.answers._sent_heads, ends.remote._answer_heads, ends.link._heads):
         assert len(texts) <= REMEMBERED
+    ends.close()
+
+
+def test_the_memory_of_a_request_that_was_watched_is_free_at_its_end() -> None:
+    """What watches knows the request, and that the responder: no garbage collection must be needed."""
+    ends = Ends(0)
+    gc.disable()
+    try:
+        ends.ask()
+        ends.settle()
+        responder = ends.responders.pop(0)
+        responder.watch_cancellation(partial(print, responder))
+        ends.reference.give(0, None, True)
+        responder.send(None)
+        del responder
+        ends.settle()
+        assert not ends.remote.end._slots
+    finally:
+        gc.enable()
     ends.close()
 
 
@@ -300,6 +319,6 @@ def test_when_the_front_end_dies_its_exchanges_are_left_once_and_its_memory_is_f
     ends.calls.clear()
     gc.collect()
     ends.server_loop.turn()
-    assert not ends.link.answers.open and not ends.link._end._slots and not ends.link._shares
+    assert not ends.link.answers.exchanges.received and not ends.link._end._slots and not ends.link._shares
     assert ends.version._lent == 0
     assert not ends.outputs_reader.on_closed

@@ -28,8 +28,8 @@ from rocserve.plane.heap import Heap, SharedHeap
 from rocserve.workers import batch_writer
 from rocserve.workers.back_channel import BackChannel, BatchedResponder
 from rocserve.workers.batch_inputs import request_inputs
-from rocserve.workers.instance import Instance, InstanceMail, WorkerGone
-from rocserve.workers.instance_requests import OpenCall, RequestLost
+from rocserve.workers.instance import InstanceMail, WorkerGone
+from rocserve.workers.instance_requests import OpenCall, RequestInstance, RequestLost
 from rocserve.workers.result_writer import answer_results
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import ReceivedBatch, WorkerEnd
@@ -59,11 +59,14 @@ class Ends:
         self.mail = InstanceMail(self.loop)  # type: ignore[arg-type]
         self.inputs = SharedHeap("test", 1 << 24)
         self.broken: list[str] = []
-        self.instance = Instance(
-            "m", self.mail, self.inputs, lambda instance, reason: self.broken.append(reason), LOG, self.start_call
+        self.instance = RequestInstance(
+            "m",
+            self.mail,
+            self.inputs,
+            lambda instance, reason: self.broken.append(reason),
+            LOG,
+            start_call=self.start_call,
         )
-        assert self.instance.requests is not None
-        self.requests = self.instance.requests
         self.worker = WorkerEnd(self.instance.peer, GUARD)
         self.back = BackChannel(self.worker, LOG)
         self.batches = self.worker.batches()
@@ -91,7 +94,7 @@ class Ends:
         for _ in range(self.random.randint(1, 5)):
             key = ("request", len(self.reference.exchanges))
             self.reference.open(key)
-            number = self.requests.open_request(partial(self.hear_request, key))
+            number = self.instance.open_request(partial(self.hear_request, key))
             self.keys[number] = key
             keys.append((number, key))
             form = self.layouts[number] = self.random.choice(self.forms)
@@ -102,7 +105,7 @@ class Ends:
         except ServeError as error:
             # Nothing of a batch that is refused is in flight.
             assert isinstance(error, WorkerGone) or "does not read its batches" in error.text
-            self.requests.close_requests(number for number, _ in keys)
+            self.instance.close_requests(number for number, _ in keys)
             for _, key in keys:
                 del self.reference.exchanges[key]
 
@@ -126,7 +129,7 @@ class Ends:
                 heads, data = outcome.outputs_of(index)
                 outputs = [(head.name, bytes(each)) for head, each in zip(heads, data, strict=True)]
                 self.reference.hear(key, (outputs, dict(outcome.parameters.get(index, {}))), True)
-            self.requests.close_requests((number,))
+            self.instance.close_requests((number,))
 
     def start_call(self, call: ModelCall, opened: OpenCall) -> None:
         key = ("call", int(call.model_name))
@@ -147,9 +150,9 @@ class Ends:
             opened.send(answer, final)
 
     def cancel(self) -> None:
-        if self.requests._open:
-            number = self.random.choice([*self.requests._open])
-            self.requests.cancel(number)
+        if self.instance.exchanges.asked:
+            number = self.random.choice([*self.instance.exchanges.asked])
+            self.instance.cancel(number)
             self.cancelled.add(self.keys[number])
 
     def turn_server(self) -> None:
@@ -234,12 +237,16 @@ class Ends:
         if self.worker._results.room < 600:
             self.turn_server()
         self.back.take_mail()
+        if not self.instance._outbox._queue:
+            # No cancellation is under way, also none of a request that the worker took only afterwards.
+            for number, responder in self.back._exchanges.received.items():
+                assert responder.is_cancelled == (self.keys[number] in self.cancelled)
 
     # The end.
 
     def settle(self) -> None:
         def is_under_way() -> bool:
-            return self.requests._outbox._queue or self.worker.back.has_mail() or self.instance.inbox.has_mail()
+            return self.instance._outbox._queue or self.worker.back.has_mail() or self.instance.inbox.has_mail()
 
         while is_under_way():
             self.read_back()
@@ -302,7 +309,8 @@ def test_everything_arrives_once_in_its_order_and_leaves_nothing(seed: int) -> N
     ends.settle()
     ends.reference.check_settled(is_dead=False)
     assert all(exchange.has_ended for exchange in ends.reference.exchanges.values())
-    assert not ends.requests._open and not ends.requests._calls and not ends.back._calls and not ends.back._requests
+    for exchanges in (ends.instance.exchanges, ends.back._exchanges):
+        assert not exchanges.asked and not exchanges.received
     ends.outcomes.clear()
     gc.collect()
     assert not slots_in_use(ends.inputs)
@@ -322,7 +330,9 @@ def test_at_a_death_what_was_sent_arrives_and_the_rest_is_lost_once(seed: int) -
     run(ends, ends.random.randrange(STEPS))
     calls = set(ends.opened)
     ends.die(unavailable("it died"))
+    still_open = [*ends.back._exchanges.received.values()]
     ends.close()
+    assert all(responder.is_cancelled for responder in still_open)
     # Batches that were not answered are answered by the scheduler, or run elsewhere.
     for exchange in ends.reference.exchanges.values():
         assert exchange.has_ended

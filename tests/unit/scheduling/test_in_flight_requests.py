@@ -60,16 +60,11 @@ class HandInstance:
         self.batches_at_once = 1
         self.open: dict[int, Callable[[Answer | None, bool], None]] = {}
         self.cancelled: list[int] = []
-        self.traces: dict[int, Trace] = {}
         self._last = 0
         self._loop = loop
         self.batches: list[Callable[[HandOutcome], None]] = []
         self.sizes: list[int] = []
         self.on_execute: Callable[[], None] = lambda: None
-
-    @property
-    def requests(self) -> HandInstance:
-        return self
 
     def execute(self, form, members, on_outcome) -> None:
         self.on_execute()
@@ -78,7 +73,7 @@ class HandInstance:
         self.batches.append(self._loop.turning(on_outcome))
         self.sizes.append(len(members))
 
-    def open_request(self, on_answer: Callable[[Answer | None, bool], None]) -> int:
+    def open_request(self, on_answer: Callable[[Answer | None, bool], None], trace: Trace | None) -> int:
         self._last += 1
         self.open[self._last] = on_answer
         return self._last

@@ -54,12 +54,12 @@ def answer_of(called: Called) -> tuple[Any, int]:
 
     tables = ServingTableHolder()
     tables.table = ServingTable({"called": ServedModel("called", {1: called}, called)})
-    requests: Any = SimpleNamespace(answer_call=answer_call, traces={})
+    instance: Any = SimpleNamespace(answer_call=answer_call)
     slot: Any = None
     call = ModelCall(
         "called", (pack_references("x", [WHOLE]),), (), device="GPU-0", references=("x",), accepts_references=True
     )
-    start_call(Dispatcher(tables, lambda steps: None), call, OpenCall(requests, 1, slot))
+    start_call(Dispatcher(tables, lambda steps: None), call, OpenCall(instance, 1, slot))
     [answer] = answers
     return answer
 

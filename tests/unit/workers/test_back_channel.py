@@ -24,7 +24,7 @@ from rocserve.links.opening import BACK, SERVER_RINGS
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import instance_requests
 from rocserve.workers.back_channel import BackChannel
-from rocserve.workers.instance_requests import MOST_CALLS, OpenCall, RequestLost
+from rocserve.workers.instance_requests import MOST_CALLS, OpenCall, RequestInstance, RequestLost
 
 LOG = logging.getLogger("rocserve.test.back_channel")
 
@@ -37,8 +37,8 @@ class Both(Peer):
         self.called = threading.Semaphore(0)
         self.refuses = False
         super().__init__(plane, 1 << 28, self._call)
-        assert self.instance.requests is not None
-        self.requests = self.instance.requests
+        assert isinstance(self.instance, RequestInstance)
+        self.requests = self.instance
         self.worker = BackChannel(self.end_of_worker, LOG)
 
     def _call(self, call: ModelCall, opened: OpenCall) -> None:

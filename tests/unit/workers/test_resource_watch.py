@@ -25,7 +25,8 @@ from support.workers import LOG
 from rocserve.observability import failures
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers import worker_output
-from rocserve.workers.answer_watch import AnswerWatch, PendingAnswers, ProcessState, Silence, process_state
+from rocserve.workers.answer_watch import AnswerWatch, ProcessState, Silence, process_state
+from rocserve.workers.instance import PendingAnswers
 from rocserve.workers.resource_watch import ResourceWatch, read_processes
 from rocserve.workers.worker_output import WorkerOutput
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Never
 
+from rocserve.core.cancellation import Cancellable
 from rocserve.core.errors import ServeError
 from rocserve.core.memo import Memo
 from rocserve.core.parameters import parameters_key
@@ -15,11 +16,9 @@ from rocserve.frontends.processes.heads import AnswerHead
 from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, numbers
 from rocserve.links import entries
 from rocserve.links.entries import ENTRY, failure_entry
+from rocserve.links.exchanges import Exchanges
 from rocserve.links.texts import REMEMBERED, SentTexts, Text
 from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull, HeapReader, Slot, fill
-
-if TYPE_CHECKING:
-    from rocserve.frontends.processes.remote_requests import ForwardedCall, RemoteResponder
 
 _MOST_TOGETHER = (1 << 16) - 1
 """The most requests in one RESPONSES."""
@@ -47,8 +46,8 @@ class FrontAnswers:
         self.give_back = end.give_back
         """Takes a place in the front end's heap that nobody reads any more. From any thread."""
         self.wake = end.plane.wake
-        self.open: dict[int, RemoteResponder | ForwardedCall] = {}
-        """The front end's exchanges, by its numbers."""
+        self.exchanges = Exchanges[Never, Cancellable]()
+        """All opened by the front end: the server asks it nothing."""
         self._end = end
         self._heap_numbers = heap_numbers
         self._send_file = send_file
@@ -100,7 +99,7 @@ class FrontAnswers:
 
             self._end.copy_then(post, view, left_out, response)
         if final:
-            self.open.pop(token, None)
+            self.exchanges.end(token)
 
     def _post_response(
         self,
@@ -141,7 +140,7 @@ class FrontAnswers:
             return False
         self._end.post(ENTRY.pack(entries.RESPONSES, 0, len(tokens), known.number, 0, place, len(table)))
         for token in tokens:
-            self.open.pop(token, None)
+            self.exchanges.end(token)
         return True
 
     def _outputs_in_heap(self, response: InferResponse) -> Sequence[int] | None:
@@ -189,11 +188,11 @@ class FrontAnswers:
         place = self._end.place_in_turn((text,), len(text))
         self._end.post(failure_entry(error, final, refused, token, place, len(text)))
         if final:
-            self.open.pop(token, None)
+            self.exchanges.end(token)
 
     def end(self, token: int) -> None:
         self.post(entries.END, token, last=True)
-        self.open.pop(token, None)
+        self.exchanges.end(token)
 
     def post(self, kind: int, number: int = 0, last: bool = False) -> None:
         """Post an entry without a content."""
@@ -204,24 +203,23 @@ class FrontAnswers:
 
     def reply(self, number: int, message: bytes, final: bool) -> None:
         """Answer a call that is open."""
-        if number not in self.open or not self._end.is_open:
+        if number not in self.exchanges.received or not self._end.is_open:
             return
         try:
             self._end.post_text(entries.RESPONSE, message, number, flags=entries.LAST if final else 0)
         except HeapFull as error:
             self.fail(number, error, True)
         if final:
-            self.open.pop(number, None)
+            self.exchanges.end(number)
 
     def end_call(self, number: int, error: ServeError) -> None:
-        if number in self.open:
+        if number in self.exchanges.received:
             self.fail(number, error, True)
 
     def close(self) -> None:
         """Drop all, because the front end has ended."""
-        exchanges, self.open = self.open, {}
-        for exchange in exchanges.values():
-            exchange.left()
+        for exchange in self.exchanges.close()[1]:
+            exchange.cancel()
         for outputs in self.output_heaps:
             outputs.on_closed.pop(self, None)
         self._end.drop()

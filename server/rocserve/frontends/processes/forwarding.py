@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from struct import Struct
-from typing import cast
+from typing import Never, cast
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import Holding, RequestMemory
@@ -68,7 +68,7 @@ class ForwardedAnswers:
         self._memory.requests.release(self.holding)
 
 
-FrontExchanges = Exchanges[tuple[ClientResponder | ForwardedAnswers, str]]
+FrontExchanges = Exchanges[tuple[ClientResponder | ForwardedAnswers, str], Never]
 """The open exchanges of a front end: what takes the answers, and a request's id."""
 
 
@@ -124,7 +124,7 @@ class Forwarding:
 
     def cancel(self, number: int) -> None:
         """Stop waiting for a call's answers."""
-        waiting = self._exchanges.pop(number, None)
+        waiting = self._exchanges.take(number, True)
         if waiting is not None:
             cast(ForwardedAnswers, waiting[0]).release()
             self._link.post_entry(CANCEL, number)

@@ -237,11 +237,11 @@ class RemoteInference:
             known = from_json(AnswerHead, self._text(place, nbytes))
             self._answer_heads[text] = known, TensorPlaces(known.head.outputs)
         elif kind == entries.WATCH:
-            if (waiting := self.exchanges.get(number)) is not None:
+            if (waiting := self.exchanges.asked.get(number)) is not None:
                 client = cast(ClientResponder, waiting[0])
                 client.watch_cancellation(lambda: self.cancel(number))
         elif kind == entries.MANY:
-            if (waiting := self.exchanges.get(number)) is not None:
+            if (waiting := self.exchanges.asked.get(number)) is not None:
                 cast(ClientResponder, waiting[0]).expect_many()
         elif kind == entries.LENT:
             if number not in self.end.heaps:
@@ -285,7 +285,8 @@ class RemoteInference:
 
     def _answer(self, kind: int, flags: int, code: int, text: int, number: int, place: int, nbytes: int) -> None:
         last = bool(flags & entries.LAST)
-        waiting = self.exchanges.pop(number, None) if last else self.exchanges.get(number)
+        asked = self.exchanges.asked
+        waiting = asked.pop(number, None) if last else asked.get(number)
         if waiting is None:
             return  # A call whose client has left.
         client, request_id = waiting
@@ -327,8 +328,9 @@ class RemoteInference:
         heap = self._output_heaps[table[0]]
         view = heap.view(table[2], table[3])
         slot = Slot(self.end.give_back, table[1], heap)
+        asked = self.exchanges.asked
         for at in range(4, length, width):
-            client, request_id = self.exchanges.pop(table[at])
+            client, request_id = asked.pop(table[at])
             begins = table[at + 1 : at + width]
             data = [view[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
             try:
@@ -338,5 +340,5 @@ class RemoteInference:
 
     def cancel(self, number: int) -> None:
         """Tell the server that the client of an open exchange has gone."""
-        if number in self.exchanges:
+        if number in self.exchanges.asked:
             self.end.post_entry(entries.CANCEL, number)

@@ -6,26 +6,22 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from rocserve.core.cancellation import Cancellable
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
 from rocserve.core.responses import Answer
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.transport import Metadata, StreamReceiver
+from rocserve.frontends.processes.answers import FrontAnswers
 from rocserve.links import entries
 from rocserve.plane.heap import HeapFull
 from rocserve.scheduling.batch import LinkedResponder
 from rocserve.services.inference import NOT_FOR_DECOUPLED, RequestOrigin
 
-if TYPE_CHECKING:
-    from rocserve.frontends.processes.answers import FrontAnswers
 
-
-class RemoteResponder(LinkedResponder):
+class RemoteResponder(LinkedResponder, Cancellable):
     """Answers a front end's request. The front end gets the request's slot back when this object is freed."""
 
-    _callbacks: list[Callable[[], None]] | None = None
-    _has_left = False
     held_bytes = 0
     is_accepted = False
     """While this is False, errors are refusals of the request; afterwards they are answers of the model."""
@@ -68,23 +64,13 @@ class RemoteResponder(LinkedResponder):
                 self.link.fail(self.token, error, final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        if self._has_left:
-            callback()
-            return
-        if self._callbacks is None:
-            self._callbacks = []
+        if not self.is_cancelled and self.on_cancel is None:
             self.link.post(entries.WATCH, self.token)
-        self._callbacks.append(callback)
-
-    def left(self) -> None:
-        self._has_left = True
-        callbacks, self._callbacks = self._callbacks or (), None
-        for callback in callbacks:
-            callback()
+        super().watch_cancellation(callback)
 
 
 @dataclass(eq=False)
-class ForwardedCall:
+class ForwardedCall(Cancellable):
     """A call of a front end for the server's own routes: implements UnaryCall and StreamCall."""
 
     _link: FrontAnswers
@@ -124,7 +110,7 @@ class ForwardedCall:
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Do nothing: a call continues when its client leaves."""
 
-    def left(self) -> None:
-        self._link.open.pop(self._number, None)
+    def cancel(self) -> None:
+        self._link.exchanges.end(self._number)
         if self.receiver is not None:
             self.receiver.on_cancel()

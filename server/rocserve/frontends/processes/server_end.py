@@ -86,7 +86,7 @@ class FrontLink:
 
     @property
     def in_flight(self) -> int:
-        return len(self.answers.open)
+        return len(self.answers.exchanges.received)
 
     def open(self) -> None:
         """Begin to read the link. From any thread."""
@@ -149,9 +149,7 @@ class FrontLink:
         elif kind == entries.FORGET:
             del self._shares[number]
         elif kind == entries.CANCEL:
-            exchange = self.answers.open.get(number)
-            if exchange is not None:  # Otherwise it has ended meanwhile.
-                exchange.left()
+            self.answers.exchanges.cancel(number)
         elif kind == entries.REFUSED:
             code, reason, request_id = json.loads(self._text(place, nbytes))
             self._service.refuse(ServeError(StatusCode(code), reason), lambda: request_id)
@@ -185,7 +183,7 @@ class FrontLink:
                 sequence = SequenceTag(correlation_id, bool(of_sequence & 1), bool(of_sequence & 2))
         protocol = "HTTP" if flags & entries.HTTP else "GRPC"
         responder = RemoteResponder(self.answers, token, bool(flags & entries.SINGLE), protocol, place, origin)
-        self.answers.open[token] = responder
+        self.answers.exchanges.receive(token, responder)
         data: Sequence[Buffer]
         if flags & entries.SIZED:
             slot = view(offset, end)
@@ -209,7 +207,7 @@ class FrontLink:
         except Exception as error:
             # Only this request fails; the front end continues with all others.
             failure = self._failures.error_of(f"an inference request by {protocol}", error)
-            if token in self.answers.open:
+            if token in self.answers.exchanges.received:
                 responder.send(failure)
         responder.is_accepted = True
 
@@ -262,7 +260,7 @@ class FrontLink:
         message = content[message_at:]
         metadata = [(key, text.encode("latin-1") if key.endswith("-bin") else text) for key, text in texts]
         call = ForwardedCall(self.answers, number, place, method, peer, metadata, message)
-        self.answers.open[number] = call
+        self.answers.exchanges.receive(number, call)
         try:
             route = (self._routes.open if is_checked else self._routes.guarded)[call.method]
             if isinstance(route, UnaryRoute):

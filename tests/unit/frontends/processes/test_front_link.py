@@ -106,7 +106,7 @@ def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends
     first, second, (third,) = heard
     assert (first, second) == ([large], [b""])
     assert isinstance(third, ServeError) and (third.code, third.text) == (StatusCode.INVALID_ARGUMENT, "no")
-    assert not ends.remote.exchanges and not ends.link.answers.open
+    assert not ends.remote.exchanges.asked and not ends.link.answers.exchanges.received
     ends.calls.clear()
     wait_until(lambda: not _slots_of_calls(ends))
 
@@ -531,7 +531,7 @@ def test_answers_of_a_batch_come_together_and_its_memory_goes_back(
         return len(ends.service.returned) == 2
 
     wait_until(are_back, what="the places that are returned")
-    wait_until(lambda: not ends.link.answers.open and not ends.link._end._slots)
+    wait_until(lambda: not ends.link.answers.exchanges.received and not ends.link._end._slots)
 
 
 def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: Ends) -> None:
@@ -540,7 +540,7 @@ def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: 
     clients = [ends.ask(request_of("together", np.arange(3, dtype=np.int32))) for _ in range(TOGETHER)]
     wait_until(lambda: ends.service.went_together is False)
     assert not any(client.responses for client in clients)
-    assert len(ends.link.answers.open) == TOGETHER
+    assert len(ends.link.answers.exchanges.received) == TOGETHER
 
 
 def test_a_batch_of_more_requests_than_a_message_counts_does_not_go_together(ends: Ends) -> None:

@@ -87,7 +87,6 @@ class Worker:
     def __init__(self, loop: HandLoop, is_iterative: bool) -> None:
         self.batch: Batch | None = None
         self.has_ended = False
-        self.traces: dict[int, object] = {}
         self._loop = loop
         self._is_iterative = is_iterative
         self._sums: dict[int, int] = {}
@@ -141,13 +140,9 @@ class Worker:
             batch.error = WorkerGone("it died")
             self._loop.turning(batch.on_outcome)(batch)
 
-    # Stands in for InstanceRequests.
+    # Stands in for RequestInstance.
 
-    @property
-    def requests(self) -> Worker:
-        return self
-
-    def open_request(self, on_answer: Callable[[object, bool], None]) -> int:
+    def open_request(self, on_answer: Callable[[object, bool], None], trace: object) -> int:
         number = len(self._open) + 1
         while number in self._open:
             number += 1
