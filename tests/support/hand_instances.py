@@ -70,6 +70,7 @@ class HandInstance:
 
     execution: type[Execution] = Execution
     device = None
+    name = ""
 
     def __init__(self, loop: HandLoop) -> None:
         self.closed = False

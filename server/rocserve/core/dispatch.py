@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rocserve.core.datatypes import DataType
@@ -18,6 +18,7 @@ from rocserve.core.sequences import SequenceOrder
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
+from rocserve.core.timing import RequestTiming
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
 
 _COUNTED_APART = 4 * COUNTED_AT_ONCE
@@ -45,6 +46,8 @@ class Dispatcher:
         counted if there may be many, in steps between other work, unless `is_prepared`. Requests of a sequence stay in
         order."""
         head = request.head
+        if head.wants_timing and request.timing is None:
+            begin_timing(request, exchange)
         if (
             (copying or head.has_strings or self._order.held)
             and not is_prepared
@@ -53,7 +56,10 @@ class Dispatcher:
             return
         table = self.tables.table
         try:
-            (table.by_head.get(head) or table.find_by_head(head)).infer(request, exchange)
+            version = table.by_head.get(head) or table.find_by_head(head)
+            if request.timing is not None:
+                request.timing.note_version(version.version, version.load_check, version.config.is_ensemble)
+            version.infer(request, exchange)
         except ServeError as error:
             exchange.send(error)
 
@@ -139,3 +145,23 @@ def _end_trace(trace: Trace) -> None:
     # Before the answer is sent, because the answer may end the whole group of traces.
     trace.note(REQUEST_END, time.monotonic_ns())
     trace.end()
+
+
+def begin_timing(request: InferRequest, exchange: Exchange) -> None:
+    """Time a request, and tell its client with each response."""
+    request.timing = RequestTiming(request.head.model_name, time.monotonic_ns())
+    exchange.add(_TimingHook(request.timing))
+
+
+class _TimingHook(Hook):
+    __slots__ = ("_timing",)
+
+    order = HookOrder.TIMING
+
+    def __init__(self, timing: RequestTiming) -> None:
+        self._timing = timing
+
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
+        if not isinstance(answer, InferResponse):
+            return answer
+        return replace(answer, parameters={**answer.parameters, **self._timing.parameters()})

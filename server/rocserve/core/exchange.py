@@ -58,9 +58,11 @@ class HookOrder(enum.IntEnum):
     """Writes outputs to the client's shared memory, maybe in several turns, and releases the regions."""
     LIMITS = 7
     """Counts the request as ended for its client. Behind what takes turns: until then the client has no answer."""
-    TRACE = 8
+    TIMING = 8
+    """Tells the client the times. Behind the cache, which other clients share, and almost last, as TRACE."""
+    TRACE = 9
     """Records the end. Almost last: the time of all other hooks belongs to the request."""
-    LOG = 9
+    LOG = 10
     """Writes the line about the answer, with the time that it took."""
 
 

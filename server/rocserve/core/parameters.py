@@ -15,12 +15,15 @@ EXPECTED_TYPES: Mapping[str, str] = {
     "priority": "int64_param or uint64_param.",
     "timeout": "int64_param.",
     "classification": "int64_param",
+    "timing": "bool_param.",
     "triton_enable_empty_final_response": "bool_param.",
 }
 """Parameter -> its types, in the words of Triton's error text."""
 
 QUEUE_PARAMETERS = frozenset({"priority", "timeout"})
 """Parameters that decide about a request's position in the queue."""
+TIMING = "timing"
+"""The parameter with which a client asks for the times of its request. Models see it too."""
 RESERVED_PREFIX = "triton_"
 """The protocol reserves names with this prefix."""
 _ALLOWED = "triton_enable_empty_final_response"
@@ -39,7 +42,7 @@ def check_request_parameters(parameters: Parameters) -> None:
                 raise _wrong_type(name)
             if value < 0:
                 raise invalid_argument(f"invalid value for '{name}', expected value >= 0.")
-        elif name == _ALLOWED:
+        elif name in (_ALLOWED, TIMING):
             if not isinstance(value, bool):
                 raise _wrong_type(name)
         elif name.startswith(RESERVED_PREFIX):

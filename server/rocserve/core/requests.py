@@ -11,11 +11,19 @@ from rocserve.core.errors import invalid_argument
 from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import NO_PURPOSE, Purpose
 from rocserve.core.padding import NO_PADDING, Bucket, Padding
-from rocserve.core.parameters import NO_PARAMETERS, QUEUE_PARAMETERS, RESERVED_PREFIX, Parameters, ParameterValue
+from rocserve.core.parameters import (
+    NO_PARAMETERS,
+    QUEUE_PARAMETERS,
+    RESERVED_PREFIX,
+    TIMING,
+    Parameters,
+    ParameterValue,
+)
 from rocserve.core.sequences import SequenceKey, SequenceTag
 from rocserve.core.statistics import PhaseTotals
 from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import Buffer, TensorHead
+from rocserve.core.timing import RequestTiming
 from rocserve.core.trace import Trace
 
 SHARED_REGION = "shared_memory_region"
@@ -83,6 +91,8 @@ class RequestHead:
     """Whether a tensor's parameters refer to a client's shared memory."""
     has_strings: bool = field(init=False)
     """Whether an input claims to be BYTES."""
+    wants_timing: bool = field(init=False)
+    """Whether the client asks for the times of its request."""
     is_small: bool = field(init=False)
     """Whether the head and values computed from it may be cached: a client may send thousands of large heads."""
 
@@ -91,6 +101,7 @@ class RequestHead:
         uses = any(parameters and not _SHARED_MEMORY.isdisjoint(parameters) for parameters in given)
         object.__setattr__(self, "uses_shared_memory", uses)
         object.__setattr__(self, "has_strings", any(entry.datatype == DataType.BYTES.value for entry in self.inputs))
+        object.__setattr__(self, "wants_timing", self.parameters.get(TIMING) is True)
         said = repr((self.inputs, self.outputs, self.parameters))
         object.__setattr__(self, "is_small", len(said) <= _LARGEST_REMEMBERED)
 
@@ -244,6 +255,8 @@ class InferRequest:
     caller: object = None
     """The rate limiter's record of the instance whose model makes the request, itself or through an ensemble; None = a
     client makes it, or there is no limiter."""
+    timing: RequestTiming | None = None
+    """Takes the times of the request, for its client; None = nobody asks for them."""
 
     # Validation sets the next two.
     plan: RequestPlan = field(init=False)

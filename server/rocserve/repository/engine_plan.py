@@ -85,6 +85,7 @@ def plan_workers(
                 group.rate_limiter,
                 tuple(machine.cores(group.host_policy or own)),
                 "" if device is None else machine.architecture(device),
+                group_name=name if shares else "",
             )
             plans.append(plan)
     if not plans:

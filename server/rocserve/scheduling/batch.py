@@ -237,6 +237,8 @@ class FormedBatch:
     """The batch waits in its worker behind another."""
     is_first: bool = False
     """The first batch of its instance, which may take far longer than any later one."""
+    instance: Instance | None = None
+    """What runs the batch; None = no instance yet."""
     padding_rows: int = 0
     """Number of padding rows, which keep each sequence's row at its slot's position. Their exchanges have ended."""
 
@@ -245,9 +247,24 @@ class FormedBatch:
         """Return the requests that still need an answer: no padding rows, and none that was answered apart."""
         return [request for request in self.requests if request.exchange.state is RUNNING]
 
+    @property
+    def rows(self) -> int:
+        """Return the rows that run together: those of all requests, and padding rows."""
+        return sum([request.plan.batch_size for request in self.requests])
+
     def elements(self) -> tuple[int, int]:
         """See `padded_elements`; of the requests that still need an answer."""
         return padded_elements([request.plan for request in self.running], self.is_grouped, self.padding_rows)
+
+
+def note_timing(request: InferRequest, batch: FormedBatch, times: tuple[int, int, int, int] | None) -> None:
+    """Note the execution of a request whose client asks for the times. `times`: None if it has not ended."""
+    timing, instance = request.timing, batch.instance
+    assert timing is not None and instance is not None, "the request is timed, and its batch has an instance"
+    rows = request.plan.batch_size if batch.is_grouped else batch.rows
+    timing.note_start(request.queue_start_ns, batch.compute_start_ns, instance.name, rows)
+    if times is not None:
+        timing.note_run(times)
 
 
 def padded_elements(plans: Sequence[RequestPlan], is_grouped: bool = False, padding_rows: int = 0) -> tuple[int, int]:
@@ -280,6 +297,7 @@ class BatchAnswerer:
         times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         answers = BatchAnswers(self._responses, outcome)
         queue_starts: list[int] = []
+        timed: list[InferRequest] = []
         rows = batch.padding_rows
         for index, request in enumerate(batch.requests):
             if request.exchange.state is not RUNNING:
@@ -289,6 +307,8 @@ class BatchAnswerer:
                 request.trace.note_run(request.queue_start_ns, times)
             if request.phases is not None:
                 request.phases.add_run(times)
+            if request.timing is not None:
+                timed.append(request)
             error = answers.add(request, index)
             if error is None:
                 queue_starts.append(request.queue_start_ns)
@@ -304,6 +324,8 @@ class BatchAnswerer:
             self._statistics.record_batch(
                 Execution(*times, queue_starts, now_ns, rows, grouped, batch.padding_rows, *elements)
             )
+        for request in timed:
+            note_timing(request, batch, times)
         answers.send()
         return True
 

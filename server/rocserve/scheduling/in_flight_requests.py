@@ -21,7 +21,7 @@ from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace
 from rocserve.links.details import write_details
 from rocserve.plane.loop import PlaneLoop
-from rocserve.scheduling.batch import BatchAnswers, FormedBatch, ResponseMaker
+from rocserve.scheduling.batch import BatchAnswers, FormedBatch, ResponseMaker, note_timing
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import RequestInstance, RequestLost
 from rocserve.workers.results import BatchOutcome
@@ -90,6 +90,8 @@ class InFlightRequests:
             number = worker.open_request(functools.partial(self._on_answer, in_flight), request.trace)
             in_flight.number = number
             running.requests.append(in_flight)
+            if request.timing is not None:
+                note_timing(request, batch, None)
             members.append((request.plan.form, request.data, number, write_details(request)))
             if request.trace is not None:
                 # The requests may be answered before the batch comes back with its times.
@@ -142,6 +144,8 @@ class InFlightRequests:
                 self._end_trace(in_flight, times)
             if request.phases is not None:
                 request.phases.add_run(times)
+            if request.timing is not None:
+                note_timing(request, batch, times)
             if in_flight.ended_ns or index in is_open:
                 continue
             error = answers.add(request, index)

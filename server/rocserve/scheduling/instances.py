@@ -127,6 +127,7 @@ class InstancePool:
     def begin(self, instance: Instance, batch: FormedBatch) -> None:
         batches = self.in_flight[instance]
         batches.append(batch)
+        batch.instance = instance
         self._last_begin_ns = batch.compute_start_ns
         batch.sent_ahead = len(batches) > 1
         if instance not in self._used:

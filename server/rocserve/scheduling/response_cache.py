@@ -113,6 +113,8 @@ class CachedAnswers:
             exchange.add(_CacheHook(self, self._owner, key, now_ns - started_ns))
             return None
         self._statistics.record_cache_hit(started_ns, now_ns)
+        if request.timing is not None:
+            request.timing.is_cached = True
         if request.trace is not None and not self._is_ensemble:
             request.trace.note(QUEUE_START, started_ns)
         answer = InferResponse(cached.head, request.id, list(cached.data), dict(cached.parameters))

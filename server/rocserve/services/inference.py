@@ -14,7 +14,7 @@ from rocserve.core.dispatch import Dispatcher, note_inputs
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.exchange import Exchange, Hook, HookOrder, Responder
 from rocserve.core.memo import Memo
-from rocserve.core.parameters import QUEUE_PARAMETERS, RESERVED_PREFIX
+from rocserve.core.parameters import QUEUE_PARAMETERS, RESERVED_PREFIX, TIMING
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, RequestHead
@@ -242,7 +242,7 @@ class LogHook(Hook):
         self._log.debug(f"%sinference of {text}", self._prefix, *values, stacklevel=2)
 
 
-_RESERVED = SEQUENCE_PARAMETERS | QUEUE_PARAMETERS | {"headers", "binary_data_output"}
+_RESERVED = SEQUENCE_PARAMETERS | QUEUE_PARAMETERS | {TIMING, "headers", "binary_data_output"}
 
 _Pairs = tuple[tuple[str, str], ...]
 

@@ -77,6 +77,8 @@ class Instance:
     """The GPU's number; None = CPU."""
     rate_limiter: InstanceRateLimiter = NO_LIMITS
     """The resources that the instance needs while it runs a batch, and its priority."""
+    name: str = ""
+    """Triton's name, <group>_<instance>."""
 
     def __post_init__(self) -> None:
         self.plane = self._mail.plane

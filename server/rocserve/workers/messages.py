@@ -48,6 +48,15 @@ class WorkerPlan:
     """The GPU's architecture, such as "gfx90a"; "" = not known."""
     model_file: str = ""
     """The file that only this worker loads; "" = the same as the others."""
+    group_name: str = ""
+    """The instance group of a worker with all instances of the group; "" = it has one, `instance_name`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return Triton's names of the worker's instances."""
+        if not self.group_name:
+            return (self.instance_name,) * self.instance_count
+        return tuple(f"{self.group_name}_{number}" for number in range(self.instance_count))
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,8 +206,8 @@ class VersionWorkers:
         starter = self._start_call
         make = Instance if starter is None else functools.partial(RequestInstance, start_call=starter)
         try:
-            for _ in range(plan.instance_count):
-                instances.append(make(*shared))
+            for name in plan.names:
+                instances.append(make(*shared, name))
             worker.session = session = await self._launcher.launch(worker.options, instances, self._log)
         except BaseException as error:
             for instance in instances:

@@ -136,7 +136,7 @@ def test_hooks_see_an_answer_in_their_order_whenever_they_were_added() -> None:
         exchange.add(Note(order, seen))
     exchange.send(RESPONSE)
     names = [order.name for order in HookOrder]
-    assert " ".join(names) == "TURN STATES CACHE CALL ITEM TENSORS REGION LIMITS TRACE LOG"
+    assert " ".join(names) == "TURN STATES CACHE CALL ITEM TENSORS REGION LIMITS TIMING TRACE LOG"
     assert seen == [*names, *[f"sent {name}" for name in names]]
 
 

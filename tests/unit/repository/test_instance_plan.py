@@ -65,6 +65,14 @@ def test_on_gpus_each_instance_is_a_worker() -> None:
     config = ModelConfig(name="m", instance_groups=(gpu_group(1, (0, 1)),))
     plans, _ = plan_workers(config, EngineChoice(WITH_GPU, "of its reason"), ToldMachine(), 0)
     assert [one.instance_name for one in plans] == ["m_0_0", "m_0_1"]
+    assert [one.names for one in plans] == [("m_0_0",), ("m_0_1",)]
+
+
+def test_instances_that_share_a_worker_have_names_too() -> None:
+    groups = (InstanceGroup("", InstanceKind.CPU, 2), InstanceGroup("own", InstanceKind.CPU, 1))
+    config = ModelConfig(name="m", instance_groups=groups)
+    plans, _ = plan_workers(config, EngineChoice(CPU_ONLY, "of its reason"), ToldMachine(), SMALL_MODEL_BYTES + 1)
+    assert [one.names for one in plans] == [("m_0_0", "m_0_1"), ("own_0",)]
 
 
 def test_a_group_without_gpus_takes_all_of_the_machine() -> None:

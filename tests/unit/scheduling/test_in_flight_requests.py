@@ -55,6 +55,8 @@ class HandOutcome:
 class HandInstance:
     """An instance whose batches the test finishes."""
 
+    name = ""
+
     def __init__(self, loop: HandLoop) -> None:
         self.closed = False
         self.batches_at_once = 1

@@ -16,6 +16,7 @@ from rocserve.core.requests import InferRequest, InputHead, RequestHead, check_e
 from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer
+from rocserve.core.timing import server_timing
 from rocserve.frontends.http.answer_bodies import detached
 from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.infer_bodies import plain_parameter, read_id, refused_request_id
@@ -173,9 +174,10 @@ async def _only_response(
     if first is None or are_more:
         return error_response(internal(NOT_ONE_RESPONSE))
     status, body = await _status_and_body(first, inference)
+    headers = server_timing(first.parameters) if isinstance(first, InferResponse) else {}
     if sum(map(len, body)) <= ONE_PIECE:
-        return Response(status, b"".join(body), JSON)
-    await request.respond_in_parts(body, JSON)
+        return Response(status, b"".join(body), JSON, headers)
+    await request.respond_in_parts(body, JSON, headers)
     return None
 
 

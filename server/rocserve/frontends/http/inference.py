@@ -17,6 +17,7 @@ from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.steps import Steps, result_of
 from rocserve.core.tensors import Buffer
+from rocserve.core.timing import server_timing
 from rocserve.frontends.http.answer_bodies import (
     BINARY_ONLY,
     JSON_ONLY,
@@ -371,7 +372,7 @@ class InferCall(SingleResponder):
                     return
                 # The connection takes the body immediately, so nobody must hold its memory.
                 body = result_of(layout.body(outcome))
-                response = Response(200, b"".join([*body.json, *body.tensors]), *_content(body))
+                response = Response(200, b"".join([*body.json, *body.tensors]), *_content(body, outcome))
             request.respond(response)
         except ServeError as error:
             request.respond(error_response(error))
@@ -383,7 +384,7 @@ class InferCall(SingleResponder):
         try:
             memory.answers.admit(self, sum(map(len, outcome.data)))
             body = await worked_off(self._parts.inference.plane, layout.body(outcome))
-            content_type, headers = _content(body)
+            content_type, headers = _content(body, outcome)
             pieces = [*body.json, *body.tensors]
             memory.answers.release(self)
             memory.answers.admit(self, sum(map(len, pieces)))
@@ -398,5 +399,9 @@ class InferCall(SingleResponder):
             memory.answers.release(self)
 
 
-def _content(body: AnswerBody) -> tuple[str, Mapping[str, str]]:
-    return (_BINARY, {HEADER_LENGTH: str(sum(map(len, body.json)))}) if body.tensors else (JSON, {})
+def _content(body: AnswerBody, response: InferResponse) -> tuple[str, Mapping[str, str]]:
+    """Return the content type and further headers of an answer."""
+    headers = server_timing(response.parameters) if response.parameters else {}
+    if not body.tensors:
+        return JSON, headers
+    return _BINARY, {HEADER_LENGTH: str(sum(map(len, body.json))), **headers}

@@ -12,6 +12,7 @@ from rocserve.core.parameters import parameters_key
 from rocserve.core.plain import to_json
 from rocserve.core.responses import InferResponse, ResponseHead
 from rocserve.core.tensor_places import TensorPlaces
+from rocserve.core.timing import TOTAL
 from rocserve.frontends.processes.heads import AnswerHead
 from rocserve.frontends.processes.link_end import LARGEST_SHARED, FrontLinkEnd, numbers
 from rocserve.links import entries
@@ -176,7 +177,8 @@ class FrontAnswers:
 
     def _send_head(self, key: object, known: _AnswerText, head: AnswerHead) -> None:
         content = to_json(head)
-        remembers = not head.parameters or len(content) <= LARGEST_SHARED
+        # No other answer has the same times.
+        remembers = not head.parameters or (len(content) <= LARGEST_SHARED and TOTAL not in head.parameters)
         self._end.send_text(self._sent_heads, known, content, remembers)
         if remembers:
             self._answer_heads.keep(key, known)

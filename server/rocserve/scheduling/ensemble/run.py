@@ -32,6 +32,7 @@ from rocserve.core.sequences import (
 )
 from rocserve.core.statistics import PhaseTotals
 from rocserve.core.tensors import Tensor
+from rocserve.core.timing import RequestTiming
 from rocserve.plane.heap import Slot
 from rocserve.scheduling.batch import send_copied
 from rocserve.scheduling.ensemble.graph import EnsemblePlan, step_head
@@ -60,6 +61,8 @@ class StepRequest:
     slot: object = None
     """The slot of the last answer with References."""
     is_decoupled: bool = False
+    timing: RequestTiming | None = None
+    """None = the client does not ask for times."""
 
     def begin(self) -> None:
         if self._run.ended:
@@ -82,6 +85,8 @@ class StepRequest:
                 self._run.parts.dispatcher.work_off(send_copied(answer, final, self))
                 return
         if final:
+            if self.timing is not None:
+                self.timing.ended_ns = time.monotonic_ns()
             if self._run.watchers:
                 self._run.watchers.pop(self, None)
             self._end_limit()
@@ -324,9 +329,19 @@ class EnsembleRun:
             data_owner=(self._request.data_owner, slots) if slots else self._request.data_owner,
             caller=self._request.caller,
         )
-        is_batched = member.max_batch_size > 0
+        if self._request.timing is not None:
+            request.timing = self._request.timing.begin_step(step.model_name)
         return StepRequest(
-            self, index, step, iteration, request, last_read_bytes, reference_outputs, is_batched, request.sequence
+            self,
+            index,
+            step,
+            iteration,
+            request,
+            last_read_bytes,
+            reference_outputs,
+            is_batched=member.max_batch_size > 0,
+            sequence=request.sequence,
+            timing=request.timing,
         )
 
     def _may_stay(self, index: int, member: ModelConfig, device: str) -> frozenset[str]:

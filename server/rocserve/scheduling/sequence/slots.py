@@ -40,6 +40,7 @@ class SequenceRequest(InferRequest):
             request.phases,
             request.sequence,
             request.data_owner,
+            timing=request.timing,
             tag=tag,
         )
         own.plan, own.nbytes, own.exchange, own.queue_start_ns = request.plan, request.nbytes, exchange, now_ns

@@ -253,6 +253,16 @@ def test_many_parameters_of_an_answer_are_remembered_by_neither_end(ends: Ends) 
     assert not ends.remote._answer_heads
 
 
+def test_times_of_an_answer_are_remembered_by_neither_end(ends: Ends) -> None:
+    """No other answer has the same, and heads that many answers share would be forgotten for them."""
+    head = RequestHead("echo", "", (InputHead("I", "INT32", (1,), {}),), (), {"timing_total_ns": 7, "p": True})
+    client = ends.ask(InferRequest(head, "r", [np.int32(1).tobytes()]))
+    assert client.ended.wait(PATIENCE_SECONDS)
+    assert client.responses[0].parameters == {"timing_total_ns": 7, "p": True}
+    assert not ends.link.answers._answer_heads
+    assert not ends.remote._answer_heads
+
+
 def test_a_head_that_had_no_room_is_sent_with_the_next_answer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     place_in_turn, is_full = ends.link._end.place_in_turn, [True]
 

@@ -1,0 +1,125 @@
+"""The times of a request, for a client that asks for them with the request parameter `timing`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rocserve.core.load_check import LoadCheckReport
+from rocserve.core.parameters import TIMING, Parameters
+from rocserve.core.statistics import PhaseTotals
+
+_PREFIX = f"{TIMING}_"
+TOTAL = f"{_PREFIX}total_ns"
+"""The parameter that all answers with times have."""
+_STEPS = f"{_PREFIX}steps"
+_NOT_CHECKED = "not checked"
+MOST_STEPS = 64
+"""Steps of which an ensemble tells. Decoupled ones may run endlessly, and each response tells of all."""
+_DURATIONS = ("total", "queue", "compute_input", "compute_infer", "compute_output")
+
+
+@dataclass(slots=True, eq=False)
+class RequestTiming:
+    """What is known of one request so far. Only requests whose clients ask for it have one. On the data plane's
+    thread."""
+
+    model_name: str
+    started_ns: int
+    version: int = 0
+    load_check: LoadCheckReport | None = None
+    """None until a version has the request."""
+    is_ensemble: bool = False
+    is_cached: bool = False
+    """The response cache has answered."""
+    instance: str = ""
+    """"" = no instance has run the request (yet)."""
+    batch_size: int = 0
+    """Rows of the execution, of all its requests together."""
+    queue_ns: int = 0
+    phases: PhaseTotals | None = None
+    """None until the execution has ended."""
+    ended_ns: int = 0
+    steps: deque[RequestTiming] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+    """The last that an ensemble has begun, in their order."""
+
+    def note_version(self, version: int, load_check: LoadCheckReport, is_ensemble: bool) -> None:
+        self.version, self.load_check, self.is_ensemble = version, load_check, is_ensemble
+
+    def note_start(self, queue_start_ns: int, compute_start_ns: int, instance: str, batch_size: int) -> None:
+        """Note that an instance runs the request. Of a request that runs again, the last execution counts."""
+        self.queue_ns = compute_start_ns - queue_start_ns
+        self.instance, self.batch_size = instance, batch_size
+
+    def note_run(self, times: tuple[int, int, int, int]) -> None:
+        """`times`: see PhaseTotals.add_run."""
+        self.phases = PhaseTotals()
+        self.phases.add_run(times)
+
+    def begin_step(self, model_name: str) -> RequestTiming:
+        step = RequestTiming(model_name, time.monotonic_ns())
+        self.steps.append(step)
+        return step
+
+    def report(self) -> dict[str, Any]:
+        """Return what the client is told, with durations in nanoseconds. The parts of an ensemble's time are the sums
+        over its steps, of which some may run at the same time."""
+        found: dict[str, Any] = {"total_ns": (self.ended_ns or time.monotonic_ns()) - self.started_ns}
+        if self.is_cached:
+            found["cached"] = True
+        elif self.is_ensemble:
+            steps = [step.report() for step in self.steps]
+            for name in _DURATIONS[1:]:
+                found[f"{name}_ns"] = sum(step.get(f"{name}_ns", 0) for step in steps)
+            found["steps"] = steps
+        elif self.instance:
+            found["queue_ns"] = self.queue_ns
+            if self.phases is not None:
+                found["compute_input_ns"] = self.phases.compute_input
+                found["compute_infer_ns"] = self.phases.compute_infer
+                found["compute_output_ns"] = self.phases.compute_output
+            found |= {"batch_size": self.batch_size, "instance": self.instance}
+        checked = self.load_check.text if self.load_check is not None else ""
+        return {"model": self.model_name, "version": str(self.version), **found, "load_check": checked or _NOT_CHECKED}
+
+    def parameters(self) -> Parameters:
+        """Return the report as parameters of the response; the steps are one text, in JSON."""
+        report = self.report()
+        del report["model"]
+        if "steps" in report:
+            report["steps"] = json.dumps(report["steps"], separators=(",", ":"))
+        return {f"{_PREFIX}{name}": value for name, value in report.items()}
+
+
+def server_timing(parameters: Parameters) -> Mapping[str, str]:
+    """Return the header `Server-Timing` (W3C) for a response's parameters; none for a response without times."""
+    if TOTAL not in parameters:
+        return {}
+    told = {name.removeprefix(_PREFIX): value for name, value in parameters.items() if name.startswith(_PREFIX)}
+    metrics = [*_metrics(told, "")]
+    steps = json.loads(str(told.get("steps", "[]")))
+    for index, step in enumerate(steps):
+        metrics += _metrics(step, f"step{index}_")
+    return {"Server-Timing": ", ".join(metrics)}
+
+
+def _metrics(told: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for name in _DURATIONS:
+        if (nanoseconds := told.get(f"{name}_ns")) is not None:
+            about = f";desc={_quoted(str(told['model']))}" if prefix and name == "total" else ""
+            yield f"{prefix}{name};dur={nanoseconds / 1e6:.3f}{about}"
+    if told.get("cached"):
+        yield f"{prefix}cached"
+    for name in ("batch_size", "version", "instance", "load_check"):
+        if name in told:
+            yield f"{prefix}{name};desc={_quoted(str(told[name]))}"
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a header's quoted string, which is ASCII: other characters become question marks."""
+    plain = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
