@@ -278,8 +278,8 @@ class Server:
             return 1
         self._log.info("%s", summary(self._repository.index(ready_only=False), front_ends.status_command()))
         with contextlib.ExitStack() as printing:
-            if sys.stdout:
-                # The output is optional.
+            if sys.stdout and self._settings.log.format != "json":
+                # The output is optional, and programs that read JSON often get both streams as one.
                 with contextlib.suppress(OSError):
                     octets = self._start_text(front_ends, sys.stdout)
                     printing.callback(PatientWriter(sys.stdout.fileno(), octets).close)

@@ -175,3 +175,53 @@ def test_a_file_that_is_rotated(repository: Path, tmp_path: Path) -> None:
     assert (process.returncode, errors) == (0, "")
     assert started in (tmp_path / "rocserve.log.1").read_text()
     assert file.read_text().endswith('"ended"\n')
+
+
+JSON_MODEL = answering(
+    "X",
+    "Y",
+    first="""import os
+print("printed", flush=True)
+pb_utils.Logger.log_warn("warned")
+if requests[0].request_id() == "crash":
+    os._exit(3)""",
+)
+KNOWN = {
+    "time", "level", "logger", "process", "place", "text", "part", "traceback", "model", "version", "request_id",
+    "client", "code", "duration_ms", "responses", "worker", "front_end",
+}  # fmt: skip
+
+
+def test_all_lines_are_json_with_fields(serve: Any, repository: Path) -> None:
+    """Those of the server, its workers and front ends, and of a worker that crashes."""
+    drop(repository, "m", JSON_MODEL, DETAILS_CONFIG)
+    running = serve(repository, flags=("--log-format=json", "--log-verbose=1", "--front-ends=1"))
+    running.wait_until_ready()
+    ask(running, request_id="seven")
+    with pytest.raises(InferenceServerException):
+        ask(running, model="nowhere", request_id="eight")
+    with pytest.raises(InferenceServerException):
+        ask(running, request_id="crash")
+    wait_until(lambda: "has a worker again" in running.log_text, "the worker's restart")
+    assert running.terminate() == 0
+    lines = [json.loads(line) for line in running.log_text.splitlines()]
+    assert running.printed == ""
+    assert {name for line in lines for name in line} <= KNOWN
+
+    def find(text: str, **fields: object) -> dict[str, Any]:
+        found = [line for line in lines if text in line["text"] and fields.items() <= line.items()]
+        assert found, (text, fields, [line for line in lines if text in line["text"]])
+        return found[0]
+
+    loaded = find("successfully loaded 'm' version 1", model="m", version="1", level="DEBUG")
+    assert loaded["duration_ms"] > 0
+    ended = find("ends: OK", model="m", version="1", request_id="seven", code="OK")
+    assert ended["duration_ms"] > 0
+    assert "127.0.0.1" in ended["client"]
+    find("begins: X FP32", model="m", request_id="seven")
+    find("ends: NOT_FOUND", model="nowhere", request_id="eight", code="NOT_FOUND")
+    warned = find("warned", model="m", version="1", request_id="seven", level="WARNING")
+    assert find("printed", model="m", version="1", worker=warned["worker"])["level"] == "INFO"
+    find("it is being restarted", model="m", version="1", level="ERROR")
+    find("has a worker again", model="m", version="1")
+    find("front end 0: ", front_end=0)

@@ -1,18 +1,23 @@
-"""The log: one line per message to standard error or a file, in one of tritonserver's two formats."""
+"""The log: one line per message to standard error or a file, in one of tritonserver's two formats or as JSON."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from typing import Any
 
 from rocserve.core.printable import printable
+from rocserve.observability.json_lines import LONGEST_LINE, JsonFormatter, unfinished
+from rocserve.observability.whole_lines import WholeLines
 from rocserve.settings import LogSettings
 
 ROOT = "rocserve"
@@ -29,13 +34,14 @@ class ServerLog:
 
     def __init__(self, settings: LogSettings, environment: Mapping[str, str] = os.environ) -> None:
         """TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 turns off quotes. Raises OSError if the file cannot be opened."""
-        handler = _LogFile(settings.file) if settings.file else logging.StreamHandler()
+        is_json = settings.format == "json"
+        handler = _LogFile(settings.file, is_json) if settings.file else logging.StreamHandler(_standard_error())
         handler.addFilter(self._is_wanted)
         self._formatter = _LineFormatter(
             escapes=environment.get(ESCAPE_VARIABLE) != "0",
             has_colours=not settings.file and sys.stderr.isatty() and not environment.get(_NO_COLOURS),
         )
-        handler.setFormatter(self._formatter)
+        handler.setFormatter(JsonFormatter() if is_json else self._formatter)
         self.logger = logging.getLogger(ROOT)
         self.logger.handlers = [handler]
         self.logger.propagate = False
@@ -45,7 +51,7 @@ class ServerLog:
         self._apply(settings)
 
     def change(self, **changes: Any) -> None:
-        """Set fields of LogSettings from the next line on; `file` cannot change."""
+        """Set fields of LogSettings from the next line on; `file`, and the format json, cannot change."""
         self._apply(replace(self.settings, **changes))
         for callback in self.on_change:
             callback()
@@ -71,9 +77,29 @@ class ServerLog:
         return settings.verbose > 0
 
 
+def _standard_error() -> WholeLines:
+    return WholeLines(sys.stderr.fileno())
+
+
 class _LogFile(WatchedFileHandler):
     """Reopens a file that was moved away, for example by logrotate. A line that cannot be written (missing folder, full
-    disk) goes to standard error: logging never fails."""
+    disk) goes to standard error: logging never fails. The file has no part of a line: what a full disk leaves of one is
+    taken back, and so is what a killed server has left of JSON."""
+
+    def __init__(self, file: Path, is_json: bool) -> None:
+        self._is_json = is_json
+        super().__init__(file)
+
+    def _open(self) -> Any:  # `logging` only writes to it.
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+        def take_back(count: int) -> None:
+            with suppress(OSError):  # It may be a pipe.
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
+
+        if self._is_json and stat.S_ISREG(os.fstat(descriptor).st_mode) and (left := _unfinished(self.baseFilename)):
+            take_back(left)
+        return WholeLines(descriptor, take_back)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -85,9 +111,19 @@ class _LogFile(WatchedFileHandler):
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
             return
-        elsewhere = logging.StreamHandler()
+        elsewhere = logging.StreamHandler(_standard_error())
         elsewhere.setFormatter(self.formatter)
         elsewhere.emit(record)
+
+
+def _unfinished(file: str) -> int:
+    """Return the bytes of a line of JSON that a killed server has begun; 0 if the file cannot be read."""
+    try:
+        with Path(file).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LONGEST_LINE))
+            return unfinished(log.read())
+    except OSError:
+        return 0
 
 
 class _LineFormatter(logging.Formatter):

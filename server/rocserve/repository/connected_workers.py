@@ -14,6 +14,7 @@ from rocserve.core.custom_metrics import CustomMetrics, MetricChanges, OwnedMetr
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.load_check import NOT_CHECKED
+from rocserve.observability.log_fields import about
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import EnginePlan, shortened
 from rocserve.repository.load_order import LoadOrder, LoadProgress
@@ -119,7 +120,8 @@ class ConnectedWorkers(VersionWorkers):
             f"{self._order.name} was unloaded and had not answered within {self._drain_seconds:g} s"
             " (--drain-timeout-secs)"
         )
-        self._server_log.warning("%s; its workers are killed", text)
+        fields = about(model=self._order.definition.name, version=self._order.version)
+        self._server_log.warning("%s; its workers are killed", text, extra=fields)
         self._refuse_waiting(self._scheduler, unavailable(text))
         await self.stop(0.0, text)
 

@@ -15,6 +15,7 @@ from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unreadable
 from rocserve.core.load_check import RECORDED_FILE, LoadCheckFailed
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
+from rocserve.observability.log_fields import about
 from rocserve.repository.load_order import LoadOrder
 from rocserve.workers.messages import WorkerPlan
 
@@ -218,7 +219,8 @@ async def load_on_engine(
         on_gpu, on_cpu = (" on the GPU", " on the CPU") if instead == plan.engine.name else ("", "")
         fault = "fails its load check" if is_checked else "cannot load it"
         failure = f"engine {plan.engine.name} {fault}{on_gpu}: {error.text}{before}"
-        log.warning("%s: %s; engine %s%s takes its place", order.name, failure, instead, on_cpu)
+        fields = about(model=order.definition.name, version=order.version)
+        log.warning("%s: %s; engine %s%s takes its place", order.name, failure, instead, on_cpu, extra=fields)
         plan = replace(next_plan, reason=failure, replaces=plan.replaces or plan.engine.name)
         before = f"; before, {failure}"
 

@@ -10,6 +10,7 @@ from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey, ModelNames, namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
+from rocserve.observability.log_fields import about
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import FITS, MemberReview, Served, members_of, review
@@ -289,6 +290,7 @@ class ManagedModel:
             " the server then loads by itself, or move its folder out of the repository"
             " (--strict-readiness=always makes the server unready)",
             self.name,
+            extra=about(model=self.name),
         )
 
     def _want_versions(self, content: ModelContent) -> None:

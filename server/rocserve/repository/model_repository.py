@@ -12,6 +12,7 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.core.errors import ServeError, not_found, unavailable
 from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import IndexEntry, ServingTableHolder
+from rocserve.observability.log_fields import about
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import members_of, outermost
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
@@ -215,7 +216,7 @@ class ModelRepository:
         """Log the failures that were not logged when they happened."""
         for name, model in sorted(self._table.models.items()):
             if text := model.unlogged_failure():
-                self._log.error("model '%s' failed to load: %s", name, text)
+                self._log.error("model '%s' failed to load: %s", name, text, extra=about(model=str(name)))
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back on the loop's thread when readiness may have changed, until the returned function is called."""

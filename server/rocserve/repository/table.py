@@ -15,6 +15,7 @@ from typing import cast
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_names import ModelKey, ModelNames
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
+from rocserve.observability.log_fields import about
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import innermost_first, members_of, reachable
@@ -185,7 +186,8 @@ class ModelTable:
                 self._remove(model)
         for content in contents:
             for warning in content.definition.warnings:
-                self.context.log.warning("%s: %s", content.definition.name, warning)
+                fields = about(model=content.definition.name)
+                self.context.log.warning("%s: %s", content.definition.name, warning, extra=fields)
             self._own(content.model, folder).apply(content, retries_failed=retries_failed)
 
     def reject(self, folder: ModelKey, problem: Failure, name: ModelKey | None = None) -> None:
@@ -230,7 +232,7 @@ class ModelTable:
         return self.models[key]
 
     def _remove(self, model: ManagedModel) -> None:
-        self.context.log.info("model '%s' is no longer in the repository", model.name)
+        self.context.log.info("model '%s' is no longer in the repository", model.name, extra=about(model=model.name))
         folder, model.folder = model.folder, None
         assert folder is not None, "it is a folder's"
         self._keys_by_folder[folder].discard(model.key)

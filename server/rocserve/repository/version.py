@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.serving import IndexEntry
+from rocserve.observability.log_fields import about
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import FITS, MemberReview
@@ -273,12 +274,13 @@ class ManagedVersion:
 
     async def _end(self, life: VersionLife) -> None:
         log, level = self._context.log, self._context.load_level
-        log.log(level, "unloading: %s:%d", self.name, self.number)
+        fields = about(model=self.name, version=self.number)
+        log.log(level, "unloading: %s:%d", self.name, self.number, extra=fields)
         try:
             await life.end()
         finally:
             del self._leaving[life]
-        log.log(level, "successfully unloaded '%s' version %d", self.name, self.number)
+        log.log(level, "successfully unloaded '%s' version %d", self.name, self.number, extra=fields)
 
     # Loads
 
@@ -324,7 +326,13 @@ class ManagedVersion:
             took = time.monotonic() - life.began_at
             life.failure = self._context.residents.retry.next_failure(problem, life.failure, took)
             text = life.failure.text
-            self._context.log.error("failed to load '%s' version %d: %s", self.name, self.number, text)
+            self._context.log.error(
+                "failed to load '%s' version %d: %s",
+                self.name,
+                self.number,
+                text,
+                extra=about(model=self.name, version=self.number, code=problem.code.name, duration_ms=took * 1000),
+            )
         life.refuse_waiting()
 
     def _note_problem(self, problem: ServeError | None) -> None:
@@ -337,7 +345,8 @@ class ManagedVersion:
 
     def _note_discard(self, life: VersionLife, error: FilesChanged) -> None:
         log, before = self._context.log, life.failure
-        log.info("load of %s:%d thrown away: %s", self.name, self.number, error.text)
+        fields = about(model=self.name, version=self.number)
+        log.info("load of %s:%d thrown away: %s", self.name, self.number, error.text, extra=fields)
         is_again = before is not None and isinstance(before.error, FilesChanged) and before.error.file == error.file
         life.failure = Failure(error, before.attempts + 1 if before is not None and is_again else 1)
         if life.failure.attempts == _SUSPICIOUS_DISCARDS:
@@ -347,16 +356,25 @@ class ManagedVersion:
                 error.file,
                 self.name,
                 _SUSPICIOUS_DISCARDS,
+                extra=fields,
             )
 
     def _note_failure(self, life: VersionLife, problem: ServeError) -> None:
         """Note a failed load and plan its retry."""
         error = life.content.scan.advised(problem)
-        failure = self._context.retry.next_failure(error, life.previous, time.monotonic() - life.began_at)
+        took = time.monotonic() - life.began_at
+        failure = self._context.retry.next_failure(error, life.previous, took)
         life.failure = failure
         self._note_problem(error)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""
-        self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, failure.text, kept)
+        self._context.log.error(
+            "failed to load '%s' version %d: %s%s",
+            self.name,
+            self.number,
+            failure.text,
+            kept,
+            extra=about(model=self.name, version=self.number, code=problem.code.name, duration_ms=took * 1000),
+        )
         self._retry = self._context.retries.schedule(failure, self._on_end)
 
     def _swap(self, life: VersionLife) -> None:
@@ -364,7 +382,9 @@ class ManagedVersion:
         self._current, self._was_served, self._problem = life, True, None
         if not life.is_cold:
             level = self._context.load_level
-            self._context.log.log(level, "successfully loaded '%s' version %d", self.name, self.number)
+            took = time.monotonic() - life.began_at
+            fields = about(model=self.name, version=self.number, duration_ms=took * 1000)
+            self._context.log.log(level, "successfully loaded '%s' version %d", self.name, self.number, extra=fields)
 
     def _retire_current(self) -> None:
         current, self._current = self._current, None

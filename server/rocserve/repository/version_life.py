@@ -17,6 +17,7 @@ from typing import Any
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.statistics import ModelStatistics
+from rocserve.observability.log_fields import about
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.load_order import NOTHING_TO_REPORT, FilesChanged, LoadedVersion, LoadOrder, LoadProgress
@@ -184,7 +185,8 @@ class VersionLife:
         log = self._context.log
         # A retry ends in a line, whatever its result, and so does a load for a request.
         level = logging.DEBUG if self.previous is not None or self.is_cold else self._context.load_level
-        log.log(level, "loading: %s:%d", self.name, self.number)
+        fields = about(model=self.name, version=self.number)
+        log.log(level, "loading: %s:%d", self.name, self.number, extra=fields)
         loaded: LoadedVersion | None = None
         problem: ServeError | None = None
         try:
@@ -195,7 +197,7 @@ class VersionLife:
             problem = error.with_traceback(None)
         except Exception as error:
             if self.previous is None:
-                log.exception("load of %s:%d failed unexpectedly", self.name, self.number)
+                log.exception("load of %s:%d failed unexpectedly", self.name, self.number, extra=fields)
             problem = internal(f"{type(error).__name__}: {error}")
         if self.task is not asyncio.current_task():
             # The load was stopped, but the loader ignored it.

@@ -31,6 +31,7 @@ from rocserve.core.model_config import with_sequence_tensors
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Signature
 from rocserve.core.statistics import ModelStatistics
+from rocserve.observability.log_fields import about
 from rocserve.repository.connected_workers import ConnectedWorkers
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, load_on_engine
 from rocserve.repository.ensemble_trials import EnsembleTrials
@@ -108,7 +109,8 @@ class WorkerVersionLoader:
         definition, version = order.definition, order.version
         assert definition.backend is not None, "an ensemble has no workers"
         if definition.backend.choose_engine is not None and not plan.replaces:
-            self.log.debug("%s: engine %s: %s", order.name, plan.engine.name, plan.reason)
+            fields = about(model=order.definition.name, version=order.version)
+            self.log.debug("%s: engine %s: %s", order.name, plan.engine.name, plan.reason, extra=fields)
         workers = ConnectedWorkers(
             order,
             plan,
@@ -211,7 +213,8 @@ class WorkerVersionLoader:
                 self._count_failed_check(order, kind)
         if report.parts:
             took = f"{report.seconds:.2g} s" if report.seconds else "known from an earlier load"
-            self.log.info("%s %d: %s; %s", order.definition.name, order.version, report.text, took)
+            fields = about(model=order.definition.name, version=order.version)
+            self.log.info("%s %d: %s; %s", order.definition.name, order.version, report.text, took, extra=fields)
         if report.warning:
             self._log_once(logging.WARNING, order, f"{order.name}: {report.warning}")
 
@@ -245,7 +248,8 @@ class WorkerVersionLoader:
         """Log only once for each content, because a version may be loaded often."""
         if text not in order.reported_warnings:
             order.reported_warnings.add(text)
-            self.log.getChild("config").log(level, "%s", text)
+            fields = about(model=order.definition.name, version=order.version)
+            self.log.getChild("config").log(level, "%s", text, extra=fields)
 
 
 def new_scheduler(parts: SchedulerParts) -> Scheduler:

@@ -71,6 +71,7 @@ def plan_version_workers(
             interpreter=interpreter,
             loader=plan.loader,
             output_prefix=f"shared worker '{shared}': " if shared else f"{load.model_name}:{load.version}: ",
+            log_fields={} if shared else {"model": load.model_name, "version": str(load.version)},
             bounds=bounds,
             # A model whose files lie among other models' files reads only its own files, any other model its whole
             # folder.

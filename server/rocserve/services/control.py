@@ -181,11 +181,24 @@ class LogControlService:
             value = getattr(setting, kind)
             if field == "verbose" and value > _LARGEST_LEVEL:
                 value = 0
-            if field == "format" and value not in _FORMATS:
-                raise invalid_argument(f"invalid argument for {name}, got: {value}")
+            if field == "format":
+                self._check_format(value)
             self._log.change(**{field: value})
         answer = pb.LogSettingsResponse()
         answer.settings["log_file"].string_param = str(self._log.settings.file or "")
         for name, (field, kind, _) in _LOG_SETTINGS.items():
             setattr(answer.settings[name], kind, getattr(self._log.settings, field))
         return answer
+
+    def _check_format(self, value: str) -> None:
+        """Raises ServeError (INVALID_ARGUMENT). JSON is not begun or ended while it is written: what reads it reads all
+        of it."""
+        current = self._log.settings.format
+        if value == current:
+            return
+        if value not in _FORMATS:
+            raise invalid_argument(f"invalid argument for log_format, got: {value}")
+        if current not in _FORMATS:
+            raise invalid_argument(
+                f"log_format is '{current}' until the server ends, got: {value}; start it with --log-format={value}"
+            )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from rocserve.core.dispatch import Dispatcher, note_inputs
 from rocserve.core.errors import ServeError, invalid_argument
@@ -23,6 +23,7 @@ from rocserve.core.sequences import SEQUENCE_PARAMETERS
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.trace import REQUEST_END, Trace
+from rocserve.observability.log_fields import about
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
@@ -155,7 +156,7 @@ class RequestObserver:
         """Record that a request has come, and later its end."""
         head, now_ns = request.head, time.monotonic_ns()
         if self._log.isEnabledFor(logging.DEBUG):
-            exchange.add(LogHook(request, now_ns, self._log))
+            exchange.add(LogHook(request, now_ns, self._log, origin.address))
         if not self._tracing.is_on:
             return
         try:
@@ -173,8 +174,10 @@ class RequestObserver:
 
     def note_refusal(self, error: ServeError, find_id: Callable[[], str]) -> None:
         if self._log.isEnabledFor(logging.DEBUG):
-            prefix = request_prefix([find_id()])
-            self._log.debug("%sinference is refused: %s: %s", prefix, error.code.name, error.text)
+            request_id = find_id()
+            fields = about(request_id=request_id, code=error.code.name)
+            text = "%sinference is refused: %s: %s"
+            self._log.debug(text, request_prefix([request_id]), error.code.name, error.text, extra=fields)
 
 
 class _TraceHook(Hook):
@@ -208,16 +211,23 @@ class _TraceHook(Hook):
 class LogHook(Hook):
     """Logs the beginning and end of a request, but no tensor data."""
 
-    __slots__ = ("_log", "_model", "_prefix", "_requested", "_sent", "_started_ns")
+    __slots__ = ("_fields", "_log", "_model", "_prefix", "_requested", "_sent", "_started_ns")
 
     order = HookOrder.LOG
 
-    def __init__(self, request: InferRequest, started_ns: int, log: logging.Logger) -> None:
+    def __init__(self, request: InferRequest, started_ns: int, log: logging.Logger, client: str) -> None:
+        """`client`: its address."""
         head = request.head
         self._model = f"model '{head.model_name}'"
         self._requested = f"{self._model} version {head.model_version}" if head.model_version else self._model
         self._prefix = request_prefix([request.id])
         """Triton's prefix, with which many error texts begin already."""
+        self._fields: dict[str, Any] = {
+            "model": head.model_name,
+            "version": head.model_version,
+            "request_id": request.id,
+            "client": client,
+        }
         self._started_ns = started_ns
         self._log = log
         self._sent = 0
@@ -226,20 +236,23 @@ class LogHook(Hook):
 
     def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
         milliseconds = (time.monotonic_ns() - self._started_ns) / 1e6
+        self._fields |= {"duration_ms": milliseconds, "code": "OK"}
         if isinstance(answer, ServeError):
             end, text = "ends" if final else "goes on", answer.text.removeprefix(self._prefix)
+            self._fields["code"] = answer.code.name
             self._log_line("%s %s: %s after %.3f ms: %s", self._requested, end, answer.code.name, milliseconds, text)
         elif answer is None:
+            self._fields["responses"] = self._sent
             self._log_line("%s ends: OK, %d responses in %.3f ms", self._model, self._sent, milliseconds)
         else:
             self._sent += 1
             if final:
-                version = answer.head.model_version
+                self._fields["version"] = version = answer.head.model_version
                 self._log_line("%s version %s ends: OK after %.3f ms", self._model, version, milliseconds)
         return answer
 
     def _log_line(self, text: str, *values: object) -> None:
-        self._log.debug(f"%sinference of {text}", self._prefix, *values, stacklevel=2)
+        self._log.debug(f"%sinference of {text}", self._prefix, *values, stacklevel=2, extra=about(**self._fields))
 
 
 _RESERVED = SEQUENCE_PARAMETERS | QUEUE_PARAMETERS | {TIMING, "headers", "binary_data_output"}

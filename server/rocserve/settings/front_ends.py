@@ -249,5 +249,5 @@ class LogSettings:
     warning: bool = flag(True, BOOLEAN, "write warnings")
     error: bool = flag(True, BOOLEAN, "write errors")
     verbose: int = flag(0, number("N", 0, level, LARGEST_INT32), "write details, from 1 on; true = 1")
-    format: str = flag("default", one_of(("default", "ISO8601")), "how a line begins")
+    format: str = flag("default", one_of(("default", "ISO8601", "json")), "how a line looks; json: one object")
     file: Path | None = flag(None, FILE_OR_NONE, "write to this file instead of standard error")

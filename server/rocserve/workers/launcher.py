@@ -20,6 +20,7 @@ from rocserve.backends.migraphx.installation import QUIET
 from rocserve.core import bootstrap
 from rocserve.core.errors import internal
 from rocserve.core.passed_descriptors import receive_with_descriptors
+from rocserve.observability.log_fields import about
 from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers import messages
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
@@ -176,7 +177,7 @@ class WorkerLauncher:
             spawned.pid,
             pidfds[0] if pidfds else None,
             socket.socket(fileno=reception),
-            WorkerOutput(output, options.output_prefix, launch.log),
+            WorkerOutput(output, options.output_prefix, launch.log, {**options.log_fields, "worker": spawned.pid}),
             group,
             options.shared_worker,
         )
@@ -189,12 +190,13 @@ class WorkerLauncher:
             # The text is "root: user 'nobody' cannot ...". Only the first model gets a warning with advice.
             text = f"the workers of model '{options.model_name}' run as {spawned.user_problem}"
             if self._models_as_other_user:
-                self.log.debug("%s", text)
+                self.log.debug("%s", text, extra=about(model=options.model_name))
             else:
                 self.log.warning(
                     "%s. Make it open to that user (chmod), name another user with --worker-user, or keep root without"
                     " this warning by --worker-user=root; further models are named with --log-verbose=1",
                     text,
+                    extra=about(model=options.model_name),
                 )
             self._models_as_other_user.add(options.model_name)
         return worker

@@ -175,6 +175,8 @@ class LaunchOptions:
     """Words in the command before the interpreter: the program loader of another C library."""
     output_prefix: str = ""
     """Printed in the log before each line that the worker writes."""
+    log_fields: Mapping[str, str] = field(default_factory=dict)
+    """What these lines are about, as arguments of `observability.log_fields.about`."""
     readable: tuple[str, ...] = ()
     """Files and folders that the worker reads, in addition to its program."""
     writable: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.links.opening import HEAP_BYTES
 from rocserve.observability.failures import Allowance
+from rocserve.observability.log_fields import about
 from rocserve.plane.heap import SharedHeap
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.answer_watch import AnswerWatch, process_state
@@ -73,6 +74,7 @@ class VersionWorkers:
         self._start_call = start_call
         self._limits = limits
         self._reported = set() if reported is None else reported
+        self._fields = about(model=load.model_name, version=load.version)
         self._output_prefix = planned.options.output_prefix
         self._loop = asyncio.get_running_loop()
         self._own_check = OwnCheck(self.name, lambda: self._sessions, log)
@@ -267,6 +269,7 @@ class VersionWorkers:
                     " model's finalize, was broken off",
                     self.name,
                     grace_seconds,
+                    extra=self._fields,
                 )
             reason = reason or f"the worker of {self.name} was stopped"
             self._end_instances(session.instances, f"{reason}; the request was in it")
@@ -295,11 +298,11 @@ class VersionWorkers:
                         # Any exception, because descriptors or memory may be short for a while.
                         self._discard(worker)
                         reason = str(error)
-                        self._log.error("%s could not be restarted: %s", self.name, reason)
-                self._log.info("%s has a worker again", self.name)
+                        self._log.error("%s could not be restarted: %s", self.name, reason, extra=self._fields)
+                self._log.info("%s has a worker again", self.name, extra=self._fields)
                 self._note_up(worker)
         except Exception:
-            self._log.critical("%s is no longer supervised", self.name, exc_info=True)
+            self._log.critical("%s is no longer supervised", self.name, exc_info=True, extra=self._fields)
 
     async def _watch(self, worker: Worker, session: WorkerSession) -> None:
         """Wait until the worker has ended. A worker that hangs is killed, with all models that share its process."""
@@ -319,7 +322,7 @@ class VersionWorkers:
     def _lose(self, worker: Worker, session: WorkerSession) -> str:
         process = session.process
         text = f"{process.title} of {self.name} {process.end.description}"
-        self._log.error("%s; it is being restarted", text)
+        self._log.error("%s; it is being restarted", text, extra=self._fields)
         worker.session = None
         self._note_progress(worker, "")
         for instance in session.instances:
@@ -375,7 +378,8 @@ class VersionWorkers:
         worker.progress, worker.is_checking = text, is_check
         if text and phase_of(text) not in phases and self._log_allowance.take():
             # The end of a check has a line that says all.
-            self._log.log(logging.DEBUG if is_check else logging.INFO, "%s: %s", self.name, text)
+            level = logging.DEBUG if is_check else logging.INFO
+            self._log.log(level, "%s: %s", self.name, text, extra=self._fields)
         after = self._progress_line, self._is_checking
         if after != before:
             self.progress(*after)
@@ -406,7 +410,7 @@ class VersionWorkers:
         if place not in self._reported:
             self._reported.add(place)
             for line in lines:
-                self._log.error("%s%s", self._output_prefix, line)
+                self._log.error("%s%s", self._output_prefix, line, extra=self._fields)
 
 
 async def _end_supervision(worker: Worker) -> None:

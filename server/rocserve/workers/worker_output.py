@@ -7,9 +7,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from rocserve.core.printable import printable_line
 from rocserve.observability.failures import Allowance
+from rocserve.observability.log_fields import about
 
 _LONGEST_LINE = 4096
 """Bytes; the rest of a line is dropped."""
@@ -32,11 +37,14 @@ _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING",
 class WorkerOutput:
     """Reads one worker's output pipe. Lives on the asyncio loop."""
 
-    def __init__(self, descriptor: int, prefix: str, log: logging.Logger) -> None:
-        """Take over the pipe's reading end. `prefix`: printed before each line."""
+    def __init__(
+        self, descriptor: int, prefix: str, log: logging.Logger, fields: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Take over the pipe's reading end. `prefix`: printed before each line. `fields`: arguments of `about`."""
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._prefix = prefix
+        self._fields = fields
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._pause_timer: asyncio.TimerHandle | None = None
@@ -127,7 +135,10 @@ class WorkerOutput:
         if not self._character_allowance.take(len(text)):
             self._drop(1)
             return
-        self._log.log(level, "%s%s", self._prefix, text)
+        fields = self._fields
+        if level is not None and (found := _REQUEST.match(text)):
+            fields = {**fields, "request_id": found[1]}
+        self._log.log(logging.INFO if level is None else level, "%s%s", self._prefix, text, extra=about(**fields))
 
     def _drop(self, lines: int) -> None:
         self._dropped_lines += lines
@@ -139,12 +150,17 @@ class WorkerOutput:
             self._report_timer.cancel()
             self._report_timer = None
         if self._dropped_lines:
-            self._log.warning("%s%d lines left out, they came too fast", self._prefix, self._dropped_lines)
+            text = "%s%d lines left out, they came too fast"
+            self._log.warning(text, self._prefix, self._dropped_lines, extra=about(**self._fields))
             self._dropped_lines = 0
 
 
-def _split_level(text: str) -> tuple[int, str]:
+_REQUEST = re.compile(r"\[request id: (.*?)\] ")
+"""The beginning of a line of a worker's log about requests, see core/request_prefix.py."""
+
+
+def _split_level(text: str) -> tuple[int | None, str]:
     """Split off the level that a worker's own log puts before each line. Lines that a model prints have none."""
     word, _, rest = text.partition(" ")
     level = _LEVELS.get(word)
-    return (logging.INFO, text) if level is None else (level, rest)
+    return (None, text) if level is None else (level, rest)

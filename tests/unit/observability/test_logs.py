@@ -134,7 +134,7 @@ def test_levels_are_switched_while_it_is_written(written: WrittenLog) -> None:
     assert written.server_log.settings.format == "ISO8601"
 
 
-def test_lines_that_cannot_be_written_go_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_that_cannot_be_written_go_to_standard_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     written = WrittenLog(folder / "log")
@@ -145,19 +145,19 @@ def test_lines_that_cannot_be_written_go_to_standard_error(tmp_path: Path, capsy
     folder.mkdir()
     written.log.info("after")
     written.server_log.close()
-    assert [line.split("] ")[1] for line in capsys.readouterr().err.splitlines()] == ['"while it is away"', '"and on"']
+    assert [line.split("] ")[1] for line in capfd.readouterr().err.splitlines()] == ['"while it is away"', '"and on"']
     (line,) = written.lines
     assert line.endswith('] "after"')
 
 
-def test_a_full_disk_is_no_error_of_the_part_that_logs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_no_error_of_the_part_that_logs(capfd: pytest.CaptureFixture[str]) -> None:
     written = WrittenLog(Path("/dev/full"))
     written.log.info("told elsewhere")
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = capfd.readouterr().err.splitlines()
     assert line.endswith('] "told elsewhere"')
 
 
-class Terminal(io.StringIO):
+class Terminal(io.TextIOWrapper):
     def isatty(self) -> bool:
         return True
 
@@ -165,29 +165,36 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("stream", "environment", "has_colours"),
     [
-        (Terminal(), {}, True),
-        (Terminal(), {"NO_COLOR": ""}, True),
-        (Terminal(), {"NO_COLOR": "1"}, False),
-        (io.StringIO(), {}, False),
+        (Terminal, {}, True),
+        (Terminal, {"NO_COLOR": ""}, True),
+        (Terminal, {"NO_COLOR": "1"}, False),
+        (io.TextIOWrapper, {}, False),
     ],
 )
 def test_a_terminal_gets_colours_for_what_needs_attention(
-    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, environment: dict[str, str], has_colours: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: type[io.TextIOWrapper],
+    environment: dict[str, str],
+    has_colours: bool,
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", stream)
-    log = ServerLog(LogSettings(), environment).logger
-    log.info("as usual")
-    log.warning("act")
-    log.error("broken")
-    usual, act, broken = stream.getvalue().splitlines()
+    shown = tmp_path / "shown"
+    with stream(shown.open("wb")) as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        log = ServerLog(LogSettings(), environment).logger
+        log.info("as usual")
+        log.warning("act")
+        log.error("broken")
+        monkeypatch.undo()
+    usual, act, broken = shown.read_text().splitlines()
     assert re.fullmatch(r'I\d{4} .*"as usual"', usual)
     assert [line[:5] for line in (act, broken)] == (["\x1b[33m", "\x1b[31m"] if has_colours else [act[:5], broken[:5]])
     assert [line.endswith('"\x1b[0m') for line in (act, broken)] == [has_colours] * 2
-    assert ("\x1b" in stream.getvalue()) == has_colours
+    assert ("\x1b" in shown.read_text()) == has_colours
 
 
 def test_a_file_gets_no_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     written = WrittenLog(tmp_path / "log")
     written.log.error("broken")
     assert "\x1b" not in written.lines[0]

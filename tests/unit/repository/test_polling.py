@@ -17,7 +17,7 @@ from support.waiting import wait_until
 from support.workers import open_descriptors
 from watchdog.observers import inotify_c
 
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.repository import watch
 from rocserve.repository.load_order import LoadOrder
 
@@ -273,7 +273,7 @@ async def test_failures_are_retried_later_and_later_with_the_reason(
     start: Start, folders: Folders, loader: FakeLoader
 ) -> None:
     folders.model("m", 1)
-    loader.failing["m"] = ServeError(14, "the device is lost")  # type: ignore[arg-type]
+    loader.failing["m"] = ServeError(StatusCode.UNAVAILABLE, "the device is lost")
     served: Served = await start(retry_seconds=0.1)
     await served.until(lambda: len(loader.loads) >= 4)
     await served.until(lambda: "the device is lost" in served.reason("m"))

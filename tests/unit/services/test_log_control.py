@@ -137,3 +137,18 @@ async def test_unload_dependents(service: RepositoryControlService, repository: 
     await service.unload(request)
     await service.unload(pb.RepositoryModelUnloadRequest(model_name="m"))
     assert repository.calls == [("unload", "m", value), ("unload", "m", False)]
+
+
+def test_json_is_written_until_the_server_ends(tmp_path: Path, control: Control) -> None:
+    """What reads the log reads all of it. The fixture `control` restores the logger."""
+    log = ServerLog(LogSettings(file=tmp_path / "json", format="json"))
+    own = Control(log)
+    assert own.ask(log_format="json", log_verbose_level=1)["log_format"] == "json"
+    for value in ("default", "ISO8601"):
+        with pytest.raises(ServeError) as refused:
+            own.ask(log_format=value)
+        text = f"log_format is 'json' until the server ends, got: {value}; start it with --log-format={value}"
+        assert (refused.value.code, refused.value.text) == (StatusCode.INVALID_ARGUMENT, text)
+    log.close()
+    with pytest.raises(ServeError, match="invalid argument for log_format, got: json"):
+        control.ask(log_format="json")

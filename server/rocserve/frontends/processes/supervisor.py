@@ -28,6 +28,7 @@ from rocserve.frontends.grpc.service import ServerRoutes
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.frontends.shared_ports import SharedPorts
 from rocserve.links import entries
+from rocserve.observability.log_fields import about
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import InferenceService
 from rocserve.workers.worker_output import WorkerOutput
@@ -129,7 +130,7 @@ class FrontEndProcess:
                 pass_fds=passed,
             )
             own.pop_all()
-        self._output = WorkerOutput(reader, f"front end {number}: ", owner.log)
+        self._output = WorkerOutput(reader, f"front end {number}: ", owner.log, {"front_end": number})
         parts.plane.call_soon(self._link.open)
         self.send_wants_origins()
         self.ended = loop.create_task(self._reap())
@@ -160,7 +161,8 @@ class FrontEndProcess:
             self.listening.set_result(None)
 
     async def _reap(self) -> str:
-        self._log.debug("front end %d: %s", self.number, await self._closed)
+        why = await self._closed
+        self._log.debug("front end %d: %s", self.number, why, extra=about(front_end=self.number))
         kill_at = time.monotonic() + _CLOSED_SECONDS
         while (status := self.process.poll()) is None:
             if time.monotonic() > kill_at:
@@ -269,7 +271,8 @@ class FrontEndProcesses:
         _, late = await asyncio.wait([front_end.ended for front_end in running], timeout=seconds)
         for front_end in running:
             if front_end.ended in late:
-                self.log.warning("front end %d has not ended in time; it is killed", front_end.number)
+                fields = about(front_end=front_end.number)
+                self.log.warning("front end %d has not ended in time; it is killed", front_end.number, extra=fields)
                 front_end.process.kill()
         if late:
             await asyncio.wait(late, timeout=_END_SECONDS)
@@ -293,7 +296,7 @@ class FrontEndProcesses:
             pause = _RESTARTS.pause_seconds(deaths)
             if reason is None and front_end.process.returncode == 0:
                 # It had no clients.
-                self.log.debug("front end %d has left", number)
+                self.log.debug("front end %d has left", number, extra=about(front_end=number))
             else:
                 another = f"; another is started{f' in {pause:g} s' if pause else ''}"
                 self.log.error(
@@ -301,6 +304,7 @@ class FrontEndProcesses:
                     number,
                     how,
                     "" if self._retires else another,
+                    extra=about(front_end=number),
                 )
             if self._retires:
                 return
@@ -313,7 +317,8 @@ class FrontEndProcesses:
                 except OSError as error:
                     deaths += 1
                     pause = _RESTARTS.pause_seconds(deaths)
-                    self.log.error("front end %d cannot be started (%s); it is tried again", number, error)
+                    text = "front end %d cannot be started (%s); it is tried again"
+                    self.log.error(text, number, error, extra=about(front_end=number))
 
     @property
     def worked_seconds(self) -> float:

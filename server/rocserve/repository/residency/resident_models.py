@@ -18,6 +18,7 @@ from rocserve.core.backoff import Backoff
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.model_config import InstanceKind
+from rocserve.observability.log_fields import about
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.background_tasks import BackgroundTasks
 from rocserve.repository.content import ModelContent
@@ -188,7 +189,9 @@ class ResidentModels:
             needs = {_HOST: host, **{_gpu(gpu): max(free.get(gpu, 0) - now, 0) for gpu, now in left}}
         self.counts.loads += 1
         self._room.loaded(resident, needs)
-        self.log.info("loaded '%s' version %d in %.3f s", resident.name, resident.number, time.monotonic() - began)
+        took = time.monotonic() - began
+        fields = about(model=resident.name, version=resident.number, duration_ms=took * 1000)
+        self.log.info("loaded '%s' version %d in %.3f s", resident.name, resident.number, took, extra=fields)
         self._run_moves()
         return loaded
 
@@ -270,7 +273,8 @@ class ResidentModels:
             await resident.evict()
             self._room.remove(resident)
             why = "to make room" if for_room else "since nobody asked for it"
-            self.log.info("unloaded '%s' version %d %s", resident.name, resident.number, why)
+            fields = about(model=resident.name, version=resident.number)
+            self.log.info("unloaded '%s' version %d %s", resident.name, resident.number, why, extra=fields)
             resident.review()
         else:
             self._room.loaded(resident, resident.needs)
