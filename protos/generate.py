@@ -21,7 +21,14 @@ from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parent
 PACKAGE = "rocserve.protocol"
-FILES = ("model_config.proto", "grpc_service.proto", "health.proto", "page.proto", "amd_config.proto")
+FILES = (
+    "model_config.proto",
+    "grpc_service.proto",
+    "health.proto",
+    "reflection.proto",
+    "page.proto",
+    "amd_config.proto",
+)
 """In the order of their imports."""
 
 _BYTES_A_LINE = 24

@@ -57,6 +57,7 @@ def http_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         "--http-header-forward-pattern=^x-forwarded-.*",
         f"--front-ends={request.param}",
         "--http-max-input-size=1000000",
+        "--grpc-reflection=true",
         *METRICS,
     )
     with RocserveProcess([repository], *flags, log=folder / "server.log") as running:

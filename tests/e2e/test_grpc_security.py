@@ -87,7 +87,7 @@ def parameters_of(answer: bytes) -> dict[str, object]:
 
 
 def test_restricted_methods_want_their_header(channel: grpc.Channel) -> None:
-    for method in sorted(set(PROTOCOLS) - {"ModelStreamInfer", "Check", "Watch"}):
+    for method in sorted(set(PROTOCOLS) - {"ModelStreamInfer", "Check", "Watch", "ServerReflectionInfo"}):
         protocol = PROTOCOLS[method]
         if protocol in ("health", "model-repository"):
             continue

@@ -80,9 +80,14 @@ class Transports:
             self._answering.inference, memory, header_forwarding(settings.grpc.header_forward_pattern)
         )
         restricted = restrictions(settings.grpc.restricted, log, GRPC_HEADER_PREFIX)
+        routes = {**self._answering.routes, **handlers.routes(restricted)}
+        if settings.grpc.reflection:
+            from rocserve.frontends.grpc.reflection import METHOD, reflection_routes
+
+            routes |= reflection_routes(restricted.get(METHOD))
         transport = GrpcServer(
             replace(transport_settings(settings), port=where.port, reuse_port=where.reuse_port),
-            {**self._answering.routes, **handlers.routes(restricted)},
+            routes,
             log,
             self._plane,
             memory,

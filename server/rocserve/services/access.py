@@ -24,7 +24,7 @@ GRPC_HEADER_PREFIX = "triton-grpc-protocol-"
 
 _METHODS: Mapping[str, Sequence[str]] = {
     "health": ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
-    "metadata": ("ServerMetadata", "ModelMetadata", "HasHardware"),
+    "metadata": ("ServerMetadata", "ModelMetadata", "HasHardware", "ServerReflectionInfo"),
     "inference": ("ModelInfer", "ModelStreamInfer"),
     "model-config": ("ModelConfig",),
     "statistics": ("ModelStatistics",),
@@ -40,7 +40,7 @@ _METHODS: Mapping[str, Sequence[str]] = {
     ),
 }
 PROTOCOLS: Mapping[str, str] = MappingProxyType({name: key for key, names in _METHODS.items() for name in names})
-"""Method of inference.GRPCInferenceService or grpc.health.v1.Health -> protocol, Triton's word for a group of them."""
+"""Method of inference.GRPCInferenceService, or of a standard service of gRPC -> protocol, Triton's word for a group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,7 @@ class GrpcSettings:
         _RESTRICTED, _RESTRICTED_HELP, name="grpc-restricted-protocol"
     )
     header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP)
+    reflection: bool = flag(False, BOOLEAN, "tell tools such as grpcurl what the methods take (gRPC's reflection)")
     use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP)
     use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP)
     server_cert: Path | None = tls(None, FILE_OR_NONE, "the server's certificate chain for all ports, PEM")

@@ -21,7 +21,7 @@ from rocserve.protocol import grpc_service_pb2, health_pb2, model_config_pb2
 
 PROTOCOL = Path(rocserve.protocol.__file__).parent
 PROTOS = Path(__file__).resolve().parents[3] / "protos"
-MODULES = ("model_config_pb2", "grpc_service_pb2", "health_pb2")
+MODULES = ("model_config_pb2", "grpc_service_pb2", "health_pb2", "reflection_pb2")
 
 OURS = "from rocserve.protocol import grpc_service_pb2 as ours, health_pb2, model_config_pb2"
 TRITONS = "from tritonclient.grpc import service_pb2 as tritons"

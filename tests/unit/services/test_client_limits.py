@@ -174,7 +174,7 @@ def test_what_changes_the_server_is_an_admin_call() -> None:
     """A new method fails here until somebody has decided."""
     tell_or_infer = {"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig"} | {
         *("ModelInfer", "ModelStreamInfer", "ModelStatistics", "RepositoryIndex", "ModelList", "HasHardware"),
-        *("SystemSharedMemoryStatus", "CudaSharedMemoryStatus", "Check", "Watch"),
+        *("SystemSharedMemoryStatus", "CudaSharedMemoryStatus", "Check", "Watch", "ServerReflectionInfo"),
     }
     assert tell_or_infer | ADMIN_METHODS == set(PROTOCOLS)
     assert not tell_or_infer & ADMIN_METHODS
@@ -242,7 +242,7 @@ LOG = logging.getLogger(__name__)
 
 def test_every_method_belongs_to_a_protocol() -> None:
     methods = {method.name for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
-    assert set(PROTOCOLS) == methods | {"Check", "Watch"}
+    assert set(PROTOCOLS) == methods | {"Check", "Watch", "ServerReflectionInfo"}
 
 
 def test_only_the_methods_of_the_named_protocols_are_restricted() -> None:

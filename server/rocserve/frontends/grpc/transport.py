@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 
 from rocserve.backends.host import Host
@@ -145,19 +145,23 @@ def full_name(method: str) -> str:
     return f"/{service}/{method}"
 
 
+_AnyRoute = TypeVar("_AnyRoute", bound=UnaryRoute | StreamRoute)
+
+
+def guarded(route: _AnyRoute, restriction: Restriction) -> _AnyRoute:
+    """Return a route that first checks the metadata of calls."""
+    handler: Callable[[Any], Any] = route.handler
+
+    def handle(call: Any) -> Any:
+        if restriction.admits_metadata(call.metadata):
+            return handler(call)
+        return call.reply_error(restriction.refusal())
+
+    return replace(route, handler=handle)
+
+
 def guarded_routes(routes: Routes, restrictions: Mapping[str, Restriction]) -> Routes:
     """Return full name -> route. Restricted routes check the metadata first; the others cost nothing more."""
-
-    def guarded(route: Route, restriction: Restriction) -> Route:
-        handler: Callable[[Any], Any] = route.handler
-
-        def handle(call: Any) -> Any:
-            if restriction.admits_metadata(call.metadata):
-                return handler(call)
-            return call.reply_error(restriction.refusal())
-
-        return replace(route, handler=handle)
-
     return {
         full_name(name): guarded(route, restrictions[name]) if name in restrictions else route
         for name, route in routes.items()

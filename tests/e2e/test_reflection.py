@@ -1,0 +1,32 @@
+"""gRPC's reflection of a real server, without and with front end processes."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pool, message_factory
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from support.server import RocserveProcess
+
+
+def test_a_client_without_our_files_asks_what_it_has_learned(http_server: RocserveProcess) -> None:
+    with grpc.insecure_channel(http_server.address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert "inference.GRPCInferenceService" in database.get_services()
+        service = descriptor_pool.DescriptorPool(database).FindServiceByName("inference.GRPCInferenceService")
+        method = service.methods_by_name["ModelMetadata"]
+        question, answer = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
+        call = channel.unary_unary(
+            f"/{service.full_name}/{method.name}",
+            request_serializer=question.SerializeToString,
+            response_deserializer=answer.FromString,
+        )
+        told = call(question(name="add_sub"))
+        assert [tensor.name for tensor in told.inputs] == ["INPUT0", "INPUT1"]
+
+
+def test_it_is_off_by_default(rocserve_server: RocserveProcess) -> None:
+    with grpc.insecure_channel(rocserve_server.address) as channel:
+        with pytest.raises(grpc.RpcError) as error:
+            list(ProtoReflectionDescriptorDatabase(channel).get_services())
+        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
