@@ -351,3 +351,13 @@ def serve(parent_pipe: int) -> None:
                 outcome = None, (error.code, error.text)
             pickle.dump(outcome, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
+
+
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+_PLAIN = frozenset({"application/json", "application/*", "*/*"})
+
+
+def accepted_stream(accept: str) -> tuple[str, bool]:
+    """Return the first form of stream that the header `Accept` names, "" = none, and whether it names JSON too."""
+    kinds = [kind.partition(";")[0].strip().lower() for kind in accept.split(",")]
+    return next((kind for kind in kinds if kind in (EVENTS, LINES)), ""), not _PLAIN.isdisjoint(kinds)

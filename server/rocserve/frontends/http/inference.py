@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from rocserve.core.cancellation import Cancellable
 from rocserve.core.errors import ServeError, deadline_exceeded, internal, invalid_argument, unimplemented
@@ -33,6 +34,7 @@ from rocserve.frontends.http.body import (
     BodyReader,
     LargeBodies,
     StatedLength,
+    accepted_stream,
     compressed,
     request_encoding,
     response_encoding,
@@ -199,6 +201,8 @@ class InferHead:
     _headers: Mapping[str, str]
     model: str
     version: str
+    _answer_stream: Callable[[InferHead, Request, ModelConfig], Coroutine[Any, Any, Response | None]]
+    """Answers a request whose client accepts a stream."""
     _is_read: bool = field(default=False, init=False)
     timeout: float | None = field(init=False)
     """Seconds; None = without limit."""
@@ -209,6 +213,10 @@ class InferHead:
     boundary: bytes | None = field(init=False)
     """The boundary of a form's parts; None = bodies are not forms."""
     answer_encoding: str = field(init=False)
+    stream: str = field(init=False)
+    """The form of the stream that the client accepts; "" = none."""
+    _takes_json: bool = field(init=False)
+    """The client accepts a single answer too."""
 
     def answer(self, request: Request) -> None:
         """Answer a request with this head. Raises HttpError if only HTTP knows the fault."""
@@ -234,10 +242,13 @@ class InferHead:
         request.respond(error_response(error))
 
     def _begin(self, request: Request, config: ModelConfig) -> None:
-        if config.decoupled:
-            raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
         if not self._is_read:
             self.read(self.parts.settings)
+        if self.stream and (config.decoupled or not self._takes_json):
+            request.run(self._answer_stream(self, request, config))
+            return
+        if config.decoupled:
+            raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
         InferCall(self, request, config).begin()
 
     def read(self, settings: HttpSettings) -> None:
@@ -250,16 +261,67 @@ class InferHead:
         self.limit = settings.max_input_size if length is None else LARGEST_BODY
         self.boundary = None if length is not None else form_boundary(headers.get("content-type", ""))
         self.answer_encoding = response_encoding(headers.get("accept-encoding"))
+        self.stream, self._takes_json = accepted_stream(headers.get("accept", ""))
         self._is_read = True
+
+
+class InferBody:
+    """The body of one infer request, while it is read."""
+
+    form = JSON_ONLY
+    is_raw = False
+    """The body is the value of the only input, without JSON."""
+    _body: Buffer = b""
+    _json_bytes = 0
+    """Bytes of JSON at the beginning of `_body`."""
+
+    def __init__(self, head: InferHead, config: ModelConfig) -> None:
+        self._head = head
+        self._config = config
+
+    @property
+    def json(self) -> memoryview:
+        return memoryview(self._body)[: self._json_bytes]
+
+    def request_id(self) -> str:
+        """Return the id in a body from which no request could be made."""
+        return refused_request_id(self.json)
+
+    async def receive(self, request: Request, holder: HttpResponder) -> InferRequest:
+        """Wait for the body, and make the request. `holder`: has the memory of it. Raises ServeError or HttpError."""
+        parts, head = self._head.parts, self._head
+        bodies = parts.bodies
+        if head.encoding == IDENTITY:
+            body = await bodies.read(request, holder, head.limit)
+        else:
+            body = await bodies.read_compressed(request, holder)
+        length = bodies.json_length(head.json_length, len(body))
+        if length <= LARGE_JSON or head.boundary is not None:
+            return await worked_off(parts.inference.plane, self.read(body, length))
+        self._body, self._json_bytes = body, length
+        parse = partial(parse_infer_text, head.model, len(body) - length)
+        text: InferText = await parts.large.parse(parse, memoryview(body)[:length])
+        self.form = text.form
+        # The body may be large, and a request that was read needs it no more.
+        self._body, self._json_bytes = b"", 0
+        return parts.reader.make_request(text, memoryview(body)[length:], head.model, head.version)
+
+    def read(self, body: Buffer, length: int) -> Steps[InferRequest]:
+        """Make the request. `length`: the bytes of JSON in the body. Raises ServeError."""
+        head, reader = self._head, self._head.parts.reader
+        if head.boundary is not None:
+            return (yield from reader.read_form(body, head.boundary, self._config, head.version))
+        if not length:
+            self.form, self.is_raw = BINARY_ONLY, True
+            return (yield from reader.read_raw(body, self._config, head.version))
+        self._body, self._json_bytes = body, length
+        request, self.form = reader.read(body, length, head.model, head.version)
+        return request
 
 
 class InferCall(SingleResponder):
     """One infer request, from its head to its answer. If the request comes in one piece, the call needs no task."""
 
-    _body: Buffer = b""
-    _json_bytes = 0
-    """Bytes of JSON at the beginning of `_body`."""
-    _form = JSON_ONLY
     _is_read = False
     """The body is an infer request."""
     _timer: TimerHandle | None = None
@@ -271,6 +333,7 @@ class InferCall(SingleResponder):
         super().__init__(request, head.parts, head.timeout)
         self._head = head
         self._config = config
+        self._body = InferBody(head, config)
 
     def begin(self) -> None:
         """Raises HttpError."""
@@ -282,29 +345,13 @@ class InferCall(SingleResponder):
         try:
             bodies = self._parts.bodies
             body = bodies.complete_body(request, self, head.limit)
-            self._schedule(result_of(self._read(body, bodies.json_length(head.json_length, len(body)))))
+            self._schedule(result_of(self._body.read(body, bodies.json_length(head.json_length, len(body)))))
         except BaseException as error:
             self._end_with(error)
 
     async def _receive(self) -> None:
-        bodies, head = self._parts.bodies, self._head
         try:
-            if head.encoding == IDENTITY:
-                body = await bodies.read(self.request, self, head.limit)
-            else:
-                body = await bodies.read_compressed(self.request, self)
-            length = bodies.json_length(head.json_length, len(body))
-            if length > LARGE_JSON and head.boundary is None:
-                self._body, self._json_bytes = body, length
-                parse = partial(parse_infer_text, head.model, len(body) - length)
-                text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
-                self._form = text.form
-                # The body may be large, and a request that was read needs it no more.
-                self._body, self._json_bytes = b"", 0
-                binary = memoryview(body)[length:]
-                self._schedule(self._parts.reader.make_request(text, binary, head.model, head.version))
-            else:
-                self._schedule(await worked_off(self._parts.inference.plane, self._read(body, length)))
+            self._schedule(await self._body.receive(self.request, self))
         except BaseException as error:
             self._end_with(error)
 
@@ -314,21 +361,8 @@ class InferCall(SingleResponder):
         self._parts.memory.requests.release(self)
         if not isinstance(error, ServeError):
             raise error
-        json = memoryview(self._body)[: self._json_bytes]
-        self._parts.inference.refuse(error, partial(refused_request_id, json))
-        self.request.respond(error_response(error if self._is_read else advised(error, json, self._config)))
-
-    def _read(self, body: Buffer, length: int) -> Steps[InferRequest]:
-        """Make the request. `length`: the bytes of JSON in the body. Raises ServeError."""
-        head, reader = self._head, self._parts.reader
-        if head.boundary is not None:
-            return (yield from reader.read_form(body, head.boundary, self._config, head.version))
-        if not length:
-            self._form = BINARY_ONLY
-            return (yield from reader.read_raw(body, self._config, head.version))
-        self._body, self._json_bytes = body, length
-        request, self._form = reader.read(body, length, head.model, head.version)
-        return request
+        self._parts.inference.refuse(error, self._body.request_id)
+        self.request.respond(error_response(error if self._is_read else advised(error, self._body.json, self._config)))
 
     def _schedule(self, infer_request: InferRequest) -> None:
         """Raises ServeError."""
@@ -365,7 +399,7 @@ class InferCall(SingleResponder):
                 error = parts.inference.paths.without(outcome)
                 response = error_response(error)
             else:
-                layout = parts.layouts.of(outcome, self._form)
+                layout = parts.layouts.of(outcome, self._body.form)
                 is_plain = self._head.answer_encoding == IDENTITY and not layout.is_slow
                 if not is_plain or sum(map(len, outcome.data)) > ONE_PIECE:
                     request.run(self._send(detached(outcome), layout))

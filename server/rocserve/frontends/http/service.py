@@ -15,6 +15,7 @@ from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT
 from rocserve.frontends.http.generate import EVENT_STREAM, generate
+from rocserve.frontends.http.infer_stream import infer_stream
 from rocserve.frontends.http.inference import HttpParts, InferHead
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.listener import HttpListener, most_descriptors
@@ -154,7 +155,7 @@ class HttpService:
         if head.method not in route.verbs:
             raise not_allowed(route.verbs)
         if route is INFER:
-            return InferHead(self._parts, head.headers, fields["name"], fields["version"]).answer
+            return InferHead(self._parts, head.headers, fields["name"], fields["version"], infer_stream).answer
         if route is GENERATE or route is GENERATE_STREAM:
             model, version, streams = fields["name"], fields["version"], route is GENERATE_STREAM
             return lambda request: request.run(generate(self._parts, request, model, version, streams))

@@ -30,6 +30,7 @@ from rocserve.frontends.http.answer_bodies import JSON_ONLY, AnswerLayouts
 from rocserve.frontends.http.body import HEADER_LENGTH, LARGE_JSON, BodyReader, LargeBodies
 from rocserve.frontends.http.generate import AnswerStream
 from rocserve.frontends.http.infer_bodies import InferRequestReader
+from rocserve.frontends.http.infer_stream import infer_stream
 from rocserve.frontends.http.inference import HttpParts, HttpResponder, InferCall, InferHead
 from rocserve.frontends.http.json_text import SLICE
 from rocserve.frontends.http.listener import HttpListener
@@ -81,7 +82,7 @@ class Call(InferCall):
         config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=inputs)
         self.memory = (given := parts(answer)).memory
         self.plane: HandLoop = given.inference.plane
-        head = InferHead(given, headers, "m", "")
+        head = InferHead(given, headers, "m", "", infer_stream)
         head.read(HttpSettings())
         super().__init__(head, request, config)
 
@@ -313,7 +314,7 @@ async def test_others_have_their_turn_while_many_texts_are_written_as_json(
             assert await send(request, first, responder, inference) is None
             return
         config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=())
-        head = InferHead(given, request.head.headers, "m", "")
+        head = InferHead(given, request.head.headers, "m", "", infer_stream)
         head.read(HttpSettings())
         call = InferCall(head, request, config)
         await call._send(many_texts(), given.layouts.of(many_texts(), JSON_ONLY))
