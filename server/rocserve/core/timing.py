@@ -20,6 +20,10 @@ _STEPS = f"{_PREFIX}steps"
 _NOT_CHECKED = "not checked"
 MOST_STEPS = 64
 """Steps of which an ensemble tells. Decoupled ones may run endlessly, and each response tells of all."""
+_LONGEST_HEADER = 2048
+"""Bytes of `Server-Timing`, after which no more steps are told: some proxies refuse more than 4 KiB of headers."""
+_LONGEST_TEXT = 256
+"""Characters of a text in the header."""
 _DURATIONS = ("total", "queue", "compute_input", "compute_infer", "compute_output")
 
 
@@ -100,26 +104,33 @@ def server_timing(parameters: Parameters) -> Mapping[str, str]:
     if TOTAL not in parameters:
         return {}
     told = {name.removeprefix(_PREFIX): value for name, value in parameters.items() if name.startswith(_PREFIX)}
-    metrics = [*_metrics(told, "")]
-    steps = json.loads(str(told.get("steps", "[]")))
-    for index, step in enumerate(steps):
-        metrics += _metrics(step, f"step{index}_")
-    return {"Server-Timing": ", ".join(metrics)}
+    header = ", ".join(_metrics(told))
+    for index, step in enumerate(json.loads(str(told.get("steps", "[]")))):
+        more = ", ".join(_durations(step, f"step{index}_", str(step["model"])))
+        if len(header) + len(more) > _LONGEST_HEADER:
+            break
+        header += f", {more}"
+    return {"Server-Timing": header}
 
 
-def _metrics(told: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for name in _DURATIONS:
-        if (nanoseconds := told.get(f"{name}_ns")) is not None:
-            about = f";desc={_quoted(str(told['model']))}" if prefix and name == "total" else ""
-            yield f"{prefix}{name};dur={nanoseconds / 1e6:.3f}{about}"
+def _metrics(told: Mapping[str, Any]) -> Iterator[str]:
+    yield from _durations(told)
     if told.get("cached"):
-        yield f"{prefix}cached"
+        yield "cached"
     for name in ("batch_size", "version", "instance", "load_check"):
         if name in told:
-            yield f"{prefix}{name};desc={_quoted(str(told[name]))}"
+            yield f"{name};desc={_quoted(str(told[name]))}"
+
+
+def _durations(told: Mapping[str, Any], prefix: str = "", model: str = "") -> Iterator[str]:
+    """`model`: the description of the first; "" = none."""
+    for name in _DURATIONS:
+        if (nanoseconds := told.get(f"{name}_ns")) is not None:
+            about = f";desc={_quoted(model)}" if model and name == "total" else ""
+            yield f"{prefix}{name};dur={nanoseconds / 1e6:.3f}{about}"
 
 
 def _quoted(text: str) -> str:
-    """Return a text as a header's quoted string, which is ASCII: other characters become question marks."""
-    plain = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
+    """Return a text as a header's quoted string, cut, and in ASCII: other characters become question marks."""
+    plain = "".join(letter if " " <= letter <= "~" else "?" for letter in text[:_LONGEST_TEXT])
     return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'

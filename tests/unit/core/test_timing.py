@@ -37,7 +37,17 @@ def test_the_header_names_the_steps_of_an_ensemble() -> None:
     assert metrics[:3] == ["total;dur=20.000", "queue;dur=4.000", "compute_input;dur=2.000"]
     assert 'step0_total;dur=9.000;desc="first"' in metrics
     assert 'step1_total;dur=9.000;desc="second"' in metrics
-    assert 'step1_instance;desc="m_0_0"' in metrics
+    assert "step1_compute_infer;dur=2.000" in metrics
+
+
+def test_a_header_is_short_whatever_it_tells() -> None:
+    """Proxies refuse long ones; the parameters tell all."""
+    whole = RequestTiming("e", 0, is_ensemble=True, load_check=LoadCheckReport(("x" * 5000,)))
+    whole.steps += [timed('"' * 255) for _ in range(MOST_STEPS)]
+    header = server_timing(whole.parameters())["Server-Timing"]
+    assert "step0_total;" in header
+    assert len(header) <= 2048
+    assert header.endswith("compute_output;dur=1.000")
 
 
 def test_a_header_is_ascii_and_its_texts_are_quoted() -> None:
