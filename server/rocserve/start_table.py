@@ -20,9 +20,11 @@ from rocserve.core.serving import IndexEntry, ServedVersion, ServingTable
 from rocserve.core.validation import format_shape
 from rocserve.settings import RepositorySettings
 from rocserve.settings.repository import ControlMode
+from rocserve.settings.unix_place import SCHEME
 from rocserve.verbs.printing import console_on, say, show
 from rocserve.verbs.printing import table as tabulated
 
+_ANY_HOST = "http://localhost"
 _COLUMNS = ("model", "version", "runs on", "inputs", "outputs", "state")
 _NEVER_FOLDED = ("model", "version", "state")
 _MOST_ROWS = 30
@@ -86,7 +88,7 @@ def print_way_to_first_model(
         }[settings.control_mode]
         print(f"There is no model yet: {drop}, and {then}.\n", file=file)
         return
-    call = f"curl -X POST {http}/v2/repository/models/NAME/load" if http else "a load request"
+    call = f"curl -X POST {curl_url(http, '/v2/repository/models/NAME/load')}" if http else "a load request"
     names = listed(sorted({row.name for row in rows}))
     print(f"No model is loaded; load one with {call}, or at the start with --load-model=NAME: {names}.\n", file=file)
 
@@ -127,9 +129,15 @@ _WITHOUT_JSON = frozenset({DataType.FP16, DataType.BF16})
 _PHOTO = "photo.jpg"
 
 
+def curl_url(address: str, target: str) -> str:
+    """Return a URL for curl, and before it the flag for a Unix socket."""
+    path = address.removeprefix(SCHEME)
+    return quote(address + target) if path == address else f"--unix-socket {quote(path)} {quote(_ANY_HOST + target)}"
+
+
 def shell_line(config: ModelConfig, address: str, *, takes_files: bool) -> str:
     """Return a curl command; "" if JSON cannot express the tensors. `takes_files`: the only input is an image file."""
-    url = quote(f"{address}/v2/models/{quote_url(config.name, safe='')}/infer")
+    url = curl_url(address, f"/v2/models/{quote_url(config.name, safe='')}/infer")
     inputs = _needed(config)
     if takes_files:
         return f"curl -s {url} -F {quote(inputs[0].name)}=@{_PHOTO}"

@@ -30,6 +30,7 @@ from rocserve.settings import (
 )
 from rocserve.settings.repository import SingleModel
 from rocserve.settings.repository import repository as place_of
+from rocserve.settings.unix_place import unix_place
 
 
 class FlagError(Exception):
@@ -58,10 +59,10 @@ def check_tls(settings: ServerSettings) -> None:
             if not (locked_port.allow and locked_port.use_ssl_mutual) or not port.allow or port.use_ssl_mutual:
                 continue
             try:
-                is_loopback = ipaddress.ip_address(port.address).is_loopback
+                is_local = ipaddress.ip_address(port.address).is_loopback
             except ValueError:
-                is_loopback = port.address == "localhost"
-            if not is_loopback:
+                is_local = port.address == "localhost" or unix_place(port.address) is not None
+            if not is_local:
                 flag = other.lower()
                 raise FlagError(
                     f"--{locked.lower()}-use-ssl-mutual admits to {locked} only clients that show a certificate, but"
@@ -159,6 +160,7 @@ def _check(settings: ServerSettings) -> None:
         )
     if not settings.grpc.allow and not settings.http.allow:
         raise FlagError("--allow-grpc=false and --allow-http=false leave nothing to serve; allow one of them")
+    _check_unix_sockets(settings)
     _check_restricted("--http-restricted-api", "api", settings.http.restricted)
     _check_restricted("--grpc-restricted-protocol", "protocol", settings.grpc.restricted)
     check_tls(settings)
@@ -166,6 +168,23 @@ def _check(settings: ServerSettings) -> None:
         trace_options(settings.trace.values)
     except ValueError as error:
         raise FlagError(f"--trace-config: {error}") from None
+
+
+def _check_unix_sockets(settings: ServerSettings) -> None:
+    for flag, part in (("grpc", settings.grpc), ("http", settings.http)):
+        if unix_place(part.address) is not None and part.reuse_port:
+            raise FlagError(f"--reuse-{flag}-port is for ports, and --{flag}-address={part.address} is a Unix socket")
+    places = settings.unix_sockets
+    if places and settings.front_ends:
+        raise FlagError(
+            f"--front-ends={settings.front_ends}: the kernel cannot share {places[0]} among processes; leave the flag"
+            " out, and the server's process serves all clients"
+        )
+    metrics = unix_place(settings.metrics.address) if settings.metrics.allow else None
+    paths = [place.path for place in (*places, metrics) if place is not None]
+    for path, count in Counter(paths).items():
+        if count > 1:
+            raise FlagError(f"unix:{path} is the address of two of gRPC, HTTP and metrics; give each its own")
 
 
 def _single_model(settings: ServerSettings) -> SingleModel | None:

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rocserve.settings.unix_place import UnixPlace, unix_place
+
 Filter = Sequence[tuple[int, int, int, int]]
 """The instructions of a classic filter: code, jumps if true and false, operand."""
 
@@ -36,6 +38,15 @@ class ListenAddress:
     """0 = any free port."""
     reuse_port: bool = False
 
+    @property
+    def unix(self) -> UnixPlace | None:
+        """The Unix socket that is listened on in place of a port."""
+        return unix_place(self.address)
+
+    def shown(self, port: int) -> str:
+        """Return the address for people. `port`: the one that was found for 0."""
+        return str(self.unix or f"{self.address}:{port}")
+
     def bind(self) -> socket.socket:
         """Return a bound socket that does not listen; other processes of this user may then share its port. Raises
         OSError (see `refusal`), without `reuse_port` also if another socket has the port."""
@@ -56,12 +67,18 @@ class ListenAddress:
         return bound
 
     def refusal(self, error: OSError) -> OSError:
+        where = self.shown(self.port)
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        remedy = f"name another with --{self.flags}-port, or switch {self.protocol} off with --allow-{self.flags}=false"
+        off = f"or switch {self.protocol} off with --allow-{self.flags}=false"
+        if self.unix is not None:
+            detail = error.strerror if error.errno in (errno.EEXIST, errno.EINVAL) and error.strerror else why
+            text = f"cannot serve {self.protocol} at {where}: {detail}; name another with --{self.flags}-address, {off}"
+            return OSError(error.errno, text)
+        remedy = f"name another with --{self.flags}-port, {off}"
         # Errors of name resolution have negative numbers.
         if error.errno in (errno.EADDRNOTAVAIL, None) or error.errno < 0:
             remedy = f"name an address of this machine with --{self.flags}-address"
-        return OSError(error.errno, f"cannot serve {self.protocol} at {self.address}:{self.port}: {why}; {remedy}")
+        return OSError(error.errno, f"cannot serve {self.protocol} at {where}: {why}; {remedy}")
 
 
 def begin_no_handshakes(listening: socket.socket) -> None:

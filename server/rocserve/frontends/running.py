@@ -32,6 +32,7 @@ from rocserve.services.inference import InferenceService
 from rocserve.services.methods import Method, on_loop
 from rocserve.services.readiness import Readiness
 from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, default_front_ends
+from rocserve.settings.unix_place import unix_place
 
 if TYPE_CHECKING:
     # The modules of what is switched off are not imported.
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 
 _ANY_ADDRESS = ("0.0.0.0", "::")
+_LOOPBACK = "127.0.0.1"
 _SERVICES = {"HTTP": "HTTPService", "gRPC": "GRPCInferenceService"}
 _ORDER = ("metrics", "http", "grpc")
 """The order of the log's lines."""
@@ -97,6 +99,8 @@ class FrontEnds:
         self._count = default_front_ends(cpus) if asked is None else asked
         """The most front end processes; 0 = the server's own process serves clients."""
         self._why_so_many = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
+        if self._settings.unix_sockets:
+            self._count, self._why_so_many = 0, "because processes cannot share a Unix socket"
         shares_ports = any(where.reuse_port for where in self._addresses)
         # Other servers' sockets would be among those that the kernel chooses from.
         self._on_demand = asked is None and self._count > 0 and not shares_ports
@@ -142,13 +146,13 @@ class FrontEnds:
         if not grpc.allow:
             return "the repository index"
         tls = " --tls" if grpc.use_ssl or grpc.use_ssl_mutual else ""
-        return f"`rocserve status --url={_host(grpc)}:{self._started['grpc'].port}{tls}`"
+        return f"`rocserve status --url={self._address(grpc, 'grpc')}{tls}`"
 
     def plain_addresses(self) -> Mapping[str, str]:
         """Return "http" and "grpc" -> address on this machine, for protocols that need no TLS and no secret."""
         parts: dict[str, HttpSettings | GrpcSettings] = {"http": self._settings.http, "grpc": self._settings.grpc}
         return {
-            name: f"{_host(part)}:{self._started[name].port}"
+            name: self._address(part, name)
             for name, part in parts.items()
             if part.allow and not (part.use_ssl or part.use_ssl_mutual or part.restricted)
         }
@@ -215,10 +219,12 @@ class FrontEnds:
             self._log.getChild("metrics"),
             tls_context(self._settings.grpc, settings, "metrics", self._log),
         )
-        address = settings.address or self._settings.http.address
-        port = await listener.start(ListenAddress("metrics", "metrics", address, settings.port))
+        http = self._settings.http.address
+        address = settings.address or (http if unix_place(http) is None else _LOOPBACK)
+        where = ListenAddress("metrics", "metrics", address, settings.port)
+        port = await listener.start(where)
         self._metrics = listener
-        self._started["metrics"] = _Started(port, f"Started Metrics Service at {address}:{port}")
+        self._started["metrics"] = _Started(port, f"Started Metrics Service at {where.shown(port)}")
 
     def _read_access(self) -> list[Exception]:
         """Store who may call what. Returns the errors of files that hold no secret."""
@@ -304,8 +310,8 @@ class FrontEnds:
         who = f"{self._count} processes" if self._count else "this process"
         if self._on_demand:
             who = f"this process, and while that is busy by {who}"
-        line = f"Started {_SERVICES[where.protocol]} at {where.address}:{port}"
-        if isinstance(settings, HttpSettings) and settings.allow_ui:
+        line = f"Started {_SERVICES[where.protocol]} at {where.shown(port)}"
+        if isinstance(settings, HttpSettings) and settings.allow_ui and where.unix is None:
             scheme, host = "https" if settings.use_ssl or settings.use_ssl_mutual else "http", _host(settings)
             line += f", with a page at {scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
         details = (
@@ -313,6 +319,10 @@ class FrontEnds:
             f"{where.protocol}: {self._access[where.flags].describe()}",
         )
         self._started[where.flags] = _Started(port, line, details)
+
+    def _address(self, part: GrpcSettings | HttpSettings, name: str) -> str:
+        """Return the address by which clients on this machine reach a service."""
+        return str(unix_place(part.address) or f"{_host(part)}:{self._started[name].port}")
 
     def _part(self, where: ListenAddress) -> HttpSettings | GrpcSettings:
         return self._settings.http if where.protocol == "HTTP" else self._settings.grpc

@@ -96,9 +96,9 @@ def kernel_has_filters() -> bool:
     return True
 
 
-def has_connections(port: int) -> bool:
-    """Return whether this process has connections of clients to the port."""
-    for _, found in sockets_of(port):
+def has_connections(place: int | str) -> bool:
+    """Return whether this process has connections of clients to the port, or to the path of a Unix socket."""
+    for _, found in sockets_of(place):
         with contextlib.suppress(OSError):
             found.getpeername()
             return True
@@ -109,14 +109,15 @@ def listens(found: socket.socket) -> bool:
     return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def sockets_of(port: int) -> Iterator[tuple[int, socket.socket]]:
-    """Yield the descriptor of each of this process's sockets that are bound to the port, and a duplicate that is open
-    until the next one."""
+def sockets_of(place: int | str) -> Iterator[tuple[int, socket.socket]]:
+    """Yield the descriptor of each of this process's sockets that are bound to the port, or to the path under which a
+    Unix socket was bound, and a duplicate that is open until the next one."""
     for entry in Path("/proc/self/fd").iterdir():
         # Descriptors come and go meanwhile.
         with contextlib.suppress(OSError):
             if not str(entry.readlink()).startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(entry.name))) as found:
-                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port:
+                name = found.getsockname()
+                if (name[1] if found.family in (socket.AF_INET, socket.AF_INET6) else name) == place:
                     yield int(entry.name), found

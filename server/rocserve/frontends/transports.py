@@ -17,10 +17,12 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.services.access import GRPC_HEADER_PREFIX, restrictions
 from rocserve.services.inference import Inference, header_forwarding
 from rocserve.settings import ServerSettings
+from rocserve.settings.unix_place import UnixPlace
 
 if TYPE_CHECKING:
     # The modules of a protocol that is switched off are not imported.
     from rocserve.frontends.grpc.inference import InferenceHandlers
+    from rocserve.frontends.grpc.relay import UserRelay
     from rocserve.frontends.grpc.server import GrpcServer
     from rocserve.frontends.http.inference import HttpParts
     from rocserve.frontends.http.listener import HttpListener
@@ -60,18 +62,19 @@ class Transports:
         self._log = log
         self._renewal_ms = renewal_ms
         self._ports: list[int] = []
+        self._relay: UserRelay | None = None
         self._handlers: InferenceHandlers | None = None
         self._grpc: GrpcServer | None = None
         self._http: HttpListener | None = None
 
     async def start(self, where: ListenAddress) -> int:
-        """Listen at the address of a protocol, and return the port. Raises OSError, RuntimeError or ValueError if that
-        is impossible."""
-        port = await self._start_http(where) if where.protocol == "HTTP" else self._start_grpc(where)
+        """Listen at the address of a protocol, and return the port, which means nothing for a Unix socket. Raises
+        OSError, RuntimeError or ValueError if that is impossible."""
+        port = await (self._start_http(where) if where.protocol == "HTTP" else self._start_grpc(where))
         self._ports.append(port)
         return port
 
-    def _start_grpc(self, where: ListenAddress) -> int:
+    async def _start_grpc(self, where: ListenAddress) -> int:
         from rocserve.frontends.grpc.inference import InferenceHandlers
         from rocserve.frontends.grpc.server import GrpcServer
 
@@ -92,9 +95,15 @@ class Transports:
             self._plane,
             memory,
             TransportLimits.of(settings, memory, self._renewal_ms),
+            behind_relay=where.unix is not None and settings.tells_users_apart,
         )
         port = transport.start()
         self._handlers, self._grpc = handlers, transport
+        if where.unix is not None and settings.tells_users_apart:
+            try:
+                self._relay = await self._guest.run(_start_relay(where.unix, transport, log))
+            except OSError as error:
+                raise where.refusal(error) from None
         return port
 
     async def _start_http(self, where: ListenAddress) -> int:
@@ -128,8 +137,11 @@ class Transports:
     async def stop(self, grace_seconds: float) -> None:
         """Stop listening, let requests finish within the grace time, and close; immediately if cancelled. Raises the
         first error after both have been closed."""
-        grpc, http = self._grpc, self._http
-        self._grpc = self._http = None
+        grpc, http, relay = self._grpc, self._http, self._relay
+        self._grpc = self._http = self._relay = None
+        if relay is not None:
+            # The plane's thread closes the relay's connections with those of the core.
+            self._plane.call_soon(relay.stop_listening)
         try:
             outcomes = await asyncio.gather(
                 *([asyncio.to_thread(grpc.stop, grace_seconds)] if grpc is not None else []),
@@ -141,6 +153,14 @@ class Transports:
             if grpc is not None:
                 await asyncio.to_thread(grpc.stop, 0.0)
             raise
+        if relay is not None:
+            await self._guest.run(relay.close())
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
+
+
+async def _start_relay(place: UnixPlace, transport: GrpcServer, log: logging.Logger) -> UserRelay:
+    from rocserve.frontends.grpc.relay import UserRelay
+
+    return UserRelay(place, transport.relay_path, log)

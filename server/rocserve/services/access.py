@@ -135,15 +135,17 @@ _ANYBODY = AdminAddresses(anybody=True)
 @dataclass(frozen=True, slots=True)
 class Peer:
     address: str
-    """An IP address; "unix" = a socket in this machine's file system; "" = unknown."""
+    """An IP address; "uid:1000" = that user, over a Unix socket; "unix" = any user, over a Unix socket; "" =
+    unknown."""
     is_forwarded: bool
     """The call has one of FORWARDING_HEADERS."""
 
     def is_among(self, addresses: AdminAddresses) -> bool:
         if addresses.anybody:
             return True
-        if self.address == "unix":
-            return addresses.local and not self.is_forwarded
+        user = self.address.removeprefix("uid:")
+        if self.address == "unix" or user != self.address:
+            return (addresses.local or user in map(str, addresses.users)) and not self.is_forwarded
         address = ip_address_of(self.address)
         if addresses.local and address in _LOOPBACK and not self.is_forwarded:
             return True

@@ -32,6 +32,7 @@ from rocserve.settings.flag import (
     scoped_setting,
     text,
 )
+from rocserve.settings.unix_place import listening_address
 
 T = TypeVar("T")
 
@@ -100,6 +101,7 @@ def origins(text: str) -> tuple[str, ...]:
     return found
 
 
+ADDRESS = Kind("ADDRESS", lambda value: listening_address(text("ADDRESS").read(value)))
 _RESTRICTED = Kind("PROTOCOLS:HEADER=VALUE", restricted_protocols)
 _RESTRICTED_HELP = "serve these protocols only to clients that send the header"
 _FORWARD_HELP = "headers whose names match this regular expression become parameters of the request"
@@ -118,7 +120,7 @@ def connection(default: T, kind: Kind, help_text: str, name: str = "") -> T:
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
     allow: bool = flag(True, BOOLEAN, "serve HTTP/REST", name="allow-http")
-    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on")
+    address: str = flag("0.0.0.0", ADDRESS, "the address to listen on, or unix:/PATH[,mode=0660][,owner=USER:GROUP]")
     port: int = flag(8000, PORT, "the port to listen on; 0 = any free one")
     reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-http-port")
     max_input_size: int = flag(
@@ -143,7 +145,7 @@ class HttpSettings:
 @dataclass(frozen=True, slots=True)
 class GrpcSettings:
     allow: bool = flag(True, BOOLEAN, "serve gRPC", name="allow-grpc")
-    address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on")
+    address: str = flag("0.0.0.0", ADDRESS, "the address to listen on, or unix:/PATH[,mode=0660][,owner=USER:GROUP]")
     port: int = flag(8001, PORT, "the port to listen on; 0 = any free one")
     reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-grpc-port")
     infer_response_compression_level: str = flag(
@@ -205,7 +207,12 @@ class GrpcSettings:
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
     allow: bool = flag(True, BOOLEAN, "serve metrics over HTTP, at /metrics", name="allow-metrics")
-    address: str = flag("", text("ADDRESS"), "the address to listen on (default: that of --http-address)")
+    address: str = flag(
+        "",
+        ADDRESS,
+        "the address to listen on, also unix:/PATH (default: that of --http-address, or 127.0.0.1 if that is a Unix"
+        " socket)",
+    )
     port: int = flag(8002, PORT, "the port to listen on; 0 = any free one")
     interval_ms: int = flag(2000, POSITIVE_MILLISECONDS, "pause between readings of the gauges of GPUs and CPUs")
     gpu: bool = flag(True, BOOLEAN, "serve metrics of GPUs", name="allow-gpu-metrics")

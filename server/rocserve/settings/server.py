@@ -44,6 +44,7 @@ from rocserve.settings.front_ends import (
     tls,
 )
 from rocserve.settings.repository import RepositorySettings, ResidencySettings
+from rocserve.settings.unix_place import UnixPlace, unix_place
 
 DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
 """Setting of --backend-config: the max_batch_size of models that can batch and configure none."""
@@ -51,6 +52,9 @@ _MOST_SPIN = 100_000
 """Polls; some 0.3 s in which a CPU does nothing else."""
 _MOST_FRONT_ENDS_ASKED = 64
 """Bound of --front-ends, against typing errors."""
+
+
+_USER = "uid:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +65,33 @@ class AdminAddresses:
     local: bool = False
     """Clients on this machine, through loopback or a Unix socket."""
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    users: tuple[int, ...] = ()
+    """Users of clients on a Unix socket."""
 
     def __str__(self) -> str:
         if self.anybody:
             return "anywhere"
-        places = [*(["this machine"] if self.local else []), *map(str, self.networks)]
+        places = [
+            *(["this machine"] if self.local else []),
+            *map(str, self.networks),
+            *(f"uid:{user}" for user in self.users),
+        ]
         return ", ".join(places) or "nowhere"
 
 
 def admin_addresses(text: str) -> AdminAddresses:
-    """`any`, `none`, or a list of `local`, addresses and networks."""
+    """`any`, `none`, or a list of `local`, addresses, networks, and users as `uid:NUMBER`."""
     if text in ("any", "none"):
         return AdminAddresses(anybody=text == "any")
     parts = [part.strip() for part in text.split(",")]
     try:
-        networks = tuple(ipaddress.ip_network(part) for part in parts if part != "local")
+        users = tuple(int(part[len(_USER) :]) for part in parts if part.startswith(_USER))
+        networks = tuple(ipaddress.ip_network(part) for part in parts if part != "local" and not part.startswith(_USER))
     except ValueError as error:
         raise ValueError(
-            f"expected any, none, or a list of local, addresses and networks, got '{text}': {error}"
+            f"expected any, none, or a list of local, addresses, networks and uid:NUMBER, got '{text}': {error}"
         ) from None
-    return AdminAddresses(local="local" in parts, networks=networks)
+    return AdminAddresses(local="local" in parts, networks=networks, users=users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +310,9 @@ class ServerSettings:
         None,
         Kind("LIST", admin_addresses),
         "clients that may make admin calls (loads, settings of log and traces, registration of shared"
-        " memory): any, none, or a list of local, addresses and networks such as local,10.0.0.0/8 (default"
-        " local; any for calls that require a secret header or a client's certificate)",
+        " memory): any, none, or a list of local, addresses, networks, and users of a Unix socket,"
+        " such as local,10.0.0.0/8,uid:1000 (default local; any for calls that require a secret header or a client's"
+        " certificate)",
         name="admin-address",
     )
     allow_client_shm: bool = flag(False, BOOLEAN, "let clients on this machine pass tensors in shared memory")
@@ -358,3 +370,15 @@ class ServerSettings:
         "age at which a gRPC or HTTP connection is closed after its calls, so that its client finds new"
         " servers; 0 = never",
     )
+
+    @property
+    def unix_sockets(self) -> tuple[UnixPlace, ...]:
+        """Return those that clients connect to."""
+        places = (unix_place(part.address) for part in (self.grpc, self.http) if part.allow)
+        return tuple(place for place in places if place is not None)
+
+    @property
+    def tells_users_apart(self) -> bool:
+        """Return whether it matters which user a client on a Unix socket is."""
+        names_users = self.admin_addresses is not None and bool(self.admin_addresses.users)
+        return bool(names_users or self.max_requests_per_client or self.max_request_rate_per_client)

@@ -18,6 +18,7 @@ from rich.text import Text
 from rocserve.core.errors import invalid_argument, not_found, unavailable
 from rocserve.core.printable import names_hint, printable
 from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, positional, repeated, text
+from rocserve.settings.unix_place import SCHEME
 from rocserve.verbs.printing import UNWRAPPED_WIDTH, console_on, say_json, show, table
 from rocserve.verbs.status_model import LoadReports, detail_lines, details, http_address, state_text
 from rocserve.verbs.status_poll import CALL_TIMEOUT_S, DISPENSABLE, FIGURES, StatusPoll, StatusRow
@@ -45,7 +46,7 @@ def header(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class StatusOptions:
-    url: str = flag("localhost:8001", text("URL"), "the server's gRPC address")
+    url: str = flag("localhost:8001", text("URL"), "the server's gRPC address, host:port or unix:/PATH")
     interval: float = flag(1.0, number("SECONDS", 0.1, float, _LONGEST_PAUSE_S), "seconds between two polls")
     once: bool = flag(False, SWITCH, "print the table once and exit")
     header: tuple[tuple[str, str], ...] = repeated(
@@ -59,7 +60,8 @@ class StatusOptions:
     http_url: str = flag(
         "",
         text("URL"),
-        "the server's HTTP address, which gives tracebacks and files (default: port 8000 of the gRPC address' host)",
+        "the server's HTTP address, also unix:/PATH, which gives tracebacks and files (default: port 8000 of the gRPC"
+        " address' host)",
     )
     model: str = positional(
         "", text("MODEL"), "show this model: reason, traceback, configuration; then exit", nargs="?"
@@ -75,7 +77,7 @@ def run(options: StatusOptions, console: Console | None = None) -> None:
     tls = Tls(options.root_cert, options.client_key, options.client_cert) if options.tls or any(files) else None
     url, headers = options.url, dict(options.header)
     address = options.http_url.rstrip("/") or http_address(url, tls is not None)
-    if not address.startswith(("http://", "https://")):
+    if not address.startswith(("http://", "https://", SCHEME)):
         address = f"{'http' if tls is None else 'https'}://{address}"
     reports = LoadReports(address, headers, *files)
     if console is None or not console.is_terminal:

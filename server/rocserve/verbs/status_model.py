@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import socket
 import ssl
 import time
 import urllib.error
@@ -17,6 +20,7 @@ from google.protobuf import text_format
 from rich.text import Text
 
 from rocserve.core.printable import printable, readable_size
+from rocserve.settings.unix_place import SCHEME, UnixPlace, unix_place
 from rocserve.verbs.status_poll import CALL_TIMEOUT_S, FIGURES, StatusRow
 from rocserve_client import Client, RocserveError
 
@@ -37,7 +41,7 @@ def state_text(row: StatusRow) -> Text:
 
 def http_address(url: str, tls: bool) -> str:
     """Return where the server of a gRPC address answers HTTP, if it uses the usual port."""
-    host = url.rpartition(":")[0] or url
+    host = "localhost" if url.startswith(SCHEME) else url.rpartition(":")[0] or url
     return f"{'https' if tls else 'http'}://{host}:{_HTTP_PORT}"
 
 
@@ -54,6 +58,8 @@ class LoadReports:
     def of(self, row: StatusRow) -> Mapping[str, Any]:
         """Return the version's report. Raises OSError or ValueError if the server gives none."""
         query = urllib.parse.urlencode({"name": row.model, "version": row.version})
+        if (place := unix_place(self.address)) is not None:
+            return self._read(_ask_socket(place, f"/v2/load-report?{query}", self.headers))
         request = urllib.request.Request(f"{self.address}/v2/load-report?{query}", headers=dict(self.headers))
         context: ssl.SSLContext | None = None
         if self.address.startswith("https"):
@@ -65,10 +71,31 @@ class LoadReports:
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
         with opener.open(request, timeout=_REPORT_TIMEOUT_S) as response:
-            report = json.load(response)
+            return self._read(response.read())
+
+    def _read(self, text: bytes) -> Mapping[str, Any]:
+        report = json.loads(text)
         if not isinstance(report, dict):
             raise ValueError(f"expected a report from {self.address}, got other JSON; is this the server's HTTP port?")
         return report
+
+
+def _ask_socket(place: UnixPlace, target: str, headers: Mapping[str, str]) -> bytes:
+    """Return the body of the answer to a GET over a Unix socket. Raises OSError or ValueError."""
+    connection = http.client.HTTPConnection("localhost", timeout=_REPORT_TIMEOUT_S)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    with contextlib.closing(connection):
+        connection.sock.settimeout(_REPORT_TIMEOUT_S)
+        connection.sock.connect(place.path)
+        connection.request("GET", target, headers=dict(headers))
+        try:
+            response = connection.getresponse()
+            text = response.read()
+        except http.client.HTTPException as error:
+            raise ValueError(f"expected HTTP at {place}: {error}") from None
+    if response.status != http.client.OK:
+        raise OSError(f"HTTP status {response.status}")
+    return text
 
 
 @dataclass(frozen=True, slots=True)

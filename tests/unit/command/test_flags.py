@@ -321,6 +321,25 @@ def test_wrong_admin_addresses(tmp_path: Path, value: str) -> None:
         settings(f"--model-repository={tmp_path}", f"--admin-address={value}")
 
 
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--grpc-address=unix:/a", "--front-ends=2"), "--front-ends=2: the kernel cannot share unix:/a"),
+        (("--grpc-address=unix:/a", "--http-address=unix:///a,mode=0660"), "unix:/a is the address of two"),
+        (("--http-address=unix:/a", "--metrics-address=unix:/a"), "unix:/a is the address of two"),
+        (("--http-address=unix:/a", "--reuse-http-port"), "--reuse-http-port is for ports"),
+    ],
+)
+def test_unix_sockets_that_cannot_be_served(tmp_path: Path, flags: tuple[str, ...], text: str) -> None:
+    with pytest.raises(FlagError, match=text):
+        settings(f"--model-repository={tmp_path}", *flags)
+
+
+def test_unix_sockets_that_can_be_served(tmp_path: Path) -> None:
+    flags = ("--grpc-address=unix:/a", "--http-address=unix:/a", "--allow-http=false", "--front-ends=0")
+    assert str(*settings(f"--model-repository={tmp_path}", *flags).unix_sockets) == "unix:/a"
+
+
 @pytest.mark.parametrize("flag", ["", "--model-repository="])
 def test_a_name_that_no_file_can_have(flag: str) -> None:
     name = "x" * 300

@@ -139,8 +139,9 @@ class WaitingThread:
             del event
 
 
-def find_epoll(port: int) -> int | None:
-    """Return the epoll in which gRPC's core waits for connections to the port; None if the core waits on threads."""
+def find_epoll(place: int | str, address: str | None = None) -> int | None:
+    """Return the epoll in which gRPC's core waits for connections to the port or path; None if it waits on threads.
+    `address`: where to connect, if not to the address that the socket was bound to."""
     if _POLLING_EXPERIMENT not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
         return None
     for entry in Path("/proc/self/fd").iterdir():
@@ -150,10 +151,10 @@ def find_epoll(port: int) -> int | None:
                 continue
             lines = Path("/proc/self/fdinfo", entry.name).read_text().splitlines()
             watched = [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
-            for descriptor, found in sockets_of(port):
+            for descriptor, found in sockets_of(place):
                 if descriptor in watched and listens(found):
                     epoll = int(entry.name)
-                    return epoll if _wakes(epoll, found.family, found.getsockname()) else None
+                    return epoll if _wakes(epoll, found.family, address or found.getsockname()) else None
     return None
 
 
@@ -170,18 +171,18 @@ def _wakes(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
     return False
 
 
-def refuse_handshakes(port: int) -> None:
+def refuse_handshakes(place: int | str) -> None:
     """Ignore new handshakes; those that have begun are completed. Must be called before `stop_listening`."""
-    for _, found in sockets_of(port):
+    for _, found in sockets_of(place):
         if listens(found):
             begin_no_handshakes(found)
 
 
-def stop_listening(port: int) -> bool:
+def stop_listening(place: int | str) -> bool:
     """Refuse new connections from now on; existing ones continue. gRPC's core ends its port and its calls together:
     unless the port is closed first, a call on its way is answered CANCELLED. Returns False, without closing the port,
     if a connection waits for the core and would be reset."""
-    for descriptor, found in sockets_of(port):
+    for descriptor, found in sockets_of(place):
         if listens(found):
             waiting = select.poll()
             waiting.register(found, select.POLLIN)

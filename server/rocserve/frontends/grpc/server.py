@@ -8,10 +8,11 @@ a function that takes the operation's event; the transport only calls it.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import grpc
@@ -48,6 +49,7 @@ from rocserve.frontends.grpc.transport import (
 )
 from rocserve.frontends.shared_ports import has_connections
 from rocserve.frontends.tls import CertificateFiles, CertificateReloader, certificate_files
+from rocserve.frontends.unix_sockets import PublishedSocket, private_path, publish
 from rocserve.plane.freed_memory import FreedMemory, private_bytes
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import GrpcSettings
@@ -64,6 +66,8 @@ LAST_EVENTS_SECONDS = 0.05
 MOST_LAST_EVENTS_SECONDS = 10.0
 """The most time for the events that tell calls of their end: the thread that brings them may have to wait for a CPU."""
 
+_NOTHING = object()
+"""The tag of an event that needs no work."""
 AGE_SPREAD = 1.1
 """gRPC's core ends connections between 0.9 and 1.1 times the set age."""
 
@@ -82,8 +86,10 @@ class GrpcServer:
         plane: PlaneLoop,
         memory: RequestMemory | None = None,
         limits: TransportLimits | None = None,
+        behind_relay: bool = False,
     ) -> None:
-        """`memory` counts unread answers; None = in a separate memory."""
+        """`memory` counts unread answers; None = in a separate memory. `behind_relay`: only a relay in this process
+        connects to the Unix socket, through `relay_path`."""
         limits = limits or TransportLimits()
         self._settings = settings
         self.plane = plane
@@ -96,7 +102,12 @@ class GrpcServer:
         self._queue: Any = None
         self._polling: QueuePolling | WaitingThread
         self._stopping = False
-        self._port = 0
+        self._bound: int | str = 0
+        """The port, or the path under which the Unix socket was bound."""
+        self._behind_relay = behind_relay
+        self._published: PublishedSocket | None = None
+        self._socket_file: int | None = None
+        """Descriptor of the Unix socket's file, which has no name behind a relay."""
         self._shut_down_at = 0.0
         # While the server shuts down: the time when all calls had been answered.
         self._idle_since: float | None = None
@@ -104,8 +115,8 @@ class GrpcServer:
         self._on_ended: Callable[[], None] = self._ended.set
 
     def start(self) -> int:
-        """Bind, serve, and return the port. From any thread. Raises OSError if the address cannot be bound (in use, not
-        permitted, unknown), or if a certificate cannot be read or used."""
+        """Bind, serve, and return the port; 1 for a Unix socket. From any thread. Raises OSError if the address cannot
+        be bound (in use, not permitted, unknown), or if a certificate cannot be read or used."""
         files = certificate_files(self._settings, self._settings)
         credentials = None if files is None else server_credentials(files, self._log)
         self._queue = cygrpc.CompletionQueue()
@@ -113,17 +124,30 @@ class GrpcServer:
         self._server.register_completion_queue(self._queue)
         where = listen_address(self._settings)
         host = f"[{where.address}]" if ":" in where.address else where.address
-        target = f"{host}:{where.port}".encode()
-        try:
-            port: int = self._server.add_http2_port(target, credentials and credentials._credentials)
-        except RuntimeError:
-            port = 0
+        target, reached_at = f"{host}:{where.port}", None
+        with ExitStack() as binding:
+            try:
+                if where.unix is not None:
+                    self._bound = binding.enter_context(private_path(where.unix))
+                    target = f"unix:{self._bound}"
+                port: int = self._server.add_http2_port(target.encode(), credentials and credentials._credentials)
+                if where.unix is not None and self._behind_relay:
+                    self._socket_file = os.open(target.removeprefix("unix:"), os.O_PATH | os.O_CLOEXEC)
+                    reached_at = self.relay_path
+                elif where.unix is not None:
+                    self._published = publish(where.unix, target.removeprefix("unix:"))
+                    reached_at = where.unix.path
+            except RuntimeError:
+                port = 0
+            except OSError as error:
+                self._abandon()
+                raise where.refusal(error) from None
         if port == 0:
             self._server.destroy()
             raise binding_error(where, files)
         self._server.start()
-        self._port = port
-        epoll = find_epoll(port)
+        self._bound = self._bound or port
+        epoll = find_epoll(self._bound, reached_at)
         if epoll is not None:
             self._polling = QueuePolling(self._queue, epoll)
         else:
@@ -136,6 +160,19 @@ class GrpcServer:
         self._unrequested = OUTSTANDING_REQUESTS
         self.plane.call_soon(self._begin)
         return port
+
+    def _abandon(self) -> None:
+        """End a server that has not started. The core aborts the process if one that listens is destroyed."""
+        self._server.start()
+        self._server.shutdown(self._queue, _NOTHING)
+        while self._queue.poll(time.time() + LINGER_SECONDS).tag is not _NOTHING:
+            pass
+        self._server.destroy()
+
+    @property
+    def relay_path(self) -> str:
+        """The path by which a relay in this process connects. No other process can use it."""
+        return f"/proc/self/fd/{self._socket_file}"
 
     def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, wait for calls in flight, cancel them after the grace time, and close.
@@ -240,16 +277,19 @@ class GrpcServer:
     def _close(self) -> Steps[None]:
         """Stop listening, then shut down. Clients that have connected are served. If connections end by age, the method
         waits for their end, because a shutdown of the core cancels calls on their way."""
-        port, self._port = self._port, 0
-        if not port:
+        bound, self._bound = self._bound, 0
+        if not bound:
             return
-        refuse_handshakes(port)
+        if self._published is not None:
+            self._published.withdraw()
+        elif isinstance(bound, int):
+            refuse_handshakes(bound)
         yield
-        while not stop_listening(port):
+        while not stop_listening(bound):
             yield
         age_seconds = self._settings.max_connection_age_ms * AGE_SPREAD / 1000
         deadline = time.monotonic() + age_seconds + LINGER_SECONDS if age_seconds else 0.0
-        while time.monotonic() < deadline and has_connections(port):
+        while time.monotonic() < deadline and has_connections(bound):
             yield
         self._shut_down()
 
@@ -283,6 +323,8 @@ class GrpcServer:
         self.plane.remove_source(self)
         self._polling.stop()
         self._server.destroy()
+        if self._socket_file is not None:
+            os.close(self._socket_file)
         self._ended.set()
         self._on_ended()
 

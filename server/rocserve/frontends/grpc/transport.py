@@ -16,6 +16,7 @@ from rocserve.backends.host import Host
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.tensors import Buffer
+from rocserve.frontends.grpc.relay import user_of
 from rocserve.frontends.limits import LEAST_BYTES_PER_SECOND, file_limit
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.tls import CertificateFiles
@@ -169,8 +170,11 @@ def guarded_routes(routes: Routes, restrictions: Mapping[str, Restriction]) -> R
 
 
 def address_of(peer: str) -> str:
-    """Return the address in gRPC's notation: "ipv4:1.2.3.4:4000", "ipv6:[::1]:4000" (or URL-escaped), "unix:/path"."""
+    """Return the client's address. `peer` is in gRPC's notation: "ipv4:1.2.3.4:4000", "ipv6:[::1]:4000" (or
+    URL-escaped), "unix:/path", or what the relay has made of it."""
     kind, _, rest = peer.partition(":")
+    if user := user_of(peer):
+        return user
     return "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
 
 
@@ -288,11 +292,12 @@ def _connection_age(settings: GrpcSettings, renewal_ms: int) -> tuple[int, int]:
 
 def binding_error(where: ListenAddress, files: CertificateFiles | None) -> OSError:
     """Return why gRPC could not bind. gRPC does not say, so a plain socket asks the system again."""
-    try:
-        with where.bind() as probe:
-            probe.listen()
-    except OSError as error:
-        return where.refusal(error)
+    if where.unix is None:
+        try:
+            with where.bind() as probe:
+                probe.listen()
+        except OSError as error:
+            return where.refusal(error)
     if files is not None:
         return OSError(errno.EINVAL, f"cannot serve gRPC with TLS: {files.expected}")
     return where.refusal(OSError(errno.EADDRINUSE, ""))

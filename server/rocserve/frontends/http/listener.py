@@ -17,6 +17,8 @@ from rocserve.frontends.http.connection import Connection, ConnectionLimits
 from rocserve.frontends.http.request import Request, Response, Serving
 from rocserve.frontends.limits import file_limit
 from rocserve.frontends.listen_address import ListenAddress, begin_no_handshakes
+from rocserve.frontends.unix_sockets import PublishedSocket
+from rocserve.frontends.unix_sockets import listen as listen_unix
 from rocserve.observability.failures import Allowance
 
 _PENDING_CONNECTIONS = 1024
@@ -84,6 +86,7 @@ class HttpListener:
         self._log = log.getChild("connections")
         self._tls = tls
         self._listening: list[socket.socket] = []
+        self._published: PublishedSocket | None = None
         self._loop: asyncio.AbstractEventLoop
         self._watch: asyncio.Task[None] | None = None
         self._fitting_connections: int | None = None
@@ -92,10 +95,16 @@ class HttpListener:
         self._warnings, self._accept_failures = (Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS) for _ in range(2))
 
     async def start(self, where: ListenAddress) -> int:
-        """Listen, and return the port. Raises OSError if that is impossible; its text says where, and what to do."""
+        """Listen, and return the port; 0 for a Unix socket. Raises OSError if that is impossible; its text says
+        where, and what to do."""
         loop = self._loop = asyncio.get_running_loop()
         self._watch = loop.create_task(self._close_overdue())
         try:
+            if where.unix is not None:
+                listening, self._published = listen_unix(where.unix, _PENDING_CONNECTIONS)
+                self._listening = [listening]
+                self._listen(listening)
+                return 0
             self._listening = await _bind(loop, where)
             for listening in self._listening:
                 listening.listen(_PENDING_CONNECTIONS)
@@ -116,6 +125,8 @@ class HttpListener:
         if self._is_ending or self._watch is None:
             return
         self._is_ending = True
+        if self._published is not None:
+            self._published.withdraw()
         for listening in self._listening:
             self._loop.remove_reader(listening.fileno())
             begin_no_handshakes(listening)

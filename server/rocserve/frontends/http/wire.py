@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import socket
 import time
 
 from rocserve.core.tensors import Buffer
+from rocserve.frontends.unix_sockets import client_of
 
 
 class Wire:
@@ -30,8 +32,11 @@ class Wire:
     def open(self, transport: asyncio.Transport, age_seconds: float) -> None:
         self._transport = transport
         self.is_open = True
-        peer = transport.get_extra_info("peername")
-        self.remote = str(peer[0]) if isinstance(peer, tuple) else ""
+        peer, connection = transport.get_extra_info("peername"), transport.get_extra_info("socket")
+        if connection is not None and connection.family == socket.AF_UNIX:
+            self.remote = client_of(connection)
+        else:
+            self.remote = str(peer[0]) if isinstance(peer, tuple) else ""
         if age_seconds:
             # Connections that began together must not end together; gRPC's core spreads them in the same way.
             self.ends_at = time.monotonic() + age_seconds * random.uniform(0.9, 1.1)

@@ -1,0 +1,101 @@
+"""A server whose clients connect through Unix sockets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.infer_inputs import infer_input
+from support.models import add_constant, drop
+from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS, wait_until
+
+from rocserve_client import Client, RocserveError
+
+ME = os.getuid()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # The kernel accepts only short paths.
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+class UnixServer(RocserveProcess):
+    def __init__(self, repository: Path, folder: Path, log: Path, *flags: str) -> None:
+        self.grpc, self.http = f"unix:{folder}/grpc.sock", f"{folder}/http.sock"
+        addresses = (f"--grpc-address={self.grpc}", f"--http-address=unix:{self.http},mode=0660")
+        super().__init__([repository], "--front-ends=0", *addresses, *flags, log=log)
+
+    def start(self, *more_flags: str) -> None:
+        self.begin(*more_flags)
+        wait_until(lambda: "1 model served" in self.log_text[self._begins :], "the model")
+
+    def client(self) -> triton.InferenceServerClient:
+        return triton.InferenceServerClient(self.grpc)
+
+    def call(self, method: str, target: str, body: object = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("localhost", timeout=PATIENCE_SECONDS)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(self.http)
+        connection.request(method, target, None if body is None else json.dumps(body))
+        response = connection.getresponse()
+        status, text = response.status, response.read().decode()
+        connection.close()
+        return status, text
+
+
+def status(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rocserve.cli", "status", "--once", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_both_protocols_users_and_a_killed_server(repository: Path, folder: Path, tmp_path: Path) -> None:
+    drop(repository, "m", add_constant(1.0))
+    flags = (f"--admin-address=uid:{ME + 1}", "--max-request-rate-per-client=1000000")
+    with UnixServer(repository, folder, tmp_path / "server.log", *flags) as server:
+        entry = infer_input("X", np.array([[1, 2]], np.float32))
+        assert server.client().infer("m", [entry]).as_numpy("Y").tolist() == [[2, 3]]
+        body = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+        code, text = server.call("POST", "/v2/models/m/infer", body)
+        assert code == 200
+        assert json.loads(text)["outputs"][0]["data"] == [2, 3]
+
+        # Admin calls are another user's.
+        expected = f"which this server takes from uid:{ME + 1}, and this one comes from uid:{ME};"
+        code, text = server.call("POST", "/v2/logging", {"log_verbose_level": 1})
+        assert code == 403
+        assert expected in text
+        with Client(server.grpc) as client, pytest.raises(RocserveError, match=expected):
+            client.load_model("m")
+
+        assert "rocserve" in (shown := status(f"--url={server.grpc}")).stdout, shown.stderr
+        one = status(f"--url={server.grpc}", f"--http-url=unix:{server.http}", "m")
+        assert "m version 1: READY" in one.stdout, one.stderr
+
+        # A second server cannot have the sockets, and takes nothing from the first.
+        log = tmp_path / "second.log"
+        second = UnixServer(repository, folder, log)
+        second.begin()
+        assert second.process is not None
+        assert second.process.wait(PATIENCE_SECONDS) == 1
+        assert f"cannot serve gRPC at {server.grpc}: Address already in use" in second.log_text
+        assert f"cannot serve HTTP at unix:{server.http}: Address already in use" in second.log_text
+        assert server.client().is_server_live()
+
+        server.restart(signal.SIGKILL)
+        assert server.client().infer("m", [entry]).as_numpy("Y").tolist() == [[2, 3]]
+        assert server.terminate() == 0
+        assert list(folder.iterdir()) == []
