@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import signal
 import sys
@@ -50,6 +51,7 @@ from rocserve.repository.version_loader import WorkerVersionLoader
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.response_cache import ResponseCache
+from rocserve.service_manager import ServiceManager
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions
@@ -68,6 +70,8 @@ from rocserve.workers.launcher import WorkerLauncher
 
 _POLL_SECONDS = 0.05
 """Interval of checks whether the last sequence has ended."""
+_END_SECONDS = 15.0
+"""How long the end may take after --drain-seconds and --exit-timeout-secs."""
 _CANCEL_SECONDS = 5.0
 """How long a part that is cut short may take to release its resources."""
 
@@ -109,6 +113,7 @@ class Server:
     def __post_init__(self) -> None:
         settings = self._settings
         self._log = log = self._server_log.logger
+        self._manager = ServiceManager(os.environ, log)
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
         self._plane = PlaneLoop(log.getChild("plane"), spin)
         mail = InstanceMail(self._plane, 0 if settings.spin == 0 else default_idle_polls(usable_cpus()))
@@ -174,6 +179,7 @@ class Server:
         ending = Ending(self._log, self._settings.drain_seconds, self._settings.exit_timeout_seconds)
         self._signals.watch(lambda number: self._reload() if number == signal.SIGHUP else ending.on_signal(number))
         self._plane.start()
+        self._manager.begin(self._plane.call_soon)
         asks_models = self._settings.repository.readiness is not ReadinessRule.STARTED
         readiness = Readiness(self._tables, self._repository.is_ready, asks_models)
         front_ends = FrontEnds(self._settings, self._command, self._served(readiness), self._plane, self._log)
@@ -188,6 +194,7 @@ class Server:
                 # For users the errno means nothing, but the name of an unreadable file does.
                 self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
+            self._manager.close()
             return 1
         try:
             loads = started or asyncio.ensure_future(self._repository.start())
@@ -196,7 +203,10 @@ class Server:
             self._log.critical("the server cannot go on", exc_info=True)
             status = 1
         readiness.is_exiting = True
-        await self._drain(front_ends, ending, self._settings.drain_seconds if status == 0 else 0.0)
+        drain_seconds = self._settings.drain_seconds if status == 0 else 0.0
+        self._manager.stopping(drain_seconds + self._settings.exit_timeout_seconds + _END_SECONDS)
+        await self._drain(front_ends, ending, drain_seconds)
+        self._manager.close()
         return 1 if ending.end_now.is_set() else status
 
     def _served(self, readiness: Readiness) -> Served:
@@ -276,7 +286,14 @@ class Server:
             )
             stopped.cancel()
             return 1
-        self._log.info("%s", summary(self._repository.index(ready_only=False), front_ends.status_command()))
+
+        def served() -> str:
+            return summary(self._repository.index(ready_only=False), front_ends.status_command())
+
+        self._log.info("%s", served())
+        self._manager.ready(served())
+        if self._manager.listens:
+            self._repository.subscribe(lambda: self._manager.show(served()))
         with contextlib.ExitStack() as printing:
             if sys.stdout and self._settings.log.format != "json":
                 # The output is optional, and programs that read JSON often get both streams as one.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import socket
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from support import http_requests
 from support.gated_models import drop_gated, waiting
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
+from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -110,3 +113,31 @@ def test_the_effective_config_is_printed(repository: Path):
     result = rocserve("config", str(folder))
     assert result.returncode == 1
     assert "max_batchsize" in result.stderr
+
+
+def test_the_service_manager_hears_of_start_life_changes_and_end(repository: Path, tmp_path: Path):
+    drop(repository, "a", add_constant(1.0))
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"{folder}/notify")
+        manager.settimeout(PATIENCE_SECONDS)
+        lines: list[str] = []
+
+        def wait_for(line: str) -> None:
+            while line not in lines:
+                lines.extend(manager.recv(4096).decode().splitlines())
+
+        # Signs of life each second.
+        environment = {"NOTIFY_SOCKET": f"{folder}/notify", "WATCHDOG_USEC": "3000000"}
+        log = tmp_path / "server.log"
+        with RocserveProcess([repository], "--exit-timeout-secs=600", log=log, environment=environment) as server:
+            wait_for("READY=1")
+            assert lines[0].startswith("EXTEND_TIMEOUT_USEC=")
+            wait_for("STATUS=1 model served")
+            drop(repository, "b", add_constant(1.0))
+            wait_for("STATUS=2 models served")
+            lines.clear()
+            wait_for("WATCHDOG=1")
+            server.begin_end()
+            wait_for("STOPPING=1")
+            wait_for("EXTEND_TIMEOUT_USEC=615000000")
+            assert server.process.wait(PATIENCE_SECONDS) == 0

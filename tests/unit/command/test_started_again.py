@@ -32,6 +32,9 @@ def test_systemd_starts_it_again_and_waits_for_its_end() -> None:
     assert unit["Unit"]["StartLimitIntervalSec"] == "0"
     settings = settings_of(shlex.split(service["ExecStart"]))
     assert float(service["TimeoutStopSec"]) > settings.drain_seconds + settings.exit_timeout_seconds
+    # The server sends what these wait for.
+    assert (service["Type"], service["NotifyAccess"]) == ("notify", "main")
+    assert float(service["WatchdogSec"]) > 0
     # Otherwise the end of a worker that the kernel kills would be the server's.
     assert service["OOMPolicy"] == "continue"
 
