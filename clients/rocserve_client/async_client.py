@@ -168,17 +168,25 @@ class AsyncClient(BaseClient):
         config: str | None = None,
         files: Mapping[str, bytes] | None = None,
         *,
+        version: str = "",
         timeout: float | None = None,
         headers: Headers = None,
     ) -> None:
-        """Load or reload a model, optionally with a config (JSON) and files ("<version>/<path>") of this call."""
-        await self._call(calls.load_model(name, config, files), timeout, headers)
+        """Load or reload a model, optionally with a config (JSON) and files ("<version>/<path>") of this call.
+        `version`: load this version, and keep those that are loaded; "" = those of the version policy."""
+        await self._call(calls.load_model(name, config, files, version), timeout, headers)
 
     async def unload_model(
-        self, name: str, *, unload_dependents: bool = False, timeout: float | None = None, headers: Headers = None
+        self,
+        name: str,
+        *,
+        version: str = "",
+        unload_dependents: bool = False,
+        timeout: float | None = None,
+        headers: Headers = None,
     ) -> None:
-        """Unload a model. `unload_dependents`: also the members, if the model is an ensemble."""
-        await self._call(calls.unload_model(name, unload_dependents), timeout, headers)
+        """Unload a model, or one version of it. `unload_dependents`: also the members, if the model is an ensemble."""
+        await self._call(calls.unload_model(name, unload_dependents, version), timeout, headers)
 
     async def wait_until_ready(self, timeout: float, model: str | None = None) -> None:
         """Wait until the server, or a model, is ready. Raises DeadlineExceeded, whose text says why it is not ready."""

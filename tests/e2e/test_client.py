@@ -172,6 +172,7 @@ def test_questions(rocserve_server: RocserveProcess):
 def test_load_and_unload(serve: Callable[..., RocserveProcess], repository: Path):
     for name in ("add_sub", "named"):
         drop(repository, name, add_sub())
+    drop(repository, "add_sub", add_sub(), version=2)
     server = serve(repository, flags=("--model-control-mode=explicit", "--load-model=named"))
     numbers = {"INPUT0": np.ones((1, 16), np.int32), "INPUT1": np.ones((1, 16), np.int32)}
     with Client(server.address) as client:
@@ -182,6 +183,15 @@ def test_load_and_unload(serve: Callable[..., RocserveProcess], repository: Path
             client.load_model("nothing")
         client.load_model("add_sub", timeout=PATIENCE_SECONDS)
         assert client.infer("add_sub", numbers)["OUTPUT0"].tolist() == [[2] * 16]
+        client.load_model("add_sub", version="1", timeout=PATIENCE_SECONDS)
+        assert client.model_ready("add_sub", "1")
+        assert client.model_ready("add_sub", "2")
+        client.unload_model("add_sub", version="2")
+        assert client.infer("add_sub", numbers).model_version == "1"
+        with pytest.raises(RocserveError, match="it has no version 3; its versions are: 1, 2"):
+            client.load_model("add_sub", version="3")
+        with pytest.raises(RocserveError, match="leave it or 'version' out"):
+            client.unload_model("add_sub", version="1", unload_dependents=True)
         client.unload_model("add_sub")
         with pytest.raises(RocserveError) as caught:
             client.infer("add_sub", numbers)

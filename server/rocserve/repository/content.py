@@ -27,6 +27,9 @@ from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import RepositorySettings
 from rocserve.settings.repository import WhatKind
 
+VERSION = "version"
+"""Parameter of requests that load or unload one version."""
+_MOST_DIGITS = 18
 _FILE_PREFIX = "file:"
 _PRIVATE_PREFIX = "rocserve-model-"
 _READABLE = 0o755
@@ -38,6 +41,8 @@ class LoadParameters:
     """A ModelConfig as JSON; None = the configuration in the repository."""
     files: Mapping[PurePosixPath, bytes] = field(default_factory=dict)
     """Path in the model's folder -> content. If there are any files, no file of the repository is used."""
+    version: int | None = None
+    """The version to load, next to those that are wanted already; None = those that the version policy selects."""
 
 
 def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str | bytes]) -> LoadParameters:
@@ -45,11 +50,14 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
     type or a forbidden path; INTERNAL for files without a configuration."""
     config: str | None = None
     files: dict[PurePosixPath, bytes] = {}
+    version: int | None = None
     for key, value in parameters.items():
         if key == "config":
             if not isinstance(value, str):
                 raise wrong_type(key, "string_param")
             config = value
+        elif key == VERSION:
+            version = parse_version(value)
         elif key.startswith(_FILE_PREFIX):
             if not isinstance(value, bytes):
                 raise wrong_type(key, "bytes_param")
@@ -68,7 +76,16 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
             f"failed to load '{name}', failed to poll from model repository: files are given"
             f" ({listed(sorted(map(str, files)))}) but no 'config'; give the configuration that goes with them too"
         )
-    return LoadParameters(config, files)
+    return LoadParameters(config, files, version)
+
+
+def parse_version(value: bool | int | str | bytes) -> int:
+    """Read the parameter of a load or unload of one version. Raises ServeError (INVALID_ARGUMENT)."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if not isinstance(value, str) or not value.isascii() or not value.isdecimal() or len(value) > _MOST_DIGITS:
+        raise invalid_argument(f"invalid value for parameter '{VERSION}', expected the number of a version.")
+    return int(value)
 
 
 IN_REPOSITORY = LoadParameters()

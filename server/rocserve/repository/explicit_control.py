@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from rocserve.config.request_rules import RequestRefused
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_names import ModelKey
+from rocserve.core.printable import listed
 from rocserve.repository.content import IN_REPOSITORY, LoadParameters, ModelContent, parse_load_parameters
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import innermost_first, members_of
@@ -89,6 +90,14 @@ class ExplicitControl:
         await asyncio.shield(
             self._context.background.start(self._load_checked(name, parsed), f"load request for {name}")
         )
+
+    def unload_version(self, name: str, number: int) -> None:
+        """Unload one version of a model, and the model with its last version. A version that is not loaded is none."""
+        for key in self._names.keys(name, self._models):
+            model = self._models[key]
+            model.unwant(number)
+            if model.content is not None and not model.content.wanted:
+                self._table.unload(model)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Unload a model; with `unload_dependents` also an ensemble's members that no other ensemble needs."""
@@ -199,7 +208,7 @@ class ExplicitControl:
         own = [self._models[each.model] for each in reading.contents if each.definition.name == name]
         if not own:
             raise _not_polled(name)
-        own[0].check_loaded()
+        own[0].check_loaded(reading.parameters.version)
         return own[0]
 
     async def _find_folder(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> ModelScan:
@@ -227,13 +236,37 @@ class ExplicitControl:
         name = self._names.bare(key)
         folder = await self._find_folder(key, parameters, scan)
         try:
-            contents = await asyncio.to_thread(self._context.reader.read, folder, parameters, name)
+            of_all = replace(parameters, version=None)
+            contents = await asyncio.to_thread(self._context.reader.read, folder, of_all, name)
         except RequestRefused:
             raise
         except ServeError as error:
             self._table.reject(folder.key, Failure(error))
             raise _not_polled(name) from error
+        if parameters.version is not None:
+            number = parameters.version
+            contents = tuple(
+                self._with_version(content, number) if content.definition.name == name else content
+                for content in contents
+            )
         return _FolderContents(folder, contents, parameters)
+
+    def _with_version(self, content: ModelContent, number: int) -> ModelContent:
+        """Return content that wants this version too, next to those that are wanted now. Raises ServeError if the
+        folder has no such version, or too many are wanted."""
+        name, versions = content.definition.name, content.scan.versions
+        if number not in versions:
+            found = listed([str(each) for each in sorted(versions)]) or "none"
+            raise invalid_argument(f"failed to load '{name}', it has no version {number}; its versions are: {found}")
+        model = self._models.get(content.model)
+        now = frozenset[int]() if model is None or model.content is None else model.content.wanted
+        wanted, most = (now & versions.keys()) | {number}, self._context.settings.max_model_versions
+        if len(wanted) > most:
+            raise invalid_argument(
+                f"failed to load '{name}', {len(wanted)} of its versions would be served, at most {most} are possible;"
+                " unload one of them, or raise --max-model-versions"
+            )
+        return replace(content, wanted=wanted)
 
     def _is_serving(self, key: ModelKey) -> bool:
         model = self._models.get(key)

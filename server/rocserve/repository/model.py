@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from rocserve.config.model_folder import no_version_text
 from rocserve.core.errors import invalid_argument, unavailable
@@ -130,6 +131,15 @@ class ManagedModel:
         self._forget_versions()
         self._publish()
 
+    def unwant(self, number: int) -> None:
+        """Unload a version, whatever the version policy says; the others stay as they are."""
+        if self.content is not None:
+            self.content = replace(self.content, wanted=self.content.wanted - {number})
+        if number in self._versions:
+            self._versions[number].retire()
+            self._forget_versions()
+            self._publish()
+
     def stop_loading(self) -> None:
         for version in self.versions:
             version.stop_loading()
@@ -241,16 +251,19 @@ class ManagedModel:
         is_logged = self._rejection is not None or any(version.has_failed for version in self.versions)
         return "" if is_logged else self.failure_text()
 
-    def check_loaded(self) -> None:
-        """Raise ServeError in Triton's words for the client that asked for the load, unless all is served. The error is
-        in no variable here: its traceback would keep this frame and the client's files alive."""
+    def check_loaded(self, number: int | None = None) -> None:
+        """Raise ServeError in Triton's words for the client that asked for the load, unless all is served. `number`:
+        the one version that was asked for. The error is in no variable here: its traceback would keep this frame and
+        the files of the client alive."""
         content = self.content
-        if content is None:
+        if content is None or number not in (None, *content.wanted):
             raise unavailable(f"load failed for model '{self.name}': it was unloaded before it was loaded")
         if (problem := self._problem) is not None:
             raise invalid_argument(f"load failed for model '{self.name}': {problem.error.text}")
         reasons = ""
         for version in self.versions:
+            if number not in (None, version.number):
+                continue
             if version.number in content.wanted and not version.serves(content):
                 error = FilesChanged(is_followed=False) if version.failure is None else version.failure.error
                 reasons += f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"

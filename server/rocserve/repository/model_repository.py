@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
-from rocserve.core.errors import ServeError, not_found, unavailable
+from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
 from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.observability.log_fields import about
@@ -169,9 +169,16 @@ class ModelRepository:
             self._check_explicit()
             raise
 
-    async def unload(self, name: str, unload_dependents: bool) -> None:
+    async def unload(self, name: str, unload_dependents: bool, version: int | None = None) -> None:
         """Take a model out of service immediately and unload it in the background; only under explicit control, but
-        endpoints in any mode. Unknown names are accepted. Raises ServeError (UNAVAILABLE) in another mode."""
+        endpoints in any mode. Unknown names and versions are accepted. `version`: None = all. Raises ServeError:
+        UNAVAILABLE in another mode, INVALID_ARGUMENT for one version of an endpoint."""
+        if version is not None:
+            if self.endpoints.has(name):
+                raise invalid_argument(f"'{name}' is an endpoint, which is unloaded as a whole; leave 'version' out")
+            self._check_explicit()
+            self._explicit.unload_version(name, version)
+            return
         if self.endpoints.has(name):
             await self.endpoints.unload(name)
             return

@@ -12,7 +12,7 @@ from rocserve.core.trace import TraceLevel
 from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.repository.content import wrong_type
+from rocserve.repository.content import VERSION, parse_version, wrong_type
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.services.methods import Method
 
@@ -48,7 +48,13 @@ class RepositoryControlService:
             if parameter.WhichOneof("parameter_choice") != "bool_param":
                 raise invalid_argument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
             with_dependents = parameter.bool_param
-        await self._repository.unload(request.model_name, with_dependents)
+        version = None
+        if VERSION in request.parameters:
+            parameter = request.parameters[VERSION]
+            version = parse_version(getattr(parameter, parameter.WhichOneof("parameter_choice") or "", b""))
+            if with_dependents:
+                raise invalid_argument("'unload_dependents' is for a whole model; leave it or 'version' out")
+        await self._repository.unload(request.model_name, with_dependents, version)
         return pb.RepositoryModelUnloadResponse()
 
 

@@ -164,12 +164,15 @@ def test_load_and_unload(call: Any, loopback: Any) -> None:
     call(loopback.address, "load_model", "m", config="{}", files={"1/model.onnx": b"bytes"})
     call(loopback.address, "unload_model", "m")
     call(loopback.address, "unload_model", "m", unload_dependents=True)
-    plain, given, unload, unload_all = loopback.requests
+    call(loopback.address, "load_model", "m", version="2")
+    call(loopback.address, "unload_model", "m", version="2")
+    plain, given, unload, unload_all, *of_one = loopback.requests
     assert (plain.model_name, len(plain.parameters)) == ("m", 0)
     assert given.parameters["config"].string_param == "{}"
     assert given.parameters["file:1/model.onnx"].bytes_param == b"bytes"
     assert (unload.model_name, len(unload.parameters)) == ("m", 0)
     assert unload_all.parameters["unload_dependents"].bool_param
+    assert [request.parameters["version"].string_param for request in of_one] == ["2", "2"]
 
 
 @pytest.mark.parametrize(

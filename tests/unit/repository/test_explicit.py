@@ -98,6 +98,84 @@ async def test_load_reload_and_unload(served: Served, folders: Folders, loader: 
     assert served.data("m") == "new"
 
 
+ALL = "version_policy { all {} }"
+
+
+async def test_one_version_is_loaded_and_unloaded_by_itself(
+    served: Served, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1, 2, 3)  # The policy selects the latest.
+    await served.repository.load("m", {"version": 1})
+    await served.repository.load("m", {"version": "2"})
+    assert [version for version, (state, _) in served.rows("m").items() if state == "READY"] == ["1", "2"]
+    assert loader.loads == [("m", 1), ("m", 2)], "the first was not loaded again"
+    await served.repository.unload("m", False, 1)
+    await served.until(lambda: served.rows("m")["1"] == ("UNAVAILABLE", "unloaded"))
+    assert served.data("m", "1") == "Request for unknown model: 'm' version 1 is not at ready state"
+    assert served.data("m", "2") == "good"
+    await served.repository.unload("m", False, 7)  # As for a model that is not loaded.
+    # A load without a version applies the policy again.
+    await served.repository.load("m", {})
+    await served.until(lambda: len(loader.alive("m")) == 1)
+    assert served.data("m", "3") == "good"
+    await served.repository.unload("m", False, 3)
+    await served.until(lambda: loader.alive("m") == [])
+    assert served.data("m") == "Request for unknown model: 'm' has no available versions"
+    await served.repository.load("m", {"version": 2})
+    assert served.data("m") == "good"
+    assert served.repository.is_ready()
+
+
+async def test_a_version_that_fails_leaves_the_others(served: Served, folders: Folders, loader: FakeLoader) -> None:
+    folders.model("m", 1, 2, more=ALL)
+    folders.version("m", 2, "broken")
+    await error_of(served.repository.load("m", {}))
+    assert served.data("m", "1") == "good"
+    # The failed version goes on being wanted, and does not keep another from being unloaded or loaded.
+    await served.repository.unload("m", False, 1)
+    await served.until(lambda: loader.alive("m") == [])
+    await served.repository.load("m", {"version": 1})
+    assert served.data("m", "1") == "good"
+    _, text = await error_of(served.repository.load("m", {"version": 2}))
+    assert text.startswith("load failed for model 'm': version 2 is at UNAVAILABLE state")
+    assert "version 1" not in text
+    assert served.data("m", "1") == "good"
+
+
+async def test_a_version_that_cannot_be_loaded_is_refused_by_name(explicit: Start, folders: Folders) -> None:
+    served: Served = await explicit(max_model_versions=2)
+    folders.model("m", 1, 2, 3)
+    assert await error_of(served.repository.load("m", {"version": 4})) == (
+        StatusCode.INVALID_ARGUMENT,
+        "failed to load 'm', it has no version 4; its versions are: 1, 2, 3",
+    )
+    for version in (1, 2):
+        await served.repository.load("m", {"version": version})
+    _, text = await error_of(served.repository.load("m", {"version": 3}))
+    assert text.startswith("failed to load 'm', 3 of its versions would be served, at most 2 are possible")
+    assert served.data("m", "1") == served.data("m", "2") == "good"
+
+
+async def test_the_last_version_of_an_ensemble_takes_it_away(explicit: Start, folders: Folders) -> None:
+    folders.ensemble("e", "m")
+    folders.model("m", 1)
+    served: Served = await explicit("e")
+    assert served.state("e") == "READY"
+    await served.repository.unload("e", False, 1)
+    await served.until(lambda: served.state("e") != "READY")
+    assert served.data("m") == "good"
+
+
+@pytest.mark.parametrize("version", [True, -1, b"1", "", "latest", "1.0", "-1", "1" * 19])
+async def test_a_version_is_a_number(served: Served, folders: Folders, version: Any) -> None:
+    folders.model("m", 1)
+    code, text = await error_of(served.repository.load("m", {"version": version}))
+    assert (code, text) == (
+        StatusCode.INVALID_ARGUMENT,
+        "invalid value for parameter 'version', expected the number of a version.",
+    )
+
+
 async def test_new_folders_are_listed_without_being_loaded(served: Served, folders: Folders) -> None:
     folders.model("m", 1)
     await served.until(lambda: served.rows("m") == {"": ("", "")})

@@ -34,6 +34,7 @@ from rocserve.frontends.http.request import JSON, PLAIN, HttpError, Response, pa
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.json_form import plain_values
 from rocserve.protocol.parameters import write_parameters
+from rocserve.repository.content import VERSION
 
 GET = frozenset({"GET"})
 GET_OR_HEAD = frozenset({"GET", "HEAD"})
@@ -140,7 +141,11 @@ def read_load(message: pb.RepositoryModelLoadRequest, body: Buffer) -> None:
     parameters = find(parse_json(body), "parameters") if body and not message.repository_name else MISSING
     given = {} if parameters is MISSING else members(parameters)
     for name, entry in given.items():
-        name, value = checked_text(name), text(entry)
+        name = checked_text(name)
+        if name == VERSION:
+            message.parameters[name].string_param = _version(entry)
+            continue
+        value = text(entry)
         if name == "config":
             message.parameters[name].string_param = value
         elif name.startswith("file:"):
@@ -150,10 +155,18 @@ def read_load(message: pb.RepositoryModelLoadRequest, body: Buffer) -> None:
 
 
 def read_unload(message: pb.RepositoryModelUnloadRequest, body: Buffer) -> None:
-    dependents = find(find(parse_json(body), "parameters"), "unload_dependents") if body else MISSING
+    parameters = find(parse_json(body), "parameters") if body else MISSING
+    dependents, version = find(parameters, "unload_dependents"), find(parameters, VERSION)
+    if version is not MISSING:
+        message.parameters[VERSION].string_param = _version(version)
     if dependents is not MISSING:
         value = boolean(dependents, "Unable to parse 'unload_dependents'")
         message.parameters["unload_dependents"].bool_param = value
+
+
+def _version(entry: object) -> str:
+    """Return a version that JSON has as a number or as text."""
+    return str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else text(entry)
 
 
 def read_system_region(message: pb.SystemSharedMemoryRegisterRequest, body: Buffer) -> None:

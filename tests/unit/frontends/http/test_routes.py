@@ -55,6 +55,24 @@ def test_nothing_there(path: str) -> None:
     assert find_destination(path.encode()) is None
 
 
+@pytest.mark.parametrize("call", ["load", "unload"])
+@pytest.mark.parametrize("version", ["2", '"2"'])
+def test_one_version_is_a_number_or_text(call: str, version: str) -> None:
+    destination = find_destination(f"/v2/repository/models/m/{call}".encode())
+    assert destination is not None
+    message = destination[0].request(destination[1], f'{{"parameters": {{"version": {version}}}}}'.encode())
+    assert dict(message.parameters)["version"].string_param == "2"
+
+
+@pytest.mark.parametrize("call", ["load", "unload"])
+@pytest.mark.parametrize("version", ["true", "2.5", "[2]", "null"])
+def test_other_versions_are_refused(call: str, version: str) -> None:
+    destination = find_destination(f"/v2/repository/models/m/{call}".encode())
+    assert destination is not None
+    with pytest.raises(ServeError, match="non-string as string"):
+        destination[0].request(destination[1], f'{{"parameters": {{"version": {version}}}}}'.encode())
+
+
 @pytest.mark.parametrize("name", [b"file:\\ud800", b"file:\xff"])
 def test_a_file_whose_name_is_no_utf_8_is_refused(name: bytes) -> None:
     with pytest.raises(ServeError, match="Invalid encoding in string") as caught:
