@@ -83,9 +83,10 @@ cluster-tools: cluster-programs
 	$(PYTHON) -m venv .cluster-tools/ray
 	.cluster-tools/ray/bin/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 
-# A wheel and a source distribution in dist/.
+# Two wheels, of the server and of the client alone, and a source distribution, in dist/.
 dist: setup
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist clients
 
 demo: setup
 	$(BIN)/python clients/examples/demo.py

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from benchmarks.environments import CACHE, PYTHON_VERSION, Environment, PeerUnav
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SAMPLE = CHECKOUT / "model_repository"
+EXAMPLE = CHECKOUT / "clients/examples/kserve_numbers.py"
 JPEG = CHECKOUT / "tests/data/digits/0002_two.jpg"
 EXAMPLES = sorted((DEPLOY / "kserve/examples").iterdir())
 
@@ -75,6 +76,16 @@ def test_its_clients_are_served_over_rest_and_grpc(
     question = Question(http_server.address, http_server.http_address, "add_sub", tmp_path / "data.npy")
     (outputs,) = answers(kserve, question)
     assert outputs["OUTPUT0"] == [2, 4, 6, 8]
+
+
+def test_the_example_gets_numbers(kserve: Environment, serve: Callable[..., RocserveProcess], repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository)
+    server.wait_until_ready()
+    addresses = (f"--http={server.http_address}", f"--grpc={server.address}")
+    command = [kserve.programs / "python", EXAMPLE, "m", "X", *addresses]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.stdout == "REST Y [[1.0, 2.0]]\ngRPC Y [[1.0, 2.0]]\n", ran.stderr
 
 
 def test_the_objects_are_as_kserve_has_them(kserve: Environment) -> None:

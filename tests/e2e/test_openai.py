@@ -7,6 +7,8 @@ import base64
 import gzip
 import http.client
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,7 @@ from support.server import RocserveProcess, Start
 from support.text_models import cut, drop_text_model, vector_of
 from support.waiting import PATIENCE_SECONDS, wait_until
 
+EXAMPLE = Path(__file__).parents[2] / "clients/examples/openai_nearest.py"
 TEXTS = ["banana", "a", "alpaca and llama", "zebra", "the panda eats bamboo", "aa", "cat"]
 
 
@@ -68,6 +71,14 @@ def served(request: pytest.FixtureRequest, start: Start, tmp_path_factory: pytes
     gate = drop_text_model(repository, "slow", rows=1, more=bounded)
     drop(repository, "a", add_constant(1.0))
     return Served(start(repository, f"--front-ends={request.param}"), repository, notes, gate)
+
+
+def test_the_example_sorts_texts(served: Served) -> None:
+    command = [sys.executable, EXAMPLE, f"--url=http://{served.server.http_address}/v1", "--model=letters_text"]
+    ran = subprocess.run([*command, "aa", "zebra", "aa"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[0] == "1.000  aa"
+    assert len(ran.stdout.splitlines()) == 2
 
 
 def test_vectors_come_in_the_order_of_the_texts(served: Served) -> None:

@@ -7,10 +7,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
+from importlib.metadata import distribution, distributions, version
 from pathlib import Path
 
 import numpy as np
+from packaging.requirements import Requirement
 from support.infer_inputs import infer_input
+from support.models import add_constant, drop
 from support.server import RocserveProcess
 from tritonclient.grpc import InferRequestedOutput
 
@@ -59,3 +63,47 @@ def test_the_wheel_serves_an_image_with_what_get_brings(tmp_path: Path, untraine
         wanted = InferRequestedOutput("PROBABILITIES", class_count=1)
         answer = server.client().infer("classify_image", [entry], outputs=[wanted]).as_numpy("PROBABILITIES")
         assert len(answer[0, 0].split(b":")) == 3, "probability, number and label"
+
+
+ASK = """
+import sys
+from importlib.metadata import distributions
+import numpy as np
+import rocserve_client
+with rocserve_client.Client(sys.argv[1]) as client:
+    print(client.infer("m", {"X": np.array([[1, 2]], np.float32)})["Y"].tolist())
+print(rocserve_client.__file__)
+print(*sorted(each.name for each in distributions()))
+"""
+NEEDED = ("grpcio", "numpy", "protobuf")
+
+
+def test_the_clients_wheel_needs_three_packages(
+    serve: Callable[..., RocserveProcess], repository: Path, tmp_path: Path
+) -> None:
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, "clients", folder=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    environment = tmp_path / "bare"
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, folder=tmp_path)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, folder=tmp_path)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    (metadata,) = distributions(name="rocserve_client", path=[str(packages)])
+    assert metadata.version == version("rocserve")
+    assert sorted(each.name for each in map(Requirement, metadata.requires or ())) == list(NEEDED)
+    # What they need is installed here; nothing else of this environment is in that one.
+    lacking = list(NEEDED)
+    while lacking:
+        found = distribution(lacking.pop())
+        requirements = map(Requirement, found.requires or ())
+        lacking += [each.name for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+        for top in {Path(str(file)).parts[0] for file in found.files or ()} - {".."}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(found.locate_file(top))
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository)
+    server.wait_until_ready()
+    answer, place, installed = run(python, "-c", ASK, server.address, folder=tmp_path).splitlines()
+    assert answer == "[[2.0, 3.0]]"
+    assert place.startswith(str(packages))
+    assert set(installed.split()) == {*NEEDED, "rocserve-client", "typing_extensions"}
