@@ -1,6 +1,6 @@
 """Asks a model for numbers with KServe's own client, over REST and over gRPC. Needs `pip install kserve`, and a server:
 
-python clients/examples/kserve_numbers.py MODEL INPUT --http localhost:8000 --grpc localhost:8001
+python clients/examples/kserve_numbers.py MODEL INPUT --http-address localhost:8000 --grpc-address localhost:8001
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ async def main() -> None:
     parser.add_argument("model")
     parser.add_argument("input", help="an input of FP32")
     parser.add_argument("--shape", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--http", default="localhost:8000")
-    parser.add_argument("--grpc", default="localhost:8001")
+    parser.add_argument("--http-address", default="localhost:8000")
+    parser.add_argument("--grpc-address", default="localhost:8001")
+    # Importing kserve has read the command line too, and would take --http for --http_port.
     given = parser.parse_args()
     numbers = np.arange(np.prod(given.shape), dtype=np.float32).reshape(given.shape)
     asked = request(given.model, given.input, numbers)
-    for way, answer in (("REST", await over_rest(given.http, asked)), ("gRPC", await over_grpc(given.grpc, asked))):
+    for way, answer in (
+        ("REST", await over_rest(given.http_address, asked)),
+        ("gRPC", await over_grpc(given.grpc_address, asked)),
+    ):
         for output in answer.outputs:
             print(way, output.name, output.as_numpy().tolist())
 

@@ -82,7 +82,7 @@ def test_the_example_gets_numbers(kserve: Environment, serve: Callable[..., Rocs
     drop(repository, "m", add_constant(1.0))
     server = serve(repository)
     server.wait_until_ready()
-    addresses = (f"--http={server.http_address}", f"--grpc={server.address}")
+    addresses = (f"--http-address={server.http_address}", f"--grpc-address={server.address}")
     command = [kserve.programs / "python", EXAMPLE, "m", "X", *addresses]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ran.stdout == "REST Y [[1.0, 2.0]]\ngRPC Y [[1.0, 2.0]]\n", ran.stderr
