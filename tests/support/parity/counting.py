@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from benchmarks.triton_peer import TRITON_VERSION
 from support.parity.differences import Difference
 
 
@@ -32,7 +33,7 @@ class Comparisons:
         return (
             f"parity: {len(self.requests)} requests compared ({len(self.bad_requests)} of them bad),"
             f" {len(self.configurations)} configurations, {len(self.differences)} deliberate differences,"
-            f" with {'recorded answers' if self.recorded else 'a running Triton'}{self._failed}"
+            f" with {'recorded answers of' if self.recorded else 'a running'} Triton {TRITON_VERSION}{self._failed}"
         )
 
     @property

@@ -15,6 +15,8 @@ from support.parity.exchange import Call, Exchange, Local, Outcome
 from support.parity.pair import Pair, Servers
 from support.parity.recorded import RecordedTriton, folder_digest
 
+from benchmarks.triton_peer import TRITON_VERSION
+
 FOLDER = Path("/tmp/pytest-1/first")
 ASKED = Exchange("asked", [Call("ModelInfer", b"request")])
 OUTCOMES = [
@@ -173,7 +175,7 @@ def compare(file: Path, *args: Any) -> Mapping[str, Any]:
 def test_rocserve_is_compared_with_what_is_recorded(file: Path) -> None:
     recorded(file, ASKED, [RIGHT], "started")
     assert "1 requests compared" in compare(file, RIGHT)["text"]
-    assert compare(file, RIGHT)["text"].endswith("with recorded answers")
+    assert compare(file, RIGHT)["text"].endswith(f"with recorded answers of Triton {TRITON_VERSION}")
     with pytest.raises(AssertionError, match=r"asked, step 0:\n  answer.value: triton b'.x01', rocserve b'.x02'"):
         compare(file, WRONG)
 
@@ -188,7 +190,7 @@ def test_known_differences_hold_for_recorded_answers(file: Path) -> None:
 
 def test_a_running_triton_must_answer_as_recorded(file: Path) -> None:
     recorded(file, ASKED, [RIGHT], "started")
-    assert compare(file, RIGHT, RIGHT)["text"].endswith("with a running Triton")
+    assert compare(file, RIGHT, RIGHT)["text"].endswith(f"with a running Triton {TRITON_VERSION}")
     with pytest.raises(AssertionError, match=r"Triton answers otherwise than recorded; record again") as failed:
         compare(file, WRONG, WRONG)
     assert "answer.value: recorded b'\\x01', triton b'\\x02'" in str(failed.value)
@@ -241,5 +243,5 @@ def test_recorded_answers_stand_for_a_triton_that_gives_none(file: Path) -> None
         anew.compare(ASKED)
     Pair(servers, RecordedTriton(file, FOLDER), comparisons, ()).compare(ASKED)
     assert str(comparisons).endswith(
-        f"a running Triton, and with recorded answers since Triton failed at '{ASKED.name}'"
+        f"a running Triton {TRITON_VERSION}, and with recorded answers since Triton failed at '{ASKED.name}'"
     )
