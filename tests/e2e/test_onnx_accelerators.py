@@ -11,6 +11,7 @@ from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 
+PAGE = Path(__file__).parents[2] / "docs/guides/from-amd-triton.md"
 ABSENT = "OpenVINOExecutionProvider" not in onnxruntime.get_available_providers()
 
 
@@ -40,3 +41,16 @@ def test_accelerators_that_are_taken(serve, repository: Path) -> None:
         assert client.infer(model, [entry]).as_numpy("Y").tolist() == [[2.0, 2.0]] * 3
     text = "'migraphx' is not used: the instance is on the CPU"
     wait_until(lambda: text in server.log_text, "the worker's line in the log")
+
+
+def test_the_repository_of_amds_examples(serve, repository: Path) -> None:
+    configuration = next(block for block in PAGE.read_text().split("```") if "execution_accelerators" in block)
+    drop(repository, "as_it_is", add_constant(1.0), configuration, version=0)
+    server: RocserveProcess = serve(repository)
+    client = server.client()
+    wait_until(lambda: client.is_model_ready("as_it_is", "0"), "the model")
+    entry = infer_input("X", np.ones((3, 2), np.float32))
+    answer = client.infer("as_it_is", [entry], model_version="0")
+    assert answer.as_numpy("Y").tolist() == [[2.0, 2.0]] * 3
+    assert answer.get_response().model_version == "0"
+    assert "settings without effect in this version of rocserve: optimization.cuda" in server.log_text

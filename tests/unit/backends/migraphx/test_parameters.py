@@ -226,6 +226,7 @@ class TestAccelerator:
             ({"dynamic_batch": "1"}, "'dynamic_batch', which is unknown"),
             ({"device_id": "0"}, "'device_id', which is unknown"),
             ({"migraphx_fp16_enable": "0"}, "MIGraphX provider need parameter 'engine' \"onnxruntime\""),
+            ({"migraphx_max_dynamic_batch": "64"}, "MIGraphX provider need parameter 'engine' \"onnxruntime\""),
             ({"precision": "int8"}, "precision \"int8\" needs 'calibration_data'"),
         ],
     )
