@@ -59,7 +59,6 @@ LONGEST_TEXT = 8192
 """Characters of an error, or of a fault in a received message."""
 
 _MICROSECONDS = 1e6
-_LONGEST_RETRY = (1 << 32) - 1
 
 
 def data_start(entries: int) -> int:
@@ -92,7 +91,8 @@ def failure_entry(error: ServeError, last: bool, is_refusal: bool, number: int, 
     flags = (LAST if last else 0) | (REFUSAL if is_refusal else 0) | (OVERLOAD if error.is_overload else 0)
     if isinstance(error, MemoryFull):
         flags |= MEMORY_FULL
-    retry = min(round(error.retry_seconds * _MICROSECONDS), _LONGEST_RETRY)
+    # The field has 32 bits.
+    retry = min(round(error.retry_seconds * _MICROSECONDS), (1 << 32) - 1)
     return ENTRY.pack(FAILURE, flags, int(error.code), retry, number, place, nbytes)
 
 

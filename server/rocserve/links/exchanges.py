@@ -44,7 +44,7 @@ class Exchanges(Generic[Asked, Answered]):
     def end(self, number: int) -> Answered | None:
         """Return what has given the last answer; None if it had ended before."""
         exchange = self.received.pop(number, None)
-        if exchange is not None:
+        if exchange is not None and exchange.on_cancel is not None:
             exchange.on_cancel = None
         return exchange
 

@@ -18,8 +18,6 @@ from rocserve.plane.heap import HeapReader
 _SIZE = struct.Struct("<Q")
 _MOST_FILES = 256
 """Bound for each instance, because each file takes a descriptor and a mapping in the worker."""
-_RECEIVE_BYTES = 4096
-"""Most bytes of one receive: doorbell rings of one byte each, and a size."""
 _RIGHTS_BYTES = socket.CMSG_LEN(4)
 _CLOSE_ON_EXEC, _WAS_CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 """As int, because the enum's operators take microseconds."""
@@ -77,7 +75,8 @@ class ReceivedFiles(dict[int, HeapReader | GuardedFile]):
         gone. Raises OSError if a file has come that cannot be opened or mapped."""
         try:
             # Without receive_with_descriptors, because each lone request would pay for the call.
-            data, rights, state, _ = connection.recvmsg(_RECEIVE_BYTES, _RIGHTS_BYTES, int(flags) | _CLOSE_ON_EXEC)
+            # 4096 bytes: doorbell rings of one byte each, and a size.
+            data, rights, state, _ = connection.recvmsg(4096, _RIGHTS_BYTES, int(flags) | _CLOSE_ON_EXEC)
         except BlockingIOError:
             return True
         except OSError:

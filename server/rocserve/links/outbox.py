@@ -8,9 +8,6 @@ from collections.abc import Callable
 
 from rocserve.plane.loop import PlaneLoop, TimerHandle
 
-_RETRY_SECONDS = 0.001
-"""Pause before the next attempt to post after the ring was full."""
-
 
 class Outbox:
     """Posts entries at the end of the turn in which they were given, in their order. On the plane's thread."""
@@ -58,7 +55,8 @@ class Outbox:
             if count or not self._stuck_since:
                 self._stuck_since = now
             if self._retry is None:
-                self._retry = self.plane.call_at(now + _RETRY_SECONDS, self._flush_again)
+                # Seconds: the other end may sleep until it is rung, and then takes all at once.
+                self._retry = self.plane.call_at(now + 0.001, self._flush_again)
             self._on_full(len(queue), now - self._stuck_since)
         else:
             self._stuck_since = 0.0

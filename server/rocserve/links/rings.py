@@ -22,13 +22,12 @@ SMALLEST_RING = mmap.PAGESIZE // ENTRY_BYTES
 """Entries."""
 
 _MOST_RINGS = 4
-_LINE_WORDS = 8
-"""Words are 64 bytes apart, so that two processors do not share a cache line."""
 _RINGS_AT = mmap.PAGESIZE
 
 
 def _word(kind: int, number: int) -> int:
-    return (kind * _MOST_RINGS + number) * _LINE_WORDS
+    # 64 bytes apart, so that two processors do not share a cache line.
+    return (kind * _MOST_RINGS + number) * 8
 
 
 _POSTED, _TAKEN, _ASLEEP = range(3)

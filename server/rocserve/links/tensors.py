@@ -31,8 +31,6 @@ many takes a tenth of a second, in which the server does nothing else."""
 _MOST_BYTES = 16 << 20
 """Bytes of layouts, if they are many, that a reader keeps: enough for 100,000 outputs of different shapes in one
 batch."""
-_MOST_DIMENSIONS = 64
-"""Bound for one tensor: numpy supports no more."""
 LONGEST_DETAILS = 1 << 20
 """Bytes of a layout or details: so many can be parsed between two requests."""
 
@@ -161,7 +159,8 @@ class TensorReader:
             raise ValueError(f"a layout with {text.count(b',')} commas, expected at most {_MOST_COMMAS}")
         heads = from_json(tuple[TensorHead, ...], text)
         for head in heads:
-            if len(head.shape) > _MOST_DIMENSIONS:
+            # numpy supports no more dimensions.
+            if len(head.shape) > 64:
                 raise ValueError(f"a tensor of {len(head.shape)} dimensions")
             element = 4 if head.datatype is DataType.BYTES else head.datatype.itemsize
             if not can_hold(head.datatype, head.shape, math.prod(head.shape) * element):

@@ -12,13 +12,6 @@ from pathlib import Path
 from rocserve.settings import TimeLimits
 from rocserve.workers.instance import Instance, PendingAnswers
 
-_LONGEST_POLL_SECONDS = 1.0
-_SHORTEST_POLL_SECONDS = 0.05
-"""Bounds the loop's load, however short a limit a model asks for."""
-_CHECKS_WITHIN_LIMIT = 5
-_REPORTED_AFTER_SECONDS = 10.0
-"""Seconds until the repository index shows a silence, or half of the shortest limit if that is less."""
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
@@ -58,10 +51,10 @@ class Silence:
 
     @property
     def is_reported(self) -> bool:
-        """Whether the silence is long enough to be shown in the repository index."""
+        """Whether the repository index shows the silence: after 10 s, or half of the shortest limit."""
         pending_answers, process = self._last
         is_stuck = pending_answers.batch > 0 or process.is_stopped
-        return is_stuck and self.seconds >= min(_REPORTED_AFTER_SECONDS, shortest_limit(self._limits) / 2)
+        return is_stuck and self.seconds >= min(10.0, shortest_limit(self._limits) / 2)
 
 
 def shortest_limit(limits: TimeLimits) -> float:
@@ -84,9 +77,8 @@ class AnswerWatch:
     def __post_init__(self, instances: Sequence[Instance], limits: TimeLimits) -> None:
         self._instances = [(instance, Silence(limits)) for instance in instances]
         self._reported: list[float] = []
-        self._pause = max(
-            _SHORTEST_POLL_SECONDS, min(_LONGEST_POLL_SECONDS, shortest_limit(limits) / _CHECKS_WITHIN_LIMIT)
-        )
+        # Five checks within a limit; 0.05 s bounds the loop's load, however short a limit a model asks for.
+        self._pause = max(0.05, min(1.0, shortest_limit(limits) / 5))
         self._loop = asyncio.get_running_loop()
         self._checked_at = self._loop.time()
         self._timer = self._next_check()

@@ -51,7 +51,7 @@ class BackChannel:
 
     def open_request(self, number: int) -> BatchedResponder:
         """Return the responder for a request, by the server's number."""
-        responder = BatchedResponder(self._end, number, self._exchanges)
+        responder = BatchedResponder(self._end, number, self._exchanges.received)
         self._exchanges.receive(number, responder)
         return responder
 
@@ -110,14 +110,14 @@ class BackChannel:
 class BatchedResponder(Cancellable):
     """Implements request_model.RequestResponder. The final answer goes with the batch if nothing was sent before."""
 
-    def __init__(self, end: WorkerEnd, number: int, exchanges: Exchanges[OnAnswer, BatchedResponder]) -> None:
-        """`exchanges`: this responder is one of them until the request is answered."""
+    _is_ended = _has_responded = False
+
+    def __init__(self, end: WorkerEnd, number: int, open_requests: dict[int, BatchedResponder]) -> None:
+        """`open_requests`: has this responder until the request is answered."""
         self._end = end
         self.number = number
-        self._exchanges = exchanges
+        self._open = open_requests
         self._lock = threading.Lock()
-        self._is_ended = False
-        self._has_responded = False
 
     def send(self, answer: Result | None, final: bool) -> None:
         """See request_model.RequestResponder."""
@@ -147,7 +147,7 @@ class BatchedResponder(Cancellable):
 
     def _end_it(self) -> None:
         self._is_ended = True
-        self._exchanges.end(self.number)
+        self._open.pop(self.number, None)
 
     def batch_answer(self, answer: Result | None) -> Answer | None:
         """Return `execute`'s answer to the request if it goes with the batch; None = messages answer the request."""

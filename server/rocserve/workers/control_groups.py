@@ -12,12 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _CONTROLLERS = frozenset({"memory", "pids"})
-_DELEGATION_MARKS = ("trusted.delegate", "user.delegate")
-"""Attributes by which systemd marks a delegated cgroup. File permissions do not show it: root may write all files."""
 _PROCESSES, _KILL, _CHILDREN = "cgroup.procs", "cgroup.kill", "cgroup.subtree_control"
 _SERVER_GROUP, _WORKER_GROUP = "server", "worker-"
-_SELF = "0"
-"""In cgroup.procs: the writing process."""
 
 
 class NotDelegated(Exception):
@@ -89,14 +85,16 @@ class ControlGroups:
 
 def enter(folder: str) -> None:
     """Move this process into a cgroup. Raises OSError if the kernel refuses."""
-    _write(Path(folder, _PROCESSES), _SELF)
+    # 0 = the writing process.
+    _write(Path(folder, _PROCESSES), "0")
 
 
 def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
     """Move this process, which must have no children yet, into a child cgroup, next to which workers' cgroups can be
     made. Raises NotDelegated if that is not allowed; nothing has changed then."""
     folder = _own_folder(processes)
-    for name in _DELEGATION_MARKS:
+    # By these, systemd marks a delegated cgroup. File permissions do not show it: root may write all files.
+    for name in ("trusted.delegate", "user.delegate"):
         with suppress(OSError):
             if os.getxattr(folder, name) == b"1":
                 break

@@ -29,15 +29,6 @@ from rocserve.plane.trimming import Trimmer
 from rocserve.workers.batch_writer import BatchWriter, SentBatch
 from rocserve.workers.results import BatchOutcome, ResultReader
 
-_RETURNED_TOGETHER = 15
-"""Places of slots smaller than a page that are returned together: five full messages."""
-_KEPT_FOR_BATCHES = SERVER_RINGS[WORK] // 2
-"""Places of the ring of batches that nothing else takes: a worker may be busy while hundreds of files are forgotten."""
-_FORGET_AGAIN_SECONDS = 0.1
-"""Delay before the rest of the forgotten files is sent: they cost only memory until then."""
-_MOST_UNRETURNED = 1 << 16
-"""Places that may wait for room in the ring of returned places. A worker empties the ring whenever it needs memory."""
-
 
 class WorkerGone(ServeError):
     """The worker has ended before it ran any request of the batch, so the batch may run elsewhere."""
@@ -175,10 +166,12 @@ class Instance:
     def _post_forgotten(self) -> None:
         """Tell the worker which files it may release, since all batches with requests in them are done."""
         files, work = self._files_to_forget, self._work
-        while files and self.room(work) > _KEPT_FOR_BATCHES:
+        # Half of the ring is kept for batches: a worker may be busy while hundreds of files are forgotten.
+        while files and self.room(work) > SERVER_RINGS[WORK] // 2:
             work.post(ENTRY.pack(entries.FORGET, 0, 0, 0, files.popleft(), 0, 0))
         if files and self._forget_timer is None:
-            self._forget_timer = self.plane.call_at(time.monotonic() + _FORGET_AGAIN_SECONDS, self._forget_again)
+            # Seconds. The files cost only memory until then.
+            self._forget_timer = self.plane.call_at(time.monotonic() + 0.1, self._forget_again)
 
     def _forget_again(self) -> None:
         self._forget_timer = None
@@ -226,7 +219,8 @@ class Instance:
                     self.return_place(place)
                 else:
                     self._take_other(kind, flags, count, text, number, place, nbytes)
-            if len(self._places_to_return) > _MOST_UNRETURNED:
+            # They wait for room in a ring, which a worker empties whenever it needs memory.
+            if len(self._places_to_return) > 1 << 16:
                 raise ValueError(f"{len(self._places_to_return)} places, and takes none back")
         except (ValueError, LinkBroken) as error:
             self._break_off_for(error)
@@ -265,7 +259,8 @@ class Instance:
     def return_place(self, place: int) -> None:
         """Return a slot to the worker after it was read. Small slots are returned in groups: the worker has others."""
         self._places_to_return.append(place)
-        if place >= self._reader.pages_from or len(self._places_to_return) >= _RETURNED_TOGETHER:
+        # 15 places are five full messages.
+        if place >= self._reader.pages_from or len(self._places_to_return) >= 15:
             # Posted at the end of a poll.
             self._mail.returning[self] = None
 
@@ -329,10 +324,6 @@ class Instance:
         """Called when all batches have ended, before the worker's heap is closed."""
 
 
-_POLLS_PER_RARE_POLL = 32
-"""Polls between two checks of instances that seldom send: hundreds of them stay cheap, and a message waits little."""
-
-
 class InstanceMail:
     """Polls the instances' messages, as a plane.loop.Source. A worker rings its socket when the loop sleeps."""
 
@@ -363,7 +354,8 @@ class InstanceMail:
     def poll(self) -> bool:
         busy = False
         self._polls += 1
-        if self._rarely_sending and not self._polls % _POLLS_PER_RARE_POLL:
+        # Rarely, so that hundreds of instances stay cheap; a message waits little.
+        if self._rarely_sending and not self._polls % 32:
             self._poll_rarely_sending()
         answered: list[Instance] = []
         for instance, inbox in self.answering.items():

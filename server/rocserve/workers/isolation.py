@@ -18,12 +18,9 @@ from pathlib import Path
 from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.control_groups import enter
 
-_UNPRIVILEGED = "nobody"
-"""The workers' user if the settings name none and the server is root."""
 _ROOT = 0
 _LARGEST_ID = (1 << 32) - 2
 """The largest user or group id: the next number means "do not change" (setresuid(2))."""
-_GPU_DEVICES = ("/dev/kfd", "/dev/dri")
 _MOST_OPEN_FILES = 65_536
 """Bound for one worker: far more than engines and data loaders need, far less than the kernel allows."""
 
@@ -110,8 +107,9 @@ def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:
         return as_root
     if name:
         return (find_user(name),)
+    # The settings name no user.
     with suppress(ValueError):
-        return (find_user(_UNPRIVILEGED), *as_root)
+        return (find_user("nobody"), *as_root)
     return as_root
 
 
@@ -148,7 +146,7 @@ def gpu_devices() -> tuple[str, ...]:
 
 
 def _gpu_files() -> Iterator[Path]:
-    for path in map(Path, _GPU_DEVICES):
+    for path in map(Path, ("/dev/kfd", "/dev/dri")):
         if path.is_dir():
             yield from path.iterdir()
         elif path.exists():

@@ -31,13 +31,7 @@ from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.worker_output import WorkerOutput
 
 _MESSAGE_BYTES = 64 * 1024
-_MOST_DESCRIPTORS = 3
-"""Descriptors that come with Spawned."""
-_SEND_BUFFER_BYTES = 1024 * 1024
-"""Launches queue here while the zygote imports."""
 _HEALTHY_SECONDS = 5.0
-_FULL_SECONDS = 0.05
-"""Time between two attempts to send to a zygote that reads no further messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,8 @@ class ZygoteProcess:
     def start(cls, preload: Sequence[str], parent_pipe: int, environment: Mapping[str, str]) -> ZygoteProcess:
         """Start a zygote, which imports those of the modules that are installed, and ends when the pipe breaks."""
         connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        # Launches queue here while the zygote imports.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1024 * 1024)
         with other:
             descriptors = (other.fileno(), parent_pipe)
             process = subprocess.Popen(
@@ -78,7 +73,6 @@ class _Launch:
     log: logging.Logger
 
 
-_LAUNCH_ATTEMPTS = 3
 _ANSWER_SECONDS = 60.0
 """How long the zygote may be silent during a launch. A worker takes milliseconds, its imports seconds, or many seconds
 on a busy machine."""
@@ -156,7 +150,7 @@ class WorkerLauncher:
         )
         worker: WorkerProcess | None = None
         try:
-            for _ in range(_LAUNCH_ATTEMPTS):
+            for _ in range(3):
                 with suppress(ConnectionResetError):
                     worker = await self._ask(spawn, group, log)
                     return worker
@@ -256,7 +250,8 @@ class WorkerLauncher:
                 if time.monotonic() - max(asked_at, self._last_message_at) > self.answer_seconds:
                     self._kill_silent_zygote()
                 else:
-                    await asyncio.sleep(_FULL_SECONDS)
+                    # Seconds. The zygote reads no further messages.
+                    await asyncio.sleep(0.05)
             except ConnectionError:
                 self._zygote_ended()
 
@@ -282,7 +277,8 @@ class WorkerLauncher:
 
     def _on_readable(self, connection: socket.socket) -> None:
         try:
-            data, descriptors = receive_with_descriptors(connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS)
+            # Three descriptors come with Spawned.
+            data, descriptors = receive_with_descriptors(connection, _MESSAGE_BYTES, 3)
         except ConnectionError:
             data, descriptors = b"", []
         if not data:

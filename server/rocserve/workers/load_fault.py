@@ -14,8 +14,6 @@ from rocserve.workers.messages import Load, LoadFailed
 from rocserve.workers.worker_end import error_text
 
 _OWN_FILES = f"{Path(__file__).parents[1]}/"
-_IMPORT_SYSTEM = "<frozen importlib"
-_SEPARATOR = "The exception above led to this one:"
 
 
 def load_failed(error: BaseException, load: Load) -> LoadFailed:
@@ -50,8 +48,8 @@ def _trace(error: BaseException) -> str:
             lines = [*head, *traceback.format_list(frames), *traceback.format_exception_only(link)]
             parts.insert(0, "".join(lines))
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return f"{_SEPARATOR}\n".join(parts)
+    return "The exception above led to this one:\n".join(parts)
 
 
 def _is_own(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith((_OWN_FILES, _IMPORT_SYSTEM))
+    return frame.filename.startswith((_OWN_FILES, "<frozen importlib"))

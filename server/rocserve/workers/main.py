@@ -49,8 +49,6 @@ _SERVER_LOG = "rocserve"
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_REPORT = 500
 """Characters; a report is one line of the repository index."""
-_OOM_SCORE = 300
-"""If memory is short, the kernel should end a worker rather than the server (proc(5), oom_score_adj)."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -326,7 +324,8 @@ def _set_up_process(title: str) -> None:
         partial(signal.pthread_sigmask, how, _IGNORED_SIGNALS) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
     )
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=_restore_signals)
-    for path, text in (("/proc/self/comm", title), ("/proc/self/oom_score_adj", str(_OOM_SCORE))):
+    # If memory is short, the kernel should end a worker rather than the server (proc(5), oom_score_adj).
+    for path, text in (("/proc/self/comm", title), ("/proc/self/oom_score_adj", "300")):
         with suppress(OSError):  # The process can serve without the name and the score.
             Path(path).write_text(text)
     hide_memory()

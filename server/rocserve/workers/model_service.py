@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import InitVar, dataclass, field, replace
@@ -47,6 +46,7 @@ from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.workers.back_channel import BackChannel, BatchedResponder
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_sample
 from rocserve.workers.messages import Load, WarmUp
+from rocserve.workers.recorded_answers import TrialResponder
 from rocserve.workers.result_writer import NO_ROOM, ResultWriter, answer_results
 from rocserve.workers.worker_end import (
     OutgoingResult,
@@ -346,7 +346,7 @@ class RequestService(ModelService):
     def warm_up(self, message: WarmUp) -> None:
         self.model.initialize(message.config, message.config_json)
         for name, batch in self._samples(message):
-            responders = [_SampleResponder() for _ in batch.request_sizes]
+            responders = [TrialResponder() for _ in batch.request_sizes]
             requests = [
                 ModelRequest(inputs, batch.requested_outputs, responder)
                 for inputs, responder in zip(split_sample(batch), responders, strict=True)
@@ -455,20 +455,3 @@ def _naming_samples(names: Iterable[str]) -> Iterator[None]:
         fault = error if isinstance(error, ServeError) else ServeError(StatusCode.INTERNAL, error_text(error))
         cause = error.__cause__ if fault is error else error
         raise fault.with_text(f"failed to run warmup sample {which}: {fault.text}") from cause
-
-
-class _SampleResponder:
-    is_cancelled = False
-
-    def __init__(self) -> None:
-        self.ended: Future[Result | None] = Future()
-        self._answer: Result | None = None
-
-    def send(self, answer: Result | None, final: bool) -> None:
-        if self.ended.done():
-            raise RuntimeError("the final response to this request has been sent before")
-        # An error stays the answer, even if further responses follow.
-        if not isinstance(self._answer, ServeError):
-            self._answer = answer
-        if final:
-            self.ended.set_result(self._answer)

@@ -27,8 +27,6 @@ _BROKEN_SECONDS = 1.0
 """A worker that has closed its socket should end within this time; otherwise it is killed."""
 _STATUS_WAIT_SECONDS = 10.0
 """How long the zygote may take to report the end of a process: seconds on a busy machine, for ever if it is stuck."""
-_LAST_MESSAGES_SECONDS = 1.0
-"""Time in which the messages that a process has sent before its end are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +178,6 @@ def kill(pid: int, pidfd: int | None) -> None:
 
 _TURN_SECONDS = 0.005
 """Seconds of handling a worker's messages, after which the worker must wait."""
-_WAIT_PER_TURN = 9
-"""The wait, as a multiple of the time that the handling took: a worker gets at most a tenth of the loop."""
 
 CHECK_SECONDS = 5.0
 """How long a model may take to say whether it is ready: Triton's limit."""
@@ -342,7 +338,8 @@ class WorkerSession:
                 self._received(messages.decode_message(data))
                 took += time.monotonic() - began
                 if took > _TURN_SECONDS:
-                    await asyncio.sleep(took * _WAIT_PER_TURN)
+                    # A worker gets at most a tenth of the loop.
+                    await asyncio.sleep(took * 9)
                     took = 0.0
         except ValueError as error:
             # Before the socket is closed, after which the process would end itself, without the reason.
@@ -400,5 +397,5 @@ class WorkerSession:
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         self.process.sessions.remove(self)
-        # Messages that the process has sent before its end can still be read.
-        self._loop.call_later(_LAST_MESSAGES_SECONDS * self.process.has_ended, self._writer.transport.abort)
+        # Messages that the process has sent before its end can still be read, for a second.
+        self._loop.call_later(1.0 * self.process.has_ended, self._writer.transport.abort)

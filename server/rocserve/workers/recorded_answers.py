@@ -83,36 +83,43 @@ def _answer_of_tensors(model: LoadedModel, batch: Batch, config: ModelConfig) ->
 
 def _answer_of_requests(model: RequestModel, batch: Batch) -> Mapping[str, Array]:
     """Return the answer of a model, which gets the request again if it reschedules it."""
-    responder = _Responder()
+    responses: list[Sequence[Tensor]] = []
+
+    def keep(response: ModelResponse) -> None:
+        # The model may use the memory again.
+        responses.append([tensor.copied() for tensor in response.outputs])
+
     last: Result | None = Rescheduled.RESCHEDULED
     while isinstance(last, Rescheduled):
-        responder = _Responder()
+        responses.clear()
+        responder = TrialResponder(keep)
         (inputs,) = split_sample(batch)
         (last,) = model.execute([ModelRequest(inputs, batch.requested_outputs, responder)])
         if last is None:
             last = responder.ended.result()
         elif isinstance(last, ModelResponse):
-            responder.responses.append(last.outputs)
+            responses.append(last.outputs)
     if isinstance(last, ServeError):
         raise last
-    return joined(responder.responses)
+    return joined(responses)
 
 
-class _Responder:
+class TrialResponder:
+    """Takes the answers to a request that no client has sent. Implements request_model.RequestResponder."""
+
     is_cancelled = False
 
-    def __init__(self) -> None:
-        self.responses: list[Sequence[Tensor]] = []
+    def __init__(self, on_response: Callable[[ModelResponse], object] = lambda response: None) -> None:
         self.ended: Future[Result | None] = Future()
         """Completed with the last answer, or with the first error."""
+        self._on_response = on_response
         self._error: ServeError | None = None
 
     def send(self, answer: Result | None, final: bool) -> None:
         if self.ended.done():
             raise RuntimeError("the final response to this request has been sent before")
         if isinstance(answer, ModelResponse):
-            # The model may use the memory again.
-            self.responses.append([tensor.copied() for tensor in answer.outputs])
+            self._on_response(answer)
         elif isinstance(answer, ServeError):
             self._error = self._error or answer
         if final:

@@ -20,12 +20,6 @@ from rocserve.workers.process import WorkerProcess
 
 _POLL_SECONDS = 0.1
 """Between two checks, memory grows by some hundred megabytes, and processes by some hundred."""
-_WAIT_PER_CHECK = 20
-"""After a check that took long, because there are thousands of processes, the pause is this many times as long."""
-_LAST_CHECKS = 10
-"""Checks at the end of the server, because killed processes take a moment to end."""
-_LONGEST_STAT = 1024
-"""Bytes of /proc/PID/stat: some fifty numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +68,8 @@ class ResourceWatch:
         """End the watch. All workers must have been stopped."""
         self._watched.clear()
         self._grouped = dict.fromkeys(self._grouped)
-        for _ in range(_LAST_CHECKS):
+        # Killed processes take a moment to end.
+        for _ in range(10):
             self._check_groups()
             if not self._grouped:
                 break
@@ -96,7 +91,8 @@ class ResourceWatch:
                 processes = read_processes()
                 self._watched = [watched for watched in self._watched if self._check_worker(watched, processes)]
         if self._watched or self._grouped:
-            self._check_later((time.monotonic() - began) * _WAIT_PER_CHECK)
+            # A twentieth of the time at most: a check takes long if there are thousands of processes.
+            self._check_later((time.monotonic() - began) * 20)
 
     def _check_groups(self) -> None:
         for group, worker in list(self._grouped.items()):
@@ -210,7 +206,8 @@ def read_processes() -> Sequence[Process]:
                 # Without pathlib, which is slow for thousands of processes.
                 descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    line = os.read(descriptor, _LONGEST_STAT)
+                    # 1024 bytes: some fifty numbers.
+                    line = os.read(descriptor, 1024)
                 finally:
                     os.close(descriptor)
                 # The name, which may contain anything, ends with the last bracket; proc(5)'s third field follows.

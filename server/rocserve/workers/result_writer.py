@@ -29,8 +29,6 @@ from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, error_result
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
-_FAILURE_TEXTS = 64 * 1024
-"""Characters that the error texts of one batch's requests share."""
 _REMEMBERED = 256
 _TO_BYTES = methodcaller("tobytes")
 _SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
@@ -222,7 +220,8 @@ class ResultWriter:
         self, batch: Batch, values: Mapping[str, Array | Tensor], failures: Mapping[int, ServeError]
     ) -> list[Answer]:
         columns = [self._parts(name, value, batch) for name, value in values.items()]
-        longest = _FAILURE_TEXTS // max(len(failures), 1)
+        # The error texts of one batch share 64 Ki characters.
+        longest = 64 * 1024 // max(len(failures), 1)
         return [
             ServeError(failures[index].code, failures[index].text[:longest])
             if index in failures

@@ -21,8 +21,6 @@ Outputs = tuple[tuple[TensorHead, ...], Sequence[Buffer]]
 Part = tuple[tuple[TensorHead, ...], Sequence[slice]]
 """The heads of one request's outputs, and where each lies, counted from the result's first byte."""
 
-_MOST_REMEMBERED = 8192
-"""Outputs of requests; each takes a few hundred bytes."""
 
 _Cut = tuple[TensorPlaces, tuple[int, ...]]
 """A result's layout, and the rows of the requests that share the result."""
@@ -141,7 +139,8 @@ class ResultReader:
         parts = _parts(places.heads, bounds, sizes)
         if places.sizes is not None:
             self._remembered += len(sizes) * len(places.heads) + 1
-            if self._remembered > _MOST_REMEMBERED:
+            # Outputs of requests; each takes a few hundred bytes.
+            if self._remembered > 8192:
                 self._cuts.clear()
                 self._remembered = 0
             self._cuts[key] = parts

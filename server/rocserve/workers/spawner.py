@@ -21,7 +21,6 @@ from rocserve.workers import main as worker
 from rocserve.workers import messages
 from rocserve.workers.isolation import Identity, choose, confine
 
-_LONGEST_MESSAGE = 1024 * 1024
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -60,7 +59,7 @@ class Spawner:
 
     def _serve(self) -> bool:
         """Returns False if the connection is closed."""
-        data = self._connection.recv(_LONGEST_MESSAGE)
+        data = self._connection.recv(1024 * 1024)
         if not data:
             return False
         match messages.decode_message(data):

@@ -35,11 +35,6 @@ from rocserve.workers.progress_lines import phase_of, progress_line, silence_lin
 
 _Result = TypeVar("_Result")
 
-_BURST_LINES = 100
-_LINES_A_SECOND = 10
-"""Bounds lines of progress in the log; an engine has a handful of phases."""
-_HEALTHY_SECONDS = 60.0
-"""A worker that served this long, or answered a batch, resets the count of failures."""
 
 RESTARTS = Backoff(first_seconds=0.1, longest_seconds=30.0)
 """The delays from the second restart in a row on. The first is immediate. Restarts never stop."""
@@ -78,7 +73,8 @@ class VersionWorkers:
         self._output_prefix = planned.options.output_prefix
         self._loop = asyncio.get_running_loop()
         self._own_check = OwnCheck(self.name, lambda: self._sessions, log)
-        self._log_allowance = Allowance(_BURST_LINES, _LINES_A_SECOND)
+        # Bounds lines of progress in the log; an engine has a handful of phases.
+        self._log_allowance = Allowance(100, 10)
         self._restart_reason = ""
         """Why a worker is down; "" = none is."""
         self._workers = planned.workers(limits)
@@ -283,7 +279,8 @@ class VersionWorkers:
                 ready_at = time.monotonic()
                 await self._watch(worker, session)
                 has_answered = any(instance.has_answered for instance in session.instances)
-                if has_answered or time.monotonic() - ready_at >= _HEALTHY_SECONDS:
+                # A worker is healthy if it has answered a batch, or served for a minute.
+                if has_answered or time.monotonic() - ready_at >= 60.0:
                     failures = 0
                 reason = self._lose(worker, session)
                 while worker.session is None:

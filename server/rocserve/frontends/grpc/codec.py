@@ -52,8 +52,6 @@ LONGEST_REMEMBERED_HEAD = 4096
 
 _ID_TAG = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _RAW_TAG = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_SEQUENCE_MARK = b"sequence_"
-"""A head without these bytes has no sequence parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +160,8 @@ class RequestDecoder:
                 return self._without_contents(data, cut, request_id, contents)
             if head_bytes is None:
                 head_bytes = data[:id_field] + data[id_end:head_end]
-            if _SEQUENCE_MARK in head_bytes:
+            # Without these bytes, a head has no sequence parameters.
+            if b"sequence_" in head_bytes:
                 return self._decode_with_sequence(head_bytes, request_id, contents)
             parsed = self._parse_head(head_bytes, self._heads)
         elif parsed.sources is None and len(raw) == len(parsed.head.inputs):

@@ -22,8 +22,6 @@ from rocserve.observability.failures import Allowance, RequestFailures
 
 CHECK_SECONDS = 0.5
 _SECONDS_BETWEEN_WARNINGS = 10.0
-_NEVER_SECONDS = 1e10
-"""Any date after the year 2286 counts as the core's "never", which is a date far in the future."""
 
 Event = Any
 
@@ -58,7 +56,8 @@ class OpenCall:
     def deadline(self) -> float | None:
         # The core keeps the deadline on a monotonic clock, and converts it to the present wall clock.
         date: float = self._event.call_details.deadline
-        return None if date > _NEVER_SECONDS else time.monotonic() + date - time.time()
+        # The core's "never" is a date far in the future; this one is in the year 2286.
+        return None if date > 1e10 else time.monotonic() + date - time.time()
 
     def cancel_unread(self) -> None:
         """Cancel the call, because the client does not read the answer."""

@@ -32,22 +32,10 @@ _POLLING_EXPERIMENT = "-event_engine_listener"
 _MAX_EPOLL_EVENTS = 100
 """Ready sockets that gRPC's core fetches from its epoll in one call (MAX_EPOLL_EVENTS). It handles one per poll, so
 there is no event only if as many polls have found none."""
-_COUNT_AGE_SECONDS = 0.1
-"""The age at which the number of connections is counted again."""
-_COUNTED_BYTES = 16 << 10
-"""Bytes read of the kernel's list of what an epoll watches: more than _MAX_EPOLL_EVENTS connections take."""
 _LONGEST_SLEEP_SECONDS = 0.05
 """The loop sleeps no longer than this, because events of the core's own threads do not wake it."""
 _LONGEST_IDLE_SLEEP_SECONDS = 1.0
 """In place of _LONGEST_SLEEP_SECONDS if there is no connection, because then no client waits."""
-_STOP_CHECK_SECONDS = 0.5
-"""The waiting thread checks at this interval whether it must stop."""
-_CHECK_SECONDS = 1.0
-"""Limit of the check in `_wakes`, which tries again: another process that shares the port may get the connection."""
-_SHOWN_SECONDS = 0.005
-"""More than a connection on loopback takes to appear."""
-_UNTOUCHED_SECONDS = 0.01
-"""The connection must stay visible for this time; the core's own threads would have accepted it by then."""
 
 
 _NO_EVENT = SimpleNamespace(tag=None)
@@ -76,13 +64,15 @@ class QueuePolling:
     @property
     def idle_polls(self) -> int:
         """Return how many idle polls prove that the queue is empty. Each poll of the server tries two ready sockets."""
-        if time.monotonic() - self._counted_at > _COUNT_AGE_SECONDS:
+        # Seconds. A poll costs less than the count.
+        if time.monotonic() - self._counted_at > 0.1:
             self._count()
         return min(self._watched, _MAX_EPOLL_EVENTS) // 2 + 1
 
     def _count(self) -> None:
         self._counted_at = time.monotonic()
-        self._watched = os.pread(self._watched_file, _COUNTED_BYTES, 0).count(b"tfd:")
+        # More than _MAX_EPOLL_EVENTS connections take.
+        self._watched = os.pread(self._watched_file, 16 << 10, 0).count(b"tfd:")
 
     def has_mail(self) -> bool:
         # The polls have found the mail; the descriptor shows what comes later.
@@ -127,7 +117,8 @@ class WaitingThread:
     def _run(self) -> None:
         while not self._stopping:
             try:
-                event = self._queue.poll(time.time() + _STOP_CHECK_SECONDS)
+                # Every half second, it checks whether it must stop.
+                event = self._queue.poll(time.time() + 0.5)
             except Exception as error:
                 event = error
             else:
@@ -160,13 +151,16 @@ def find_epoll(place: int | str, address: str | None = None) -> int | None:
 
 def _wakes(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
     """Return whether a connection to the address makes the epoll readable until the queue is polled."""
-    end = time.monotonic() + _CHECK_SECONDS
+    # Tried again for a second, because another process that shares the port may get the connection.
+    end = time.monotonic() + 1.0
     while time.monotonic() < end:
         # A connection to the wildcard address reaches this machine.
         with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
             client.connect_ex(address)
-            if select.select([epoll], [], [], _SHOWN_SECONDS)[0]:
-                time.sleep(_UNTOUCHED_SECONDS)
+            # Seconds. A connection on loopback takes less to appear.
+            if select.select([epoll], [], [], 0.005)[0]:
+                # The core's own threads would have accepted it by then.
+                time.sleep(0.01)
                 return bool(select.select([epoll], [], [], 0)[0])
     return False
 

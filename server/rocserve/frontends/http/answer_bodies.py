@@ -28,9 +28,6 @@ class AnswerForm(NamedTuple):
 BINARY_ONLY = AnswerForm(otherwise_binary=True)
 JSON_ONLY = AnswerForm()
 
-_MANY_ELEMENTS = 10_000
-"""With more elements, writing JSON takes milliseconds."""
-
 
 def detached(response: InferResponse) -> InferResponse:
     """Return the response with a copy of its data outside the heap, because a client may read slowly."""
@@ -80,7 +77,8 @@ class AnswerLayout:
                 texts.append(text + json_bytes(fields)[:-1] + b',"data":[')
                 text = b"]}"
                 in_json.append(index)
-        is_slow = sum(math.prod(head.outputs[index].shape) for index in in_json) > _MANY_ELEMENTS
+        # With more elements, writing JSON takes milliseconds.
+        is_slow = sum(math.prod(head.outputs[index].shape) for index in in_json) > 10_000
         return cls(json_bytes(model)[1:-1], [*texts, text + b"]}"], in_json, behind, is_slow)
 
     def body(self, response: InferResponse) -> Steps[AnswerBody]:

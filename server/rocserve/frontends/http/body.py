@@ -31,9 +31,6 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 _INTEGER = re.compile(r"\s*([+-]?\d{1,18})")
 IDENTITY = "identity"
 _COMPRESSED = ("gzip", "deflate")
-_EITHER_FORMAT = zlib.MAX_WBITS | 32
-"""zlib detects which of the two formats it is."""
-_GZIP = zlib.MAX_WBITS | 16
 
 
 def request_encoding(header: str) -> str:
@@ -82,7 +79,8 @@ def decompressed(data: Buffer, limit: int) -> bytearray:
     gzip nor deflate, followed by other bytes, or more than `limit` bytes."""
     if not data:
         raise invalid_argument("nothing to be decompressed")
-    stream = zlib.decompressobj(_EITHER_FORMAT)
+    # 32 = zlib detects which of the two formats it is.
+    stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
     plain = bytearray()
     view = memoryview(data)
     for start in range(0, len(view), _UNZIPPED_AT_ONCE):
@@ -119,7 +117,7 @@ def _not_compressed(fault: str) -> ServeError:
 
 def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
     """Return the body in compressed form. In pieces, because zlib holds the interpreter lock while it joins them."""
-    stream = zlib.compressobj(wbits=_GZIP if encoding == "gzip" else zlib.MAX_WBITS)
+    stream = zlib.compressobj(wbits=zlib.MAX_WBITS | 16 if encoding == "gzip" else zlib.MAX_WBITS)
     pieces: list[Buffer] = []
     for part in parts:
         view = memoryview(part)
@@ -131,8 +129,6 @@ def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
 
 _BODY_SECONDS = 60.0
 """Time for a body, in addition to the time granted for the bytes that have come."""
-_LONG_TO_DECOMPRESS = 1 << 10
-"""From this many compressed bytes on, a thread decompresses them: they may become a thousand times as many."""
 
 
 @dataclass(eq=False)
@@ -149,7 +145,8 @@ class BodyReader:
     async def read_compressed(self, request: Request, holder: Holder) -> Buffer:
         """Return the body of an inference request in plain form. Raises ServeError and HttpError as `read` does."""
         body = await self.read(request, holder)
-        if len(body) < _LONG_TO_DECOMPRESS:
+        # A thread decompresses more: the bytes may become a thousand times as many.
+        if len(body) < 1 << 10:
             plain = decompressed(body, self.max_input_size)
         else:
             plain = await asyncio.to_thread(decompressed, body, self.max_input_size)
@@ -239,8 +236,6 @@ LARGE_JSON = 256 << 10
 _MOST_PROCESSES = 2
 """Each process may take about 30 times the memory of the largest body."""
 _IDLE_SECONDS = 60.0
-_NICENESS = 10
-"""Small requests come first."""
 
 
 class LargeBodies:
@@ -336,7 +331,8 @@ def serve(parent_pipe: int) -> None:
     """Parse bodies, in the process, until the server has ended, and answer each with its result or with the code and
     text of its ServeError. Exceptions themselves would lose their arguments in pickle."""
     exit_with_parent(parent_pipe)
-    os.nice(_NICENESS)
+    # Small requests come first.
+    os.nice(10)
     with contextlib.suppress(OSError):
         # If memory is short, the system should end this process first.
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -34,8 +34,6 @@ _LARGEST_HEAD = 128 << 10
 """Bytes of a head without its first piece, of a chunk's line, or of a trailer. The parser keeps them in memory."""
 _READ_AHEAD = 1 << 20
 """Bytes of a body that are read before anybody asks for them; after that the sender must wait."""
-_BEGUN_PER_ROUND = 16
-"""Requests of one connection that may begin before other connections have their turn."""
 _LONGEST_REMEMBERED_HEAD = 1024
 """Bytes. If the remembered heads consist of short headers only, they take ten megabytes in all."""
 _HEAD_END = b"\r\n\r\n"
@@ -300,7 +298,8 @@ class Connection(asyncio.Protocol):
         if self._is_beginning:
             return
         self._is_beginning = True
-        for _ in range(_BEGUN_PER_ROUND):
+        # At most 16 requests, then other connections have their turn.
+        for _ in range(16):
             # If the client does not read, no further request begins, because the answers would pile up.
             wire = self.wire
             if self.current is not None or not self._waiting or wire.unread_since is not None or not wire.is_open:

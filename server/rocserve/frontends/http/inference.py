@@ -64,7 +64,6 @@ from rocserve.services.methods import Method
 from rocserve.settings import HttpSettings
 
 _HEADER_LENGTH_KEY = HEADER_LENGTH.lower()
-_BINARY = "application/octet-stream"
 ONE_PIECE = 128 << 10
 """Bytes up to which a body is joined and sent in one write."""
 
@@ -438,4 +437,4 @@ def _content(body: AnswerBody, response: InferResponse) -> tuple[str, Mapping[st
     headers = server_timing(response.parameters) if response.parameters else {}
     if not body.tensors:
         return JSON, headers
-    return _BINARY, {HEADER_LENGTH: str(sum(map(len, body.json))), **headers}
+    return "application/octet-stream", {HEADER_LENGTH: str(sum(map(len, body.json))), **headers}

@@ -21,8 +21,6 @@ _PICTURES = (
     (b"BM", "BMP"),
 )
 """What picture files begin with, as a regular expression of bytes; none of them begins JSON."""
-_IMAGE_DIMENSIONS = 3
-"""Dimensions of an image without its batch: rows, columns and channels."""
 
 
 def advised(error: ServeError, body: Buffer, config: ModelConfig) -> ServeError:
@@ -39,7 +37,8 @@ def _for_picture(kind: str, config: ModelConfig) -> str:
         return f"the body is a {kind} file: send it in a form, curl -F {entry.name}=@FILE"
     inputs = ", ".join(f"{one.name} {one.datatype.value} {format_shape(one.dims)}" for one in config.inputs)
     refused = f"the body is a {kind} file, and the model takes {inputs}"
-    if entry is None or len(entry.dims) < _IMAGE_DIMENSIONS:
+    # An image without its batch has rows, columns and channels.
+    if entry is None or len(entry.dims) < 3:
         return refused
     return f"{refused}: --preprocess, or the parameter `preprocess`, makes a model that takes pictures"
 

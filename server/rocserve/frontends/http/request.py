@@ -40,11 +40,9 @@ _BYTES_BEFORE_ROOM = 4 << 20
 client may promise a body and send none."""
 _EXCESS_BYTES = 2 << 20
 """Bytes that may come beyond the limit before a body is refused."""
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_HEADERS: Mapping[str, str] = {}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _REMEMBERED_LINES = 256
-_REMEMBERED_HEADS = 256
 
 
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
@@ -171,7 +169,7 @@ class Serving:
         self.failure = failure
         self.tasks: set[asyncio.Task[None]] = set()
         self.closes_after_answers = False
-        self.known_heads = Memo[bytes, Head](_REMEMBERED_HEADS)
+        self.known_heads = Memo[bytes, Head](256)
         """Bytes of a head -> head, with the length of the body. Only heads that keep the connection."""
         self._last_lines = b""
         self._last_lines_until = 0.0
@@ -263,7 +261,7 @@ class Request:
 
     def send_continue(self) -> None:
         if self.head.headers.get("expect", "").lower() == "100-continue" and not self.head.is_http10:
-            self._wire.write(_CONTINUE)
+            self._wire.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
         """Let a task answer. The coroutine returns None if it has sent the answer, and is cancelled if the client

@@ -258,10 +258,6 @@ def assemble_metrics(
     return lambda: server_families(tables, fallbacks, options, (*other_sources, machine.families))
 
 
-_MICROWATTS_FROM = 10_000
-"""Larger power limits are in microwatts, as newer versions of the library give them: no GPU has so many watts."""
-
-
 class ProcessorGauges:
     """Reads the processors' load since the last reading, and the memory, from /proc."""
 
@@ -382,7 +378,8 @@ def _power(info: Mapping[str, Any]) -> float | None:
 
 def _limit(info: Mapping[str, Any]) -> float | None:
     number = _number(info.get("power_limit"))
-    return number / 1e6 if number is not None and number > _MICROWATTS_FROM else number
+    # Newer versions of the library give microwatts: no GPU has so many watts.
+    return number / 1e6 if number is not None and number > 10_000 else number
 
 
 _GPU_GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float | None]], ...] = (

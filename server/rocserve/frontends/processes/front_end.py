@@ -39,11 +39,6 @@ from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, HeapRead
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import ClientResponder
 
-_RINGS_PER_READ = 4096
-"""The most rings that one read of the socket takes; each ring is a byte."""
-_LATEST_SECONDS = 1 << 34
-"""500 years. A later deadline becomes none, because an entry could not hold it."""
-
 
 class _Head(Text):
     """The common part of many requests."""
@@ -169,7 +164,8 @@ class RemoteInference:
         if client.protocol == "HTTP":
             flags |= entries.HTTP
         deadline_ns = 0
-        if request.deadline is not None and request.deadline < _LATEST_SECONDS:
+        # A deadline after 500 years becomes none, because an entry could not hold it.
+        if request.deadline is not None and request.deadline < 1 << 34:
             deadline_ns = max(int(request.deadline * 1e9), 1)
         self.end.post(ENTRY.pack(entries.REQUEST, flags, 0, head.number, number, place, deadline_ns))
 
@@ -199,7 +195,8 @@ class RemoteInference:
         """Read rings and descriptors from the socket. Returns False if the server has gone."""
         while True:
             try:
-                data, files = receive_with_descriptors(self._connection, _RINGS_PER_READ, 1, socket.MSG_DONTWAIT)
+                # Each ring is a byte.
+                data, files = receive_with_descriptors(self._connection, 4096, 1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return True
             except OSError:

@@ -27,8 +27,6 @@ large: a model may wait for their memory."""
 _PAGE_BYTES = 64 << 10
 LARGEST_SHARED = _PAGE_BYTES // 8
 """Bytes up to which contents share a page, because a copy costs less than a separate slot."""
-_RETURNED_AT_ONCE = 24
-"""Places that may wait for the next message: a separate message costs as much as returning this many."""
 _NO_PAGE = memoryview(bytearray())
 """Only an answer without outputs fits into it."""
 
@@ -151,7 +149,8 @@ class FrontLinkEnd(Outbox):
         to_return = self.to_return
         # Only AWAITED_OUTPUTS are worth waking the other end for: a model may wait for their memory.
         is_awaited = bool(to_return) and max(to_return) >= AWAITED_OUTPUTS
-        if to_return and (not count or is_awaited or len(to_return) >= _RETURNED_AT_ONCE):
+        # A message of its own costs as much as returning 24 places.
+        if to_return and (not count or is_awaited or len(to_return) >= 24):
             post_returns(self._returns, to_return)
         if count or is_awaited:
             self.ring()

@@ -42,12 +42,8 @@ if TYPE_CHECKING:
     from rocserve.frontends.http.inference import HttpParts
 
 _REPORT_SECONDS = 1.0
-_LEAST_WORK_MICROSECONDS = 1000
-"""Less is reported later: a thousandth of a CPU."""
 _RETIREMENT_SECONDS = 5.0
 """A connection's handshake has ended by then, even if packets of it were lost."""
-_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The whole process group may get these signals (Ctrl-C, systemd). The server decides when its front ends end."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     HTTP and of gRPC, 0 if the protocol is off; then the server's own flags.
     """
     parent_pipe, link, edition, uses, number, row, memory_bytes, renewal_ms, *ports = map(int, arguments[:10])
-    for each in _IGNORED_SIGNALS:
+    # The whole process group may get these (Ctrl-C, systemd). The server decides when its front ends end.
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     for descriptor in (parent_pipe, link, edition, uses):
         os.set_inheritable(descriptor, False)
@@ -154,7 +151,8 @@ class FrontEnd:
 
     def _report_work(self) -> None:
         worked = int((self._plane.worked_seconds - self._reported_seconds) * 1e6)
-        if worked >= _LEAST_WORK_MICROSECONDS:
+        # Less, a thousandth of a CPU, is reported later.
+        if worked >= 1000:
             self._reported_seconds += worked / 1e6
             self._inference.end.post_entry(entries.WORKED, worked)
         self._loop.call_later(_REPORT_SECONDS, self._report_work)

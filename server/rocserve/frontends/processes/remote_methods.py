@@ -25,9 +25,6 @@ from rocserve.services.inference import Inference
 from rocserve.services.methods import Method
 from rocserve.settings import HttpSettings
 
-_LARGE_BODY_PROCESSES = 1
-"""Fewer than in a server without front end processes, because every front end has this many."""
-
 
 def remote_parts(
     inference: Inference,
@@ -41,7 +38,8 @@ def remote_parts(
     the server answers a load: while it stays the same, the server's earlier answers about its models are true."""
     methods = remote_methods(forwarding, loop)
     models = RemoteModels(edition, methods["ModelConfig"])
-    large = LargeBodies(_LARGE_BODY_PROCESSES)
+    # Fewer than in a server without front end processes, because every front end has one.
+    large = LargeBodies(1)
     return HttpParts(inference, methods, models.find, memory, large, settings, models.ask)
 
 

@@ -36,9 +36,6 @@ from rocserve.plane.heap import Heap, HeapShare, SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import InferenceService
 
-_LONGEST_DETAILS = 1 << 31
-"""Bytes: a view of no more is made, but nothing is copied."""
-
 
 @dataclass(eq=False)
 class FrontLink:
@@ -178,7 +175,8 @@ class FrontLink:
             bounds, end = places.of_sized(view(offset, 8 * len(head.inputs)))
         request_id, sequence, origin = "", None, b""
         if flags & entries.DETAILED:
-            request_id, correlation_id, of_sequence, _, origin = read_details(view(offset + end, _LONGEST_DETAILS))
+            # A view of 2 GiB at most, of which nothing is copied.
+            request_id, correlation_id, of_sequence, _, origin = read_details(view(offset + end, 1 << 31))
             if correlation_id or of_sequence:
                 sequence = SequenceTag(correlation_id, bool(of_sequence & 1), bool(of_sequence & 2))
         protocol = "HTTP" if flags & entries.HTTP else "GRPC"

@@ -20,7 +20,6 @@ _Body = TypeVar("_Body")
 MOST_TEXTS = 2048
 """Texts in one body, as in OpenAI's API. It bounds the answer, which a small body could make large."""
 _LARGEST_ID = (1 << 63) - 1
-_FORMATS = ("float", "base64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
     if "user" in given:
         _text(given, "user")
     encoding = given.get("encoding_format", "float")
-    if encoding not in _FORMATS:
+    if encoding not in ("float", "base64"):
         raise FieldFault("encoding_format", f"encoding_format: expected 'float' or 'base64', got {_shown(encoding)}")
     return EmbeddingsBody(_text(given, "model"), texts, ids, encoding == "base64", _count(given, "dimensions"))
 

@@ -20,7 +20,6 @@ from rocserve.protocol import grpc_service_pb2 as pb
 
 TEXT, QUERY, IDS = "TEXT", "QUERY", "IDS"
 TOKEN_COUNT = "TOKEN_COUNT"
-_LOADING = frozenset({"LOADING", "CHECKING"})
 _ASKED_TOGETHER = 64
 """Configurations that are asked for at once: each is a message to the server if this is a front end process."""
 
@@ -142,7 +141,7 @@ class TextModels:
     async def _check_not_loading(self, name: str) -> None:
         names = (name, presets.ensemble_name(name, presets.TEXT))
         for row in (await self._index(ready=False)).models:
-            if row.name in names and row.state in _LOADING:
+            if row.name in names and row.state in ("LOADING", "CHECKING"):
                 error = unavailable(f"model '{row.name}' is being loaded; ask again in a second")
                 error.retry_seconds = 1.0
                 raise error

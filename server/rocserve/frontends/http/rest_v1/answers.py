@@ -17,9 +17,6 @@ from rocserve.frontends.http.json_text import SLICE, json_bytes
 
 Array = np.ndarray[Any, Any]
 
-_BYTES_SUFFIX = "_bytes"
-"""TensorFlow Serving writes outputs whose names end so in base64."""
-
 
 def output_arrays(
     answers: Sequence[InferResponse], are_single: bool, scalars: Collection[str] = ()
@@ -114,7 +111,8 @@ def _plain(name: str, array: Array) -> Any:
     values = array.tolist()
     if array.dtype != np.object_:
         return values
-    return _texts(values, name.endswith(_BYTES_SUFFIX))
+    # TensorFlow Serving writes outputs whose names end so in base64.
+    return _texts(values, name.endswith("_bytes"))
 
 
 def _texts(value: Any, as_base64: bool) -> Any:

@@ -252,9 +252,6 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(map(_shown, names)) or "no members"
 
 
-_LONGEST_NAME = 80
-"""Characters of a client's text in an error."""
-
-
 def _shown(text: str) -> str:
-    return f"'{encodable(text[:_LONGEST_NAME])}'"
+    # 80 characters of a client's text are enough in an error.
+    return f"'{encodable(text[:80])}'"

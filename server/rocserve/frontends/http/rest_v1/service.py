@@ -34,8 +34,6 @@ _STATES = {
     "UNLOADING": "UNLOADING",
 }
 """State in the index -> TensorFlow Serving's; all others are END."""
-_UNLOADED = "unloaded"
-"""The index's reason for a version that was unloaded on purpose."""
 
 
 @dataclass(eq=False)
@@ -139,7 +137,8 @@ def _states(rows: Sequence[pb.RepositoryIndexResponse.ModelIndex]) -> list[dict[
         if not row.version:
             continue  # The model's folder has not been read yet, or cannot be.
         state = _STATES.get(row.state, "END")
-        failed = state == "END" and row.reason not in ("", _UNLOADED)
+        # The index's reason for a version that was unloaded on purpose.
+        failed = state == "END" and row.reason not in ("", "unloaded")
         status = {"error_code": "OK", "error_message": ""}
         if failed:
             status = {"error_code": "UNAVAILABLE", "error_message": "POST /v2/repository/index says why"}
