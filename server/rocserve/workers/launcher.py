@@ -31,7 +31,6 @@ from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.worker_output import WorkerOutput
 
 _MESSAGE_BYTES = 64 * 1024
-_HEALTHY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +318,8 @@ class WorkerLauncher:
             return
         end = self._end_zygote()
         self.log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
-        if time.monotonic() - self._started_at < _HEALTHY_SECONDS:
+        # It is the imports that end it, if it has lived for less than five seconds.
+        if time.monotonic() - self._started_at < 5.0:
             self._drop_preload()
         launches, self._launches = self._launches, deque()
         for launch in launches:

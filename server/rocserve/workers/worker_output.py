@@ -21,10 +21,6 @@ _LONGEST_LINE = 4096
 _READ_BYTES = 64 * 1024
 _PAUSE_SECONDS = 0.005
 """Pause after a full read, or while lines are left out: at most 13 MB/s are read, which takes little of the loop."""
-_LINES_A_SECOND = 100
-_BURST_LINES = 500
-_CHARACTERS_A_SECOND = 32 * 1024
-_BURST_CHARACTERS = 256 * 1024
 _REPORT_SECONDS = 1.0
 """Time between two reports of how many lines were left out."""
 
@@ -50,8 +46,9 @@ class WorkerOutput:
         self._pause_timer: asyncio.TimerHandle | None = None
         self._partial_line = b""
         self._drops_rest_of_line = False
-        self._line_allowance = Allowance(_BURST_LINES, _LINES_A_SECOND)
-        self._character_allowance = Allowance(_BURST_CHARACTERS, _CHARACTERS_A_SECOND)
+        # Lines and characters: as many at once, and then as many a second.
+        self._line_allowance = Allowance(500, 100)
+        self._character_allowance = Allowance(256 * 1024, 32 * 1024)
         self._dropped_lines = 0
         self._report_timer: asyncio.TimerHandle | None = None
         self._last_line = b""

@@ -68,8 +68,6 @@ MOST_LAST_EVENTS_SECONDS = 10.0
 
 _NOTHING = object()
 """The tag of an event that needs no work."""
-AGE_SPREAD = 1.1
-"""gRPC's core ends connections between 0.9 and 1.1 times the set age."""
 
 
 class GrpcServer:
@@ -287,7 +285,8 @@ class GrpcServer:
         yield
         while not stop_listening(bound):
             yield
-        age_seconds = self._settings.max_connection_age_ms * AGE_SPREAD / 1000
+        # gRPC's core ends connections between 0.9 and 1.1 times the set age.
+        age_seconds = self._settings.max_connection_age_ms * 1.1 / 1000
         deadline = time.monotonic() + age_seconds + LINGER_SECONDS if age_seconds else 0.0
         while time.monotonic() < deadline and has_connections(bound):
             yield

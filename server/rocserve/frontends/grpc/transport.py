@@ -36,8 +36,6 @@ answers take no more; the other half is for models."""
 
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
-MOST_REQUESTS_PER_READ = 10_000
-"""Requests that gRPC's core may begin from one read of a connection; the core accepts no higher limit."""
 
 RECEIVE_WINDOW_BYTES = 4 << 20
 """Bytes of a message that a client may send before gRPC's core accepts more. With fewer, a message from far away takes
@@ -252,8 +250,9 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[
     age_ms, grace_ms = _connection_age(settings, limits.renewal_ms)
     arguments = {
         "grpc.so_reuseport": int(settings.reuse_port),
-        # With more in one read, the core continues on its own thread, which does not wake the loop (server.py).
-        "grpc.http2.max_requests_per_read": MOST_REQUESTS_PER_READ,
+        # With more in one read, the core continues on its own thread, which does not wake the loop (server.py). It
+        # accepts no higher limit.
+        "grpc.http2.max_requests_per_read": 10_000,
         # With windows that grow, the core would read 100 MiB of a connection without a pause.
         "grpc.http2.bdp_probe": 0,
         "grpc.http2.lookahead_bytes": RECEIVE_WINDOW_BYTES,

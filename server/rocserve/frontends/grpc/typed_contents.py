@@ -41,8 +41,6 @@ _MOST_TENSOR_FIELDS = 4 * MOST_ENTRIES
 """The most fields of all inputs of a message in the usual form: name, datatype, shape and contents of each."""
 
 _STEP_BYTES = 32 << 10
-_STEP_ELEMENTS = 1024
-"""Elements of BYTES in one step."""
 _INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER
 _INPUTS_TAG = _INPUTS << 3 | LENGTH_DELIMITED
 _ID_TAG = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
@@ -190,7 +188,8 @@ class Cut:
             pieces: list[Buffer] = []
             large: Buffer = b""
             nbytes = 0
-            for _ in range(_STEP_ELEMENTS):
+            # Elements of BYTES in one step.
+            for _ in range(1024):
                 if position >= end or nbytes > COPIED_AT_ONCE or large:
                     break
                 if data[position] != tag:

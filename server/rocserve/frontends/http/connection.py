@@ -32,10 +32,6 @@ from rocserve.frontends.http.wire import Wire
 _MOST_HEADERS = 128
 _LARGEST_HEAD = 128 << 10
 """Bytes of a head without its first piece, of a chunk's line, or of a trailer. The parser keeps them in memory."""
-_READ_AHEAD = 1 << 20
-"""Bytes of a body that are read before anybody asks for them; after that the sender must wait."""
-_LONGEST_REMEMBERED_HEAD = 1024
-"""Bytes. If the remembered heads consist of short headers only, they take ten megabytes in all."""
 _HEAD_END = b"\r\n\r\n"
 
 
@@ -166,7 +162,8 @@ class Connection(asyncio.Protocol):
         if self._waiting or self.fault is not None:
             self._begin_requests()
         incoming = self._incoming
-        is_ahead = self._waiting or (incoming is not None and len(incoming.data) - incoming.seen_bytes > _READ_AHEAD)
+        # Of a body, 1 MiB is read before anybody asks for it; after that the sender must wait.
+        is_ahead = self._waiting or (incoming is not None and len(incoming.data) - incoming.seen_bytes > 1 << 20)
         if is_ahead:
             self.wire.pause_reading()
 
@@ -204,7 +201,8 @@ class Connection(asyncio.Protocol):
     def _parse_head(self, data: bytes) -> bytes:
         """Parse a head that is complete, and remember it if it was exactly one head. Returns the bytes after it."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
-        if not len(_HEAD_END) <= end <= _LONGEST_REMEMBERED_HEAD:
+        # If the remembered heads consist of short headers only, they take ten megabytes in all.
+        if not len(_HEAD_END) <= end <= 1024:
             return data
         begun = len(self._waiting)
         self._parser.feed_data(data[:end])

@@ -38,11 +38,8 @@ blocks while they grow, and unmaps them page by page; each takes 0.1 s per GiB."
 _BYTES_BEFORE_ROOM = 4 << 20
 """Bytes of a large body that must come before it gets its memory, because the memory begins with a page of 2 MiB, and a
 client may promise a body and send none."""
-_EXCESS_BYTES = 2 << 20
-"""Bytes that may come beyond the limit before a body is refused."""
 _NO_HEADERS: Mapping[str, str] = {}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
-_REMEMBERED_LINES = 256
 
 
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
@@ -239,7 +236,8 @@ class Request:
         promised = int(self.head.headers.get("content-length", "0"))
         if max(promised, end) <= _LARGEST_GROWING:
             return None
-        nbytes = min(promised or sys.maxsize, LARGEST_BODY + _EXCESS_BYTES)
+        # 2 MiB may come beyond the limit before a body is refused.
+        nbytes = min(promised or sys.maxsize, LARGEST_BODY + (2 << 20))
         try:
             room = np.empty(max(nbytes, end), np.uint8).data
         except MemoryError:
@@ -377,7 +375,7 @@ class Request:
             on_gone()
 
 
-@lru_cache(_REMEMBERED_LINES)
+@lru_cache(256)
 def _first_lines(
     status: int, content_type: str, headers: tuple[tuple[str, str], ...], is_http10: bool, is_last: bool
 ) -> bytes:
