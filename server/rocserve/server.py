@@ -28,16 +28,19 @@ from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory, default_limit
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.metrics.collection import (
-    assemble_metrics,
+    MachineMetrics,
     load_check_families,
+    machine_metrics,
     memory_families,
     repository_families,
     residency_families,
+    server_families,
 )
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.observability.failures import log_loop_error
 from rocserve.observability.logs import ServerLog
+from rocserve.observability.server_history import ServerHistory
 from rocserve.observability.tracing.tracing import Tracing, create_tracing
 from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
@@ -60,6 +63,7 @@ from rocserve.services.inference import InferenceService, RequestObserver
 from rocserve.services.methods import Method, without_paths
 from rocserve.services.queries import QueryService
 from rocserve.services.readiness import Readiness
+from rocserve.services.server_state import ServerStateService
 from rocserve.settings import ServerSettings
 from rocserve.settings.repository import ReadinessRule, WhatKind
 from rocserve.signals import Signals
@@ -119,6 +123,7 @@ class Server:
         mail = InstanceMail(self._plane, 0 if settings.spin == 0 else default_idle_polls(usable_cpus()))
         self._plane.add_source(mail)
         self._tables = ServingTableHolder()
+        self._history = ServerHistory(self._tables)
         self._dispatcher = Dispatcher(self._tables, self._plane.work_off)
         self._client_regions = ClientRegions(FaultGuard(), settings.allow_client_shm)
         self._paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
@@ -196,6 +201,7 @@ class Server:
             await self._end_workers(ending)
             self._manager.close()
             return 1
+        history = asyncio.ensure_future(self._history.run()) if self._settings.http.allow_ui else None
         try:
             loads = started or asyncio.ensure_future(self._repository.start())
             status = await self._serve(loads, ending, front_ends)
@@ -203,6 +209,8 @@ class Server:
             self._log.critical("the server cannot go on", exc_info=True)
             status = 1
         readiness.is_exiting = True
+        if history is not None:
+            history.cancel()
         drain_seconds = self._settings.drain_seconds if status == 0 else 0.0
         self._manager.stopping(drain_seconds + self._settings.exit_timeout_seconds + _END_SECONDS)
         await self._drain(front_ends, ending, drain_seconds)
@@ -210,19 +218,14 @@ class Server:
         return 1 if ending.end_now.is_set() else status
 
     def _served(self, readiness: Readiness) -> Served:
-        metrics = assemble_metrics(
-            self._settings.metrics,
-            self._latencies,
-            self._tables,
-            self._fallbacks,
-            (
-                lambda: memory_families(self._memory),
-                lambda: load_check_families(self._failed_checks),
-                self._custom_metrics.read,
-                lambda: repository_families(self._repository.index(ready_only=False)),
-                lambda: residency_families(self._residents),
-            ),
-            self._log.getChild("metrics"),
+        machine = machine_metrics(self._settings.metrics, self._log.getChild("metrics"))
+        sources = (
+            lambda: memory_families(self._memory),
+            lambda: load_check_families(self._failed_checks),
+            self._custom_metrics.read,
+            lambda: repository_families(self._repository.index(ready_only=False)),
+            lambda: residency_families(self._residents),
+            machine.families,
         )
         observer = RequestObserver(self._tracing, self._tables, self._log.getChild("requests"))
         loop = asyncio.get_running_loop()
@@ -243,19 +246,20 @@ class Server:
         )
         return Served(
             inference=inference,
-            methods=without_paths(self._methods(readiness), self._paths),
+            methods=without_paths(self._methods(readiness, machine), self._paths),
             tables=self._tables,
             readiness=readiness,
             subscribe=self._repository.subscribe,
-            write_metrics=lambda: exposition(metrics()),
+            write_metrics=lambda: exposition(server_families(self._tables, self._fallbacks, self._latencies, sources)),
             memory=self._memory,
         )
 
-    def _methods(self, readiness: Readiness) -> Mapping[str, Method]:
+    def _methods(self, readiness: Readiness, machine: MachineMetrics) -> Mapping[str, Method]:
         """Return all methods except ModelInfer and ModelStreamInfer, which each front end implements."""
         name, shm = self._settings.server_id, self._settings.allow_client_shm
         return {
             **QueryService(self._tables, self._repository, name, readiness, self._paths, shm).methods(),
+            **ServerStateService(self._history, machine.families).methods(),
             **RepositoryControlService(self._repository).methods(),
             **TraceControlService(self._tracing, self._tables).methods(),
             **LogControlService(self._server_log).methods(),

@@ -113,18 +113,26 @@ class SlidingSummary:
         bucket = shift << _DIGITS | value >> shift if shift > 0 else value
         section[bucket] = section.get(bucket, 0) + times
 
-    def read(self, quantiles: Sequence[float], now_ns: int) -> SummaryReading:
+    def buckets(self, now_ns: int) -> Mapping[int, int]:
+        """Return the number of the last minute's values by bucket."""
         self._forget(now_ns // _SECTION_NS)
         merged = Counter[int]()
         for section in self._sections.values():
             merged.update(section)
-        ordered = sorted(merged.items())
-        values = tuple((quantile, _value_at(quantile, ordered)) for quantile in quantiles)
-        return SummaryReading(values, self._count, self._total)
+        return merged
+
+    def read(self, quantiles: Sequence[float], now_ns: int) -> SummaryReading:
+        return SummaryReading(quantiles_of(self.buckets(now_ns), quantiles), self._count, self._total)
 
     def _forget(self, newest: int) -> None:
         for number in [number for number in self._sections if number <= newest - _SECTIONS]:
             del self._sections[number]
+
+
+def quantiles_of(buckets: Mapping[int, int], quantiles: Sequence[float]) -> tuple[tuple[float, float], ...]:
+    """Return quantile and value of values that were counted by bucket; NaN if there are none."""
+    ordered = sorted(buckets.items())
+    return tuple((quantile, _value_at(quantile, ordered)) for quantile in quantiles)
 
 
 def _value_at(quantile: float, ordered: Sequence[tuple[int, int]]) -> float:

@@ -28,7 +28,7 @@ class OverviewResponse(_message.Message):
     def __init__(self, server: _Optional[str] = ..., version: _Optional[str] = ..., ready: _Optional[bool] = ..., now_ms: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelOverview, _Mapping]]] = ...) -> None: ...
 
 class ModelOverview(_message.Message):
-    __slots__ = ("name", "version", "state", "reason", "platform", "engine", "devices", "load_seconds", "load_check", "pending_requests", "last_inference_ms", "success_count", "success_ns", "queue_ns", "failure_count", "inference_count", "execution_count", "cache_hit_count", "cache_miss_count", "batches", "latencies_us", "worker_memory_bytes", "worker_restarts", "failures", "lacks_files")
+    __slots__ = ("name", "version", "state", "reason", "platform", "engine", "devices", "load_seconds", "load_check", "pending_requests", "last_inference_ms", "success_count", "success_ns", "queue_ns", "failure_count", "inference_count", "execution_count", "cache_hit_count", "cache_miss_count", "batches", "latencies_us", "worker_memory_bytes", "worker_restarts", "failures", "lacks_files", "load_warning", "rejected_count")
     class BatchesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,8 @@ class ModelOverview(_message.Message):
     WORKER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     LACKS_FILES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_WARNING_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_COUNT_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     state: str
@@ -86,7 +88,61 @@ class ModelOverview(_message.Message):
     worker_restarts: int
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     lacks_files: bool
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., platform: _Optional[str] = ..., engine: _Optional[str] = ..., devices: _Optional[str] = ..., load_seconds: _Optional[float] = ..., load_check: _Optional[str] = ..., pending_requests: _Optional[int] = ..., last_inference_ms: _Optional[int] = ..., success_count: _Optional[int] = ..., success_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., failure_count: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., cache_hit_count: _Optional[int] = ..., cache_miss_count: _Optional[int] = ..., batches: _Optional[_Mapping[int, int]] = ..., latencies_us: _Optional[_Iterable[_Union[Quantile, _Mapping]]] = ..., worker_memory_bytes: _Optional[_Iterable[int]] = ..., worker_restarts: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., lacks_files: _Optional[bool] = ...) -> None: ...
+    load_warning: str
+    rejected_count: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., platform: _Optional[str] = ..., engine: _Optional[str] = ..., devices: _Optional[str] = ..., load_seconds: _Optional[float] = ..., load_check: _Optional[str] = ..., pending_requests: _Optional[int] = ..., last_inference_ms: _Optional[int] = ..., success_count: _Optional[int] = ..., success_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., failure_count: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., cache_hit_count: _Optional[int] = ..., cache_miss_count: _Optional[int] = ..., batches: _Optional[_Mapping[int, int]] = ..., latencies_us: _Optional[_Iterable[_Union[Quantile, _Mapping]]] = ..., worker_memory_bytes: _Optional[_Iterable[int]] = ..., worker_restarts: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., lacks_files: _Optional[bool] = ..., load_warning: _Optional[str] = ..., rejected_count: _Optional[int] = ...) -> None: ...
+
+class ServerStateRequest(_message.Message):
+    __slots__ = ("after_ms",)
+    AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    after_ms: int
+    def __init__(self, after_ms: _Optional[int] = ...) -> None: ...
+
+class ServerStateResponse(_message.Message):
+    __slots__ = ("now_ms", "started_ms", "cpu_use", "memory_used_bytes", "memory_total_bytes", "gpus", "points")
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    CPU_USE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    now_ms: int
+    started_ms: int
+    cpu_use: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuState]
+    points: _containers.RepeatedCompositeFieldContainer[ServerPoint]
+    def __init__(self, now_ms: _Optional[int] = ..., started_ms: _Optional[int] = ..., cpu_use: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuState, _Mapping]]] = ..., points: _Optional[_Iterable[_Union[ServerPoint, _Mapping]]] = ...) -> None: ...
+
+class GpuState(_message.Message):
+    __slots__ = ("use", "memory_used_bytes", "memory_total_bytes")
+    USE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    use: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+    def __init__(self, use: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ...) -> None: ...
+
+class ServerPoint(_message.Message):
+    __slots__ = ("at_ms", "answered_rate", "failed_rate", "mean_us", "p50_us", "p99_us", "waiting")
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_RATE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_RATE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_US_FIELD_NUMBER: _ClassVar[int]
+    P50_US_FIELD_NUMBER: _ClassVar[int]
+    P99_US_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    at_ms: int
+    answered_rate: float
+    failed_rate: float
+    mean_us: float
+    p50_us: float
+    p99_us: float
+    waiting: int
+    def __init__(self, at_ms: _Optional[int] = ..., answered_rate: _Optional[float] = ..., failed_rate: _Optional[float] = ..., mean_us: _Optional[float] = ..., p50_us: _Optional[float] = ..., p99_us: _Optional[float] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class Quantile(_message.Message):
     __slots__ = ("quantile", "value")

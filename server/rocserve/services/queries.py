@@ -183,6 +183,8 @@ class QueryService:
         overview.devices = encodable(properties.get("devices", ""))
         overview.load_seconds = served.load_seconds
         overview.load_check = self._shown(served.load_check.text)
+        overview.load_warning = self._shown(served.load_check.warning)
+        overview.rejected_count = numbers.reject.count
         overview.pending_requests = served.pending_requests
         overview.last_inference_ms = numbers.last_inference_ms
         overview.success_count, overview.success_ns = numbers.success.count, numbers.success.ns

@@ -267,6 +267,9 @@ class Page:
                 lambda request: request.run(self._overview(request)),
                 ("RepositoryIndex", "ModelStatistics", "ModelMetadata"),
             ),
+            "/v2/server-state": PagePart(
+                lambda request: request.run(self._server_state(request)), ("ModelStatistics",)
+            ),
             "/v2/load-report": PagePart(
                 lambda request: request.run(self._load_report(request)),
                 ("RepositoryIndex", "ModelStatistics", "ModelConfig"),
@@ -286,6 +289,11 @@ class Page:
         overview = await method.answer(page_pb2.OverviewRequest(names=names))
         return Response(200, await asyncio.to_thread(lambda: json_bytes(plain_values(overview))), JSON)
 
+    async def _server_state(self, request: Request) -> Response:
+        after = _number(query_of(request.head.target).get("after", [""])[0])
+        state = await self._methods["ServerState"].answer(page_pb2.ServerStateRequest(after_ms=after))
+        return Response(200, json_bytes(plain_values(state)), JSON)
+
     async def _load_report(self, request: Request) -> Response:
         query = query_of(request.head.target)
         name, version = (query.get(field, [""])[0] for field in ("name", "version"))
@@ -300,8 +308,7 @@ class Page:
         if request.head.method == "HEAD":
             return Response(200, b"", EVENT_STREAM)
         method = self._methods["RepositoryEvents"]
-        number = request.head.headers.get("last-event-id", "")
-        after = int(number) if number.isascii() and number.isdecimal() and len(number) < 19 else 0
+        after = _number(request.head.headers.get("last-event-id", ""))
         self._open_streams += 1
         try:
             request.begin_stream(200, EVENT_STREAM, {"Cache-Control": "no-cache"})
@@ -321,6 +328,11 @@ class Page:
             self._open_streams -= 1
         request.end_stream()
         return None
+
+
+def _number(text: str) -> int:
+    """Return a client's number that fits a message; 0 for another text."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
 async def start_http(

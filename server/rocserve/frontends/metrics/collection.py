@@ -237,15 +237,8 @@ def load_check_families(failed: Mapping[CheckFailure, int]) -> Iterable[MetricFa
     )
 
 
-def assemble_metrics(
-    settings: MetricsSettings,
-    options: LatencyOptions,
-    tables: ServingTableHolder,
-    fallbacks: Mapping[Fallback, int],
-    other_sources: Sequence[Source],
-    log: logging.Logger,
-) -> Source:
-    """Return the source of all metrics. `other_sources` come in addition to the machine's gauges."""
+def machine_metrics(settings: MetricsSettings, log: logging.Logger) -> MachineMetrics:
+    """Return the metrics of the machine that the settings ask for."""
     gauges: list[Callable[[], Sequence[MetricFamily]]] = []
     if settings.allow and settings.gpu:
         gauges.append(GpuGauges(log).families)
@@ -254,8 +247,7 @@ def assemble_metrics(
             gauges.append(ProcessorGauges().families)
         except (OSError, ValueError, IndexError) as error:
             log.warning("there are no metrics of the processors: %s", error)
-    machine = MachineMetrics(gauges, settings.interval_ms / 1000, log)
-    return lambda: server_families(tables, fallbacks, options, (*other_sources, machine.families))
+    return MachineMetrics(gauges, settings.interval_ms / 1000, log)
 
 
 class ProcessorGauges:

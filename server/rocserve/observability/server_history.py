@@ -1,0 +1,119 @@
+"""Keeps what all models together have done in the last ten minutes, for the page at the HTTP port."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rocserve.core.latencies import quantiles_of
+from rocserve.core.serving import ServedVersion, ServingTableHolder
+from rocserve.core.statistics import Outcomes
+
+PERIOD_SECONDS = 5.0
+"""Time between two points; the page draws one for each pixel or two."""
+_SPAN_SECONDS = 600.0
+_PAUSE_FACTOR = 500
+"""A point of thousands of models takes long to make; the next one follows after this many times as long, so that points
+cost at most 0.2 % of a CPU."""
+_WATCHED_SECONDS = 60.0
+"""How long after the last look at the points the quantiles of latencies are still made."""
+_QUANTILES = (0.5, 0.99)
+
+_NOTHING = Outcomes(0, 0, 0)
+
+_VersionKey = tuple[str, str, int]
+"""Namespace, name and version: a reload replaces the version's object, but continues its counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPoint:
+    """What all models have done since the previous point. A step of an ensemble is a request of its model, too."""
+
+    at_ms: int
+    """Since the epoch."""
+    answered_rate: float
+    """Requests a second."""
+    failed_rate: float
+    mean_us: float
+    """Of the answered requests; 0 = there was none."""
+    p50_us: float
+    """Of the last minute, as `p99_us`; 0 = there was no request, or nobody has looked in the last minute."""
+    p99_us: float
+    waiting: int
+    """Requests in queues, now."""
+
+
+class ServerHistory:
+    """Makes a point every five seconds, in a thread, because thousands of models take a while. Points are read on any
+    thread."""
+
+    def __init__(self, tables: ServingTableHolder, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tables = tables
+        self._clock = clock
+        self._points: deque[ServerPoint] = deque(maxlen=int(_SPAN_SECONDS / PERIOD_SECONDS))
+        self._counted: Mapping[_VersionKey, Outcomes] = {}
+        """As of the last point."""
+        self._counted_at = clock()
+        self._looked_at = -math.inf
+
+    async def run(self) -> None:
+        """Make points until this is cancelled."""
+        took = 0.0
+        while True:
+            await asyncio.sleep(max(PERIOD_SECONDS, _PAUSE_FACTOR * took))
+            began = time.monotonic()
+            await asyncio.to_thread(self.sample)
+            took = time.monotonic() - began
+
+    def after(self, at_ms: int) -> Sequence[ServerPoint]:
+        """Return the points after a time. For the next minute, new points have quantiles."""
+        self._looked_at = self._clock()
+        oldest_ms = max(at_ms, time.time_ns() // 1_000_000 - int(1000 * _SPAN_SECONDS))
+        return [point for point in self._points.copy() if point.at_ms > oldest_ms]
+
+    def sample(self) -> None:
+        """Make a point."""
+        versions = {
+            (model.namespace, version.name, version.version): version
+            for model in self._tables.table.all_models
+            for version in model.versions.values()
+            if version.has_statistics
+        }
+        counted = {key: version.statistics.outcomes() for key, version in versions.items()}
+        now = self._clock()
+        seconds = max(now - self._counted_at, 1e-3)
+        answered = answered_ns = failed = 0
+        for key, outcomes in counted.items():
+            before = self._counted.get(key, _NOTHING)
+            # After an unload and another load, the counters begin at zero.
+            if before.answered > outcomes.answered or before.failed > outcomes.failed:
+                before = _NOTHING
+            answered += outcomes.answered - before.answered
+            answered_ns += outcomes.answered_ns - before.answered_ns
+            failed += outcomes.failed - before.failed
+        self._counted, self._counted_at = counted, now
+        p50_us, p99_us = self._quantiles(versions.values(), now)
+        self._points.append(
+            ServerPoint(
+                at_ms=time.time_ns() // 1_000_000,
+                answered_rate=answered / seconds,
+                failed_rate=failed / seconds,
+                mean_us=answered_ns / answered / 1000 if answered else 0.0,
+                p50_us=p50_us,
+                p99_us=p99_us,
+                waiting=sum(version.pending_requests for version in versions.values()),
+            )
+        )
+
+    def _quantiles(self, versions: Iterable[ServedVersion], now: float) -> tuple[float, float]:
+        if now - self._looked_at > _WATCHED_SECONDS:
+            return 0.0, 0.0
+        buckets = Counter[int]()
+        for version in versions:
+            buckets.update(version.statistics.latency_buckets())
+        p50, p99 = (value for _, value in quantiles_of(buckets, _QUANTILES))
+        return (p50, p99) if buckets else (0.0, 0.0)
