@@ -14,17 +14,16 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+from support.browser import NEEDS_CHROMIUM, WIDTHS, row, visit
 from support.http_requests import ask
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
 from support.server import RocserveProcess
 from support.text_models import drop_text_model, vector_of
-from support.waiting import PATIENCE_SECONDS
 
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 DATA = Path(__file__).parents[1] / "data"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MARKUP = "<img src=x onerror=\"document.body.dataset.hacked='yes'\">"
 HOSTILE = """
 import numpy as np
@@ -113,35 +112,7 @@ ensemble_scheduling { step {
 } }
 """
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """Fails if the content security policy refuses anything, or a script raises an error."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    faults: list[str] = []
-
-    def note(said: Any) -> None:
-        # The browser reports requests that the server refuses as errors, too.
-        if said.type == "error" and not said.text.startswith("Failed to load resource"):
-            faults.append(said.text)
-
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", note)
-    page.set_default_timeout(1000 * PATIENCE_SECONDS)
-    yield page
-    context.close()
-    assert not faults
+pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture(scope="module")
@@ -190,16 +161,6 @@ def either(request: pytest.FixtureRequest) -> RocserveProcess:
     return running
 
 
-def visit(page: Any, server: RocserveProcess, model: str = "", version: str = "1") -> None:
-    page.goto("about:blank")
-    quoted = page.evaluate("encodeURIComponent", model)
-    page.goto(f"http://{server.http_address}/" + (f"#/model/{quoted}/{version}" if model else ""))
-
-
-def row(page: Any, model: str) -> Any:
-    return page.locator(".models tbody").filter(has=page.get_by_role("link", name=model, exact=True))
-
-
 def test_states_change_as_they_do(page: Any, either: RocserveProcess, models: Path) -> None:
     visit(page, either)
     row(page, "digits").locator(".badge.ready").wait_for()
@@ -219,9 +180,6 @@ def test_states_change_as_they_do(page: Any, either: RocserveProcess, models: Pa
 
 def names(page: Any) -> list[str]:
     return page.locator(".models tbody a").all_inner_texts()  # type: ignore[no-any-return]
-
-
-WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 
 
 @WIDTHS

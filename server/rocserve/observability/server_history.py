@@ -65,15 +65,19 @@ class ServerHistory:
         took = 0.0
         while True:
             await asyncio.sleep(max(PERIOD_SECONDS, _PAUSE_FACTOR * took))
-            began = time.monotonic()
-            await asyncio.to_thread(self.sample)
-            took = time.monotonic() - began
+            took = await asyncio.to_thread(self._timed_sample)
 
     def after(self, at_ms: int) -> Sequence[ServerPoint]:
         """Return the points after a time. For the next minute, new points have quantiles."""
         self._looked_at = self._clock()
         oldest_ms = max(at_ms, time.time_ns() // 1_000_000 - int(1000 * _SPAN_SECONDS))
         return [point for point in self._points.copy() if point.at_ms > oldest_ms]
+
+    def _timed_sample(self) -> float:
+        """Make a point, and return the seconds of a CPU that it took: on a busy machine it waits in between."""
+        began = time.thread_time()
+        self.sample()
+        return time.thread_time() - began
 
     def sample(self) -> None:
         """Make a point."""

@@ -4,6 +4,7 @@ import { showApi } from "./api.js";
 import { data, start, stateOf, useSecret } from "./data.js";
 import { badge, clock, h, setText } from "./dom.js";
 import { showModel } from "./model.js";
+import { countsOf, serverView } from "./server.js";
 import { modelTable } from "./table.js";
 
 const view = document.getElementById("view");
@@ -11,10 +12,12 @@ const notice = document.getElementById("notice");
 
 function showModels() {
   const events = h("ol", { class: "events", tabindex: "0", "aria-label": "Events" });
+  const server = serverView();
   const models = modelTable();
-  view.replaceChildren(...models.elements, h("h2", {}, "Events"), events);
+  view.replaceChildren(...server.elements, ...models.elements, h("h2", {}, "Events"), events);
   let shown = null;
   return () => {
+    server.update();
     models.update();
     if (shown === data.events) return;
     shown = data.events;
@@ -57,7 +60,8 @@ function askSecret(header) {
 function showState() {
   const { overview, error, header } = data;
   const state = overview?.ready ? "ready" : "not ready";
-  setText(document.getElementById("server"), overview ? `${overview.server} ${overview.version} · ${state}` : "");
+  const parts = overview && [`${overview.server} ${overview.version}`, state, countsOf(overview.models)];
+  setText(document.getElementById("server"), parts ? parts.join(" · ") : "");
   if (notice.dataset.text !== error) {
     notice.dataset.text = error;
     notice.hidden = !error;

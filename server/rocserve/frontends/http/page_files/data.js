@@ -1,6 +1,6 @@
 // Asks the server for the state of the models, once a second while the page is visible: of those in view and those that
-// events name, and of all models as often as costs the server at most one percent of a core. Only the page keeps the last
-// ten minutes; the server keeps no history.
+// events name, and of all models as often as costs the server at most one percent of a core. The page keeps the last ten
+// minutes of each model; of all together the server keeps them.
 
 const KEPT_MS = 600_000;
 const RATE_MS = 5_000;
@@ -78,6 +78,7 @@ function note(model, at) {
     success: model.success_count,
     successNs: model.success_ns,
     failures: model.failure_count,
+    rejected: model.rejected_count,
     inferences: model.inference_count,
     executions: model.execution_count,
     p50: quantile[0.5],

@@ -1,0 +1,127 @@
+"""What the page shows of the whole server, in a real Chromium: figures, what needs attention, graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.browser import NEEDS_CHROMIUM, WIDTHS, row, visit
+from support.http_requests import ask
+from support.models import add_constant, drop
+from support.server import RocserveProcess
+from support.waiting import wait_until
+
+pytestmark = NEEDS_CHROMIUM
+MARKUP = "<img src=x onerror=\"document.body.dataset.hacked='yes'\">"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("page")
+    drop(folder / "repository", "good", add_constant(1.0))
+    drop(folder / "repository", "bad", b"this is no model")
+    flags = ("--front-ends=2", "--allow-metrics=true", "--metrics-port=0", "--strict-readiness=false")
+    with RocserveProcess([folder / "repository"], *flags, log=folder / "log") as running:
+        running.wait_until_ready()
+        yield running
+
+
+def add(server: RocserveProcess) -> None:
+    body = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}
+    assert ask(server, "POST", "/v2/models/good/infer", body)[0] == 200
+
+
+def points(server: RocserveProcess) -> list[Any]:
+    status, state = ask(server, "GET", "/v2/server-state")
+    assert status == 200
+    return state["points"]  # type: ignore[no-any-return]
+
+
+@WIDTHS
+def test_figures_and_graphs_outlast_the_page(page: Any, server: RocserveProcess, width: int, scheme: str) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+
+    def has_answered() -> bool:
+        add(server)
+        return max((point["answered_rate"] for point in points(server)[1:]), default=0) > 0
+
+    # Nobody has the page open meanwhile.
+    wait_until(has_answered)
+    visit(page, server)
+    page.locator("#server", has_text="ready · 1 ready, 1 failed").wait_for()
+    figures = page.locator(".facts div")
+    for title in ("CPU", "Memory", "Running for"):
+        value = figures.filter(has_text=title).locator("dd")
+        page.wait_for_function("element => /\\d/.test(element.textContent)", arg=value.element_handle())
+    lines = page.locator(".line.rate")
+    lines.first.wait_for(state="attached")
+    drawn = lines.first.get_attribute("d")
+    page.reload()
+    lines.first.wait_for(state="attached")
+    # As many points as before, at least: each but the first is a line to it.
+    assert lines.first.get_attribute("d").count("L") >= drawn.count("L") > 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_only_new_points_are_asked_for(page: Any, server: RocserveProcess) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "server-state" in request.url else None)
+    wait_until(lambda: points(server))
+    visit(page, server)
+    wait_until(lambda: page.wait_for_timeout(100) or len(asked) >= 2)
+    assert asked[0].endswith("after=0")
+    assert int(asked[1].partition("after=")[2]) > 0
+
+
+@WIDTHS
+def test_what_needs_attention_is_first(page: Any, server: RocserveProcess, width: int, scheme: str) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    status, real = ask(server, "GET", "/v2/overview?name=good")
+    assert status == 200
+    silent = "1 of 2 instances has not answered for 40 s"
+    rows = {
+        "calm": {},
+        "full": {},
+        "hung": {"reason": silent},
+        "kept": {"reason": "newer content failed to load: no <b>"},
+        "mixed": {"load_warning": "its rows depend on each other, though max_batch_size is 8"},
+        MARKUP: {"state": "UNAVAILABLE", "reason": MARKUP},
+    }
+    count = 0
+
+    def answer(route: Any) -> None:
+        nonlocal count
+        count += 1
+        models = [{**real["models"][0], "name": name, **row} for name, row in rows.items()]
+        models[1]["rejected_count"] = 3 * count
+        route.fulfill(json={**real, "now_ms": real["now_ms"] + 1000 * count, "models": models})
+
+    page.route("**/v2/overview*", answer)
+    visit(page, server)
+    needs = page.get_by_role("region", name="Needs attention")
+    needs.get_by_text("turned away").wait_for()
+    assert needs.get_by_role("link").all_inner_texts() == [MARKUP, "hung", "full", "kept", "mixed"]
+    assert silent in needs.locator("li").nth(1).inner_text()
+    assert page.evaluate("document.body.dataset.hacked") is None
+    assert page.locator("img[src=x]").count() == 0
+    # By the keyboard alone: the first link of the page's content is the most harmful.
+    needs.get_by_role("link").nth(1).focus()
+    page.keyboard.press("Enter")
+    page.locator("h2", has_text="hung version 1").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    rows |= {f"bad_{number}": {"state": "UNAVAILABLE", "reason": "broken"} for number in range(10)}
+    visit(page, server)
+    needs.get_by_text("and 9 more").wait_for()
+
+
+def test_without_trouble_nothing_needs_attention(page: Any, server: RocserveProcess) -> None:
+    status, real = ask(server, "GET", "/v2/overview?name=good")
+    assert status == 200
+    page.route("**/v2/overview*", lambda route: route.fulfill(json=real))
+    visit(page, server)
+    row(page, "good").wait_for()
+    page.locator(".facts div").first.wait_for()
+    assert page.get_by_role("region", name="Needs attention").count() == 0

@@ -1,0 +1,55 @@
+"""The page at / in a real Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+
+
+@contextmanager
+def running_browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+@contextmanager
+def faultless_page(browser: Any) -> Iterator[Any]:
+    """A page whose end fails if the content security policy has refused anything, or a script has raised an error."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    faults: list[str] = []
+
+    def note(said: Any) -> None:
+        # The browser reports requests that the server refuses as errors, too.
+        if said.type == "error" and not said.text.startswith("Failed to load resource"):
+            faults.append(said.text)
+
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", note)
+    page.set_default_timeout(1000 * PATIENCE_SECONDS)
+    yield page
+    context.close()
+    assert not faults
+
+
+def visit(page: Any, server: RocserveProcess, model: str = "", version: str = "1") -> None:
+    page.goto("about:blank")
+    quoted = page.evaluate("encodeURIComponent", model)
+    page.goto(f"http://{server.http_address}/" + (f"#/model/{quoted}/{version}" if model else ""))
+
+
+def row(page: Any, model: str) -> Any:
+    return page.locator(".models tbody").filter(has=page.get_by_role("link", name=model, exact=True))
