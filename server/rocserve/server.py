@@ -61,6 +61,7 @@ from rocserve.services.client_memory.regions import ClientRegions
 from rocserve.services.control import LogControlService, RepositoryControlService, TraceControlService
 from rocserve.services.inference import InferenceService, RequestObserver
 from rocserve.services.methods import Method, without_paths
+from rocserve.services.page_acts import PageActService
 from rocserve.services.queries import QueryService
 from rocserve.services.readiness import Readiness
 from rocserve.services.server_state import ServerStateService
@@ -260,6 +261,13 @@ class Server:
         return {
             **QueryService(self._tables, self._repository, name, readiness, self._paths, shm).methods(),
             **ServerStateService(self._history, machine.families).methods(),
+            **PageActService(
+                self._repository,
+                self._server_log,
+                self._launcher.recent_lines,
+                self._settings.repository.control_mode,
+                self._log.getChild("page"),
+            ).methods(),
             **RepositoryControlService(self._repository).methods(),
             **TraceControlService(self._tracing, self._tables).methods(),
             **LogControlService(self._server_log).methods(),

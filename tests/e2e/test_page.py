@@ -79,7 +79,7 @@ def test_files_of_the_page(http_server: RocserveProcess) -> None:
 def test_openapi_tells_what_is_served(http_server: RocserveProcess) -> None:
     status, told = ask(http_server, "GET", "/openapi.json")
     assert (status, told["openapi"]) == (200, "3.1.0")
-    own = {"/v2/overview", "/v2/server-state", "/v2/load-report", "/v2/events", "/openapi.json"}
+    own = {"/v2/overview", "/v2/server-state", "/v2/page/acts", "/v2/load-report", "/v2/events", "/openapi.json"}
     for path, verbs in told["paths"].items():
         if path not in own:
             for verb in verbs:
@@ -233,6 +233,38 @@ def test_what_helps_to_repair_a_failed_load(serve, repository: Path, front_ends:
 
 
 @MODES
+def test_acts_need_the_token_and_the_servers_own_page(serve, repository: Path, front_ends: int) -> None:
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository, flags=(f"--front-ends={front_ends}",))
+    server.wait_until_ready()
+    status, told = ask(server, "GET", "/v2/page/acts")
+    assert (status, told["is_explicit"], set(told["refusals"].values())) == (200, False, {""})
+    own = {"Origin": f"http://{server.http_address}", "X-Rocserve-Token": told["token"]}
+    act = {"act": "verbosity", "level": 1}
+    for headers in (
+        {},
+        {**own, "X-Rocserve-Token": "wrong"},
+        {**own, "Origin": "http://evil.example"},
+        {**own, "Origin": "http://evil.example", "Host": "evil.example"},
+        {**own, "X-Forwarded-For": "10.0.0.1"},
+    ):
+        status, answer = ask(server, "POST", "/v2/page/acts", act, headers=headers)
+        assert status == 403, (headers, answer)
+    assert ask(server, "GET", "/v2/logging")[1]["log_verbose_level"] == 0
+    status, evil = ask(server, "GET", "/v2/page/acts", headers={"Host": "evil.example"})
+    assert (status, evil["token"]) == (200, "")
+    assert ask(server, "POST", "/v2/page/acts", act, headers=own)[0] == 200
+    assert ask(server, "GET", "/v2/logging")[1]["log_verbose_level"] == 1
+    assert ask(server, "POST", "/v2/page/acts", {"act": "reload", "name": "m"}, headers=own)[0] == 200
+    status, answer = ask(server, "POST", "/v2/page/acts", {"act": "unload", "name": "m"}, headers=own)
+    assert (status, answer["error"]) == (503, "explicit model load / unload is not allowed if polling is enabled")
+    with events(server) as next_event:
+        while not (event := next_event())["act"]:
+            pass
+    assert (event["act"], event["name"], event["address"]) == ("log verbosity 1", "", "127.0.0.1")
+
+
+@MODES
 def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
     drop(repository, "m", add_constant(1.0))
     flags = ("--http-restricted-api=statistics:key=one", "--http-restricted-api=model-repository:other=two")
@@ -254,6 +286,6 @@ def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
 @MODES
 def test_without_the_page(serve, repository: Path, front_ends: int) -> None:
     server = serve(repository, flags=("--allow-ui=false", f"--front-ends={front_ends}"))
-    own = ("/v2/overview", "/v2/server-state", "/v2/events", "/v2/load-report?name=m")
+    own = ("/v2/overview", "/v2/server-state", "/v2/page/acts", "/v2/events", "/v2/load-report?name=m")
     for path in ("/", "/ui/app.js", "/openapi.json", *own):
         assert ask(server, "GET", path)[0] == 404

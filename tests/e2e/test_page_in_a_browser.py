@@ -231,7 +231,7 @@ def test_models_are_searched_filtered_and_sorted(
         page.get_by_label("sort by").select_option(label="Sort: failing first")
     assert names(page)[0] == "sometimes"
 
-    page.get_by_role("link", name="sometimes").focus()
+    row(page, "sometimes").get_by_role("link").focus()
     page.keyboard.press("ArrowDown")
     assert page.evaluate("document.activeElement.textContent") == MARKUP
     page.keyboard.press("ArrowUp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,3 +126,121 @@ def test_without_trouble_nothing_needs_attention(page: Any, server: RocserveProc
     row(page, "good").wait_for()
     page.locator(".facts div").first.wait_for()
     assert page.get_by_role("region", name="Needs attention").count() == 0
+
+
+CHATTY = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        print("loaded <img src=x> anew", flush=True)
+
+    def execute(self, requests):
+        return []
+"""
+CHATTY_CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_FP32 dims: 1 }
+output { name: "OUT" data_type: TYPE_FP32 dims: 1 }
+"""
+
+
+@pytest.fixture(scope="module")
+def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("explicit")
+    drop(folder / "repository", "chatty", CHATTY, CHATTY_CONFIG)
+    flags = ("--front-ends=2", "--model-control-mode=explicit", "--load-model=chatty")
+    with RocserveProcess([folder / "repository"], *flags, log=folder / "log") as running:
+        running.wait_until_ready()
+        yield running
+
+
+@WIDTHS
+def test_an_operator_reloads_unloads_and_reads_the_log(
+    page: Any, explicit: RocserveProcess, width: int, scheme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.on("dialog", lambda dialog: dialog.accept())
+    visit(page, explicit, "chatty")
+    page.locator("h2 .badge.ready").wait_for()
+    acts = page.get_by_role("region", name="Acts")
+    summary = acts.get_by_text("Log of its workers")
+    summary.focus()
+    page.keyboard.press("Enter")
+    log = acts.get_by_label("Log of the workers")
+    log.get_by_text("loaded <img src=x> anew").wait_for()
+    before = log.inner_text().count("anew")
+    acts.get_by_role("button", name="Reload").focus()
+    page.keyboard.press("Enter")
+    acts.get_by_role("status").get_by_text("Done.").wait_for()
+    for _ in range(2):  # Closed, and opened again.
+        summary.click()
+    page.wait_for_function(
+        "([element, count]) => element.textContent.split('anew').length - 1 > count", arg=[log.element_handle(), before]
+    )
+    acts.get_by_role("button", name="Unload").press("Enter")
+    acts.get_by_role("status").get_by_text("Unloaded.").wait_for()
+    page.locator("h2 .badge.unavailable").wait_for()
+    acts.get_by_role("button", name="Load").press("Enter")
+    page.locator("h2 .badge.ready").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    visit(page, explicit)
+    events = page.locator(".events li", has_text="by the page at 127.0.0.1")
+    events.filter(has_text="unload chatty").first.wait_for()
+    events.filter(has_text="reload chatty").first.wait_for()
+    choice = page.get_by_label("Log of the server")
+    choice.select_option("verbose")
+    events.filter(has_text="log verbosity 1").first.wait_for()
+    wait_until(lambda: ask(explicit, "GET", "/v2/logging")[1]["log_verbose_level"] == 1)
+    choice.select_option("normal")
+    wait_until(lambda: ask(explicit, "GET", "/v2/logging")[1]["log_verbose_level"] == 0)
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_failed_model_is_tried_again(page: Any, server: RocserveProcess) -> None:
+    def failed_ms() -> int:
+        return int(ask(server, "GET", "/v2/load-report?name=bad&version=1")[1]["failed_ms"])
+
+    visit(page, server, "bad")
+    page.locator("h2 .badge.unavailable").wait_for()
+    before = failed_ms()
+    acts = page.get_by_role("region", name="Acts")
+    acts.get_by_role("button", name="Try again").press("Enter")
+    acts.get_by_role("status").get_by_text("Asked for; the state shows what follows.").wait_for()
+    # The server follows its files, so nothing is unloaded by request.
+    assert acts.get_by_role("button", name="Unload").count() == 0
+    wait_until(lambda: failed_ms() > before)
+
+
+@WIDTHS
+def test_where_acts_are_not_permitted_the_page_says_so(page: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    drop(tmp_path / "repository", "m", add_constant(1.0))
+    flags = ("--admin-address=10.0.0.0/8",)
+    with RocserveProcess([tmp_path / "repository"], *flags, log=tmp_path / "log") as server:
+        server.wait_until_ready()
+        visit(page, server, "m")
+        acts = page.get_by_role("region", name="Acts")
+        acts.get_by_text("not permitted from here").wait_for()
+        acts.get_by_text("takes from 10.0.0.0/8").wait_for()
+        assert acts.get_by_role("button").count() == 0
+        visit(page, server)
+        page.get_by_text("Log verbosity: not permitted from here").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_secret_for_admin_calls_is_asked_for(page: Any, tmp_path: Path) -> None:
+    drop(tmp_path / "repository", "m", add_constant(1.0))
+    flags = ("--http-restricted-api=model-repository,logging:admin-key=secret",)
+    with RocserveProcess([tmp_path / "repository"], *flags, log=tmp_path / "log") as server:
+        server.wait_until_ready()
+        visit(page, server)
+        page.get_by_label("value of admin-key").first.fill("secret")
+        page.get_by_role("button", name="Use").first.click()
+        row(page, "m").get_by_role("link").click()
+        page.get_by_role("region", name="Acts").get_by_role("button", name="Reload").press("Enter")
+        page.get_by_role("status").get_by_text("Asked for; the state shows what follows.").wait_for()

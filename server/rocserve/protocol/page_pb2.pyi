@@ -233,7 +233,7 @@ class RepositoryEventsResponse(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[RepositoryEvent, _Mapping]]] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
 class RepositoryEvent(_message.Message):
-    __slots__ = ("number", "time_ms", "name", "version", "state", "reason", "lacks_files")
+    __slots__ = ("number", "time_ms", "name", "version", "state", "reason", "lacks_files", "act", "address")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,8 @@ class RepositoryEvent(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LACKS_FILES_FIELD_NUMBER: _ClassVar[int]
+    ACT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     number: int
     time_ms: int
     name: str
@@ -248,4 +250,50 @@ class RepositoryEvent(_message.Message):
     state: str
     reason: str
     lacks_files: bool
-    def __init__(self, number: _Optional[int] = ..., time_ms: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., lacks_files: _Optional[bool] = ...) -> None: ...
+    act: str
+    address: str
+    def __init__(self, number: _Optional[int] = ..., time_ms: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., lacks_files: _Optional[bool] = ..., act: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class ActsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ActsResponse(_message.Message):
+    __slots__ = ("token", "is_explicit", "log_verbose_level")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    IS_EXPLICIT_FIELD_NUMBER: _ClassVar[int]
+    LOG_VERBOSE_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    is_explicit: bool
+    log_verbose_level: int
+    def __init__(self, token: _Optional[str] = ..., is_explicit: _Optional[bool] = ..., log_verbose_level: _Optional[int] = ...) -> None: ...
+
+class ActRequest(_message.Message):
+    __slots__ = ("token", "act", "name", "level", "address")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ACT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    act: str
+    name: str
+    level: int
+    address: str
+    def __init__(self, token: _Optional[str] = ..., act: _Optional[str] = ..., name: _Optional[str] = ..., level: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class ActResponse(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedCompositeFieldContainer[WorkerLine]
+    def __init__(self, lines: _Optional[_Iterable[_Union[WorkerLine, _Mapping]]] = ...) -> None: ...
+
+class WorkerLine(_message.Message):
+    __slots__ = ("time_ms", "level", "text")
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    time_ms: int
+    level: str
+    text: str
+    def __init__(self, time_ms: _Optional[int] = ..., level: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import ServeError, internal, not_found
 from rocserve.core.model_names import ModelKey
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import RepositoryContext
@@ -128,6 +128,14 @@ class HotReload:
     def is_reading(self, folder: ModelKey) -> bool:
         reading = self._readings.get(folder)
         return reading is not None and reading.is_queued
+
+    def read_again(self, folder: ModelKey) -> None:
+        """Read a folder as the latest scan has it, though it has not changed. Raises ServeError (NOT_FOUND) if there is
+        no such folder with a model."""
+        scan = self._context.scanner.latest.models.get(folder)
+        if scan is None or not (scan.looks_like_model or scan.refusal):
+            raise not_found(f"there is no folder '{folder}' with a model in the model repositories")
+        self._take_folder(folder, scan)
 
     async def wait(self) -> None:
         """Return when all settled folders are read."""

@@ -110,6 +110,11 @@ class ManagedModel:
                 version.forget_failure()
         self.reconcile()
 
+    def ask_for_reload(self) -> None:
+        """Let the next content load again, though the same is served, or has just failed."""
+        for version in self.versions:
+            version.ask_for_reload()
+
     def reject(self, problem: Failure) -> None:
         """Note that the current content cannot be used. Served versions stay."""
         self._rejection = problem
@@ -264,7 +269,7 @@ class ManagedModel:
         for version in self.versions:
             if number not in (None, version.number):
                 continue
-            if version.number in content.wanted and not version.serves(content):
+            if version.number in content.wanted and (version.has_failed or not version.serves(content)):
                 error = FilesChanged(is_followed=False) if version.failure is None else version.failure.error
                 reasons += f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"
         if reasons:

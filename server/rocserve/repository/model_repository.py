@@ -169,6 +169,25 @@ class ModelRepository:
             self._check_explicit()
             raise
 
+    async def reload(self, name: str) -> None:
+        """Load a model again, also if its files have not changed or have just failed; the version that serves goes on
+        until the new one is ready. Under explicit control, waits for the load; in polling mode, returns when it has
+        been asked for. Raises ServeError: UNAVAILABLE if models are loaded at the start only, NOT_FOUND for a name
+        without a folder."""
+        if self._settings.control_mode is ControlMode.NONE:
+            raise unavailable("this server loads models only at its start (--model-control-mode=none)")
+        if self._is_stopping:
+            raise unavailable("Server exiting")
+        models = self._table.models
+        keys = self._table.names.keys(name, models)
+        for key in keys:
+            models[key].ask_for_reload()
+        if self._settings.control_mode is ControlMode.EXPLICIT:
+            await self.load(name, {})
+            return
+        for folder in {self._table.folder_of(key) or key for key in keys or (ModelKey(name),)}:
+            self._hot_reload.read_again(folder)
+
     async def unload(self, name: str, unload_dependents: bool, version: int | None = None) -> None:
         """Take a model out of service immediately and unload it in the background; only under explicit control, but
         endpoints in any mode. Unknown names and versions are accepted. `version`: None = all. Raises ServeError:

@@ -33,6 +33,11 @@ class RepositoryEvent:
     number: int
     time_ms: int
     row: IndexEntry
+    """For an act only the model's name; "" = the server."""
+    act: str = ""
+    """What an operator has done on the page; "" = the row has changed."""
+    address: str = ""
+    """Where the act came from."""
 
 
 class RepositoryEvents:
@@ -53,9 +58,16 @@ class RepositoryEvents:
         self._rows[key] = [replace(row, served=None, namespace="") for row in rows]
         for row in self._rows[key]:
             if row not in known:
-                self._number += 1
-                self._events.append(RepositoryEvent(self._number, time.time_ns() // 1_000_000, row))
-                self._wake()
+                self._append(row)
+
+    def note_act(self, act: str, name: str, address: str) -> None:
+        """Record what an operator does. `name`: of the model; "" = with the server."""
+        self._append(IndexEntry(name), act, address)
+
+    def _append(self, row: IndexEntry, act: str = "", address: str = "") -> None:
+        self._number += 1
+        self._events.append(RepositoryEvent(self._number, time.time_ns() // 1_000_000, row, act, address))
+        self._wake()
 
     def forget(self, key: ModelKey) -> None:
         """Forget a model that the repository index no longer shows."""

@@ -87,6 +87,7 @@ class ManagedVersion:
         self._problem: ServeError | None = None
         """Why content that is newer than the served one cannot be used; None = it can, or that is unknown."""
         self._retry: asyncio.Task[None] | None = None
+        self._is_reload_asked = False
         self._reported_warnings: dict[str, set[str]] = {}
         """Key of the last content -> the warnings that its loads have logged."""
         self._was_served = False
@@ -200,11 +201,14 @@ class ManagedVersion:
     def want(self, content: ModelContent) -> None:
         """Serve this content: load it unless it is served or being loaded, or has failed and its retry is not due."""
         current, newer = self._current, self._next
-        if current is not None and self.serves(content):
-            self.reject(None)
-            current.content = content
-            return
+        is_asked, self._is_reload_asked = self._is_reload_asked, False
         is_same = newer is not None and not newer.is_stale and newer.is_of(content)
+        if current is not None and self.serves(content):
+            current.content = content
+            # What is served and what is loaded have the same content only if somebody has asked for a reload.
+            if not (is_asked or is_same):
+                self.reject(None)
+                return
         failure = None if newer is None else newer.failure
         if newer is not None and newer.waits_for_files:
             if newer.content.scan is content.scan:
@@ -241,6 +245,11 @@ class ManagedVersion:
         self.stop_loading()
         self._drop_next()
         self._note_problem(problem)
+
+    def ask_for_reload(self) -> None:
+        """Let the next call of `want` load again, though the same content is served, or has just failed."""
+        self._is_reload_asked = True
+        self.forget_failure()
 
     def forget_failure(self) -> None:
         """Let the next call of `want` load again, though a load has just failed."""

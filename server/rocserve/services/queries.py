@@ -248,6 +248,8 @@ class QueryService:
                 state=row.state,
                 reason=self._shown(row.reason),
                 lacks_files=row.lacks_files,
+                act=event.act,
+                address=event.address,
             )
         response.is_last = events.has_ended
         return response

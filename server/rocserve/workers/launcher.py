@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from rocserve.backends.migraphx.installation import QUIET
@@ -27,6 +28,7 @@ from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.instance import Instance
 from rocserve.workers.isolation import Confinement, candidates, worker_environment
 from rocserve.workers.process import WorkerProcess, WorkerSession, kill
+from rocserve.workers.recent_lines import RecentLines
 from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.worker_output import WorkerOutput
 
@@ -91,6 +93,7 @@ class WorkerLauncher:
     groups: ControlGroups | None = None
     """None = this process may make no cgroups."""
     answer_seconds: float = _ANSWER_SECONDS
+    recent_lines: RecentLines = field(default_factory=RecentLines, init=False)
     zygote: ZygoteProcess | None = field(default=None, init=False)
     """None = the next launch starts one."""
 
@@ -123,6 +126,7 @@ class WorkerLauncher:
         one. The output goes to `log`. Raises ServeError (INTERNAL) if the process cannot be started, OSError if no
         descriptor or no cgroup is free."""
         name = options.shared_worker
+        self.recent_lines.share(options.model_name, name or options.model_name)
         async with self._starting[name] if name else nullcontext():
             process = self._shared.get(name)
             if process is None or not process.takes_sessions:
@@ -170,7 +174,13 @@ class WorkerLauncher:
             spawned.pid,
             pidfds[0] if pidfds else None,
             socket.socket(fileno=reception),
-            WorkerOutput(output, options.output_prefix, launch.log, {**options.log_fields, "worker": spawned.pid}),
+            WorkerOutput(
+                output,
+                options.output_prefix,
+                launch.log,
+                {**options.log_fields, "worker": spawned.pid},
+                partial(self.recent_lines.add, options.shared_worker or options.model_name),
+            ),
             group,
             options.shared_worker,
         )

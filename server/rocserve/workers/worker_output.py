@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -34,14 +34,21 @@ class WorkerOutput:
     """Reads one worker's output pipe. Lives on the asyncio loop."""
 
     def __init__(
-        self, descriptor: int, prefix: str, log: logging.Logger, fields: Mapping[str, Any] = MappingProxyType({})
+        self,
+        descriptor: int,
+        prefix: str,
+        log: logging.Logger,
+        fields: Mapping[str, Any] = MappingProxyType({}),
+        keep: Callable[[str, str], object] | None = None,
     ) -> None:
-        """Take over the pipe's reading end. `prefix`: printed before each line. `fields`: arguments of `about`."""
+        """Take over the pipe's reading end. `prefix`: printed before each line. `fields`: arguments of `about`. `keep`:
+        takes the level's name and the text of each line too."""
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._prefix = prefix
         self._fields = fields
         self._log = log
+        self._keep = keep
         self._loop = asyncio.get_running_loop()
         self._pause_timer: asyncio.TimerHandle | None = None
         self._partial_line = b""
@@ -135,7 +142,10 @@ class WorkerOutput:
         fields = self._fields
         if level is not None and (found := _REQUEST.match(text)):
             fields = {**fields, "request_id": found[1]}
-        self._log.log(logging.INFO if level is None else level, "%s%s", self._prefix, text, extra=about(**fields))
+        level = logging.INFO if level is None else level
+        self._log.log(level, "%s%s", self._prefix, text, extra=about(**fields))
+        if self._keep is not None:
+            self._keep(logging.getLevelName(level), text)
 
     def _drop(self, lines: int) -> None:
         self._dropped_lines += lines

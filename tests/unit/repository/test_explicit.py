@@ -17,7 +17,7 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.config.definition import ModelDefinition
 from rocserve.config.preprocess.generated import GeneratedModel
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.repository import scanner as scanner_file
 from rocserve.repository import served_presets, table
@@ -557,3 +557,22 @@ async def test_the_members_of_an_ensemble_are_loaded_from_all_namespaces(
     )
     assert served.state("e") == "READY"
     assert "There are 2 identifiers of model 'm'" in served.data("m")
+
+
+async def test_a_reload_loads_what_has_not_changed(served: Served, folders: Folders, loader: FakeLoader) -> None:
+    folders.model("m", 1)
+    await served.repository.reload("m")
+    await served.repository.reload("m")
+    assert (served.state("m"), loader.loads) == ("READY", [("m", 1)] * 2)
+    await served.repository.load("m", {})
+    assert len(loader.loads) == 2
+    loader.failing["m"] = internal("no luck")
+    assert "no luck" in (await error_of(served.repository.reload("m")))[1]
+    assert served.state("m") == "READY"
+    assert (await error_of(served.repository.reload("nothing")))[0] is StatusCode.INTERNAL
+
+
+async def test_a_server_that_loads_at_its_start_only_reloads_nothing(start: Start, folders: Folders) -> None:
+    folders.model("m", 1)
+    served: Served = await start(control_mode=ControlMode.NONE)
+    assert (await error_of(served.repository.reload("m")))[0] is StatusCode.UNAVAILABLE

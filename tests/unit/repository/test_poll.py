@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.waiting import PATIENCE_SECONDS
 
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository import table
 from rocserve.settings import ReadinessRule
 
@@ -184,3 +185,46 @@ async def test_stopping_calls_off_loads_and_unloads_everything(
     await asyncio.wait_for(starting, PATIENCE_SECONDS)
     await served.settle()
     assert sorted(loader.loads) == [("m", 1), ("slow", 1)], "nothing is loaded after the stop"
+
+
+async def test_a_reload_loads_what_has_not_changed_and_the_old_version_serves_until_then(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1, data="same")
+    served: Served = await start(folders.root)
+    loader.held["m"] = asyncio.Event()
+    await served.repository.reload("m")
+    await served.until(lambda: len(loader.loads) == 2)
+    assert served.data("m") == "same"
+    loader.held["m"].set()
+    await served.until(lambda: served.rows("m") == {"1": ("READY", "")})
+    assert loader.loads == [("m", 1)] * 2
+    # Only once.
+    folders.model("n", 1)
+    await served.until(lambda: served.state("n") == "READY")
+    assert loader.loads.count(("m", 1)) == 2
+
+
+async def test_a_failed_load_is_tried_again_when_somebody_asks(
+    start: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    loader.failing["m"] = invalid_argument("no luck")
+    folders.model("m", 1)
+    served: Served = await start(folders.root)
+    assert served.state("m") == "UNAVAILABLE"
+    # It is not tried again by itself until its files change.
+    loader.failing.clear()
+    await served.repository.reload("m")
+    await served.until(lambda: served.state("m") == "READY")
+    with pytest.raises(ServeError, match="there is no folder 'nothing'"):
+        await served.repository.reload("nothing")
+
+
+async def test_a_reload_that_fails_leaves_what_serves(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    folders.model("m", 1, data="good")
+    served: Served = await start(folders.root)
+    loader.failing["m"] = invalid_argument("no luck")
+    await served.repository.reload("m")
+    await served.until(lambda: "no luck" in served.reason("m"))
+    assert served.state("m") == "READY"
+    assert served.data("m") == "good"

@@ -22,6 +22,7 @@ from rocserve.frontends.http.listener import HttpListener, most_descriptors
 from rocserve.frontends.http.openai.errors import openai_error
 from rocserve.frontends.http.openai.models import TextModels
 from rocserve.frontends.http.openai.service import OpenAiService
+from rocserve.frontends.http.page_acts import PageActs
 from rocserve.frontends.http.request import (
     JSON,
     Head,
@@ -39,6 +40,7 @@ from rocserve.frontends.http.routes import (
     GENERATE,
     GENERATE_STREAM,
     GET_OR_HEAD,
+    GET_OR_POST,
     INFER,
     MODEL_V1,
     MODELS_V1,
@@ -59,7 +61,6 @@ from rocserve.observability.failures import RequestFailures
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
 from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, Restriction
-from rocserve.services.methods import Method
 from rocserve.settings import ServerSettings
 
 _NO_SUCH_CALL = (
@@ -97,7 +98,7 @@ class HttpService:
         self._rest_v1 = RestV1Service(parts, text_models, at_once)
         self._failures = RequestFailures(log)
         self._access = access
-        self._page = Page(parts.methods) if parts.settings.allow_ui else None
+        self._page = Page(parts, access) if parts.settings.allow_ui else None
         self._origins = frozenset(parts.settings.cors_origins)
 
     def failure(self, request: Request, error: Exception) -> Response:
@@ -126,8 +127,8 @@ class HttpService:
             part = None if self._page is None else self._page.parts.get(head.path)
             if part is None:
                 raise HttpError(404, _unknown_url(head.target))
-            if head.method not in GET_OR_HEAD:
-                raise not_allowed(GET_OR_HEAD)
+            if head.method not in part.verbs:
+                raise not_allowed(part.verbs)
             return self._guarded(head, part.shows, lambda: part.answer)
         route, fields = destination
         return self._guarded(head, (route.method, *route.shows), lambda: self._answer_of(head, route, fields))
@@ -254,15 +255,22 @@ class PagePart(NamedTuple):
     answer: Callable[[Request], None]
     shows: tuple[str, ...] = ()
     """The methods whose answers are in this part. Clients that may not call all of them may not get the part."""
+    verbs: frozenset[str] = GET_OR_HEAD
 
 
 class Page:
     """Serves the page at /. `parts`: path -> a file, the overview of models, or the stream of events."""
 
-    def __init__(self, methods: Mapping[str, Method]) -> None:
-        self._methods = methods
+    def __init__(self, parts: HttpParts, access: Access) -> None:
+        self._methods = parts.methods
         self._open_streams = 0
+
+        def check_secret(head: Head, method: str) -> None:
+            if method in access.restrictions:
+                _check_admitted(head, (access.restrictions[method],), takes_bearer=False)
+
         self.parts = {
+            "/v2/page/acts": PagePart(PageActs(parts, access, check_secret).answer, verbs=GET_OR_POST),
             "/v2/overview": PagePart(
                 lambda request: request.run(self._overview(request)),
                 ("RepositoryIndex", "ModelStatistics", "ModelMetadata"),

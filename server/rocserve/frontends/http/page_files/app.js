@@ -1,7 +1,8 @@
 // Shows the part of the page that the URL names, and the list of models.
 
+import { askSecret, verbosity } from "./acts.js";
 import { showApi } from "./api.js";
-import { data, start, stateOf, useSecret } from "./data.js";
+import { data, start, stateOf } from "./data.js";
 import { badge, clock, h, setText } from "./dom.js";
 import { showModel } from "./model.js";
 import { countsOf, serverView } from "./server.js";
@@ -14,7 +15,7 @@ function showModels() {
   const events = h("ol", { class: "events", tabindex: "0", "aria-label": "Events" });
   const server = serverView();
   const models = modelTable();
-  view.replaceChildren(...server.elements, ...models.elements, h("h2", {}, "Events"), events);
+  view.replaceChildren(...server.elements, ...models.elements, h("h2", {}, "Events"), events, verbosity());
   let shown = null;
   return () => {
     server.update();
@@ -23,6 +24,10 @@ function showModels() {
     shown = data.events;
     events.replaceChildren(...data.events.map((event) => {
       const state = h("span");
+      if (event.act) {
+        return h("li", {}, h("time", {}, clock(event.time_ms)), " ", event.act, " ", h("b", {}, event.name),
+          ` by the page at ${event.address}`);
+      }
       badge(state, stateOf(event));
       return h("li", {}, h("time", {}, clock(event.time_ms)), " ", state, " ", h("b", {}, event.name),
         event.version && ` version ${event.version}`, event.reason && `: ${event.reason}`);
@@ -45,16 +50,6 @@ function route() {
   else if (part === "api") update = showApi(view);
   else update = showModels();
   update();
-}
-
-function askSecret(header) {
-  const label = `value of ${header}`;
-  const value = h("input", { type: "password", autocomplete: "off", required: true, "aria-label": label });
-  const submit = (event) => {
-    event.preventDefault();
-    useSecret(header, value.value);
-  };
-  return h("form", { onsubmit: submit }, h("label", {}, `${header}: `, value), " ", h("button", {}, "Use"));
 }
 
 function showState() {

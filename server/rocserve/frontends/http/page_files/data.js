@@ -183,7 +183,7 @@ async function follow() {
           const event = JSON.parse(line.slice(6));
           if (event.number <= after) data.events = []; // A restarted server numbers its events from 1.
           after = event.number;
-          changedNames.add(event.name);
+          if (event.name) changedNames.add(event.name);
           data.events = [event, ...data.events].slice(0, MOST_EVENTS);
         }
         poll();

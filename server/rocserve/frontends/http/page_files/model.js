@@ -1,5 +1,6 @@
 // Shows one model version: its inputs and outputs, its configuration, its statistics, and a form to try it.
 
+import { modelActs } from "./acts.js";
 import { chart } from "./chart.js";
 import { ask, between, data, findModel, stateOf, historyOf, recent } from "./data.js";
 import { badge, clock, engine, h, mebibytes, milliseconds, number, setReason, setText } from "./dom.js";
@@ -98,7 +99,8 @@ export function showModel(view, name, version) {
   const updateHelp = repair(help, name, version);
   const which = h("span");
   const title = h("h2", {}, name, which, " ", state);
-  view.replaceChildren(title, reason, help, list, charts, about, failed);
+  const acts = modelActs(name);
+  view.replaceChildren(title, reason, acts.element, help, list, charts, about, failed);
   let described = "";
   let updateAbout = () => {};
   let shownFailures = "";
@@ -109,6 +111,7 @@ export function showModel(view, name, version) {
     setText(which, shown && ` version ${shown}`);
     badge(state, model ? stateOf(model) : "GONE");
     setReason(reason, model ?? { reason: "It is not there." });
+    acts.update(model);
     updateHelp(model);
     const isLoaded = Boolean(model?.platform);
     for (const part of [list, charts, failed]) part.hidden = !isLoaded;

@@ -1,0 +1,127 @@
+"""Lets operators act on the page: only clients that may make the same admin call over HTTP, only from the page itself.
+
+A browser sends requests of any site to this server. So an act needs a token, which other sites cannot read, and the
+browser's headers must say that it comes from the server's own page. A foreign site whose name is made to lead to this
+machine (DNS rebinding) is its own page to the browser: so without a secret or TLS, the server must be called by an
+address, `localhost` or the machine's name, which no foreign site has."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.request_memory import Holding
+from rocserve.frontends.http.inference import HttpParts
+from rocserve.frontends.http.json_text import MISSING, checked_text, find, json_bytes, parse_json, text, unsigned
+from rocserve.frontends.http.request import JSON, Head, MissingSecret, Request, Response, error_response
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol import page_pb2
+from rocserve.protocol.json_form import plain_values
+from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, ip_address_of
+
+TOKEN_HEADER = "x-rocserve-token"
+_ADMIN_CALLS: Mapping[str, str] = {
+    "reload": "RepositoryModelLoad",
+    "unload": "RepositoryModelUnload",
+    "log": "RepositoryModelLoad",
+    "verbosity": "LogSettings",
+}
+"""Act -> the admin call that a client must be allowed to make."""
+_PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class PageActs:
+    """Answers /v2/page/acts: GET says what the client may do, POST does it."""
+
+    def __init__(self, parts: HttpParts, access: Access, check_secret: Callable[[Head, str], None]) -> None:
+        """`check_secret`: raises MissingSecret if a head lacks the secret of a method."""
+        self._parts = parts
+        self._access = access
+        self._check_secret = check_secret
+        self._own_names = {"localhost", socket.gethostname().lower(), socket.gethostname().partition(".")[0].lower()}
+
+    def answer(self, request: Request) -> None:
+        request.run(self._do(request) if request.head.method == "POST" else self._tell(request))
+
+    async def _tell(self, request: Request) -> Response:
+        refusals: dict[str, str] = {}
+        for act in _ADMIN_CALLS:
+            try:
+                self._check(act, request)
+                refusals[act] = ""
+            except (ServeError, MissingSecret) as error:
+                refusals[act] = error.text
+        told: dict[str, Any] = {"token": "", "refusals": refusals}
+        if not all(refusals.values()):
+            answer = self._parts.methods["Acts"].answer(page_pb2.ActsRequest())
+            told |= plain_values(answer if isinstance(answer, page_pb2.ActsResponse) else await answer)
+        return Response(200, json_bytes(told), JSON, _PRIVATE)
+
+    async def _do(self, request: Request) -> Response:
+        holding = Holding()
+        try:
+            body = parse_json(await self._parts.bodies.read(request, holding))
+            given, name, level = (find(body, key) for key in ("act", "name", "level"))
+            act = "" if given is MISSING else text(given)
+            if act not in _ADMIN_CALLS:
+                raise invalid_argument(f'expected {{"act": ...}} with one of {", ".join(_ADMIN_CALLS)}')
+            self._check(act, request)
+            message = page_pb2.ActRequest(
+                token=request.head.headers.get(TOKEN_HEADER, ""),
+                act=act,
+                name="" if name is MISSING else checked_text(text(name)),
+                level=0 if level is MISSING else min(unsigned(level), (1 << 31) - 1),
+                address=request.remote or "an unknown address",
+            )
+            doing = self._parts.methods["Act"].answer(message)
+            request.continue_without_client()
+            return Response(200, json_bytes(plain_values(await doing)), JSON, _PRIVATE)
+        except ServeError as error:
+            return error_response(error)
+        finally:
+            self._parts.memory.requests.release(holding)
+
+    def _check(self, act: str, request: Request) -> None:
+        """Raise MissingSecret or ServeError (PERMISSION_DENIED) if the client may not do this here."""
+        head, method = request.head, _ADMIN_CALLS[act]
+        self._check_secret(head, method)
+        self._check_own_page(head, method)
+        # That a browser sends it does not matter: it is the server's own page.
+        is_forwarded = any(name in FORWARDING_HEADERS and name != "origin" for name in head.headers)
+        self._access.check_admin(method, Peer(request.remote, is_forwarded), _changing_settings)
+
+    def _check_own_page(self, head: Head, method: str) -> None:
+        host, origin = head.headers.get("host", ""), head.headers.get("origin")
+        site = head.headers.get("sec-fetch-site", "same-origin")
+        if (origin is not None and origin not in (f"http://{host}", f"https://{host}")) or site != "same-origin":
+            came = origin or f"a page of another kind (Sec-Fetch-Site: {site})"
+            raise _denied(f"expected a request of the server's own page, got one of {came}")
+        if method in self._access.restrictions or self._parts.settings.use_ssl:
+            return
+        name = _name_of(host)
+        if name.lower().rstrip(".") not in self._own_names and ip_address_of(name) is None:
+            raise _denied(
+                f"expected this machine's name, its address or localhost in the page's URL, got '{name}', which may be"
+                " another site's; open the page by the address, or protect admin calls by a secret header"
+                " (--http-restricted-api)"
+            )
+
+
+def _name_of(host: str) -> str:
+    """Return the host of a header Host, without its port and brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _changing_settings() -> pb.LogSettingsRequest:
+    """Return a request that changes something, which is an admin call."""
+    request = pb.LogSettingsRequest()
+    request.settings["log_verbose_level"].uint32_param = 1
+    return request
+
+
+def _denied(reason: str) -> ServeError:
+    return ServeError(StatusCode.PERMISSION_DENIED, f"{reason}; the page does nothing then")
