@@ -65,6 +65,7 @@ from rocserve.services.page_acts import PageActService
 from rocserve.services.queries import QueryService
 from rocserve.services.readiness import Readiness
 from rocserve.services.server_state import ServerStateService
+from rocserve.services.version_details import VersionDetailsService
 from rocserve.settings import ServerSettings
 from rocserve.settings.repository import ReadinessRule, WhatKind
 from rocserve.signals import Signals
@@ -261,6 +262,7 @@ class Server:
         return {
             **QueryService(self._tables, self._repository, name, readiness, self._paths, shm).methods(),
             **ServerStateService(self._history, machine.families).methods(),
+            **VersionDetailsService(self._tables, self._repository).methods(),
             **PageActService(
                 self._repository,
                 self._server_log,

@@ -79,7 +79,8 @@ def test_files_of_the_page(http_server: RocserveProcess) -> None:
 def test_openapi_tells_what_is_served(http_server: RocserveProcess) -> None:
     status, told = ask(http_server, "GET", "/openapi.json")
     assert (status, told["openapi"]) == (200, "3.1.0")
-    own = {"/v2/overview", "/v2/server-state", "/v2/page/acts", "/v2/load-report", "/v2/events", "/openapi.json"}
+    calls = ("overview", "version-details", "server-state", "page/acts", "load-report", "events")
+    own = {"/openapi.json", *(f"/v2/{call}" for call in calls)}
     for path, verbs in told["paths"].items():
         if path not in own:
             for verb in verbs:
@@ -279,6 +280,8 @@ def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
     assert ask(server, "GET", "/v2/load-report?name=m", headers={"other": "two"})[0] == 403
     assert ask(server, "GET", "/v2/server-state", headers={"other": "two"})[0] == 403
     assert ask(server, "GET", "/v2/server-state", headers={"key": "one"})[0] == 200
+    assert ask(server, "GET", "/v2/version-details?name=m", headers={"other": "two"})[0] == 403
+    assert ask(server, "GET", "/v2/version-details?name=m", headers={"key": "one"})[0] == 200
     with events(server, other="two") as next_event:
         assert next_event()["name"] == "m"
 
@@ -286,6 +289,6 @@ def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
 @MODES
 def test_without_the_page(serve, repository: Path, front_ends: int) -> None:
     server = serve(repository, flags=("--allow-ui=false", f"--front-ends={front_ends}"))
-    own = ("/v2/overview", "/v2/server-state", "/v2/page/acts", "/v2/events", "/v2/load-report?name=m")
-    for path in ("/", "/ui/app.js", "/openapi.json", *own):
+    calls = ("overview", "version-details?name=m", "server-state", "page/acts", "events", "load-report?name=m")
+    for path in ("/", "/ui/app.js", "/openapi.json", *(f"/v2/{call}" for call in calls)):
         assert ask(server, "GET", path)[0] == 404

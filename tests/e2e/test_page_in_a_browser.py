@@ -326,8 +326,7 @@ def test_a_picture_is_classified(page: Any, either: RocserveProcess) -> None:
     assert page.locator(".sent").evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
     page.locator(".chart .line.rate").first.wait_for(state="attached")
     assert page.locator("dt", has_text="Answered").locator("xpath=following-sibling::dd").inner_text() >= "0"
-    page.get_by_text("Configuration, as completed").click()
-    assert '"ensemble_scheduling"' in page.locator("details pre").inner_text()
+    page.get_by_label("configuration of version 1").get_by_text("ensemble_scheduling {").wait_for()
 
 
 def test_boxes_are_drawn(page: Any, server: RocserveProcess) -> None:

@@ -14,6 +14,11 @@ from support.server import RocserveProcess
 from support.waiting import wait_until
 
 pytestmark = NEEDS_CHROMIUM
+TWO_VERSIONS = """
+# max_batch_size follows from the file
+version_policy { all {} }
+metric_tags { key: "<b>who</b>" value: "me" }
+"""
 MARKUP = "<img src=x onerror=\"document.body.dataset.hacked='yes'\">"
 
 
@@ -22,6 +27,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
     folder = tmp_path_factory.mktemp("page")
     drop(folder / "repository", "good", add_constant(1.0))
     drop(folder / "repository", "bad", b"this is no model")
+    two = drop(folder / "repository", "two", add_constant(1.0), TWO_VERSIONS)
+    (two / "2").mkdir()
+    (two / "2" / "model.onnx").write_bytes(add_constant(2.0))
     flags = ("--front-ends=2", "--allow-metrics=true", "--metrics-port=0", "--strict-readiness=false")
     with RocserveProcess([folder / "repository"], *flags, log=folder / "log") as running:
         running.wait_until_ready()
@@ -51,7 +59,7 @@ def test_figures_and_graphs_outlast_the_page(page: Any, server: RocserveProcess,
     # Nobody has the page open meanwhile.
     wait_until(has_answered)
     visit(page, server)
-    page.locator("#server", has_text="ready · 1 ready, 1 failed").wait_for()
+    page.locator("#server", has_text="ready · 3 ready, 1 failed").wait_for()
     figures = page.locator(".facts div")
     for title in ("CPU", "Memory", "Running for"):
         value = figures.filter(has_text=title).locator("dd")
@@ -244,3 +252,31 @@ def test_a_secret_for_admin_calls_is_asked_for(page: Any, tmp_path: Path) -> Non
         row(page, "m").get_by_role("link").click()
         page.get_by_role("region", name="Acts").get_by_role("button", name="Reload").press("Enter")
         page.get_by_role("status").get_by_text("Asked for; the state shows what follows.").wait_for()
+
+
+@WIDTHS
+def test_versions_are_shown_side_by_side(page: Any, server: RocserveProcess, width: int, scheme: str) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    body = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}
+    # Latencies are counted from the first look on.
+    assert ask(server, "GET", "/v2/version-details?name=two&version=2")[0] == 200
+    assert ask(server, "POST", "/v2/models/two/versions/2/infer", body)[0] == 200
+    visit(page, server, "two", "2")
+    cards = [page.get_by_role("region", name=f"version {number}", exact=True) for number in (2, 1)]
+    for number, card in zip((2, 1), cards, strict=True):
+        card.locator(".badge.ready").wait_for()
+        config = card.get_by_label(f"configuration of version {number}")
+        config.locator(".completed", has_text='name: "X"').wait_for()
+        # What the file says has no mark, and a comment says nothing.
+        assert config.locator("span:not(.completed, .written)", has_text="<b>who</b>").count() == 1
+        assert "follows" not in config.inner_text()
+        card.get_by_text("Load check", exact=True).wait_for()
+    cards[0].locator(".latencies li").first.wait_for()
+    tops = [card.bounding_box() for card in cards]
+    assert (tops[0]["y"] == tops[1]["y"]) is (width > 900)
+    # By the keyboard alone.
+    cards[1].get_by_role("link", name="Version 1").focus()
+    page.keyboard.press("Enter")
+    page.locator("h2", has_text="two version 1").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

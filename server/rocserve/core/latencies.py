@@ -135,14 +135,26 @@ def quantiles_of(buckets: Mapping[int, int], quantiles: Sequence[float]) -> tupl
     return tuple((quantile, _value_at(quantile, ordered)) for quantile in quantiles)
 
 
+def counts_between(buckets: Mapping[int, int], bounds: Sequence[float]) -> Sequence[int]:
+    """Return how many of the values that were counted by bucket are up to each bound, and above the last."""
+    counts = [0] * (len(bounds) + 1)
+    for bucket, number in buckets.items():
+        counts[bisect.bisect_left(bounds, _middle(bucket))] += number
+    return counts
+
+
+def _middle(bucket: int) -> float:
+    shift = bucket >> _DIGITS
+    lowest = bucket & (1 << _DIGITS) - 1
+    return float((lowest << shift) + (1 << shift) // 2)
+
+
 def _value_at(quantile: float, ordered: Sequence[tuple[int, int]]) -> float:
     rank = max(1, math.ceil(quantile * sum(number for _, number in ordered)))
     for bucket, number in ordered:
         rank -= number
         if rank <= 0:
-            shift = bucket >> _DIGITS
-            lowest = bucket & (1 << _DIGITS) - 1
-            return float((lowest << shift) + (1 << shift) // 2)
+            return _middle(bucket)
     return math.nan
 
 

@@ -206,6 +206,40 @@ class LoadReportResponse(_message.Message):
     loads_on_request: bool
     def __init__(self, reason: _Optional[str] = ..., traceback: _Optional[str] = ..., attempts: _Optional[int] = ..., failed_ms: _Optional[int] = ..., retry_ms: _Optional[int] = ..., waits_for_files: _Optional[bool] = ..., backend: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., file_count: _Optional[int] = ..., is_served: _Optional[bool] = ..., config_file: _Optional[str] = ..., config_text: _Optional[str] = ..., config_is_cut: _Optional[bool] = ..., config_line: _Optional[int] = ..., follows_files: _Optional[bool] = ..., loads_on_request: _Optional[bool] = ...) -> None: ...
 
+class VersionDetailsRequest(_message.Message):
+    __slots__ = ("name", "version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class VersionDetailsResponse(_message.Message):
+    __slots__ = ("config", "config_file", "latencies")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FILE_FIELD_NUMBER: _ClassVar[int]
+    LATENCIES_FIELD_NUMBER: _ClassVar[int]
+    config: _containers.RepeatedCompositeFieldContainer[ConfigLine]
+    config_file: str
+    latencies: _containers.RepeatedCompositeFieldContainer[LatencyBucket]
+    def __init__(self, config: _Optional[_Iterable[_Union[ConfigLine, _Mapping]]] = ..., config_file: _Optional[str] = ..., latencies: _Optional[_Iterable[_Union[LatencyBucket, _Mapping]]] = ...) -> None: ...
+
+class ConfigLine(_message.Message):
+    __slots__ = ("mark", "text")
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    mark: str
+    text: str
+    def __init__(self, mark: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class LatencyBucket(_message.Message):
+    __slots__ = ("up_to_us", "count")
+    UP_TO_US_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    up_to_us: int
+    count: int
+    def __init__(self, up_to_us: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
 class ModelFile(_message.Message):
     __slots__ = ("path", "bytes", "changed_ms", "is_changed")
     PATH_FIELD_NUMBER: _ClassVar[int]

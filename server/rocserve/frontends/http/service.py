@@ -282,6 +282,9 @@ class Page:
                 lambda request: request.run(self._load_report(request)),
                 ("RepositoryIndex", "ModelStatistics", "ModelConfig"),
             ),
+            "/v2/version-details": PagePart(
+                lambda request: request.run(self._version_details(request)), ("ModelStatistics", "ModelConfig")
+            ),
             "/v2/events": PagePart(lambda request: request.run(self._send_events(request)), ("RepositoryIndex",)),
         }
         for file in (resources.files(__package__) / _FILES).iterdir():
@@ -303,10 +306,15 @@ class Page:
         return Response(200, json_bytes(plain_values(state)), JSON)
 
     async def _load_report(self, request: Request) -> Response:
-        query = query_of(request.head.target)
-        name, version = (query.get(field, [""])[0] for field in ("name", "version"))
+        name, version = _row_of(request)
         report = await self._methods["LoadReport"].answer(page_pb2.LoadReportRequest(name=name, version=version))
         return Response(200, json_bytes(plain_values(report)), JSON, _PRIVATE)
+
+    async def _version_details(self, request: Request) -> Response:
+        name, version = _row_of(request)
+        message = page_pb2.VersionDetailsRequest(name=name, version=version)
+        details = await self._methods["VersionDetails"].answer(message)
+        return Response(200, json_bytes(plain_values(details)), JSON, _PRIVATE)
 
     async def _send_events(self, request: Request) -> Response | None:
         """Send repository events with their numbers as server-sent events, until the client or the server ends, or the
@@ -336,6 +344,12 @@ class Page:
             self._open_streams -= 1
         request.end_stream()
         return None
+
+
+def _row_of(request: Request) -> tuple[str, str]:
+    """Return name and version of a query; "" for what it does not have."""
+    query = query_of(request.head.target)
+    return query.get("name", [""])[0], query.get("version", [""])[0]
 
 
 def _number(text: str) -> int:

@@ -7,6 +7,7 @@ import { badge, clock, engine, h, mebibytes, milliseconds, number, setReason, se
 import { ensembleGraph } from "./graph.js";
 import { repair } from "./repair.js";
 import { tryIt } from "./try.js";
+import { versions } from "./versions.js";
 
 const STEP_MS = 5_000;
 /** Facts that an ensemble does not have. All others are shown without a value too, because what is below must not move. */
@@ -77,9 +78,7 @@ async function describe(place, name, version) {
     place.replaceChildren(
       graph?.section ?? "",
       tryIt(name, version, metadata, config),
-      h("div", { class: "columns" }, tensors("Inputs", metadata.inputs), tensors("Outputs", metadata.outputs)),
-      h("details", {}, h("summary", {}, "Configuration, as completed"),
-        h("pre", { tabindex: "0" }, JSON.stringify(config, null, 2))));
+      h("div", { class: "columns" }, tensors("Inputs", metadata.inputs), tensors("Outputs", metadata.outputs)));
     return graph?.update ?? (() => {});
   } catch (error) {
     place.replaceChildren(h("p", { class: "reason" }, error.message));
@@ -100,7 +99,9 @@ export function showModel(view, name, version) {
   const which = h("span");
   const title = h("h2", {}, name, which, " ", state);
   const acts = modelActs(name);
-  view.replaceChildren(title, reason, acts.element, help, list, charts, about, failed);
+  const others = h("div", { class: "columns" });
+  const updateVersions = versions(others, name);
+  view.replaceChildren(title, reason, acts.element, help, list, charts, about, others, failed);
   let described = "";
   let updateAbout = () => {};
   let shownFailures = "";
@@ -113,6 +114,7 @@ export function showModel(view, name, version) {
     setReason(reason, model ?? { reason: "It is not there." });
     acts.update(model);
     updateHelp(model);
+    updateVersions();
     const isLoaded = Boolean(model?.platform);
     for (const part of [list, charts, failed]) part.hidden = !isLoaded;
     // After another load, the version may have other inputs or outputs.

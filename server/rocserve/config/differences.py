@@ -1,0 +1,36 @@
+"""Compares a configuration as it is written with the completed one, line by line, in protobuf's text format."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from google.protobuf import text_format
+
+from rocserve.protocol.model_config_pb2 import ModelConfig
+
+_MOST_LINES = 3000
+"""Lines that are compared; the time grows with their square in the worst case."""
+
+
+def config_lines(message: ModelConfig) -> Sequence[str]:
+    """Return a configuration in protobuf's text format."""
+    return text_format.MessageToString(message, as_utf8=True).splitlines()
+
+
+def compared(written: ModelConfig, completed: ModelConfig) -> Sequence[tuple[str, str]] | None:
+    """Return the lines of both, each with "+" if it was completed, "-" if it was written and does not hold, "" if it is
+    in both; None if they are too long to compare. How the file is written does not count: order, comments, brackets."""
+    before, after = config_lines(written), config_lines(completed)
+    if len(before) + len(after) > _MOST_LINES:
+        return None
+    lines: list[tuple[str, str]] = []
+    for what, first, end, other_first, other_end in difflib.SequenceMatcher(
+        None, before, after, autojunk=False
+    ).get_opcodes():
+        if what == "equal":
+            lines += [("", line) for line in before[first:end]]
+        else:
+            lines += [("-", line) for line in before[first:end]]
+            lines += [("+", line) for line in after[other_first:other_end]]
+    return lines

@@ -1,0 +1,59 @@
+"""Answers what tells the versions of a model apart, for the page at the HTTP port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rocserve.config.differences import compared, config_lines
+from rocserve.config.pbtxt import parse_model_config
+from rocserve.core.errors import ServeError
+from rocserve.core.latencies import counts_between
+from rocserve.core.printable import encodable
+from rocserve.core.serving import ServingTableHolder
+from rocserve.protocol import page_pb2
+from rocserve.protocol.model_config_pb2 import ModelConfig
+from rocserve.repository.load_report import ConfigText
+from rocserve.repository.model_repository import ModelRepository
+from rocserve.services.methods import Method
+
+_BOUNDS_US = tuple(step * 10**power for power in range(2, 7) for step in (1, 2, 5))
+"""Microseconds, from 0.1 ms to 5 s."""
+
+
+@dataclass(eq=False)
+class VersionDetailsService:
+    _tables: ServingTableHolder
+    _repository: ModelRepository
+
+    def methods(self) -> Mapping[str, Method]:
+        return {"VersionDetails": Method(page_pb2.VersionDetailsRequest, self.details, is_slow=True)}
+
+    async def details(self, request: page_pb2.VersionDetailsRequest) -> page_pb2.VersionDetailsResponse:
+        version = self._tables.table.find(request.name, request.version)
+        report = await self._repository.load_report(request.name, version.version)
+        # Long configurations take a while.
+        response = await asyncio.to_thread(_with_config, version.config_message, report.config)
+        counts = counts_between(version.statistics.latency_buckets(), _BOUNDS_US)
+        met = [index for index, count in enumerate(counts) if count]
+        for index in range(met[0], met[-1] + 1) if met else ():
+            bound = _BOUNDS_US[index] if index < len(_BOUNDS_US) else 0
+            response.latencies.add(up_to_us=bound, count=counts[index])
+        return response
+
+
+def _with_config(config_message: bytes, file: ConfigText) -> page_pb2.VersionDetailsResponse:
+    completed = ModelConfig.FromString(config_message)
+    response = page_pb2.VersionDetailsResponse()
+    lines = None
+    if file.file.endswith(".pbtxt") and not file.is_cut:
+        try:
+            lines = compared(parse_model_config(file.text, file.file), completed)
+        except ServeError:
+            pass  # The file has changed since: the report of its load tells what is wrong.
+    if lines is not None:
+        response.config_file = file.file
+    for mark, text in lines if lines is not None else (("", line) for line in config_lines(completed)):
+        response.config.add(mark=mark, text=encodable(text))
+    return response
