@@ -693,6 +693,7 @@ def test_keyboard_dark_and_narrow(page: Any, server: RocserveProcess) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     page.emulate_media(color_scheme="dark")
     visit(page, server)
+    page.get_by_label("search models").fill("digits")  # It would be below what is in view.
     row(page, "digits").locator(".badge.ready").wait_for()
     for _ in range(60):
         page.keyboard.press("Tab")

@@ -30,8 +30,10 @@ function configuration(version, { config, config_file }, others) {
     const isOwn = mark !== "-" && others.some((other) => !other.has(text));
     return h("span", { class: `${MARKS[mark] ?? ""}${isOwn ? " own" : ""}` }, `${mark || " "} ${text}\n`);
   });
-  const legend = [config_file && `+ completed, \u2212 in ${config_file} but not so`, others.length && "bold: not in all versions"];
-  return [h("p", { class: "soft" }, legend.filter(Boolean).join("; ")),
+  const has = (kind) => lines.some((line) => line.classList.contains(kind));
+  const legend = [config_file && "+ completed", has("written") && `\u2212 in ${config_file} but not so`,
+    has("own") && "bold: not in all versions"].filter(Boolean).join("; ");
+  return [legend && h("p", { class: "soft" }, legend),
     h("pre", { class: "config", tabindex: "0", "aria-label": `configuration of version ${version}` }, ...lines)];
 }
 
@@ -65,18 +67,18 @@ export function versions(place, name) {
       const card = cards.get(model.version);
       const details = told[index];
       if (!details) continue;
-      card.latencies.replaceChildren(h("h3", {}, "Latencies of the last minute"), histogram(details.latencies, bounds));
+      card.latencies.replaceChildren(h("h4", {}, "Latencies of the last minute"), histogram(details.latencies, bounds));
       const text = JSON.stringify([details.config, told.length]);
       if (card.text === text) continue;
       card.text = text;
-      card.config.replaceChildren(...configuration(model.version, details, texts.filter((one) => one !== texts[index])));
+      card.config.replaceChildren(...configuration(model.version, details, texts.filter((one) => one !== texts[index])).filter(Boolean));
     }
   }
 
   function newCard(model) {
     const card = { state: h("span"), list: h("dl", { class: "facts" }), latencies: h("div"), config: h("div"), text: "" };
     card.element = h("section", { class: "version-card", "aria-label": `version ${model.version}` },
-      h("h2", {}, h("a", { href: linkTo(model) }, `Version ${model.version}`), " ", card.state), card.list, card.latencies,
+      h("h3", {}, h("a", { href: linkTo(model) }, `Version ${model.version}`), " ", card.state), card.list, card.latencies,
       h("details", { open: true }, h("summary", {}, "Configuration"), card.config));
     return card;
   }
