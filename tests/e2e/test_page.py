@@ -79,7 +79,7 @@ def test_files_of_the_page(http_server: RocserveProcess) -> None:
 def test_openapi_tells_what_is_served(http_server: RocserveProcess) -> None:
     status, told = ask(http_server, "GET", "/openapi.json")
     assert (status, told["openapi"]) == (200, "3.1.0")
-    calls = ("overview", "version-details", "server-state", "page/acts", "load-report", "events")
+    calls = ("overview", "version-details", "server-state", "page/acts", "load-report", "ensemble-graph", "events")
     own = {"/openapi.json", *(f"/v2/{call}" for call in calls)}
     for path, verbs in told["paths"].items():
         if path not in own:
@@ -221,6 +221,20 @@ def test_what_helps_to_repair_a_failed_load(serve, repository: Path, front_ends:
     waits = report(server, name="chain", version="1")
     assert (waits["members"], waits["failed_ms"], waits["traceback"]) == (["raises"], 0, "")
 
+    status, graph = ask(server, "GET", "/v2/ensemble-graph?name=chain&version=1&width=500")
+    assert (status, [box["title"] for box in graph["boxes"]]) == (200, ["request", "raises", "answer"])
+    assert 0 < graph["width"] <= 500
+    assert [label["title"] for label in graph["labels"]] == ["x FP32 [1]", "y FP32 [1]"]
+    assert ask(server, "GET", "/v2/ensemble-graph?name=good&version=1")[1]["boxes"] == []
+    assert ask(server, "GET", "/v2/ensemble-graph?name=typo")[1]["boxes"] == []
+    for query, refused in (
+        ("name=nothing", 404),
+        ("", 404),
+        ("name=chain&version=x", 400),
+        ("name=chain&width=-1", 400),
+    ):
+        assert ask(server, "GET", f"/v2/ensemble-graph?{query}")[0] == refused
+
     assert not any(file["is_changed"] for file in report(server, name="good", version="1")["files"])
     (repository / "good" / "1" / "model.onnx").write_bytes(b"this is no model")
     wait_until(lambda: "newer content failed to load" in overview(server, "good")["reason"])
@@ -282,6 +296,7 @@ def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
     assert ask(server, "GET", "/v2/server-state", headers={"key": "one"})[0] == 200
     assert ask(server, "GET", "/v2/version-details?name=m", headers={"other": "two"})[0] == 403
     assert ask(server, "GET", "/v2/version-details?name=m", headers={"key": "one"})[0] == 200
+    assert ask(server, "GET", "/v2/ensemble-graph?name=m")[0] == 403
     with events(server, other="two") as next_event:
         assert next_event()["name"] == "m"
 
@@ -289,6 +304,14 @@ def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
 @MODES
 def test_without_the_page(serve, repository: Path, front_ends: int) -> None:
     server = serve(repository, flags=("--allow-ui=false", f"--front-ends={front_ends}"))
-    calls = ("overview", "version-details?name=m", "server-state", "page/acts", "events", "load-report?name=m")
-    for path in ("/", "/ui/app.js", "/openapi.json", *(f"/v2/{call}" for call in calls)):
+    calls = (
+        "overview",
+        "version-details?name=m",
+        "server-state",
+        "page/acts",
+        "events",
+        "load-report?name=m",
+        "ensemble-graph?name=m",
+    )
+    for path in ("/", "/ui/app.js", "/openapi.json", *(f"/v2/{call}" for call in (*calls, *of_models))):
         assert ask(server, "GET", path)[0] == 404

@@ -640,6 +640,58 @@ def test_an_ensemble_is_a_graph_of_links(
     shutil.rmtree(models / "odd")
 
 
+LACKS_A_STEP = """
+platform: "ensemble"
+input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
+ensemble_scheduling {
+  step { model_name: "moods" model_version: -1
+    input_map { key: "TEXT" value: "TEXT" } output_map { key: "PROBABILITIES" value: "mood" } }
+  step { model_name: "missing <b>" model_version: -1
+    input_map { key: "IN" value: "mood" } output_map { key: "OUT" value: "OUT" } }
+}
+"""
+
+
+@WIDTHS
+def test_an_ensemble_that_is_not_served_is_a_graph_too(
+    page: Any, server: RocserveProcess, models: Path, width: int, scheme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    for name, text in (
+        ("lacks_a_step", LACKS_A_STEP),
+        ("lacks_a_tensor", LACKS_A_STEP.replace('key: "IN" value: "mood"', 'key: "IN" value: "mod"')),
+    ):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "config.pbtxt").write_text(text)
+    visit(page, server)
+    page.get_by_label("search models").fill("lacks")  # On a phone they would be below what is in view.
+    row(page, "lacks_a_step").locator(".badge.unavailable").wait_for()
+    row(page, "lacks_a_step").get_by_role("link").press("Enter")
+    times = page.locator(".graph a .time")
+    gone = re.compile("not there|unavailable")  # A model that an earlier test took away is still in the index.
+    times.nth(1).get_by_text(gone).wait_for()
+    assert times.all_text_contents()[0] == ""
+    flows = page.locator(".graph .tensor > title").all_text_contents()
+    assert flows == ["TEXT BYTES [1]", "mood FP32 [2]", "OUT"]
+    assert page.locator(".graph .step.bad").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # Its configuration is refused, so it is drawn as written.
+    visit(page, server)
+    row(page, "lacks_a_tensor").locator(".badge.unavailable").wait_for()
+    row(page, "lacks_a_tensor").get_by_role("link").click()
+    page.locator(".graph", has_text="written by no step").wait_for()
+    assert page.locator(".graph .end.bad").count() == 1
+    # With a model of that name, which no longer gets what it reads, it is drawn again.
+    visit(page, server, "lacks_a_step")
+    times.nth(1).get_by_text(gone).wait_for()
+    drop(models, "missing <b>", HOSTILE % MARKUP, HOSTILE_CONFIG)
+    page.locator(".graph .tensor > title", has_text="OUT BYTES [1]").first.wait_for(state="attached")
+    for name in ("lacks_a_step", "lacks_a_tensor", "missing <b>"):
+        shutil.rmtree(models / name)
+
+
 WITHOUT_WEIGHTS = """
 backend: "onnxruntime"
 input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }

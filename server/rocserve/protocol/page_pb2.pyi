@@ -252,6 +252,64 @@ class ModelFile(_message.Message):
     is_changed: bool
     def __init__(self, path: _Optional[str] = ..., bytes: _Optional[int] = ..., changed_ms: _Optional[int] = ..., is_changed: _Optional[bool] = ...) -> None: ...
 
+class EnsembleGraphRequest(_message.Message):
+    __slots__ = ("name", "version", "width")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    width: float
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., width: _Optional[float] = ...) -> None: ...
+
+class EnsembleGraphResponse(_message.Message):
+    __slots__ = ("width", "height", "boxes", "arrows", "labels")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    BOXES_FIELD_NUMBER: _ClassVar[int]
+    ARROWS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    width: float
+    height: float
+    boxes: _containers.RepeatedCompositeFieldContainer[GraphBox]
+    arrows: _containers.RepeatedScalarFieldContainer[str]
+    labels: _containers.RepeatedCompositeFieldContainer[GraphLabel]
+    def __init__(self, width: _Optional[float] = ..., height: _Optional[float] = ..., boxes: _Optional[_Iterable[_Union[GraphBox, _Mapping]]] = ..., arrows: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[_Union[GraphLabel, _Mapping]]] = ...) -> None: ...
+
+class GraphBox(_message.Message):
+    __slots__ = ("kind", "x", "y", "width", "height", "text", "title", "model", "version")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str
+    title: str
+    model: str
+    version: str
+    def __init__(self, kind: _Optional[str] = ..., x: _Optional[float] = ..., y: _Optional[float] = ..., width: _Optional[float] = ..., height: _Optional[float] = ..., text: _Optional[str] = ..., title: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class GraphLabel(_message.Message):
+    __slots__ = ("x", "y", "text", "title")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    x: float
+    y: float
+    text: str
+    title: str
+    def __init__(self, x: _Optional[float] = ..., y: _Optional[float] = ..., text: _Optional[str] = ..., title: _Optional[str] = ...) -> None: ...
+
 class RepositoryEventsRequest(_message.Message):
     __slots__ = ("after",)
     AFTER_FIELD_NUMBER: _ClassVar[int]

@@ -23,6 +23,7 @@ from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_names import ModelKey, qualified
 from rocserve.core.printable import encodable, listed
+from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import RepositorySettings
 from rocserve.settings.repository import WhatKind
@@ -177,6 +178,22 @@ class ContentReader:
                         " such models are only loaded from the repository"
                     )
         return contents
+
+    def written_ensemble(self, scan: ModelScan) -> ModelConfig | None:
+        """Return the configuration of an ensemble that cannot be used, as far as its text can be read; None = it
+        cannot, or it is another model's."""
+        if scan.refusal or (scan.is_root and self.settings.single is not None):
+            return None
+        reading = FolderReading(
+            scan.folder, self.registry, scan.name, self.settings.model_config_name, repository=scan.root, flat=scan.flat
+        )
+        with contextlib.suppress(ServeError, OSError):
+            for model in reading.written().models:
+                for step in model.ensemble_scheduling.step:
+                    step.model_namespace = scan.namespace
+                if model.ensemble_scheduling.step:
+                    return model
+        return None
 
     def define(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
         """Define a model outside of the repositories by its configuration and its `file` in `root` (None for an

@@ -12,6 +12,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey, ModelNames, namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.observability.log_fields import about
+from rocserve.protocol.model_config_pb2 import ModelConfig as ModelConfigMessage
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import FITS, MemberReview, Served, members_of, review
@@ -388,6 +389,15 @@ class ManagedModel:
             members=() if config is None else tuple(map(self._names.bare, members_of(config))),
             served_change_ns=max(served, default=0),
         )
+
+    def config_message(self, number: int | None = None) -> ModelConfigMessage | None:
+        """Return the configuration of a version that is served, else the present content's; None = it cannot be used.
+        `number`: None = of the latest version."""
+        served = [version.served for version in self.versions if number in (None, version.number) and version.served]
+        if served:
+            return ModelConfigMessage.FromString(served[-1].config_message)
+        content = self.content
+        return None if content is None or self._rejection is not None else content.definition.message
 
     def problem_text(self) -> str:
         """Return why the model cannot be loaded, or what to do if it `lacks_files`."""

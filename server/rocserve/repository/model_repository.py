@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
+from rocserve.config.ensemble_drawing import Drawing, draw, member_of
 from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
 from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import IndexEntry, ServingTableHolder
@@ -147,17 +148,34 @@ class ModelRepository:
     async def load_report(self, name: str, version: int | None) -> LoadReport:
         """Report the latest load of a version, or of a row of the repository index without a version. Raises ServeError
         (NOT_FOUND)."""
+        return await asyncio.to_thread(make_report, self._last_load(name, version), self._settings)
+
+    def _last_load(self, name: str, version: int | None) -> LastLoad:
         models = self._table.models
         key = next(iter(self._table.names.keys(name, models)), None)
         if key is not None:
-            load = models[key].last_load(version)
-        else:
-            scans = self._context.scanner.latest.models.values()
-            scan = next((scan for scan in scans if scan.name == name), None)
-            if scan is None:
-                raise not_found(f"'{name}' is neither a model nor a folder of the model repository")
-            load = LastLoad(scan, None)
-        return await asyncio.to_thread(make_report, load, self._settings)
+            return models[key].last_load(version)
+        scans = self._context.scanner.latest.models.values()
+        scan = next((scan for scan in scans if scan.name == name), None)
+        if scan is None:
+            raise not_found(f"'{name}' is neither a model nor a folder of the model repository")
+        return LastLoad(scan, None)
+
+    async def ensemble_drawing(self, name: str, version: int | None, width: float) -> Drawing | None:
+        """Draw an ensemble, whether it is served or not; None = the model is none, or its configuration cannot be read.
+        Raises ServeError (NOT_FOUND)."""
+        models = self._table.models
+        key = next(iter(self._table.names.keys(name, models)), None)
+        config = None if key is None else models[key].config_message(version)
+        scan = self._last_load(name, version).scan
+        if config is None and scan is not None:
+            config = await asyncio.to_thread(self._context.reader.written_ensemble, scan)
+        if config is None or not config.ensemble_scheduling.step:
+            return None
+        members = {key: self._table.member(key) for key in map(member_of, config.ensemble_scheduling.step)}
+        messages = {key: model.config_message() for key, model in members.items() if model is not None}
+        known = {key: message for key, message in messages.items() if message is not None}
+        return await asyncio.to_thread(draw, config, known, width)
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
         """Load or reload a model; only under explicit control. Raises ServeError with Triton's codes and words."""

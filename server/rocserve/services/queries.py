@@ -29,6 +29,8 @@ from rocserve.workers.resource_watch import memory_bytes
 _QUANTILES = (0.5, 0.9, 0.99)
 _MOST_NAMES = 200
 """Names in a request for the overview of some models; a screen shows fewer."""
+_LEAST_WIDTH, _USUAL_WIDTH, _MOST_WIDTH = 240.0, 900.0, 4000.0
+"""Pixels of a drawing: a narrow phone, a page, a wide screen."""
 _WAIT_SECONDS = 10.0
 """How long a query for events waits for the next one."""
 
@@ -78,6 +80,7 @@ class QueryService:
             "RepositoryIndex": Method(pb.RepositoryIndexRequest, self.repository_index),
             "Overview": Method(page_pb2.OverviewRequest, self.overview, is_slow=True),
             "LoadReport": Method(page_pb2.LoadReportRequest, self.load_report, is_slow=True),
+            "EnsembleGraph": Method(page_pb2.EnsembleGraphRequest, self.ensemble_graph, is_slow=True),
             "RepositoryEvents": Method(page_pb2.RepositoryEventsRequest, self.events, is_slow=True),
         }
 
@@ -233,6 +236,29 @@ class QueryService:
                 changed_ms=mark.changed_ns // 1_000_000,
                 is_changed=0 < load.served_change_ns < mark.changed_ns,
             )
+        return response
+
+    async def ensemble_graph(self, request: page_pb2.EnsembleGraphRequest) -> page_pb2.EnsembleGraphResponse:
+        version = parse_version(request.version) if request.version else None
+        width = min(max(request.width, _LEAST_WIDTH), _MOST_WIDTH) if request.width else _USUAL_WIDTH
+        drawing = await self._repository.ensemble_drawing(request.name, version, width)
+        if drawing is None:
+            return page_pb2.EnsembleGraphResponse()
+        response = page_pb2.EnsembleGraphResponse(width=drawing.width, height=drawing.height, arrows=drawing.arrows)
+        for box in drawing.boxes:
+            response.boxes.add(
+                kind=box.kind.value,
+                x=box.x,
+                y=box.y,
+                width=box.width,
+                height=box.height,
+                text=encodable(box.text),
+                title=encodable(box.title),
+                model=encodable(box.model),
+                version=box.version,
+            )
+        for label in drawing.labels:
+            response.labels.add(x=label.x, y=label.y, text=encodable(label.text), title=encodable(label.title))
         return response
 
     async def events(self, request: page_pb2.RepositoryEventsRequest) -> page_pb2.RepositoryEventsResponse:

@@ -1,4 +1,4 @@
-"""Runs `rocserve inspect MODEL`: prints how MIGraphX reads and compiles a model."""
+"""Runs `rocserve inspect MODEL`: prints how MIGraphX reads and compiles a model, or draws an ensemble."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from rocserve.backends.migraphx.program_text import (
 )
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import readable_size as size
-from rocserve.settings.flag import SWITCH, flag, part
+from rocserve.settings.flag import SWITCH, Kind, flag, part
+from rocserve.verbs.ensemble_svg import draw_ensemble
 from rocserve.verbs.model_choice import ModelOptions, ToolModel, find_model
 from rocserve.verbs.printing import ToolProgress, console_on, say, say_json, show, table
 from rocserve.verbs.tool_context import ToolContext
-from rocserve.verbs.verb import Verb
+from rocserve.verbs.verb import UsageError, Verb
 
 _COPIED_LITERAL = "hip::hip_copy_literal"
 """Copies a constant to the GPU, once."""
@@ -220,10 +221,18 @@ class InspectOptions:
     model: ModelOptions = part(ModelOptions, "model")
     text: bool = flag(False, SWITCH, "also print the programs as MIGraphX prints them")
     json: bool = flag(False, SWITCH, "print JSON")
+    graph: Path | None = flag(
+        None, Kind("FILE.svg", Path), "of an ensemble: draw its steps into this file; no engine is needed"
+    )
 
 
 def inspect(options: InspectOptions) -> None:
-    """Print the inspection. Raises ServeError as `inspect_model` does."""
+    """Print the inspection, or draw the ensemble. Raises ServeError as `inspect_model` and `draw_ensemble` do."""
+    if options.graph is not None:
+        if options.text or options.json or options.model.batch_sizes or options.model.parameters():
+            raise UsageError("argument --graph: only --model-config-name goes with it, as no engine runs it")
+        draw_ensemble(options.model.model, options.model.config_name, options.graph)
+        return
     inspection, out = inspect_model(find_model(options.model)), console_on()
     if options.json:
         say_json(out, inspection)
@@ -334,7 +343,7 @@ def _print_operators(program: ProgramFacts, place: str, out: Console) -> None:
 
 VERB = Verb(
     "Show a model's inputs, outputs and memory, and its operators before and after MIGraphX has compiled it: which"
-    " operators are fused, and how much is copied to and from a GPU.",
+    " operators are fused, and how much is copied to and from a GPU. Draw an ensemble's steps with --graph.",
     InspectOptions(),
     inspect,
     lambda options: options.model.model,

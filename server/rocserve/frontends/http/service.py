@@ -9,7 +9,8 @@ from functools import partial
 from importlib import resources
 from typing import NamedTuple
 
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.printable import printable_name
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.connection import ConnectionLimits
@@ -285,6 +286,10 @@ class Page:
             "/v2/version-details": PagePart(
                 lambda request: request.run(self._version_details(request)), ("ModelStatistics", "ModelConfig")
             ),
+            "/v2/ensemble-graph": PagePart(
+                lambda request: request.run(self._ensemble_graph(request)),
+                ("RepositoryIndex", "ModelMetadata", "ModelConfig"),
+            ),
             "/v2/events": PagePart(lambda request: request.run(self._send_events(request)), ("RepositoryIndex",)),
         }
         for file in (resources.files(__package__) / _FILES).iterdir():
@@ -315,6 +320,15 @@ class Page:
         message = page_pb2.VersionDetailsRequest(name=name, version=version)
         details = await self._methods["VersionDetails"].answer(message)
         return Response(200, json_bytes(plain_values(details)), JSON, _PRIVATE)
+
+    async def _ensemble_graph(self, request: Request) -> Response:
+        query = query_of(request.head.target)
+        name, version, text = (query.get(field, [""])[0] for field in ("name", "version", "width"))
+        if text and not (text.isascii() and text.isdecimal() and len(text) < 6):
+            raise invalid_argument(f"expected a number of pixels as width, got '{printable_name(text)}'")
+        asked = page_pb2.EnsembleGraphRequest(name=name, version=version, width=int(text or 0))
+        drawing = await self._methods["EnsembleGraph"].answer(asked)
+        return Response(200, json_bytes(plain_values(drawing)), JSON)
 
     async def _send_events(self, request: Request) -> Response | None:
         """Send repository events with their numbers as server-sent events, until the client or the server ends, or the

@@ -55,34 +55,15 @@ function facts(model) {
   };
 }
 
-/** Steps whose models are asked for the shapes of their outputs. */
-const MOST_ASKED = 50;
-
-/** Returns the graph of an ensemble; null for another model. */
-async function graphOf(name, config, metadata) {
-  const steps = config.ensemble_scheduling?.step;
-  if (!steps) return null;
-  const members = [...new Set(steps.map((step) => step.model_name))];
-  data.inView = () => [name, ...members];
-  const known = await Promise.all(members.slice(0, MOST_ASKED).map(async (member) =>
-    [member, await ask(pathOf(member, "")).catch(() => null)])); // A model that is not ready has none.
-  return ensembleGraph(config, metadata, new Map(known));
-}
-
-/** Asks for metadata and configuration, which only a ready version has. Called again after each load. Returns the function
- * that updates what it has shown. */
+/** Asks for metadata and configuration, which only a ready version has. Called again after each load. */
 async function describe(place, name, version) {
   try {
     const [metadata, config] = await Promise.all(["", "/config"].map((part) => ask(pathOf(name, version) + part)));
-    const graph = await graphOf(name, config, metadata);
     place.replaceChildren(
-      graph?.section ?? "",
       tryIt(name, version, metadata, config),
       h("div", { class: "columns" }, tensors("Inputs", metadata.inputs), tensors("Outputs", metadata.outputs)));
-    return graph?.update ?? (() => {});
   } catch (error) {
     place.replaceChildren(h("p", { class: "reason" }, error.message));
-    return () => {};
   }
 }
 
@@ -96,14 +77,15 @@ export function showModel(view, name, version) {
   const about = h("div");
   const help = h("div", { class: "repair" });
   const updateHelp = repair(help, name, version);
+  const graph = h("div");
+  const updateGraph = ensembleGraph(graph, name, version);
   const which = h("span");
   const title = h("h2", {}, name, which, " ", state);
   const acts = modelActs(name);
   const others = h("div", { class: "columns" });
   const updateVersions = versions(others, name);
-  view.replaceChildren(title, reason, acts.element, help, list, charts, about, others, failed);
+  view.replaceChildren(title, reason, acts.element, help, list, charts, graph, about, others, failed);
   let described = "";
-  let updateAbout = () => {};
   let shownFailures = "";
   return () => {
     if (!data.overview) return;
@@ -115,18 +97,12 @@ export function showModel(view, name, version) {
     acts.update(model);
     updateHelp(model);
     updateVersions();
+    updateGraph(model);
     const isLoaded = Boolean(model?.platform);
     for (const part of [list, charts, failed]) part.hidden = !isLoaded;
     // After another load, the version may have other inputs or outputs.
     const load = isLoaded && model.state === "READY" ? `${model.state} ${model.load_seconds}` : "";
-    if (load && load !== described) {
-      updateAbout = () => {};
-      describe(about, name, version).then((next) => {
-        updateAbout = next;
-        next();
-      });
-    }
-    updateAbout();
+    if (load && load !== described) describe(about, name, version);
     if (!isLoaded) about.replaceChildren();
     described = isLoaded ? load || described : "";
     if (!isLoaded) return;

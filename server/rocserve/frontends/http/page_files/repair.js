@@ -3,7 +3,8 @@
 import { ask } from "./data.js";
 import { clock, h, linkTo, number } from "./dom.js";
 
-const COUNTDOWN = / ?(next try in|loading for) \d+ s/g;
+/** The part of a reason that changes every second. */
+export const COUNTDOWN = / ?(next try in|loading for) \d+ s/g;
 
 /** Whether the row tells of a failure, of the version itself or of newer content. */
 const hasFailed = ({ state, reason }) => state === "" || (state === "UNAVAILABLE" && reason !== "unloaded")

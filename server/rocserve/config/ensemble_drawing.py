@@ -1,0 +1,219 @@
+"""Draws an ensemble's steps from the request to the answer, with what flows between them. The page and `rocserve
+inspect` show the same drawing. It is made from configurations alone, so also of an ensemble that cannot be served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import chain
+
+from rocserve.config.datatypes import datatype_of_number
+from rocserve.core.model_names import ModelKey, qualified
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInput, ModelOutput
+
+# All lengths are in pixels of a screen.
+STEP_HEIGHT = 58.0
+"""Room for a name, a line about the last minute, and a bar."""
+_END_HEIGHT = 30.0
+_LEAST_WIDTH, _MOST_WIDTH = 108.0, 260.0
+"""Of a box."""
+_GAP = 16.0
+"""Between boxes of a row."""
+_BESIDE = 180.0
+"""Width for texts on arrows that are longer than the boxes."""
+_LANE = 26.0
+"""Width for arrows that pass rows, at the right edge."""
+_LINE, _SPACE = 16.0, 22.0
+"""Height of a line of text on an arrow, and of the space above and below these lines."""
+_LETTER = 7.2
+"""Width of a letter, about: fonts differ."""
+_FEWEST_LETTERS = 4
+
+
+class NodeKind(Enum):
+    STEP = "step"
+    REQUEST = "request"
+    ANSWER = "answer"
+    UNWRITTEN = "written by no step"
+    """Where tensors begin that a step reads and nothing writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    kind: NodeKind
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str
+    """The title as far as the width allows."""
+    title: str
+    model: str = ""
+    """Of a step."""
+    version: str = ""
+    """Of a step; "" = the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A text on an arrow, with its middle at x."""
+
+    x: float
+    y: float
+    text: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    width: float
+    height: float
+    boxes: tuple[Box, ...]
+    arrows: tuple[str, ...]
+    """Paths as SVG writes them; the head is at the end."""
+    labels: tuple[Label, ...]
+
+
+def member_of(step: ModelEnsembling.Step) -> ModelKey:
+    return qualified(step.model_namespace, step.model_name)
+
+
+def draw(config: ModelConfig, members: Mapping[ModelKey, ModelConfig], width: float) -> Drawing:
+    """Draw an ensemble in about this width. `members`: as far as they are known, for the types of their outputs."""
+    return _Layout(_plan(config, members), width).drawing()
+
+
+@dataclass(slots=True)
+class _Arrow:
+    start: int
+    end: int
+    tensors: dict[str, None] = field(default_factory=dict)
+    """Names and types, each once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    nodes: Mapping[int, tuple[NodeKind, str, str]]
+    """Number -> kind, model and version."""
+    rows: Sequence[Sequence[int]]
+    arrows: Sequence[_Arrow]
+
+
+def _plan(config: ModelConfig, members: Mapping[ModelKey, ModelConfig]) -> _Plan:
+    """Put each step one row below the last of the steps that it waits for."""
+    steps = config.ensemble_scheduling.step
+    answer, unwritten = len(steps) + 1, len(steps) + 2
+    nodes = {0: (NodeKind.REQUEST, "", ""), answer: (NodeKind.ANSWER, "", "")}
+    sources = {tensor.name: (0, _typed(config, tensor)) for tensor in config.input}
+    for number, step in enumerate(steps, 1):
+        nodes[number] = (NodeKind.STEP, step.model_name, "" if step.model_version < 0 else str(step.model_version))
+        member = members.get(member_of(step), ModelConfig())
+        types = {output.name: _typed(member, output) for output in member.output}
+        for output, tensor in sorted(step.output_map.items()):
+            sources[tensor] = (number, types.get(output, ""))
+    arrows: dict[tuple[int, int], _Arrow] = {}
+    reads = [(tensor, number) for number, step in enumerate(steps, 1) for _, tensor in sorted(step.input_map.items())]
+    for tensor, end in (*reads, *((output.name, answer) for output in config.output)):
+        start, typed = sources.get(tensor, (unwritten, ""))
+        arrow = arrows.setdefault((start, end), _Arrow(start, end))
+        arrow.tensors[f"{tensor} {typed}".rstrip()] = None
+        if start == unwritten:
+            nodes[unwritten] = (NodeKind.UNWRITTEN, "", "")
+    row_of = dict.fromkeys(nodes, 0)
+    # As many rounds as nodes are enough, and end also for steps that wait for each other.
+    for _ in nodes:
+        for start, end in arrows:
+            row_of[end] = max(row_of[end], min(row_of[start] + 1, answer))
+    row_of[answer] = max(row for number, row in row_of.items() if number != answer) + 1
+    rows = [[number for number in sorted(nodes) if row_of[number] == row] for row in range(row_of[answer] + 1)]
+    return _Plan(nodes, [row for row in rows if row], list(arrows.values()))
+
+
+def _typed(config: ModelConfig, tensor: ModelInput | ModelOutput) -> str:
+    if not tensor.data_type:
+        return ""
+    dims = chain([-1] if config.max_batch_size > 0 else [], tensor.dims)
+    return f"{datatype_of_number(tensor.data_type).value} [{','.join(map(str, dims))}]"
+
+
+def _cut(text: str, width: float) -> str:
+    most = max(_FEWEST_LETTERS, int(width / _LETTER))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+class _Layout:
+    def __init__(self, plan: _Plan, available: float) -> None:
+        self._plan = plan
+        self._row_of = {node: index for index, row in enumerate(plan.rows) for node in row}
+        most = max(map(len, plan.rows))
+        lane = _LANE if any(map(self._passes_rows, plan.arrows)) else 0.0
+        width = min(available, most * (_MOST_WIDTH + _GAP) + _BESIDE)
+        self._box_width = max(_LEAST_WIDTH, min(_MOST_WIDTH, (width - lane - _GAP * (most - 1)) / most))
+        self._width = max(width, most * (self._box_width + _GAP) - _GAP + lane)
+        self._boxes: dict[int, Box] = {}
+        y = 1.0
+        for index, row in enumerate(plan.rows):
+            if index:
+                y += 2 * _SPACE + self._lines(index) * _LINE
+            left = (self._width - lane - len(row) * self._box_width - (len(row) - 1) * _GAP) / 2
+            for place, node in enumerate(row):
+                self._boxes[node] = self._box(node, left + place * (self._box_width + _GAP), y)
+            y += max(self._boxes[node].height for node in row)
+        self._height = y + 1
+
+    def drawing(self) -> Drawing:
+        paths: list[str] = []
+        labels: list[Label] = []
+        for row in range(len(self._plan.rows)):
+            # Each text has a line of its own, so that none covers another.
+            line = 0
+            for arrow in self._arrivals(row):
+                path, middle = self._path(arrow)
+                paths.append(path)
+                top = self._boxes[arrow.end].y - _SPACE - self._lines(row) * _LINE
+                for tensor in arrow.tensors:
+                    line += 1
+                    text = _cut(tensor, self._width - 20)
+                    half = len(text) * _LETTER / 2
+                    x = max(half, min(middle, self._width - half))
+                    labels.append(Label(x, top + line * _LINE - 4, text, tensor))
+        boxes = tuple(self._boxes[node] for node in sorted(self._boxes))
+        return Drawing(self._width, self._height, boxes, tuple(paths), tuple(labels))
+
+    def _arrivals(self, row: int) -> Iterable[_Arrow]:
+        return [arrow for arrow in self._plan.arrows if self._row_of[arrow.end] == row]
+
+    def _lines(self, row: int) -> int:
+        return sum(len(arrow.tensors) for arrow in self._arrivals(row))
+
+    def _passes_rows(self, arrow: _Arrow) -> bool:
+        return self._row_of[arrow.end] - self._row_of[arrow.start] != 1
+
+    def _comes_from(self, arrow: _Arrow) -> tuple[bool, float]:
+        return self._passes_rows(arrow), self._boxes[arrow.start].x
+
+    def _box(self, node: int, x: float, y: float) -> Box:
+        kind, model, version = self._plan.nodes[node]
+        if kind is not NodeKind.STEP:
+            return Box(kind, x, y, self._box_width, _END_HEIGHT, _cut(kind.value, self._box_width - 16), kind.value)
+        title = f"{model} version {version}" if version else model
+        return Box(kind, x, y, self._box_width, STEP_HEIGHT, _cut(title, self._box_width - 28), title, model, version)
+
+    def _path(self, arrow: _Arrow) -> tuple[str, float]:
+        """Return the path and where its texts have their middle."""
+        start, end = self._boxes[arrow.start], self._boxes[arrow.end]
+        others = [other for other in self._plan.arrows if other.end == arrow.end]
+        # In the order in which they arrive, so that they do not cross: those that pass rows arrive from the right.
+        ends = [other.start for other in sorted(others, key=self._comes_from)]
+        x1, y1, y2 = start.x + start.width / 2, start.y + start.height, end.y
+        x2 = end.x + end.width * (ends.index(arrow.start) + 1) / (len(ends) + 1)
+        if self._passes_rows(arrow):
+            side = self._width - 8
+            bends = (
+                f"C{x1:.1f} {y1 + 30:.1f} {side:.1f} {y1:.1f} {side:.1f} {y1 + 44:.1f}V{y2 - 44:.1f}"
+                f"C{side:.1f} {y2 - 4:.1f} {x2:.1f} {y2 - 40:.1f}"
+            )
+            return f"M{x1:.1f} {y1:.1f}{bends} {x2:.1f} {y2:.1f}", (x2 + side) / 2
+        middle = (y1 + y2) / 2
+        return f"M{x1:.1f} {y1:.1f}C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}", (x1 + x2) / 2
