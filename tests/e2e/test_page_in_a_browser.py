@@ -21,6 +21,7 @@ from support.server import RocserveProcess
 from support.text_models import drop_text_model, vector_of
 
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
+from rocserve_tools.images.drawing import class_colour
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 DATA = Path(__file__).parents[1] / "data"
@@ -340,11 +341,81 @@ def test_boxes_are_drawn(page: Any, server: RocserveProcess) -> None:
     image = page.locator(".drawn img")
     image.evaluate("image => image.decode()")
     place, scale = image.bounding_box(), image.evaluate("image => image.clientWidth / image.naturalWidth")
-    drawn = [rectangle.bounding_box() for rectangle in page.locator(".drawn rect").all()]
+    drawn = [rectangle.bounding_box() for rectangle in page.locator(".drawn .box-line").all()]
     for shape in shapes:
         middle = [(shape["box"][axis] + shape["box"][axis + 2]) / 2 * scale for axis in (0, 1)]
         found = [(box["x"] + box["width"] / 2 - place["x"], box["y"] + box["height"] / 2 - place["y"]) for box in drawn]
         assert min(abs(x - middle[0]) + abs(y - middle[1]) for x, y in found) < 12
+    # Each class has a colour, the same at its boxes, its labels and in the list, as in `rocserve detect --out`.
+    plates = page.locator(".drawn .plate").evaluate_all("plates => plates.map(plate => plate.getAttribute('fill'))")
+    swatches = page.locator(".swatch").evaluate_all("found => found.map(each => each.style.background)")
+    numbers = page.locator(".picture li").all_inner_texts()
+    assert all(re.fullmatch(r"\w+ \d+%", text) for text in numbers)
+    colours = {text.partition(" ")[0]: colour for text, colour in zip(numbers, plates, strict=True)}
+    index_of = {name: index for index, name in enumerate(("circle", "square", "triangle"))}
+    assert colours == {name: "rgb({} {} {})".format(*class_colour(index_of[name])) for name in colours}
+    assert [[int(part) for part in re.findall(r"\d+", one)] for one in swatches] == [
+        [int(part) for part in re.findall(r"\d+", one)] for one in plates
+    ]
+    # Where the time went: in each step, and in the server.
+    page.locator(".times summary").press("Enter")
+    spent = page.locator(".spent .label").all_inner_texts()
+    assert [text.split()[0] for text in spent] == [
+        "detect_shapes_preprocess",
+        "detect_shapes_network",
+        "detect_shapes_postprocess",
+        "all",
+    ]
+    assert all(float(value) > 0 for value in page.locator(".spent .value").all_inner_texts())
+
+
+BOXES_ONLY = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        boxes = np.array([[10 + n, 12 + n, 60 + n, 40 + n] for n in range(8)] + [[-20, -5, 500, 300]], np.float32)
+        names = np.array(["cat", "a long name of a dog"] * 4 + ["<b>"], dtype=object)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("BOXES", boxes), pb_utils.Tensor("LABELS", names)])
+            for _ in requests
+        ]
+"""
+BOXES_ONLY_CONFIG = """
+backend: "python"
+input { name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "BOXES" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+output { name: "LABELS" data_type: TYPE_STRING dims: [ -1 ] }
+"""
+
+
+@WIDTHS
+def test_labels_of_boxes_do_not_cover_each_other(
+    page: Any, server: RocserveProcess, models: Path, width: int, scheme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    drop(models, "crowd", BOXES_ONLY, BOXES_ONLY_CONFIG)
+    visit(page, server)
+    page.get_by_label("search models").fill("crowd")
+    row(page, "crowd").locator(".badge.ready").wait_for()
+    visit(page, server, "crowd")
+    page.get_by_label("choose a file").set_input_files(DATA / "shapes" / "03.jpg")
+    page.locator(".drawn .plate").nth(8).wait_for()
+    view = [float(number) for number in page.locator(".drawn svg").get_attribute("viewBox").split()]
+    of = "found => found.map(each => { const box = each.getBBox(); return [box.x, box.y, box.width, box.height]; })"
+    plates, texts = (page.locator(f".drawn {what}").evaluate_all(of) for what in (".plate", "text"))
+    for index, (x, y, broad, high) in enumerate(plates):
+        assert 0 <= x <= x + broad <= view[2]
+        assert 0 <= y <= y + high <= view[3]
+        for other in plates[index + 1 :]:
+            assert x + broad <= other[0] or other[0] + other[2] <= x or y + high <= other[1] or other[1] + other[3] <= y
+        # The text is in its plate.
+        assert x <= texts[index][0] <= texts[index][0] + texts[index][2] <= x + broad + 0.5
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shutil.rmtree(models / "crowd")
 
 
 def test_json_is_asked_and_failures_are_told(page: Any, server: RocserveProcess, models: Path) -> None:
@@ -355,6 +426,16 @@ def test_json_is_asked_and_failures_are_told(page: Any, server: RocserveProcess,
     names = (models / "digits_classifier" / "labels.txt").read_text().split()
     assert set(page.locator(".bars .label").all_inner_texts()) <= set(names)
     assert page.locator(".bars li").count() == 5
+    # The same output as a vector of numbers is a plot, of which each number has a line.
+    request = json.loads(page.get_by_label("request as JSON").input_value())
+    page.get_by_label("request as JSON").fill(json.dumps({"inputs": request["inputs"]}))
+    page.get_by_role("button", name="Send").click()
+    plot = page.locator(".vector svg")
+    plot.wait_for()
+    assert re.match(r"plot of 10 numbers from 0(\.\d+)? to 0\.\d+$", plot.get_attribute("aria-label"))
+    assert plot.locator(".line").get_attribute("d").count("M") == 10
+    spent = page.locator(".spent .label").all_text_contents()
+    assert {"queue", "compute", "all in the server"} <= set(spent)
     page.get_by_label("request as JSON").fill('{"inputs": []}')
     page.get_by_role("button", name="Send").click()
     page.locator(".answer .reason").wait_for()
@@ -377,6 +458,7 @@ def test_texts_get_vectors_and_the_nearest_of_the_last_texts(page: Any, either: 
         shown = page.locator(".answer section", has_text="EMBEDDING").locator("pre").inner_text()
         assert [float(number) for number in shown.split(", ")] == pytest.approx(vector_of(text), rel=1e-3)
     assert page.locator(".answer section", has_text="TOKEN_COUNT").locator("pre").inner_text() == "1"
+    page.locator(".times summary", has_text="of which the server took").wait_for()
     # A text that was sent before is not its own neighbour.
     for number, text in enumerate(("a cup", "a cat")):
         box.fill(text)
@@ -454,6 +536,19 @@ def ran(code: str, is_python: bool, folder: Path) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
+COPIES = ("Copy as curl", "Copy as Python", "Copy as Triton client")
+
+
+def typed_and_copied(page: Any, server: RocserveProcess, model: str, request: Any, folder: Path) -> str:
+    """Send a request as JSON; return what Triton's client prints that sends it again."""
+    visit(page, server, model)
+    page.get_by_label("request as JSON").evaluate("box => { box.closest('details').open = true; }")
+    page.get_by_label("request as JSON").fill(json.dumps(request))
+    page.get_by_role("button", name="Send").click()
+    page.locator(".answer section").first.wait_for()
+    return ran(copied(page, COPIES[2]), is_python=True, folder=folder)
+
+
 def test_a_request_is_copied_as_what_sends_it_again(page: Any, server: RocserveProcess, tmp_path: Path) -> None:
     """The copied code is run, and gives the answer that the page shows."""
     photo = tmp_path / 'it\'s "two", a $photo;.jpg'
@@ -461,8 +556,8 @@ def test_a_request_is_copied_as_what_sends_it_again(page: Any, server: RocserveP
     visit(page, server, "digits")
     page.get_by_label("choose a file").set_input_files(photo)
     page.locator(".bars li").nth(4).wait_for()
-    for button in ("Copy as curl", "Copy as Python"):
-        assert ":two" in ran(copied(page, button), "Python" in button, tmp_path)
+    for button in COPIES:
+        assert ":two" in ran(copied(page, button), "curl" not in button, tmp_path)
 
     visit(page, server, "detect_shapes")
     page.get_by_label("choose a file").set_input_files(photo)
@@ -476,17 +571,31 @@ def test_a_request_is_copied_as_what_sends_it_again(page: Any, server: RocserveP
     page.get_by_label("text for TEXT").fill(text)
     page.get_by_role("button", name="Run").click()
     page.locator(".bars li").nth(1).wait_for()
-    for button in ("Copy as curl", "Copy as Python"):
+    for button in COPIES:
         code = copied(page, button)
-        assert "0.75" in ran(code, "Python" in button, tmp_path)
-    assert json.dumps(text, ensure_ascii=False).replace("\\u2028", "\u2028") in code
+        assert "0.75" in ran(code, "curl" not in button, tmp_path)
+        if "curl" not in button:
+            assert json.dumps(text, ensure_ascii=False).replace("\\u2028", "\u2028") in code
+
+    # What a person has typed: bytes in base64, nested lists, an id, parameters of a request and of its outputs.
+    typed = {
+        "id": "it's 1",
+        "parameters": {"priority": 0, "own": "x"},
+        "inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [{"b64": "/wA="}]}],
+        "outputs": [{"name": "OUT"}],
+    }
+    assert "onerror" in typed_and_copied(page, server, MARKUP, typed, tmp_path)
+    numbers = {"name": "IMAGE", "datatype": "FP32", "shape": [1, 1, 16, 16], "data": [[[[0.5] * 16] * 16]]}
+    classes = {"name": "PROBABILITIES", "parameters": {"classification": 2}}
+    assert typed_and_copied(page, server, "digits_classifier", {"inputs": [numbers], "outputs": [classes]}, tmp_path)
 
     visit(page, server, "stories")
     page.get_by_label("text for prompt").fill("once upon 'a time'")
     page.get_by_role("button", name="Run").click()
     page.get_by_text("4 answers in").wait_for()
-    for button in ("Copy as curl", "Copy as Python"):
-        assert ran(copied(page, button), "Python" in button, tmp_path).count("token") == 4
+    for button in COPIES[:2]:
+        assert ran(copied(page, button), "curl" not in button, tmp_path).count("token") == 4
+    assert page.get_by_role("button", name=COPIES[2]).count() == 0  # Its HTTP client takes no streams.
 
 
 def test_each_text_of_a_pair_has_a_box(page: Any, server: RocserveProcess) -> None:

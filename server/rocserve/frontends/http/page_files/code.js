@@ -1,4 +1,4 @@
-// Writes a request of the page as a command of curl and as Python.
+// Writes a request of the page as a command of curl, as Python, and as Python with Triton's client.
 
 import { headersNeeded } from "./data.js";
 import { h, setText } from "./dom.js";
@@ -18,6 +18,56 @@ function literal(value) {
     return `{${Object.entries(value).map(([key, each]) => `${python(key)}: ${literal(each)}`).join(", ")}}`;
   if (value === null || typeof value === "boolean") return { null: "None", true: "True", false: "False" }[value];
   return python(value);
+}
+
+const NUMPY = { BOOL: "bool_", BYTES: "object_", FP16: "float16", FP32: "float32", FP64: "float64" };
+const numpyType = (datatype) =>
+  (datatype === "BF16" ? "ml_dtypes.bfloat16" : `np.${NUMPY[datatype] ?? datatype.toLowerCase()}`);
+
+/** Values of BYTES as tritonclient takes them. */
+function bytes(value) {
+  if (Array.isArray(value)) return `[${value.map(bytes).join(", ")}]`;
+  if (value?.b64 === PICTURE) return "picture";
+  return value?.b64 == null ? literal(value) : `base64.b64decode(${python(value.b64)})`;
+}
+
+/** Arguments that tritonclient has for some parameters of a request; it takes no others of these names. */
+const ARGUMENTS = ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout"];
+
+const named = (entries) => Object.entries(entries).map(([key, value]) => `${key}=${literal(value)}`);
+
+/** `name`, `version`: the model's. Written for the HTTP client, because the page does not know gRPC's port. */
+export function asTritonClient({ name, version, body, file }) {
+  const request = marked(body, file);
+  const isPicture = ({ data }) => data?.length === 1 && data[0]?.b64 === PICTURE;
+  const inputs = request.inputs.flatMap((input, index) => {
+    const { datatype, shape, data, parameters } = input;
+    const made = `inputs.append(triton.InferInput(${python(input.name)}, ${literal(shape)}, ${python(datatype)}))`;
+    const { shared_memory_region: region, shared_memory_byte_size: size, shared_memory_offset: offset = 0 } = parameters ?? {};
+    if (region) return [made, `inputs[${index}].set_shared_memory(${python(region)}, ${size}, ${offset})`];
+    const array = isPicture(input) && datatype !== "BYTES" ? `np.frombuffer(picture, ${numpyType(datatype)})`
+      : `np.array(${datatype === "BYTES" ? bytes(data) : literal(data)}, ${numpyType(datatype)})`;
+    return [made, `inputs[${index}].set_data_from_numpy(${array}.reshape(${literal(shape)}))`];
+  });
+  const outputs = request.outputs?.map((output) => {
+    const { classification } = output.parameters ?? {};
+    return `triton.InferRequestedOutput(${python(output.name)}${classification ? `, class_count=${classification}` : ""})`;
+  });
+  const parameters = Object.entries(request.parameters ?? {});
+  const others = Object.fromEntries(parameters.filter(([key]) => !ARGUMENTS.includes(key)));
+  const headers = Object.fromEntries(headersNeeded().map((header) => [header, "SECRET"]));
+  const given = [python(name), "inputs", ...named({ model_version: version }),
+    ...(outputs?.length ? [`outputs=[${outputs.join(", ")}]`] : []), ...(request.id ? named({ request_id: request.id }) : []),
+    ...named(Object.fromEntries(parameters.filter(([key]) => ARGUMENTS.includes(key)))),
+    ...(Object.keys(others).length ? named({ parameters: others }) : []), ...(Object.keys(headers).length ? named({ headers }) : [])];
+  const text = inputs.join("\n");
+  const https = location.protocol === "https:" ? ", ssl=True" : "";
+  return ["# pip install tritonclient[http]", text.includes("base64.") && "import base64",
+    text.includes("ml_dtypes.") && "import ml_dtypes", "import numpy as np", "import tritonclient.http as triton", "",
+    file && `with open(${python(file.name)}, "rb") as file:\n    picture = file.read()`,
+    `client = triton.InferenceServerClient(${python(location.host)}${https})`, "inputs = []", text,
+    `answer = client.infer(${given.join(", ")})`, "for output in answer.get_response()[\"outputs\"]:",
+    "    print(output[\"name\"], answer.as_numpy(output[\"name\"]))", ""].filter((line) => line != null && line !== false).join("\n");
 }
 
 /** The request with a mark instead of the picture's bytes. */
@@ -67,5 +117,6 @@ export function copies(request) {
     const isCopied = await navigator.clipboard?.writeText(code.textContent).then(() => true, () => false);
     setText(note, isCopied ? "Copied." : "Selected: copy it with Ctrl+C.");
   } }, title);
-  return h("div", { class: "copies" }, button("Copy as curl", asCurl), " ", button("Copy as Python", asPython), " ", note, code);
+  return h("div", { class: "copies" }, button("Copy as curl", asCurl), " ", button("Copy as Python", asPython), " ",
+    !request.streams && button("Copy as Triton client", asTritonClient), " ", note, code);
 }

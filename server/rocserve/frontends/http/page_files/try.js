@@ -1,11 +1,13 @@
 // Sends a text, a picture or JSON to a model, and shows the answer.
 
+import { drawn } from "./boxes.js";
 import { copies } from "./code.js";
 import { ask } from "./data.js";
-import { h, number, svg } from "./dom.js";
+import { h, number } from "./dom.js";
 import { pathOf } from "./model.js";
 import { generateBody, showStream } from "./stream.js";
-import { areTexts, isVector, LastTexts, textBoxes, vector, VECTOR } from "./text.js";
+import { areTexts, isVector, LastTexts, plot, textBoxes, vector, VECTOR } from "./text.js";
+import { watchTimes } from "./times.js";
 
 const SHOWN_CLASSES = 5;
 const SHOWN_ELEMENTS = 1000;
@@ -96,33 +98,12 @@ function classes(output) {
   });
 }
 
-/** Draws boxes, whose units are pixels of the picture that was sent. */
-async function drawn(picture, { BOXES, SCORES, CLASSES, LABELS }) {
-  const image = h("img", { src: picture, alt: "the picture that was sent" });
-  await image.decode();
-  const { naturalWidth: width, naturalHeight: height } = image;
-  const scale = Math.max(width, height) / 500;
-  const boxes = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "boxes" });
-  const found = (LABELS ?? CLASSES).data.map((label, index) => {
-    const [left, top, right, bottom] = BOXES.data.slice(4 * index, 4 * index + 4);
-    const text = [label, SCORES?.data[index].toFixed(2)].filter(Boolean).join(" ");
-    const atEnd = left > 0.75 * width; // A text at the right edge must end where its box ends.
-    boxes.append(
-      svg("rect", { x: left, y: top, width: right - left, height: bottom - top, "stroke-width": 2.5 * scale }),
-      svg("text", { x: atEnd ? right : left + 3 * scale, y: Math.max(top - 4 * scale, 12 * scale),
-        "text-anchor": atEnd ? "end" : "start", "font-size": 13 * scale, "stroke-width": 3 * scale }, text));
-    return h("li", {}, text);
-  });
-  const frame = h("div", { class: "drawn" }, image, boxes);
-  frame.style.width = `min(100%, ${(28 * width) / height}rem)`;
-  return h("div", { class: "picture" }, frame, h("ul", {}, ...found));
-}
-
 function tensor(output) {
   const data = output.data ?? [];
   const more = data.length > SHOWN_ELEMENTS ? `, … ${data.length - SHOWN_ELEMENTS} more` : "";
   const form = h("small", {}, `${output.datatype} [${output.shape.join(", ")}]`);
-  return h("section", {}, h("h3", {}, `${output.name} `, form),
+  const isLine = isNumber(output.datatype) && output.shape.at(-1) === data.length;
+  return h("section", {}, h("h3", {}, `${output.name} `, form), isLine && plot(data),
     h("pre", { tabindex: "0" }, JSON.stringify(data.slice(0, SHOWN_ELEMENTS)).slice(1, -1) + more));
 }
 
@@ -161,7 +142,7 @@ export function tryIt(name, version, metadata, config) {
 
   /** Shows a request as commands, whatever its answer was. */
   const offer = (part, body, file) => answer.append(copies({
-    url: `${location.origin}${pathOf(name, version)}/${part}`, body, file, streams: part === "generate_stream",
+    url: `${location.origin}${pathOf(name, version)}/${part}`, name, version, body, file, streams: part === "generate_stream",
   }));
 
   async function stream(request) {
@@ -182,11 +163,12 @@ export function tryIt(name, version, metadata, config) {
         await stream(request);
         return;
       }
+      const times = await watchTimes(name, version, config);
       const began = performance.now();
       const response = await ask(`${pathOf(name, version)}/infer`, { method: "POST", body: JSON.stringify(request) });
       const took = performance.now() - began;
       const parts = await show(response, request, picture, lastTexts);
-      answer.replaceChildren(...parts, h("p", {}, `Answered in ${number(took)} ms.`));
+      answer.replaceChildren(...parts, await times(took) ?? h("p", {}, `Answered in ${number(took)} ms.`));
     } catch (error) {
       // An ensemble may be decoupled by a member.
       if (request && !file && !streams && /decoupled/.test(error.message)) {
