@@ -183,3 +183,5 @@ class IndexEntry:
     namespace: str = ""
     lacks_files: bool = field(default=False, compare=False)
     """It waits for files that are no part of the repository, as weights. Waiting is not a failure."""
+    repository: str = field(default="", compare=False)
+    """The repository's label if there are several."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from rocserve.config.model_folder import no_version_text
 from rocserve.core.errors import invalid_argument, unavailable
@@ -196,6 +197,15 @@ class ManagedModel:
         unready = {version.number: version.reason for version in self.versions if version.number not in versions}
         latest = versions[max(versions)] if versions else None
         return ServedModel(self.name, versions, latest, unready, self.namespace)
+
+    @property
+    def root(self) -> Path | None:
+        """The repository that has the model; None = it is gone."""
+        content, folder = self.content, self.folder
+        scan = None if folder is None else self.context.scanner.latest.models.get(folder)
+        if scan is None and content is not None:
+            scan = content.scan
+        return None if scan is None else scan.root
 
     @property
     def namespace(self) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
@@ -23,6 +24,7 @@ from rocserve.repository.load_report import LastLoad, LoadReport, make_report
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
+from rocserve.repository.root_labels import root_labels
 from rocserve.repository.served_presets import PresetModels
 from rocserve.repository.table import ModelTable
 from rocserve.repository.version import UNLOADED, VersionState
@@ -47,6 +49,7 @@ class ModelRepository:
     ) -> None:
         self._settings = settings
         self._log = log
+        self._labels = root_labels(settings)
         self._remotes = RemoteRepositories(settings, log.getChild("remote"))
         self._context = context = RepositoryContext(settings, registry, load, residents, log)
         self._table = ModelTable(context, tables)
@@ -133,8 +136,13 @@ class ModelRepository:
         known = self._table.models.copy()
         keys = {key for name in names for key in self._table.names.keys(name, known)} if names else known
         models = [known[key] for key in sorted(keys)]
-        if self._table.names.namespaces:
-            rows = [replace(row, namespace=model.namespace) for model in models for row in model.entries()]
+        if self._labels or self._table.names.namespaces:
+            rows = [
+                replace(row, namespace=model.namespace, repository=label)
+                for model in models
+                for label in (self._labels.get(model.root or Path(), ""),)
+                for row in model.entries()
+            ]
         else:
             rows = [row for model in models for row in model.entries()]
         if ready_only:
@@ -302,7 +310,8 @@ class ModelRepository:
                 state = VersionState.LOADING.value
             else:
                 continue
-            rows.append(IndexEntry(scan.name, "", state, reason, namespace=scan.namespace))
+            label = self._labels.get(scan.root, "")
+            rows.append(IndexEntry(scan.name, "", state, reason, namespace=scan.namespace, repository=label))
         return rows
 
 

@@ -177,6 +177,7 @@ class QueryService:
             name=encodable(row.name), version=row.version, state=row.state, reason=self._shown(row.reason)
         )
         overview.lacks_files = row.lacks_files
+        overview.repository = encodable(row.repository)
         served = row.served
         if served is None:
             return overview

@@ -35,6 +35,8 @@ const KINDS = { "": "All", failed: "Failed", loading: "Loading", ready: "Ready",
 
 /** What the reader has chosen; kept while other parts of the page are shown. `column`: "" = what needs attention first. */
 const chosen = { text: "", kind: "", engine: "", column: "", isDown: false };
+/** Repositories whose rows are hidden. */
+const folded = new Set();
 
 const failing = (model) => (kindOf(model) === "failed" ? 0 : model.reason.includes("newer content failed to load") ? 1 : 2);
 const engineName = (model) => model.engine || model.platform;
@@ -55,6 +57,36 @@ function arranged(models) {
   });
   const value = chosen.column ? COLUMNS.find(({ title }) => title === chosen.column).value : failing;
   return found.map((model) => [value(model), model]).sort(([one], [other]) => compare(one, other)).map(([, model]) => model);
+}
+
+/** Puts the rows of each repository below a heading, if `models` are of several repositories. */
+function grouped(rows, models) {
+  if (models.every(({ repository }) => repository === models[0].repository)) return rows;
+  const groups = Map.groupBy(rows, (model) => model.repository);
+  return [...groups].sort(([one], [other]) => (!one || (other && one > other) ? 1 : -1)).flatMap(([group, members]) =>
+    [{ group, members }, ...(folded.has(group) ? [] : members)]);
+}
+
+const rowKey = (item) => (item.members ? `group ${item.group}` : keyOf(item));
+
+/** `onFold` is called when the reader has folded a repository, or opened it. */
+function newHeading({ group }, onFold) {
+  const text = h("b", {}, group || "In no repository");
+  const count = h("small");
+  const button = h("button", { type: "button", onclick: () => {
+    if (!folded.delete(group)) folded.add(group);
+    onFold();
+  } }, text, " ", count);
+  return { element: h("tbody", { class: "group" }, h("tr", {}, h("th", { colspan: COLUMNS.length, scope: "rowgroup" }, button))),
+    button, count };
+}
+
+function fillHeading({ button, count }, { group, members }) {
+  const counts = Map.groupBy(members, kindOf);
+  const words = ["failed", "loading", "ready", "absent"].filter((kind) => counts.has(kind))
+    .map((kind) => `${number(counts.get(kind).length, 0)} ${KINDS[kind].toLowerCase()}`);
+  setText(count, words.join(", "));
+  button.setAttribute("aria-expanded", String(!folded.has(group)));
 }
 
 function newRow(model) {
@@ -138,11 +170,12 @@ export function modelTable() {
     update();
   }
 
-  /** Where each row ends. Rows that were never in view are taken to be as high as the others. */
+  /** Where each row ends. Rows that were never in view are taken to be as high as most others. The median of the heights
+   * stays when a few rows of another height come into view; a mean would move thousands of rows. */
   function measure() {
-    const usual = heights.size ? [...heights.values()].reduce((sum, height) => sum + height, 0) / heights.size : 36;
+    const usual = [...heights.values()].sort((one, other) => one - other)[heights.size >> 1] ?? 36;
     let bottom = 0;
-    bottoms = shown.map((model) => (bottom += heights.get(keyOf(model)) ?? usual));
+    bottoms = shown.map((model) => (bottom += heights.get(rowKey(model)) ?? usual));
   }
 
   function draw() {
@@ -152,15 +185,16 @@ export function modelTable() {
     const first = Math.max(0, bottoms.findIndex((bottom) => bottom > from));
     const end = bottoms.findIndex((bottom) => bottom > to);
     const inView = shown.slice(first, end < 0 ? shown.length : end + 1);
-    const keys = new Set(inView.map(keyOf));
+    const keys = new Set(inView.map(rowKey));
     const focused = table.contains(document.activeElement) ? document.activeElement.textContent : null;
     for (const [key, row] of rows) if (!keys.has(key)) { row.element.remove(); rows.delete(key); }
     let before = above;
     for (const model of inView) {
-      const key = keyOf(model);
-      if (!rows.has(key)) rows.set(key, newRow(model));
+      const key = rowKey(model);
+      if (!rows.has(key)) rows.set(key, model.members ? newHeading(model, update) : newRow(model));
       const row = rows.get(key);
-      fillRow(row, model);
+      if (model.members) fillHeading(row, model);
+      else fillRow(row, model);
       if (before.nextSibling !== row.element) before.after(row.element);
       before = row.element;
     }
@@ -169,7 +203,7 @@ export function modelTable() {
       [...table.querySelectorAll("a")].find((link) => link.textContent === focused)?.focus();
     above.firstChild.style.height = `${first ? bottoms[first - 1] : 0}px`;
     below.firstChild.style.height = `${shown.length ? bottoms.at(-1) - (bottoms[first + inView.length - 1] ?? 0) : 0}px`;
-    data.inView = () => [...new Set(inView.map(({ name }) => name))];
+    data.inView = () => [...new Set(inView.map(({ name }) => name).filter(Boolean))];
     let hasChanged = false;
     for (const [key, { element }] of rows) {
       const height = element.getBoundingClientRect().height;
@@ -183,7 +217,7 @@ export function modelTable() {
 
   function update() {
     const models = data.overview?.models ?? [];
-    shown = arranged(models);
+    shown = grouped(arranged(models), models);
     bar.element.hidden = !models.length;
     bar.update(models);
     heads.forEach((head, index) => {

@@ -1,0 +1,134 @@
+"""The page's table of several repositories, and of ten thousand models, in a real Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http_requests import ask
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
+from support.server import RocserveProcess
+from support.waiting import PATIENCE_SECONDS
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+@pytest.fixture
+def page(browser: Any, width: int, scheme: str) -> Iterator[Any]:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.set_default_timeout(1000 * PATIENCE_SECONDS)
+    yield page
+    page.close()
+    assert not faults
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("repositories")
+    repositories = [folder / "one" / "models", folder / "other" / "models", folder / "<b>last"]
+    for number, repository in enumerate(repositories):
+        drop(repository, f"model_{number}", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop(repositories[0], "broken", b"this is no model")
+    with RocserveProcess(repositories, log=folder / "server.log") as running:
+        yield running
+
+
+@WIDTHS
+def test_models_are_below_the_name_of_their_repository(page: Any, server: RocserveProcess, width: int) -> None:
+    page.goto(f"http://{server.http_address}/")
+    headings = page.locator(".models .group button")
+    headings.filter(has_text="1 failed, 1 ready").wait_for()
+    page.get_by_role("button", name="Ready 3").wait_for()
+    assert headings.locator("b").all_inner_texts() == ["<b>last", "one/models", "other/models"]
+    names = page.locator(".models tbody a")
+    assert names.all_inner_texts() == ["model_2", "broken", "model_0", "model_1"]
+    # Folded and opened by the keyboard alone; searches leave out repositories without a model.
+    headings.nth(1).focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="broken").wait_for(state="detached")
+    assert names.all_inner_texts() == ["model_2", "model_1"]
+    assert headings.nth(1).get_attribute("aria-expanded") == "false"
+    assert page.evaluate("document.activeElement.textContent") == "one/models 1 failed, 1 ready"
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="broken").wait_for()
+    page.get_by_label("search models").fill("model_1")
+    page.get_by_role("link", name="model_0").wait_for(state="detached")
+    assert names.all_inner_texts() == ["model_1"]
+    assert headings.all_inner_texts() == ["other/models 1 ready"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+MANY = 10_000
+
+
+@pytest.fixture(scope="module")
+def server_of_many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """Real models, which a client loads."""
+    folder, data = tmp_path_factory.mktemp("many"), add_constant(1.0)
+    repositories = [folder / "even", folder / "odd"]
+    for number in range(MANY):
+        model = repositories[number % 2] / f"model_{number:05d}"
+        (model / "1").mkdir(parents=True)
+        (model / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG)
+        (model / "1" / "model.onnx").write_bytes(data)
+    with RocserveProcess(repositories, "--model-control-mode=explicit", log=folder / "server.log") as running:
+        running.wait_until_ready()
+        yield running
+
+
+@WIDTHS
+def test_ten_thousand_real_models(page: Any, server_of_many: RocserveProcess, width: int) -> None:
+    asked: list[int] = []
+    page.on(
+        "request", lambda request: asked.append(request.url.count("name=")) if "/v2/overview" in request.url else None
+    )
+    page.goto(f"http://{server_of_many.http_address}/")
+    page.get_by_role("button", name="All 10,000").wait_for()
+    headings = page.locator(".models .group button")
+    assert headings.all_inner_texts() == ["even 5,000 not loaded"]  # The other heading is far below what is in view.
+    rows, names = page.locator(".models tbody"), page.locator(".models tbody a")
+    assert names.first.inner_text() == "model_00000"
+    assert rows.count() < 100
+    page.locator(".box").evaluate("box => { box.scrollTop = box.scrollHeight; }")
+    page.get_by_role("link", name="model_09999").wait_for()
+    assert rows.count() < 100
+    page.locator(".box").evaluate("box => { box.scrollTop = 0; }")
+    headings.first.filter(has_text="even").press("Enter")
+    page.get_by_role("link", name="model_00001").wait_for()
+    assert headings.all_inner_texts() == ["even 5,000 not loaded", "odd 5,000 not loaded"]
+    headings.first.press("Enter")
+    page.get_by_label("search models").fill("model_07777")
+    page.get_by_role("link", name="model_00000").wait_for(state="detached")
+    assert names.all_inner_texts() == ["model_07777"]
+    row = page.locator(".models tbody", has=page.get_by_role("link", name="model_07777"))
+    # The page learns of a load by its event, though it seldom asks for all models.
+    for act, badge in (("load", ".badge.ready"), ("unload", ".badge.unavailable")):
+        assert ask(server_of_many, "POST", f"/v2/repository/models/model_07777/{act}")[0] == 200
+        row.locator(badge).wait_for()
+    page.get_by_role("link", name="model_07777").press("Enter")
+    page.locator("h2", has_text="model_07777").wait_for()
+    assert max(asked) <= 100
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_repository_of_one_has_no_name(serve: Any, repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0))
+    alone = serve(repository)
+    alone.wait_until_ready()
+    assert [model["repository"] for model in ask(alone, "GET", "/v2/overview")[1]["models"]] == [""]
