@@ -202,7 +202,7 @@ class ManagedModel:
     def root(self) -> Path | None:
         """The repository that has the model; None = it is gone."""
         content, folder = self.content, self.folder
-        scan = None if folder is None else self.context.scanner.latest.models.get(folder)
+        scan = None if folder is None else self._context.scanner.latest.models.get(folder)
         if scan is None and content is not None:
             scan = content.scan
         return None if scan is None else scan.root

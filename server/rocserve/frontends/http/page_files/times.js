@@ -54,7 +54,7 @@ export async function watchTimes(name, version, config) {
     });
     const others = own.requests > 1 ? ` (mean of ${number(own.requests, 0)} requests that were answered meanwhile)` : "";
     return h("details", { class: "times" },
-      h("summary", {}, `Answered in ${number(took)} ms, of which the server took ${number(own.total)} ms${others}`),
+      h("summary", {}, `Answered in ${number(took)} ms; the server took ${number(own.total)} ms${others}`),
       h("ol", { class: "spent", "aria-label": "milliseconds" }, ...shown));
   };
 }

@@ -1,0 +1,183 @@
+"""Writes the pictures of the page that docs/guides/page.md shows, from a server under load, with a real Chromium.
+
+Run: make screenshots, or .venv/bin/python docs/screenshots.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+TREE = Path(__file__).parents[1]
+SAMPLES = ("digits", "digits_classifier", "digits_preprocess", "detect_shapes", "detect_shapes_network",
+           "detect_shapes_postprocess", "detect_shapes_preprocess")  # fmt: skip
+PHOTO = TREE / "tests" / "data" / "shapes" / "03.jpg"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+HTTP, GRPC = 18000, 18001
+LOAD_SECONDS = 40.0
+"""How long clients send requests before the first picture, so that charts and rates have something to show."""
+START_SECONDS = 300.0
+ROWS = {"inputs": [{"name": "IMAGE", "datatype": "FP32", "shape": [1, 1, 16, 16], "data": [0.5] * 256}]}
+BROKEN = """
+import json
+from pathlib import Path
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        labels = Path(args["model_repository"]) / "labels.json"
+        self.labels = json.loads(labels.read_text())
+
+    def execute(self, requests):
+        return []
+"""
+BROKEN_CONFIG = """backend: "python"
+# Names of what is sold, one for each class.
+input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "NAME" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+
+
+def drop_broken(repository: Path) -> None:
+    """Add a model that fails to load."""
+    version = repository / "product_names" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(BROKEN)
+    (version.parent / "config.pbtxt").write_text(BROKEN_CONFIG)
+
+
+@contextmanager
+def serving(repository: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "rocserve.cli", "serve", str(repository),
+               f"--http-port={HTTP}", f"--grpc-port={GRPC}", "--allow-metrics=false"]  # fmt: skip
+    with (repository.parent / "log").open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield f"http://127.0.0.1:{HTTP}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def post(url: str, body: Any) -> None:
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode())).close()
+
+
+@contextmanager
+def loaded(url: str) -> Iterator[None]:
+    """Let two clients send requests meanwhile: rows to a network, pictures to an ensemble."""
+    picture = base64.b64encode(PHOTO.read_bytes()).decode()
+    pictures = {"inputs": [{"name": "ENCODED", "datatype": "BYTES", "shape": [1], "data": [{"b64": picture}]}]}
+    has_ended = threading.Event()
+
+    def ask(model: str, body: Any, pause: float) -> None:
+        while not has_ended.wait(pause):
+            post(f"{url}/v2/models/{model}/infer", body)
+
+    clients = [
+        threading.Thread(target=ask, args=("digits_classifier", ROWS, 0.01)),
+        threading.Thread(target=ask, args=("detect_shapes", pictures, 0.1)),
+    ]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        for client in clients:
+            client.join()
+
+
+def wait_for(url: str) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        try:
+            for model in ("digits", "detect_shapes"):
+                urllib.request.urlopen(f"{url}/v2/models/{model}/ready").close()
+            return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.5)
+    raise SystemExit(f"the models were not ready within {START_SECONDS:.0f} s")
+
+
+def top(page: Any, what: str) -> None:
+    """Scroll it to the upper edge."""
+    page.locator(what).evaluate("element => element.scrollIntoView()")
+
+
+def show_detection(page: Any) -> None:
+    page.get_by_label("choose a file").set_input_files(PHOTO)
+    page.locator(".drawn .plate").first.wait_for()
+    page.locator(".times summary").click()
+    top(page, ".try")
+
+
+def show_graph(page: Any) -> None:
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.graph .time')].every(t => t.textContent.includes('%'))"
+    )
+    top(page, "section:has(.graph)")
+
+
+def show_vector(page: Any) -> None:
+    page.get_by_label("request as JSON").fill(json.dumps(ROWS))
+    page.get_by_role("button", name="Send").click()
+    page.locator(".vector").wait_for()
+    top(page, ".answer")
+
+
+PICTURES: dict[str, tuple[str, int, int, str, Callable[[Any], None]]] = {
+    "models": ("", 1280, 640, "light", lambda page: page.locator(".badge.ready").nth(6).wait_for()),
+    "failed": ("product_names", 1280, 820, "light", lambda page: page.locator(".repair pre").first.wait_for()),
+    "detection": ("detect_shapes", 1280, 920, "dark", show_detection),
+    "graph": ("detect_shapes", 390, 660, "light", show_graph),
+    "vector": ("digits_classifier", 390, 560, "dark", show_vector),
+}
+"""Name -> the model whose page it is ("" = the first page), width, height, theme, what is done before the picture."""
+
+
+def main(folder: Path) -> None:
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        raise SystemExit(f"needs a browser: one of {', '.join(BROWSERS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
+        repository = Path(temporary) / "models"
+        for name in SAMPLES:
+            shutil.copytree(TREE / "model_repository" / name, repository / name)
+        with serving(repository) as url:
+            wait_for(url)
+            drop_broken(repository)
+            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+            with loaded(url):
+                first = browser.new_page()
+                first.goto(url)
+                time.sleep(LOAD_SECONDS)
+                first.close()
+                for name, (model, width, height, theme, prepare) in PICTURES.items():
+                    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
+                    page.goto(f"{url}/#/model/{model}/1" if model else url)
+                    page.wait_for_timeout(12_000)  # The page's own charts begin with its opening.
+                    prepare(page)
+                    file = folder / f"{name}.png"
+                    page.screenshot(path=file)
+                    page.close()
+                    print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else TREE / "docs" / "screenshots")
