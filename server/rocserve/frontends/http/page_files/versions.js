@@ -90,7 +90,7 @@ export function versions(place, name) {
     if (key !== shownFor) {
       shownFor = key;
       cards = new Map(models.map((model) => [model.version, newCard(model)]));
-      place.replaceChildren(...[...cards.values()].map(({ element }) => element));
+      place.replaceChildren(models.length ? h("h2", {}, "Versions") : "", ...[...cards.values()].map(({ element }) => element));
       askedAt = -Infinity;
     }
     for (const model of models) {
