@@ -214,6 +214,26 @@ def test_the_relay_says_the_user(plane: PlaneLoop, guest: GuestLoop, place: Unix
     assert left(place) == []
 
 
+async def test_a_client_of_a_relay_without_a_core_is_told(
+    guest: GuestLoop, place: UnixPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def start() -> UserRelay:
+        return UserRelay(place, f"{place.path}.core", LOG)
+
+    relay = await guest.run(start())
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(place.path)
+        assert await asyncio.to_thread(client.recv, 1) == b""
+
+    async def stop() -> None:
+        relay.stop_listening()
+        await relay.close()
+
+    await guest.run(stop())
+    assert "could not be relayed: [Errno 2] No such file or directory" in caplog.text
+    assert left(place) == []
+
+
 class Connection(http.client.HTTPConnection):
     def __init__(self, place: UnixPlace) -> None:
         super().__init__("localhost", timeout=60)

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import itertools
 import logging
+import os
 import secrets
 import socket
 
@@ -70,10 +71,20 @@ class UserRelay:
             self._loop.call_later(_PAUSE_SECONDS, self._listen)
 
     async def _serve(self, client: socket.socket) -> None:
+        try:
+            await self._relay(client)
+        except OSError as error:
+            # For example because no more files may be open.
+            self._log.error("a connection through the Unix socket could not be relayed: %s", error)
+
+    async def _relay(self, client: socket.socket) -> None:
+        """Raises OSError if the core cannot be reached."""
         with client, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as core:
             client.setblocking(False)
             core.bind(f"{next(self._names)}{client_of(client)}")
-            while core.connect_ex(self._core) == errno.EAGAIN:  # noqa: ASYNC110 - rare
+            while number := core.connect_ex(self._core):
+                if number != errno.EAGAIN:
+                    raise OSError(number, os.strerror(number))
                 # The core has not accepted the clients before.
                 await asyncio.sleep(_PAUSE_SECONDS)
             ways = [self._loop.create_task(_copy(*ends)) for ends in ((client, core), (core, client))]
