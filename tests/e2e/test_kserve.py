@@ -164,7 +164,7 @@ def pod_of(service: Mapping[str, Any], folder: Path) -> Pod:
     wanted = service["spec"]["predictor"]["model"]
     spec = runtime(wanted["runtime"], service["metadata"]["name"])
     assert wanted["modelFormat"]["name"] in [entry["name"] for entry in spec["supportedModelFormats"]]
-    assert wanted.get("protocolVersion", "v2") in spec["protocolVersions"]
+    assert wanted.get("protocolVersion", "v1") in spec["protocolVersions"]  # As KServe has it.
     models = folder / "models"
     if wanted["modelFormat"]["name"] == "triton":
         for model in SAMPLE.glob("digits*"):

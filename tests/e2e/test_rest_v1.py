@@ -19,11 +19,36 @@ from support.stores import tool
 from support.text_models import drop_text_model, vector_of
 from support.waiting import PATIENCE_SECONDS, wait_until
 
+from benchmarks.environments import CACHE, PYTHON_VERSION, Environment, PeerUnavailable
+
 BATCH = "max_batch_size: %d\n"
 BYTES_CONFIG = """
 max_batch_size: 4
 input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "size" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+_OCR = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.read(request) for request in requests]
+
+    def read(self, request):
+        texts = pb_utils.get_input_tensor_by_name(request, "image").as_numpy().reshape(-1)
+        words = np.array([[text, text[::-1]] for text in texts], dtype=object)
+        scores = np.array([[-0.25, -1.5]] * len(texts), np.float32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("preds", words), pb_utils.Tensor("logprobs", scores)])
+"""
+_OCR_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "preds" data_type: TYPE_STRING dims: [ 2 ] }
+output { name: "logprobs" data_type: TYPE_FP32 dims: [ 2 ] }
 """
 
 
@@ -50,6 +75,7 @@ def served(request: pytest.FixtureRequest, start: Start, tmp_path_factory: pytes
     sizes = "np.array([[len(v)] for v in x.reshape(-1)], np.int32)"
     drop(repository, "bytes", answering("image", "size", sizes), BYTES_CONFIG)
     drop_text_model(repository, "letters_text", rows=3)
+    drop(repository, "ocr", _OCR, _OCR_CONFIG)
     given = Served(start(repository, f"--front-ends={request.param}"), repository)
     # Dropped later, because a server is not ready before all of its first models are.
     drop(repository, "broken", b"no model")
@@ -188,6 +214,38 @@ def test_kserves_client(served: Served) -> None:
     assert found["ready"] == [True, False]
     assert "400" in found["faulty"]
     assert "input 'X': expected numbers (FP32), got a text" in found["faulty"]
+
+
+_TF_SERVING = """
+import asyncio, sys
+import tf.serving as serving
+
+async def main(host, port):
+    async def show(images, **more):
+        found = await serving.predict(images, host=host, port=int(port), **more)
+        print(found.value)
+    await show(["bmlnaHQ=", "YXQ="])
+    await show(["x"], endpoint="/v1/models/nowhere:predict")
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_client_of_tensorflow_serving(served: Served) -> None:
+    """PyPI's tf-serving, which knows only a model `ocr` of pictures in base64."""
+    environment = Environment(CACHE / "tf-serving-peer" / f"python{PYTHON_VERSION}")
+    try:
+        environment.provision(["tf-serving==0.1.6"])
+    except PeerUnavailable as error:
+        pytest.skip(f"no tf-serving here: {error}")
+    command = [environment.programs / "python", "-c", _TF_SERVING, "http://127.0.0.1", str(served.server.http_port)]
+    clean = {**os.environ, "NO_PROXY": "127.0.0.1"}
+    ran = subprocess.run(command, env=clean, capture_output=True, text=True, check=True)
+    words, refused = ran.stdout.splitlines()
+    images = [f"ImagePreds(preds={[text, text[::-1]]}, logprobs=[-0.25, -1.5])" for text in ("bmlnaHQ=", "YXQ=")]
+    assert words == f"[{', '.join(images)}]"
+    assert refused.startswith("TFServingError(error=")
+    assert "nowhere" in refused
 
 
 def test_openais_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
