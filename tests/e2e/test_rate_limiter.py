@@ -124,7 +124,8 @@ def test_models_that_hold_resources_call_models(serve, tmp_path: Path) -> None:
     flags = ("--rate-limit=execution_count", "--rate-limit-resource=R:1", "--rate-limit-resource=S:1")
     client = serve(repository, flags=flags).client()
     sums = {"limited": 1, "holds-r": 4, "holds-s": 5, "holds-nothing": 3, "calls-ensemble": 3, "free": 1}
-    wait_until(lambda: all(client.is_model_ready(name) for name in sums), "all models")
+    models = (*sums, "needs-r", "needs-s")
+    wait_until(lambda: all(client.is_model_ready(name) for name in models), "all models")
     answers: queue.Queue = queue.Queue()
     requests = list(enumerate([*sums] * 5))
     for number, model in requests:
