@@ -181,7 +181,8 @@ class FrontLink:
                 sequence = SequenceTag(correlation_id, bool(of_sequence & 1), bool(of_sequence & 2))
         protocol = "HTTP" if flags & entries.HTTP else "GRPC"
         responder = RemoteResponder(self.answers, token, bool(flags & entries.SINGLE), protocol, place, origin)
-        self.answers.exchanges.receive(token, responder)
+        # Not by `receive`: one ring brings requests and cancellations, so that none can be early.
+        self.answers.exchanges.received[token] = responder
         data: Sequence[Buffer]
         if flags & entries.SIZED:
             slot = view(offset, end)
