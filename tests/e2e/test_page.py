@@ -17,6 +17,7 @@ from support.models import add_constant, drop
 from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 
+import rocserve
 from rocserve.frontends.http.routes import find_destination
 
 MODES = pytest.mark.parametrize("front_ends", [0, 2], ids=["one-process", "front-ends"])
@@ -74,6 +75,11 @@ def test_files_of_the_page(http_server: RocserveProcess) -> None:
     assert ask(http_server, "POST", "/")[0] == 405
     for path in ("/ui/", "/ui/nothing.js", "/ui/..%2fpage.py", "/ui/../page.py", "/index.html"):
         assert ask(http_server, "GET", path)[0] == 404
+
+
+def test_the_page_is_small() -> None:
+    files = (Path(rocserve.__file__).parent / "frontends" / "http" / "page_files").iterdir()
+    assert sum(file.stat().st_size for file in files if file.name != "openapi.json") < 120_000
 
 
 def test_openapi_tells_what_is_served(http_server: RocserveProcess) -> None:

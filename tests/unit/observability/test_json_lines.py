@@ -88,7 +88,7 @@ def test_a_traceback_is_a_member(written: WrittenLog) -> None:
     assert line["traceback"].endswith("\nValueError: no")
 
 
-@pytest.mark.parametrize("letter", ["x", '"', "\x1b", "é", "世", "😀", "\ud800", "\n"])
+@pytest.mark.parametrize("letter", ["x", '"', "\x1b", "é", "世", "😀", "\ud800", "\n"], ids=ascii)
 def test_a_long_text_takes_several_lines_that_together_have_all_of_it(written: WrittenLog, letter: str) -> None:
     text, name = f"begin {letter * 5000} end", letter * 3000
     try:
