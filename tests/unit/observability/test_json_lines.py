@@ -90,6 +90,8 @@ def test_a_traceback_is_a_member(written: WrittenLog) -> None:
 
 @pytest.mark.parametrize("letter", ["x", '"', "\x1b", "é", "世", "😀", "\ud800", "\n"], ids=ascii)
 def test_a_long_text_takes_several_lines_that_together_have_all_of_it(written: WrittenLog, letter: str) -> None:
+    # pytest 9 has added handlers. It would send the lines from process to process, and a surrogate cannot be sent.
+    del written.log.handlers[1:]
     text, name = f"begin {letter * 5000} end", letter * 3000
     try:
         raise ValueError(text)
