@@ -108,7 +108,7 @@ class NotingRepository:
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
         self.calls.append(("load", name, dict(parameters)))
 
-    async def unload(self, name: str, unload_dependents: bool) -> None:
+    async def unload(self, name: str, unload_dependents: bool, version: int | None = None) -> None:
         self.calls.append(("unload", name, unload_dependents))
 
 
