@@ -27,7 +27,7 @@ SAMPLES = ("digits", "digits_classifier", "digits_preprocess", "detect_shapes", 
            "detect_shapes_postprocess", "detect_shapes_preprocess")  # fmt: skip
 PHOTO = TREE / "tests" / "data" / "shapes" / "03.jpg"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-HTTP, GRPC = 18000, 18001
+HTTP, GRPC, METRICS = 18000, 18001, 18002
 LOAD_SECONDS = 40.0
 """How long clients send requests before the first picture, so that charts and rates have something to show."""
 START_SECONDS = 300.0
@@ -63,7 +63,7 @@ def drop_broken(repository: Path) -> None:
 @contextmanager
 def serving(repository: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "rocserve.cli", "serve", str(repository),
-               f"--http-port={HTTP}", f"--grpc-port={GRPC}", "--allow-metrics=false"]  # fmt: skip
+               f"--http-port={HTTP}", f"--grpc-port={GRPC}", f"--metrics-port={METRICS}"]  # fmt: skip
     with (repository.parent / "log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:

@@ -31,16 +31,15 @@ class ServerStateService:
         response = page_pb2.ServerStateResponse(
             now_ms=time.time_ns() // 1_000_000,
             started_ms=self._started_ms,
+            cpu_use=gauges.get("nv_cpu_utilization", {}).get("", -1.0),
             memory_used_bytes=int(gauges.get("nv_cpu_memory_used_bytes", {}).get("", 0)),
             memory_total_bytes=int(gauges.get("nv_cpu_memory_total_bytes", {}).get("", 0)),
         )
-        if "nv_cpu_utilization" in gauges:
-            response.cpu_use = gauges["nv_cpu_utilization"][""]
         used, use = gauges.get("nv_gpu_memory_used_bytes", {}), gauges.get("nv_gpu_utilization", {})
         for gpu, total in gauges.get("nv_gpu_memory_total_bytes", {}).items():
-            state = response.gpus.add(memory_used_bytes=int(used.get(gpu, 0)), memory_total_bytes=int(total))
-            if gpu in use:
-                state.use = use[gpu]
+            response.gpus.add(
+                use=use.get(gpu, -1.0), memory_used_bytes=int(used.get(gpu, 0)), memory_total_bytes=int(total)
+            )
         for point in self._history.after(request.after_ms):
             response.points.add(**asdict(point))
         return response

@@ -36,7 +36,7 @@ async def test_the_machine() -> None:
     assert told["started_ms"] == 7
     gpus = page_pb2.ServerStateResponse()
     gpus.gpus.add(use=0.5, memory_used_bytes=1 << 30, memory_total_bytes=64 << 30)
-    gpus.gpus.add(memory_used_bytes=2 << 30, memory_total_bytes=32 << 30)
+    gpus.gpus.add(use=-1, memory_used_bytes=2 << 30, memory_total_bytes=32 << 30)
     assert told["gpus"] == [plain_values(gpu) for gpu in gpus.gpus]
 
 
@@ -45,7 +45,7 @@ async def test_metrics_that_are_off_and_points_after_a_time() -> None:
     service = ServerStateService(history, lambda: ())
     history.sample()
     told = await service.state(page_pb2.ServerStateRequest())
-    assert not told.HasField("cpu_use")
+    assert told.cpu_use == -1
     assert (told.memory_total_bytes, len(told.gpus), len(told.points)) == (0, 0, 1)
     later = await service.state(page_pb2.ServerStateRequest(after_ms=told.points[0].at_ms))
     assert len(later.points) == 0

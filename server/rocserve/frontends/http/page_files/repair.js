@@ -24,7 +24,7 @@ function facts(report, name) {
   const tries = report.attempts > 1 ? `${report.attempts} times, last` : "once,";
   const shown = {
     "Failed": report.failed_ms ? `${tries} at ${clock(report.failed_ms)}` : null,
-    "Tried again": report.reason ? next : null,
+    "Next try": report.reason ? next : null,
     "Backend": report.backend || null,
   };
   return h("dl", { class: "facts" }, ...Object.entries(shown).filter(([, value]) => value != null)

@@ -30,7 +30,7 @@ async function refresh() {
 }
 
 const gigabytes = (used, total) => (total ? `${number(used / 2 ** 30)} of ${number(total / 2 ** 30)} GiB` : "–");
-const percent = (share) => (share == null ? "–" : `${number(100 * share, 0)} %`);
+const percent = (share) => (share < 0 ? "–" : `${number(100 * share, 0)} %`);
 
 function duration(ms) {
   const minutes = Math.floor(ms / 60_000);
@@ -61,7 +61,7 @@ function facts({ state, points }) {
     ["Memory", gigabytes(state.memory_used_bytes, state.memory_total_bytes)],
     ...gpus,
     ["Running for", duration(state.now_ms - state.started_ms)],
-  ]);
+  ].filter(([, text]) => text !== "–"));
 }
 
 /** Requests that a queue has turned away in the last minute, as far as this page has seen. */
