@@ -19,7 +19,7 @@ from support.migraphx import CHECKOUT
 from support.models import add_constant, drop
 from support.pod import Pod, require_containers
 from support.server import RocserveProcess
-from support.waiting import PATIENCE_SECONDS
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from benchmarks.environments import CACHE, PYTHON_VERSION, Environment, PeerUnavailable
 
@@ -108,6 +108,9 @@ def test_what_inference_services_name_is_served(kserve: Environment, tmp_path: P
     require_containers()
     with ExitStack() as running:
         pods = [running.enter_context(pod_of(read(example), tmp_path / example.stem)) for example in EXAMPLES]
+        image = tmp_path / "image"
+        wait_until(lambda: "waiting for '/mnt/models'" in (image / "log").read_text(), "a server that waits")
+        (image / "shared" / "models").symlink_to("image/models")
         questions = []
         for example, pod in zip(EXAMPLES, pods, strict=True):
             pod.wait_until_ready()
@@ -122,7 +125,7 @@ def test_what_inference_services_name_is_served(kserve: Environment, tmp_path: P
             )
         outputs = dict(zip([example.stem for example in EXAMPLES], answers(kserve, *questions), strict=True))
         assert outputs["ensemble"]["LABEL"] == ["two"]
-        assert outputs["model"] == outputs["gpu"]
+        assert outputs["model"] == outputs["gpu"] == outputs["image"]
         for pod in pods:
             pod.signal("TERM")
         for pod in pods:
@@ -160,12 +163,15 @@ def runtime(name: str, service: str) -> dict[str, Any]:
 
 def pod_of(service: Mapping[str, Any], folder: Path) -> Pod:
     """The pod that KServe makes of an InferenceService and its runtime: names filled in, the service's arguments after
-    the runtime's, and the model at the storage initializer's place."""
+    the runtime's, and the model at the storage initializer's place; one in an image is not linked there yet."""
     wanted = service["spec"]["predictor"]["model"]
     spec = runtime(wanted["runtime"], service["metadata"]["name"])
     assert wanted["modelFormat"]["name"] in [entry["name"] for entry in spec["supportedModelFormats"]]
     assert wanted.get("protocolVersion", "v1") in spec["protocolVersions"]  # As KServe has it.
-    models = folder / "models"
+    # The container of an image links its files to a folder that it shares with the server's, after it has started.
+    shared = folder / "shared"
+    is_image = wanted["storageUri"].startswith("oci://")
+    models = shared / "image" / "models" if is_image else folder / "models"
     if wanted["modelFormat"]["name"] == "triton":
         for model in SAMPLE.glob("digits*"):
             shutil.copytree(model, models / model.name)
@@ -173,4 +179,7 @@ def pod_of(service: Mapping[str, Any], folder: Path) -> Pod:
         shutil.copytree(SAMPLE / "digits_classifier", models)
         np.save(folder / "data.npy", np.zeros((1, 1, 16, 16), np.float32))
     spec["containers"][0]["args"] += wanted.get("args", [])
+    if is_image:
+        spec["containers"][0]["env"].append({"name": "MODEL_INIT_MODE", "value": "async"})
+        return Pod(spec, shared, "/mnt", folder)
     return Pod(spec, models, "/mnt/models", folder)

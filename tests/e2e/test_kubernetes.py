@@ -4,6 +4,7 @@ and its metric queries on a Prometheus that scrapes that pod."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -165,6 +166,27 @@ def test_the_objects_are_as_their_schemas_have_them(overlay: str) -> None:
     )
     assert node.returncode == 0, node.stderr
     assert len(others) == (2 if overlay == "cpu" else 3)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_models_in_an_image(overlay: str, tmp_path: Path) -> None:
+    parts = {
+        "resources": [DEPLOY / "kustomize/overlays" / overlay],
+        "components": [DEPLOY / "kustomize/components/model-image"],
+    }
+    own = {kind: [os.path.relpath(folder, tmp_path) for folder in folders] for kind, folders in parts.items()}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own))
+    found = [each for each in objects(rendered(str(tmp_path))) if each["kind"] in ("Deployment", "StatefulSet")]
+    (workload,) = found
+    before, after = (
+        {volume["name"]: volume for volume in each["spec"]["template"]["spec"]["volumes"]}
+        for each in (the(workload["kind"], rendered(f"kustomize/overlays/{overlay}")), workload)
+    )
+    image = {"reference": "registry.example.com/models:1", "pullPolicy": "IfNotPresent"}
+    assert after == {**before, "models": {"name": "models", "image": image}}
+    validate = [tool("venv/bin/kubernetes-validate"), "--strict", "-"]
+    ran = subprocess.run(validate, input=yaml.safe_dump_all(found), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

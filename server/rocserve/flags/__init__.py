@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -88,6 +90,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 def settings_from(arguments: argparse.Namespace) -> ServerSettings:
     """Convert parsed arguments to settings. Raises FlagError if a flag's part is unsupported, flags contradict each
     other, or a required flag or a named file is missing."""
+    if isinstance(arguments.what, Path) and os.environ.get("MODEL_INIT_MODE") == "async":
+        _wait_for(arguments.what)
     try:
         settings = _settings(arguments)
         single = _single_model(settings)
@@ -95,6 +99,15 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
     except OSError as error:
         raise FlagError(f"'{error.filename}' cannot be read: {error.strerror}") from None
     return replace(settings, repository=replace(settings.repository, single=single))
+
+
+def _wait_for(what: Path) -> None:
+    """Wait for files that another container of the pod brings. KServe sets MODEL_INIT_MODE for models in OCI images:
+    the image's container links them when it starts, maybe after this one."""
+    if not what.exists():
+        print(f"rocserve serve: waiting for '{what}' (MODEL_INIT_MODE=async)", file=sys.stderr, flush=True)
+    while not what.exists():
+        time.sleep(0.1)
 
 
 def settings_again(words: Sequence[str]) -> ServerSettings:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,31 @@ def test_front_ends_are_a_number_or_auto(tmp_path: Path, capsys: pytest.CaptureF
         with pytest.raises(SystemExit):
             front_ends(f"--front-ends={text}")
         assert f"expected auto, or a number from 0 to 64, got '{text}'" in capsys.readouterr().err
+
+
+def test_files_of_another_container_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """KServe's containers of OCI images link their files when they start, and a link may lead nowhere before."""
+    link, folder = tmp_path / "models", tmp_path / "image"
+    link.symlink_to(folder)
+    with pytest.raises(FlagError, match="there is no file or folder"):
+        settings(str(link))
+    monkeypatch.setenv("MODEL_INIT_MODE", "async")
+    told: list[str] = []
+
+    def bring() -> None:
+        while "waiting for" not in (text := capsys.readouterr().err):
+            pass
+        told.append(text)
+        folder.mkdir()
+
+    bringing = threading.Thread(target=bring)
+    bringing.start()
+    given = settings(str(link))
+    bringing.join()
+    assert given.repository.roots == (link,)
+    assert told == [f"rocserve serve: waiting for '{link}' (MODEL_INIT_MODE=async)\n"]
 
 
 def test_flags_become_settings(tmp_path: Path) -> None:
