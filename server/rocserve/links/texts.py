@@ -9,7 +9,7 @@ from __future__ import annotations
 REMEMBERED = 1024
 """Texts that a ring's ends remember, each up to LARGEST_REMEMBERED: each length of a string, for example, has one."""
 LARGEST_REMEMBERED = 32 << 10
-"""Bytes. A larger text, such as with thousands of parameters, is sent as number 0 before each entry that needs it."""
+"""Bytes. A larger text, as of thousands of parameters, is number 0: it is sent just before the entries that need it."""
 
 
 class Text:
