@@ -168,7 +168,7 @@ class AsyncClient(BaseClient):
         config: str | None = None,
         files: Mapping[str, bytes] | None = None,
         *,
-        version: str = "",
+        version: str | int = "",
         timeout: float | None = None,
         headers: Headers = None,
     ) -> None:
@@ -180,7 +180,7 @@ class AsyncClient(BaseClient):
         self,
         name: str,
         *,
-        version: str = "",
+        version: str | int = "",
         unload_dependents: bool = False,
         timeout: float | None = None,
         headers: Headers = None,

@@ -122,23 +122,25 @@ def repository_index(ready: bool) -> UnaryCall[tuple[IndexEntry, ...]]:
     return _call(pb.RepositoryIndexRequest(ready=ready), pb.RepositoryIndexResponse, read)
 
 
-def load_model(model: str, config: str | None, files: Mapping[str, bytes] | None, version: str) -> UnaryCall[None]:
+def load_model(
+    model: str, config: str | None, files: Mapping[str, bytes] | None, version: str | int
+) -> UnaryCall[None]:
     request = pb.RepositoryModelLoadRequest(model_name=model)
     if config is not None:
         request.parameters["config"].string_param = config
     for path, content in (files or {}).items():
         request.parameters[f"file:{path}"].bytes_param = content
-    if version:
-        request.parameters["version"].string_param = version
+    if version != "":
+        request.parameters["version"].string_param = str(version)
     return _call(request, pb.RepositoryModelLoadResponse, lambda _: None)
 
 
-def unload_model(model: str, unload_dependents: bool, version: str) -> UnaryCall[None]:
+def unload_model(model: str, unload_dependents: bool, version: str | int) -> UnaryCall[None]:
     request = pb.RepositoryModelUnloadRequest(model_name=model)
     if unload_dependents:
         request.parameters["unload_dependents"].bool_param = True
-    if version:
-        request.parameters["version"].string_param = version
+    if version != "":
+        request.parameters["version"].string_param = str(version)
     return _call(request, pb.RepositoryModelUnloadResponse, lambda _: None)
 
 

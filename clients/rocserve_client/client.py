@@ -172,7 +172,7 @@ class Client(BaseClient):
         config: str | None = None,
         files: Mapping[str, bytes] | None = None,
         *,
-        version: str = "",
+        version: str | int = "",
         timeout: float | None = None,
         headers: Headers = None,
     ) -> None:
@@ -184,7 +184,7 @@ class Client(BaseClient):
         self,
         name: str,
         *,
-        version: str = "",
+        version: str | int = "",
         unload_dependents: bool = False,
         timeout: float | None = None,
         headers: Headers = None,

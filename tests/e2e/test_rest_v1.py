@@ -165,7 +165,7 @@ def test_the_list_is_openais_and_kserves(served: Served) -> None:
     status, answer = served.get("")
     assert (status, answer["object"]) == (200, "list")
     assert [entry["id"] for entry in answer["data"]] == ["letters_text"]
-    assert answer["models"] == ["add_one", "add_sub", "bytes", "iris", "letters_text"]
+    assert answer["models"] == ["add_one", "add_sub", "bytes", "iris", "letters_text", "ocr"]
 
 
 def test_a_model_that_is_being_loaded(served: Served) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar, Token
 
+from rocserve.core.printable import printable
+
 _UNKNOWN_ID = "<id_unknown>"
 
 # Per context, not per thread: a model's coroutine may continue after other requests have begun.
@@ -35,6 +37,7 @@ def end_requests(token: Token[tuple[str, ...]]) -> None:
 
 
 def current_prefix() -> str:
-    """Return a log line's prefix: the model, if set, and Triton's `[request id: ...] `, if a request has an id."""
+    """Return a log line's prefix: the model, if set, and Triton's `[request id: ...] `, if a request has an id. A
+    client's id begins no line of its own."""
     ids = _CURRENT.get()
-    return _MODEL.get() + (request_prefix(ids) if any(ids) else "")
+    return _MODEL.get() + (request_prefix([printable(each) for each in ids]) if any(ids) else "")

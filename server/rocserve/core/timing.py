@@ -100,9 +100,15 @@ class RequestTiming:
 
 
 def server_timing(parameters: Parameters) -> Mapping[str, str]:
-    """Return the header `Server-Timing` (W3C) for a response's parameters; none for a response without times."""
-    if TOTAL not in parameters:
+    """Return the header `Server-Timing` (W3C) for a response's parameters; none for a response without times, or with
+    parameters of these names that a model has set."""
+    try:
+        return {"Server-Timing": _header(parameters)} if TOTAL in parameters else {}
+    except (ValueError, TypeError, LookupError, AttributeError):
         return {}
+
+
+def _header(parameters: Parameters) -> str:
     told = {name.removeprefix(_PREFIX): value for name, value in parameters.items() if name.startswith(_PREFIX)}
     header = ", ".join(_metrics(told))
     for index, step in enumerate(json.loads(str(told.get("steps", "[]")))):
@@ -110,7 +116,7 @@ def server_timing(parameters: Parameters) -> Mapping[str, str]:
         if len(header) + len(more) > _LONGEST_HEADER:
             break
         header += f", {more}"
-    return {"Server-Timing": header}
+    return header
 
 
 def _metrics(told: Mapping[str, Any]) -> Iterator[str]:

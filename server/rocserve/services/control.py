@@ -42,6 +42,9 @@ class RepositoryControlService:
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
         refuse_repository_name(request.repository_name)
+        for name in request.parameters:
+            if name not in ("unload_dependents", VERSION):
+                raise invalid_argument(f"unrecognized unload parameter '{name}'.")
         with_dependents = False
         if "unload_dependents" in request.parameters:
             parameter = request.parameters["unload_dependents"]

@@ -166,13 +166,14 @@ def test_load_and_unload(call: Any, loopback: Any) -> None:
     call(loopback.address, "unload_model", "m", unload_dependents=True)
     call(loopback.address, "load_model", "m", version="2")
     call(loopback.address, "unload_model", "m", version="2")
+    call(loopback.address, "unload_model", "m", version=0)
     plain, given, unload, unload_all, *of_one = loopback.requests
     assert (plain.model_name, len(plain.parameters)) == ("m", 0)
     assert given.parameters["config"].string_param == "{}"
     assert given.parameters["file:1/model.onnx"].bytes_param == b"bytes"
     assert (unload.model_name, len(unload.parameters)) == ("m", 0)
     assert unload_all.parameters["unload_dependents"].bool_param
-    assert [request.parameters["version"].string_param for request in of_one] == ["2", "2"]
+    assert [request.parameters["version"].string_param for request in of_one] == ["2", "2", "0"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,12 @@ from rocserve.core.request_prefix import begin_requests, current_prefix, end_req
 from rocserve.core.sequences import sequence_id
 
 
+def test_an_id_begins_no_line() -> None:
+    token = begin_requests(("a]\n[request id: b",))
+    assert current_prefix() == r"[request id: a]\n[request id: b] "
+    end_requests(token)
+
+
 def test_one_batch_after_the_other() -> None:
     assert current_prefix() == ""
     outer = begin_requests(("a", ""))

@@ -60,6 +60,18 @@ def test_a_response_without_times_has_no_header() -> None:
     assert server_timing({}) == server_timing({"timing_mine": 1}) == {}
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"timing_total_ns": "x"},
+        {"timing_total_ns": 1, "timing_steps": "[1]"},
+        {"timing_total_ns": 1, "timing_steps": "{"},
+    ],
+)
+def test_parameters_of_a_model_with_these_names_are_no_header(own: dict[str, int | str]) -> None:
+    assert server_timing(own) == {}
+
+
 def test_an_endless_ensemble_keeps_its_last_steps() -> None:
     whole = RequestTiming("e", 0, is_ensemble=True)
     for number in range(MOST_STEPS + 5):

@@ -139,6 +139,17 @@ async def test_unload_dependents(service: RepositoryControlService, repository: 
     assert repository.calls == [("unload", "m", value), ("unload", "m", False)]
 
 
+async def test_an_unknown_parameter_of_an_unload_is_refused(
+    service: RepositoryControlService, repository: NotingRepository
+) -> None:
+    """A misspelt version would unload all versions."""
+    request = pb.RepositoryModelUnloadRequest(model_name="m")
+    request.parameters["verson"].int64_param = 1
+    with pytest.raises(ServeError, match="unrecognized unload parameter 'verson'"):
+        await service.unload(request)
+    assert repository.calls == []
+
+
 def test_json_is_written_until_the_server_ends(tmp_path: Path, control: Control) -> None:
     """What reads the log reads all of it. The fixture `control` restores the logger."""
     log = ServerLog(LogSettings(file=tmp_path / "json", format="json"))

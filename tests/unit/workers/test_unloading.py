@@ -80,7 +80,7 @@ async def test_unloaded_versions_do_not_wait_for_the_garbage_collector(models: R
         sequence = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
         answers = await models.ask("m", parameters=sequence).done()
         assert answers.out == [[1.0]]
-        assert parts(left) >= {"Instance", "LoadedModelVersion", "ConnectedWorkers"}
+        assert parts(left) >= {"RequestInstance", "LoadedModelVersion", "ConnectedWorkers"}
         await models.unload("m")
         await until(lambda: not parts(left))
     finally:

@@ -138,7 +138,7 @@ def read_index(message: pb.RepositoryIndexRequest, body: Buffer) -> None:
 
 
 def read_load(message: pb.RepositoryModelLoadRequest, body: Buffer) -> None:
-    parameters = find(parse_json(body), "parameters") if body and not message.repository_name else MISSING
+    parameters = _parameters(body) if not message.repository_name else MISSING
     given = {} if parameters is MISSING else members(parameters)
     for name, entry in given.items():
         name = checked_text(name)
@@ -155,13 +155,25 @@ def read_load(message: pb.RepositoryModelLoadRequest, body: Buffer) -> None:
 
 
 def read_unload(message: pb.RepositoryModelUnloadRequest, body: Buffer) -> None:
-    parameters = find(parse_json(body), "parameters") if body else MISSING
+    parameters = _parameters(body)
+    for name in {} if parameters is MISSING else members(parameters):
+        if name not in ("unload_dependents", VERSION):
+            raise invalid_argument(f"unrecognized unload parameter '{checked_text(name)}'.")
     dependents, version = find(parameters, "unload_dependents"), find(parameters, VERSION)
     if version is not MISSING:
         message.parameters[VERSION].string_param = _version(version)
     if dependents is not MISSING:
         value = boolean(dependents, "Unable to parse 'unload_dependents'")
         message.parameters["unload_dependents"].bool_param = value
+
+
+def _parameters(body: Buffer) -> object:
+    """Return the parameters of a load or unload. Raises ServeError for a version outside of them, because the request
+    would be one for the whole model."""
+    given = parse_json(body) if body else MISSING
+    if find(given, VERSION) is not MISSING:
+        raise invalid_argument(f'expected {{"parameters": {{"{VERSION}": ...}}}}, got \'{VERSION}\' outside of them')
+    return find(given, "parameters")
 
 
 def _version(entry: object) -> str:

@@ -73,6 +73,19 @@ def test_other_versions_are_refused(call: str, version: str) -> None:
         destination[0].request(destination[1], f'{{"parameters": {{"version": {version}}}}}'.encode())
 
 
+@pytest.mark.parametrize("call", ["load", "unload"])
+def test_a_version_outside_of_the_parameters_is_refused(call: str) -> None:
+    """Without it the request would be one for all versions."""
+    with pytest.raises(ServeError, match=r'expected \{"parameters": \{"version": \.\.\.\}\}') as caught:
+        parse_message(f"/v2/repository/models/m/{call}".encode(), b'{"version": 1}')
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_an_unknown_parameter_of_an_unload_is_refused() -> None:
+    with pytest.raises(ServeError, match="unrecognized unload parameter 'versions'"):
+        parse_message(b"/v2/repository/models/m/unload", b'{"parameters": {"versions": 1}}')
+
+
 @pytest.mark.parametrize("name", [b"file:\\ud800", b"file:\xff"])
 def test_a_file_whose_name_is_no_utf_8_is_refused(name: bytes) -> None:
     with pytest.raises(ServeError, match="Invalid encoding in string") as caught:
