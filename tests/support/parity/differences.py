@@ -247,6 +247,12 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         r"^OK:  {'ready': True}$|b'\\x08\\x01'|^200:",
     ),
     Difference(
+        "An unload with a parameter that it does not know is refused: a misspelt version would unload all versions",
+        ["unload with an unknown parameter"],
+        r"^OK|b'\\x08\\x02'|^400:",
+        r"^INVALID_ARGUMENT: unrecognized unload parameter 'colour'|^OK:  {'ready': True}$|b'\\x08\\x01'|^200:",
+    ),
+    Difference(
         "An empty text as sequence id means no sequence",
         ["parameter sequence_id = empty text"],
         '"correlation_id": ""',
