@@ -60,12 +60,12 @@ class RayCluster(LineProcess):
     def has_healthy_proxy(self) -> bool:
         return any(proxy["status"] == "HEALTHY" for proxy in self._ask()["proxies"].values())
 
-    def replicas(self) -> set[str]:
-        """The names of the running replicas."""
+    def replicas(self) -> dict[str, int]:
+        """The names of the running replicas, and the numbers of their processes."""
         applications = self._ask()["applications"].values()
         deployments = [deployment for told in applications for deployment in told["deployments"].values()]
         replicas = [replica for deployment in deployments for replica in deployment["replicas"]]
-        return {replica["actor_name"] for replica in replicas if replica["state"] == "RUNNING"}
+        return {replica["actor_name"]: int(replica["pid"]) for replica in replicas if replica["state"] == "RUNNING"}
 
     def _ask(self, **what: object) -> dict[str, Any]:
         return self.ask(json.dumps(what))

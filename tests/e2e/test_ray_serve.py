@@ -165,15 +165,14 @@ def test_replicas_come_and_go_and_no_request_is_lost(cluster: RayCluster, reposi
         wait_until(lambda: len(cluster.replicas()) == 3, "three replicas, by the queue of one")
         assert not patient.failures + hasty.failures
 
-        outdated = cluster.replicas()
+        outdated = {*cluster.replicas()}
         deploy(cluster, repositories[1])
-        wait_until(lambda: has_only_new(cluster.replicas(), outdated), "the update of all replicas")
+        wait_until(lambda: has_only_new({*cluster.replicas()}, outdated), "the update of all replicas")
         patient.wait_until_answered_by(2.0, times=50)
         assert not patient.failures + hasty.failures
 
-        serving = cluster.replicas()
-        servers = kill_a_node(cluster)
-        wait_until(lambda: serving - cluster.replicas(), "the end of the replica")
+        lost, servers = kill_a_node(cluster)
+        wait_until(lambda: lost.isdisjoint(cluster.replicas()), "the end of the replica")
         wait_until(lambda: all(has_ended(server.pid) for server in servers), "the end of its server")
         patient.wait_until_answered_by(2.0, times=50)
     assert {status for status, _ in hasty.failures} <= {*RETRIED}, "what was in flight"
@@ -223,16 +222,19 @@ def has_only_new(replicas: set[str], outdated: set[str]) -> bool:
     return bool(replicas) and not replicas & outdated
 
 
-def kill_a_node(cluster: RayCluster) -> list[psutil.Process]:
-    """Kill a node with a server, and Ray's processes on it, as a power cut does. Returns the servers' processes, which
-    are left. Serve chooses the nodes of its replicas, and may move them at any time; the first node has the proxies."""
-    servers: list[psutil.Process] = []
-    while not servers:
-        nodes = {node: node.children(recursive=True) for node in cluster.raylets[1:]}
-        by_node = {node: [one for one in family if "rocserve.cli" in command_of(one)] for node, family in nodes.items()}
-        node, servers = max(by_node.items(), key=lambda own: len(own[1]))
-    cluster.raylets.remove(node)
-    for process in {node, *nodes[node]} - set(servers):
-        if "rocserve.workers" not in command_of(process):
-            send(process, signal.SIGKILL)
-    return servers
+def kill_a_node(cluster: RayCluster) -> tuple[set[str], list[psutil.Process]]:
+    """Kill a node with a running replica, and Ray's processes on it, as a power cut does. Returns the replica's name,
+    and the servers' processes, which are left. Serve chooses the nodes of its replicas, and may move them at any time;
+    the first node has the proxies."""
+    while True:
+        running = cluster.replicas()
+        for node in cluster.raylets[1:]:
+            family = node.children(recursive=True)
+            lost = {name for name, process in running.items() if process in {each.pid for each in family}}
+            servers = [each for each in family if "rocserve.cli" in command_of(each)]
+            if lost and servers:
+                cluster.raylets.remove(node)
+                for process in {node, *family} - set(servers):
+                    if "rocserve.workers" not in command_of(process):
+                        send(process, signal.SIGKILL)
+                return lost, servers
