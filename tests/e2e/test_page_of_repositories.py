@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.browser import NEEDS_CHROMIUM, WIDTHS
 from support.http_requests import ask
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
-from support.waiting import PATIENCE_SECONDS
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture
-def page(browser: Any, width: int, scheme: str) -> Iterator[Any]:
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.set_default_timeout(1000 * PATIENCE_SECONDS)
-    yield page
-    page.close()
-    assert not faults
+def page(page: Any, width: int, scheme: str) -> Any:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    return page
 
 
 @pytest.fixture(scope="module")
