@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from google.protobuf import text_format
-
+from rocserve.config.pbtxt import format_model_config
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _MOST_LINES = 3000
@@ -15,7 +14,7 @@ _MOST_LINES = 3000
 
 def config_lines(message: ModelConfig) -> Sequence[str]:
     """Return a configuration in protobuf's text format."""
-    return text_format.MessageToString(message, as_utf8=True).splitlines()
+    return format_model_config(message).splitlines()
 
 
 def compared(written: ModelConfig, completed: ModelConfig) -> Sequence[tuple[str, str]] | None:
