@@ -1,7 +1,7 @@
 """Texts of unlike lengths on a GPU: an encoder as large as BERT-base, served, and in a bare loop over captured graphs.
 
 usage: python -m benchmarks.encoder [--server 'NAME=TREE [FLAG ...]'] [--in-flight 256 1024] [--rounds 3] [--seconds 4]
-                                    [--checked 20000] [--flags '--front-ends=8'] [--write NAME]
+                                    [--checked 20000] [--flags '--front-ends=8'] [--gpus 4] [--write NAME]
 
 The encoder (12 layers, 768 wide, fp16, random weights, the mean of its states as the answer) is exported by
 torch.export for up to 512 tokens, and has no parameter `sizes`: the server chooses them. Requests are single texts as
@@ -11,7 +11,8 @@ token ids, over gRPC. Their lengths are the middles of equal parts of a law with
 The bare loop has the same sizes, sorts the texts, and runs batches of 64, one after the other, with copies from and to
 pinned memory. Its rate is that of the texts that the server was sent in the same round. Each --server is measured on
 the same repository in turn. First a client sends texts of random lengths, and compares every answer with that of the
-encoder to the text alone.
+encoder to the text alone. With --gpus, the same encoder on so many GPUs of the host is measured in turn with that on
+one; each GPU then has --in-flight requests.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.front_ends import parse_server
+from benchmarks.gpu import cpu_milliseconds
 from benchmarks.load_generator import Load, frame, run_load
 from benchmarks.machine import processor, version
 from benchmarks.ratios import Spread
@@ -67,8 +69,8 @@ answer in their time."""
 _CONFIG = f"""
 backend: "pytorch"
 max_batch_size: {_ROWS}
-dynamic_batching {{ }}
-instance_group {{ kind: KIND_GPU count: 1 gpus: [ 0 ] }}
+dynamic_batching {{{{ }}}}
+instance_group {{{{ kind: KIND_GPU count: 1 gpus: {{gpus}} }}}}
 """
 
 Array = np.ndarray[Any, Any]
@@ -106,8 +108,8 @@ class Encoder(nn.Module):
         return (states * weights).sum(1) / weights.sum(1)
 
 
-def write_repository(folder: Path) -> Any:
-    """Export the encoder, and return it, on the GPU."""
+def write_repository(folder: Path, gpus: int) -> Any:
+    """Export the encoder for one GPU and, if there are more, for all of them; return it, on the first GPU."""
     torch.manual_seed(_SEED)
     encoder = Encoder().half().cuda().eval()
     # Two tensors: one that is given twice would be one input to the program.
@@ -115,10 +117,16 @@ def write_repository(folder: Path) -> Any:
     batch, sequence = torch.export.Dim("batch", max=_ROWS), torch.export.Dim("sequence", min=2, max=_MOST)
     dimensions = {0: batch, 1: sequence}
     program = torch.export.export(encoder, examples, dynamic_shapes=(dimensions, dimensions))
-    (folder / _MODEL / "1").mkdir(parents=True)
-    torch.export.save(program, folder / _MODEL / "1" / "model.pt2")
-    (folder / _MODEL / "config.pbtxt").write_text(_CONFIG)
+    for count in sorted({1, gpus}):
+        model = folder / model_name(count)
+        (model / "1").mkdir(parents=True)
+        torch.export.save(program, model / "1" / "model.pt2")
+        (model / "config.pbtxt").write_text(_CONFIG.format(gpus=[*range(count)]))
     return encoder
+
+
+def model_name(gpus: int) -> str:
+    return _MODEL if gpus == 1 else f"{_MODEL}_on_{gpus}"
 
 
 class BareLoop:
@@ -181,13 +189,13 @@ def text_of(length: int, seed: int = _SEED) -> dict[str, Array]:
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
-def measure(server: ServerProcess, in_flight: int, seconds: float, bare: BareLoop, folder: Path) -> Served:
+def measure(server: ServerProcess, load: Load, gpus: int, bare: BareLoop, folder: Path) -> Served:
+    """Load the model on so many GPUs with `load` for each length; compare it with as many bare loops."""
     all_lengths = lengths()
     files = []
     for number, length in enumerate(all_lengths):
         files.append(folder / f"body-{number}")
-        files[-1].write_bytes(frame(encode_infer_request(_MODEL, text_of(length), None, RequestOptions())))
-    load = Load(1, in_flight // len(files), seconds)
+        files[-1].write_bytes(frame(encode_infer_request(model_name(gpus), text_of(length), None, RequestOptions())))
     with ThreadPoolExecutor(len(files)) as pool:
         found = [*pool.map(lambda file: run_load(server.address, file, load, file.with_suffix(".log")), files)]
     counts: dict[int, int] = {}
@@ -198,7 +206,7 @@ def measure(server: ServerProcess, in_flight: int, seconds: float, bare: BareLoo
     weights = np.array([result.report.succeeded for result in found])
     rate = sum(result.requests_per_second for result in found)
     p50 = float(np.average([result.p50 for result in found], weights=weights))
-    return Served(rate, p50, max(result.p99 for result in found), rate / bare.texts_per_second(counts))
+    return Served(rate, p50, max(result.p99 for result in found), rate / (gpus * bare.texts_per_second(counts)))
 
 
 def one_by_one(server: ServerProcess) -> tuple[float, float]:
@@ -256,11 +264,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--checked", type=int, default=20_000, help="answers that are compared")
     parser.add_argument("--flags", default="", help="further flags of this checkout's server")
+    parser.add_argument("--gpus", type=int, default=1, help="more: the same encoder on so many, beside one")
     parser.add_argument("--write", metavar="NAME", help="also write benchmarks/results/NAME.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
-        encoder = write_repository(folder / "models")
+        encoder = write_repository(folder / "models", options.gpus)
         bare = BareLoop(encoder)
         running = {
             name: stack.enter_context(
@@ -274,29 +283,37 @@ def main() -> int:
             facts = dict(client.model_metadata(_MODEL).properties)
         wrong, worst = wrong_answers(running[_OURS], encoder, options.checked)
         print(f"{options.checked} answers, {wrong} wrong, largest difference {worst:.2g}", file=sys.stderr, flush=True)
-        measured: dict[tuple[int, str], list[Served]] = {}
+        measured: dict[tuple[str, int, int], list[Served]] = {}
+        contenders = [*itertools.product(running, sorted({1, options.gpus}))]
         for turn, in_flight in itertools.product(range(options.rounds), options.in_flight):
-            for name, server in [*running.items()][:: 1 if turn % 2 else -1]:
-                if name != _OURS and in_flight > _MOST_OF_OTHERS:
+            for name, gpus in contenders[:: 1 if turn % 2 else -1]:
+                if name != _OURS and (in_flight > _MOST_OF_OTHERS or gpus > 1):
                     continue
                 seconds = options.seconds * (1 if name == _OURS else _LONGER)
-                found = measure(server, in_flight, seconds, bare, folder)
-                measured.setdefault((in_flight, name), []).append(found)
-                print(in_flight, name, found, file=sys.stderr, flush=True)
+                load = Load(1, in_flight * gpus // _LENGTHS, seconds)
+                before = running[name].cpu_seconds_by_process()
+                found = measure(running[name], load, gpus, bare, folder)
+                measured.setdefault((name, gpus, in_flight), []).append(found)
+                print(name, f"{gpus} GPUs, {in_flight} in flight each:", found, file=sys.stderr, flush=True)
+                used = cpu_milliseconds(
+                    before, running[name].cpu_seconds_by_process(), found.texts_per_second * seconds
+                )
+                print(f"  CPU ms a text: {used}", file=sys.stderr, flush=True)
         alone = {name: one_by_one(server) for name, server in running.items()}
     lines = [
         [
             name,
-            str(in_flight),
+            str(gpus),
+            str(in_flight * gpus),
             shown([one.texts_per_second for one in found], 0),
             shown([one.to_bare for one in found], 2),
             f"{median(one.p50 for one in found) * 1e3:.1f}",
             f"{median(one.p99 for one in found) * 1e3:.1f}",
         ]
-        for (in_flight, name), found in measured.items()
+        for (name, gpus, in_flight), found in sorted(measured.items())
     ]
     for name, (p50, p99) in alone.items():
-        lines.append([name, "1", f"{1 / p50:,.0f}", "-", f"{p50 * 1e3:.2f}", f"{p99 * 1e3:.2f}"])
+        lines.append([name, "1", "1", f"{1 / p50:,.0f}", "-", f"{p50 * 1e3:.2f}", f"{p99 * 1e3:.2f}"])
     mean = float(np.mean(lengths()))
     page = (
         f"# An encoder on a GPU\n\n- {torch.cuda.get_device_name(0)}; {processor()}, {os.cpu_count()} cores; PyTorch"
@@ -304,8 +321,17 @@ def main() -> int:
         f" {bare.texts_per_second(dict.fromkeys(lengths(), 1)):,.0f} texts/s\n- {options.checked:,} answers of random"
         f" lengths: {wrong} wrong, largest difference {worst:.1g}\n- sizes: {facts.get('sizes', 'none')}; load check:"
         f" {facts.get('load_check', '')}\n\n"
-        + markdown_table(["server", "in flight", "texts/s", "to bare", "p50 ms", "p99 ms"], lines)
+        + markdown_table(["server", "GPUs", "in flight", "texts/s", "to bare", "p50 ms", "p99 ms"], lines)
     )
+    if options.gpus > 1:
+        one, many = (
+            max(
+                median(found.texts_per_second for found in measured[_OURS, gpus, in_flight])
+                for in_flight in options.in_flight
+            )
+            for gpus in (1, options.gpus)
+        )
+        page += f"\n{options.gpus} GPUs answer {many / one:.2f} times the texts/s of one.\n"
     print(page)
     if options.write:
         (_RESULTS / f"{options.write}.md").write_text(f"{page}\n")
