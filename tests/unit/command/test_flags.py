@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import io
 import os
 import re
 import subprocess
@@ -63,21 +64,32 @@ def test_front_ends_are_a_number_or_auto(tmp_path: Path, capsys: pytest.CaptureF
         assert f"expected auto, or a number from 0 to 64, got '{text}'" in capsys.readouterr().err
 
 
-def test_files_of_another_container_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+class _Announced(io.StringIO):
+    """Standard error that tells when something was written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if "\n" in text:
+            self.written.set()
+        return count
+
+
+def test_files_of_another_container_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """KServe's containers of OCI images link their files when they start, and a link may lead nowhere before."""
     link, folder = tmp_path / "models", tmp_path / "image"
     link.symlink_to(folder)
     with pytest.raises(FlagError, match="there is no file or folder"):
         settings(str(link))
     monkeypatch.setenv("MODEL_INIT_MODE", "async")
-    told: list[str] = []
+    errors = _Announced()
+    monkeypatch.setattr(sys, "stderr", errors)
 
     def bring() -> None:
-        while "waiting for" not in (text := capsys.readouterr().err):
-            pass
-        told.append(text)
+        errors.written.wait()
         folder.mkdir()
 
     bringing = threading.Thread(target=bring)
@@ -85,7 +97,7 @@ def test_files_of_another_container_are_waited_for(
     given = settings(str(link))
     bringing.join()
     assert given.repository.roots == (link,)
-    assert told == [f"rocserve serve: waiting for '{link}' (MODEL_INIT_MODE=async)\n"]
+    assert errors.getvalue() == f"rocserve serve: waiting for '{link}' (MODEL_INIT_MODE=async)\n"
 
 
 def test_flags_become_settings(tmp_path: Path) -> None:
