@@ -1,5 +1,5 @@
 """A day's load with bursts over replicas that an autoscaler adds and takes away: `python -m benchmarks.scale` prints
-the table of docs/guides/scale.md, `--plot docs/guides/scale.png` draws its picture.
+the table of benchmarks/results/scale.md, `--plot docs/guides/scale.png` draws the guide's picture.
 
 What a replica does was measured (benchmarks/results/gpu.md, its lines of another day; overload.md; start and drain by
 `python -m benchmarks.scale_measured`); what a cluster adds is assumed. Requests are a flow, not single ones, and
