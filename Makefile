@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root pytorch provider-plugins triton-peer cluster-programs cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos flags-page screenshots bench bench-gpu images clean
+.PHONY: setup system migraphx-root pytorch provider-plugins triton-peer cluster-programs cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos flags-page pictures screenshots bench bench-gpu images clean
 
 setup: $(STAMP) system
 
@@ -130,6 +130,10 @@ protos: setup
 
 flags-page: setup
 	$(BIN)/python docs/write_flags.py
+
+# The drawn pictures of the pages, in docs/pictures.
+pictures: setup
+	$(BIN)/python docs/pictures.py
 
 # The pictures of the page in docs/screenshots, from a server under load: needs chromium.
 screenshots: setup

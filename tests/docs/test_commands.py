@@ -83,7 +83,7 @@ def test_each_command_is_marked(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in _blocks(page))], ids=_name)
 def test_commands_work_as_they_stand_there(page: Path, tmp_path: Path) -> None:
-    for folder in ("model_repository", "clients", "tests/data/digits", "tests/data/shapes"):
+    for folder in ("model_repository", "clients", "tests/data/digits", "tests/data/shapes", "tests/data/photographs"):
         shutil.copytree(CHECKOUT / folder, tmp_path / folder)
     shutil.copy(PHOTO, tmp_path / "photo.jpg")
     script, asked = SHELL, ""
