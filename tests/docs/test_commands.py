@@ -16,13 +16,12 @@ from pathlib import Path
 
 import pytest
 from support.migraphx import CHECKOUT
-from support.pictures import PHOTOGRAPHS
 
 PAGES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted(CHECKOUT.glob("docs/**/*.md"))]
 FENCE = re.compile(r"(?:`([\w./]+)`:\n\n)?^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^(\$ |sudo |pip |make |docker |curl |python3? |(\.venv/bin/)?rocserve [a-z])", re.MULTILINE)
 CLIENT = re.compile(r"^(from|import) (rocserve_client|tritonclient).*^with [\w.]*Client\(", re.DOTALL | re.MULTILINE)
-PHOTO = PHOTOGRAPHS / "flower.jpg"
+PHOTO = CHECKOUT / "tests/data/photographs/cat.jpg"
 
 # A separate network namespace, so that the ports are free. Its loopback device exists but is down (SIOCSIFFLAGS,
 # IFF_UP).
