@@ -159,36 +159,32 @@ def processes(colours: Palette) -> Drawing:
     drawing.box(20, 148, 170, 200, "Clients", clients)
     drawing.box(330, 118, 260, 262, "Server process", ["runs no engine"], kind="frame")
     drawing.box(350, 178, 220, 46, "gRPC, HTTP, metrics", kind="inner")
-    drawing.box(350, 236, 220, 64, "ensemble digits", ["a queue for each step"], kind="accent")
+    drawing.box(350, 236, 220, 64, "ensemble detect_shapes", ["a queue for each step"], kind="accent")
     drawing.box(350, 312, 220, 46, "load check, index, log", kind="inner")
 
-    drawing.text(830, 106, "Worker processes", bold=True)
-    drawing.box(720, 122, 220, 72, "digits_preprocess", ["rocAL, or its CPU engine"], kind="accent")
-    drawing.box(720, 214, 220, 72, "digits_classifier", ["MIGraphX, or ONNX Runtime"], kind="accent")
-    drawing.box(720, 306, 220, 72, "other models", ["PyTorch, TensorFlow, Python"], kind="inner")
+    drawing.text(820, 106, "Worker processes", bold=True)
+    drawing.box(700, 122, 240, 72, "detect_shapes_preprocess", ["rocAL, or its CPU engine"], kind="accent")
+    drawing.box(700, 214, 240, 72, "detect_shapes_network", ["MIGraphX, or ONNX Runtime"], kind="accent")
+    drawing.box(700, 306, 240, 72, "detect_shapes_postprocess", ["Python"], kind="accent")
 
     drawing.route((190, 202), (348, 202), kind="accent")
     drawing.route((350, 268), (192, 268), kind="accent")
     drawing.number(260, 202, 1)
-    drawing.number(260, 268, 4)
-    drawing.route((572, 252), (655, 252), (655, 158), (718, 158), kind="accent", both=True)
-    drawing.route((572, 282), (655, 282), (655, 250), (718, 250), kind="accent", both=True)
-    drawing.number(655, 205, 2)
-    drawing.number(687, 250, 3)
-    drawing.route((592, 342), (718, 342), both=True)
-    drawing.label(655, 362, "shared memory")
+    drawing.number(260, 268, 5)
+    drawing.route((572, 250), (635, 250), (635, 158), (698, 158), kind="accent", both=True)
+    drawing.route((572, 268), (698, 268), kind="accent", both=True)
+    drawing.route((572, 286), (635, 286), (635, 342), (698, 342), kind="accent", both=True)
+    drawing.number(635, 205, 2)
+    drawing.number(667, 268, 3)
+    drawing.number(635, 316, 4)
+    drawing.label(645, 364, "shared")
+    drawing.label(645, 380, "memory")
 
-    steps = {
-        "a JPEG arrives": 150,
-        "the pipeline decodes and scales it": 276,
-        "the network classifies it": 212,
-        "the label goes back": 0,
-    }
-    place = 40
-    for number, (step, width) in enumerate(steps.items(), 1):
+    steps = ("a JPEG arrives", "decode and scale", "run the network", "find the boxes", "the boxes go back")
+    for number, step in enumerate(steps, 1):
+        place = 40 + 186 * (number - 1)
         drawing.number(place, 425, number)
         drawing.text(place + 20, 430, step, anchor="start", colour=colours.quiet)
-        place += width + 20
     return drawing
 
 
