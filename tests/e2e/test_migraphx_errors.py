@@ -173,11 +173,6 @@ def test_a_slow_compile_says_what_it_is_at(served: Served) -> None:
     assert answers(served.client)
 
 
-def test_what_nobody_sees_is_tested() -> None:
-    for trap, (file, name) in page.held_by().items():
-        assert f"def {name}(" in file.read_text(), f"the test of '{trap}'"
-
-
 def test_the_log_says_it_once_and_without_tracebacks(served: Served) -> None:
     log = served.server.log_text
     assert "Traceback" not in log

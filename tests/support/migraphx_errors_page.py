@@ -12,8 +12,9 @@ _PAGE = CHECKOUT / "docs/reference/migraphx-errors.md"
 _ROW = re.compile(r"^\| (.*) \|$", re.MULTILINE)
 _BETWEEN_CELLS = re.compile(r" \|(?= )")
 _TEXT = re.compile(r"\b(index|log|response): (`{1,2})(.+?)\2(?!`)")
+_COLUMNS = 4
+"""Of a table of errors. Tables with fewer columns have no texts of the server."""
 _VARYING = re.compile(r"<[a-z ]+>")
-_PREVENTED = "## Prevented failures"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,8 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """The rows that say what a client sees."""
-    return [_row(columns) for columns in _tables(_PAGE.read_text().partition(_PREVENTED)[0])]
-
-
-def held_by() -> dict[str, tuple[Path, str]]:
-    """Failure without a visible text -> the file and the name of the test that covers it."""
-    found = {}
-    for trap, *_, test in _tables(_PAGE.read_text().partition(_PREVENTED)[2]):
-        file, _, name = test.strip("`").partition("::")
-        folder = CHECKOUT if file.startswith("tests/") else CHECKOUT / "tests/unit/backends/migraphx"
-        found[trap] = (folder / file, name)
-    return found
+    """The rows of all tables of errors."""
+    return [_row(columns) for columns in _tables(_PAGE.read_text())]
 
 
 def text(case: str, place: str = "index") -> Text:
@@ -67,4 +58,4 @@ def _row(columns: Sequence[str]) -> Row:
 def _tables(page: str) -> list[list[str]]:
     """The cells of all rows without the headings."""
     found = [[cell.strip() for cell in _BETWEEN_CELLS.split(match[1])] for match in _ROW.finditer(page)]
-    return [cells for cells in found if cells[0] not in ("case", "trap")]
+    return [cells for cells in found if len(cells) == _COLUMNS and cells[0] != "case"]
