@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
 from rocserve.flags.arguments import FieldFlag, flags_of
-from rocserve.flags.tritonserver import TRITON_FLAGS, Handling, TritonFlag
+from rocserve.flags.tritonserver import TRITON_FLAGS, Handling
 from rocserve.settings import ServerSettings
 
 PAGE = Path(__file__).parent / "reference/flags.md"
@@ -35,31 +36,40 @@ def page() -> str:
     lines = ["# Flags", "", *(f"- [{one}](#{_anchor(one)})" for one in headings), ""]
     lines += [
         "The flags of `rocserve serve`, as `--help` has them. Names and meanings are tritonserver's; those marked *",
-        "are rocserve's own. A switch may be written alone (`--reuse-grpc-port`) or with `=true` or `=false`.",
-        "`make flags-page` makes this page of the settings.",
+        "are rocserve's. A switch may be written alone (`--reuse-grpc-port`) or with `=true` or `=false`.",
+        "`make flags-page` writes this page.",
+        "",
+        "```sh",
+        "rocserve serve --model-repository=model_repository --http-port=8000 --log-verbose=1",
+        "```",
     ]
     for group, members in groups:
         lines += ["", f"## {group}", "", f"More in {PAGES[group]}.", "", "| flag | meaning |", "|---|---|"]
-        lines += [f"| {_names(one)} | {_cell(one.help)} |" for one in members]
+        lines += [f"| {', '.join(names)} | {_cell(text)} |" for text, names in _by_text(members).items()]
     lines += [
         "",
         f"## {OTHERS}",
         "",
-        "What tritonserver's flags do that are not above: those of 2.51 (24.10), those added until 2.73 (26.09),",
-        "`--grpc-infer-cq-count`, which was proposed in September 2026, and those that releases before 2.2 had. An",
-        "accepted flag has no effect, and a line in the log says why. A refused flag keeps the server from starting; a",
-        "front end's flags are accepted beside `=false` of its switch.",
+        "tritonserver's flags that are not above, of 2.51 (24.10) to 2.73 (26.09) and of releases before 2.2. An",
+        "accepted flag has no effect, and the log says why. With a refused flag the server does not start; a front",
+        "end's flags are accepted beside `=false` of its switch.",
         "",
-        "| flag | here | why, or what to do |",
+        "| flags | here | why, or what to do |",
         "|---|---|---|",
     ]
-    lines += [_other_row(one) for one in TRITON_FLAGS.values() if one.handling is not Handling.SERVED]
+    others = [one for one in TRITON_FLAGS.values() if one.handling is not Handling.SERVED]
+    for (handling, text), alike in groupby(others, key=lambda one: (one.handling, one.text)):
+        here = "accepted" if handling is Handling.UNNEEDED else "refused"
+        lines.append(f"| {', '.join(f'`--{one.name}`' for one in alike)} | {here} | {_cell(text)} |")
     return "\n".join(lines) + "\n"
 
 
-def _other_row(one: TritonFlag) -> str:
-    here = "accepted" if one.handling is Handling.UNNEEDED else "refused"
-    return f"| `--{one.name}` | {here} | {_cell(one.text)} |"
+def _by_text(flags: Iterable[FieldFlag]) -> dict[str, list[str]]:
+    """The names of the flags, by their help."""
+    found: dict[str, list[str]] = {}
+    for one in flags:
+        found.setdefault(one.help, []).append(_names(one))
+    return found
 
 
 def _anchor(heading: str) -> str:

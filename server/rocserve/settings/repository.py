@@ -122,21 +122,20 @@ class RepositorySettings:
     preprocess: str = flag(
         "",
         one_of(NAMES),
-        "for the model WHAT, also serve NAME_image, which takes JPEGs and PNGs and returns labels or boxes, or (text)"
-        " NAME_text, which takes texts and returns vectors, labels or scores (docs/guides/image-models.md,"
-        " docs/guides/text-models.md)",
+        "for the model WHAT, also serve NAME_image, which takes pictures and returns labels or boxes"
+        " (docs/guides/image-models.md), or (text) NAME_text, which takes texts (docs/guides/text-models.md)",
     )
     labels: Path | None = flag(
         None,
         FILE,
-        "file with the class names of the model WHAT, one per line (default: labels.txt next to the model, in the same"
-        " folder as the file or config.pbtxt)",
+        "file with the class names of the model WHAT, one per line (default: labels.txt next to the model's file or"
+        " config.pbtxt)",
     )
     control_mode: ControlMode = flag(
         ControlMode.POLL,
         one_of(mode.value for mode in ControlMode),
-        "poll: follow changes of the folder; none: load all models once, at the start; explicit: load the"
-        " models that --load-model and clients name",
+        "poll: follow changes of the folder; none: load all models at the start; explicit: load the models that"
+        " --load-model and clients name",
         make=ControlMode,
         name="model-control-mode",
     )
@@ -181,8 +180,8 @@ class RepositorySettings:
     readiness: ReadinessRule = flag(
         ReadinessRule.KEPT,
         Kind("true|false|always", readiness_rule, alone="true"),
-        "true: ready when the models that are present at the start serve, whatever new models do; false: when"
-        " their loads have ended; always: only while every model serves, as in Triton",
+        "true: ready when the models of the start serve; false: when their loads have ended; always: only while every"
+        " model serves, as in Triton",
         group="server",
         name="strict-readiness",
     )

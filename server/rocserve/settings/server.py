@@ -157,8 +157,8 @@ class EngineSettings:
     cache_directory: str = flag(
         "",
         ABSOLUTE_FOLDER,
-        "folder of the programs that MIGraphX has compiled and of copies of remote repositories; servers may"
-        " share it (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)",
+        "folder of compiled programs and of copies of remote repositories; servers may share it (default rocserve/"
+        " in $XDG_CACHE_HOME or ~/.cache)",
     )
     cache_bytes: int = flag(
         20 << 30, POSITIVE, "bytes for compiled programs; the least recently used go first", name="cache-size-bytes"
@@ -166,15 +166,13 @@ class EngineSettings:
     migraphx_root: str = flag(
         "",
         ABSOLUTE_FOLDER,
-        "folder with a MIGraphX and the C library that it was built for (default $ROCSERVE_MIGRAPHX_ROOT,"
-        " else this system's MIGraphX)",
+        "folder with MIGraphX and its C library (default $ROCSERVE_MIGRAPHX_ROOT, else this system's MIGraphX)",
     )
     load_check: str = flag(
         "on",
         one_of(mode.value for mode in LoadCheckMode),
-        "try each version before it is served (docs/reference/load-check.md); warn: serve it also if its engine"
-        " computes other numbers than the reference; strict: refuse it also if it is configured to batch rows that"
-        " depend on each other",
+        "check each version before it serves (docs/reference/load-check.md); warn: an engine that computes other"
+        " numbers than the reference only causes a warning; strict: refuse to batch rows that depend on each other",
     )
     load_check_seconds: float = flag(
         10.0, POSITIVE_SECONDS, "how long the check of a version may take", name="load-check-seconds"
@@ -197,12 +195,12 @@ class WorkerSettings:
     user: str = flag(
         "",
         text("USER[:GROUP]"),
-        "user of the models' processes; same = the server's own (default: nobody if the server is root and"
-        " the model's files allow it, else the server's own)",
+        "user of the models' processes; same = the server's user (default: nobody if the server is root and the"
+        " model's files allow it, else the server's user)",
     )
     environment: tuple[tuple[str, str], ...] = repeated(
         Kind("[MODEL:]NAME[,NAME...]", worker_variables),
-        "variables of the server's environment that models get in addition to the engines' variables",
+        "environment variables that models get in addition to the engines' variables",
         make=lambda values: tuple(chain(*values)),
     )
     """Model ("" = all) and name of each variable."""
@@ -212,14 +210,14 @@ class WorkerSettings:
     shared_workers: int = flag(
         0,
         AMOUNT,
-        "processes that the small models share (docs/guides/many-models.md); 0 = each model has a separate process",
+        "processes that small models share (docs/guides/many-models.md); 0 = each model has a separate process",
         name="shared-workers",
     )
     control_groups: bool = flag(
         True,
         BOOLEAN,
-        "let the kernel limit models' memory and tasks through cgroups, if the server's cgroup is delegated"
-        " to it; else the server checks the processes",
+        "limit models' memory and tasks through cgroups if the server's cgroup is delegated to it; else the server"
+        " checks the processes",
         name="worker-cgroups",
     )
     core_dumps: bool = flag(False, BOOLEAN, "let crashing models write core dumps, within the system's limits")
@@ -238,8 +236,7 @@ class TimeLimits:
     drain_timeout_seconds: float = flag(
         60.0,
         SECONDS,
-        "how long an unloaded or replaced version may take to finish its requests before its workers are"
-        " killed; 0 = no limit",
+        "how long an unloaded or replaced version may finish its requests before its workers are killed; 0 = no limit",
     )
     load_timeout_seconds: float = flag(600.0, SECONDS, "how long a load may take, without compiling; 0 = no limit")
 
@@ -271,17 +268,17 @@ class ServerSettings:
     spin: int | None = flag(
         None,
         number("N", 0, most=_MOST_SPIN),
-        "how often the request thread polls, some 3 us each, before it sleeps; 0 = it sleeps immediately"
-        " (default 0 with one CPU, 22 with less than four, else 100)",
+        "polls of the request thread, some 3 us each, before it sleeps (default 0 with one CPU, 22 with less than"
+        " four, else 100)",
     )
     exit_on_error: bool = flag(True, BOOLEAN, "exit if a model fails to load at the start")
     listen_when_loaded: bool = flag(
-        False, BOOLEAN, "open the gRPC and HTTP ports after the first loads, for load balancers that ignore readiness"
+        False, BOOLEAN, "open the ports after the first loads, for load balancers that ignore readiness"
     )
     drain_seconds: float = flag(
         0.0,
         SECONDS,
-        "how long the server still serves, but is not ready, before it exits, so that load balancers and clients leave",
+        "how long the server serves without being ready before it exits, so that clients leave",
         name="drain-seconds",
     )
     exit_timeout_seconds: float = flag(30.0, SECONDS, "how long the exit waits for requests, after --drain-seconds")
@@ -300,8 +297,8 @@ class ServerSettings:
     front_ends: int | None = flag(
         None,
         number_or_auto("auto|N", 0, _MOST_FRONT_ENDS_ASKED),
-        "processes that serve clients, each gRPC and HTTP; 0 = the server's own process does; auto, the default = that"
-        " process until it is busy, then one process per 2 CPUs, at most 16; with up to 4 CPUs always that process",
+        "processes that serve clients, over gRPC and HTTP; 0 = the server's process serves them; auto (default) ="
+        " that process until it is busy, then one per 2 CPUs, at most 16; with up to 4 CPUs always that process",
     )
     write_timeout_seconds: float = flag(
         60.0, POSITIVE_SECONDS, "how long a client may stop reading before its response is dropped"
@@ -309,17 +306,16 @@ class ServerSettings:
     admin_addresses: AdminAddresses | None = flag(
         None,
         Kind("LIST", admin_addresses),
-        "clients that may make admin calls (loads, settings of log and traces, registration of shared"
-        " memory): any, none, or a list of local, addresses, networks, and users of a Unix socket,"
-        " such as local,10.0.0.0/8,uid:1000 (default local; any for calls that require a secret header or a client's"
-        " certificate)",
+        "clients that may make admin calls (loads, log and trace settings, shared memory): any, none, or a list of"
+        " local, addresses, networks, and users of a Unix socket: local,10.0.0.0/8,uid:1000 (default local; any for"
+        " calls that require a secret header or a client's certificate)",
         name="admin-address",
     )
     allow_client_shm: bool = flag(False, BOOLEAN, "let clients on this machine pass tensors in shared memory")
     rate_limit: str = flag(
         "off",
         one_of(("off", "execution_count")),
-        "execution_count: instances run by their priority and their resources; off: whenever they are free",
+        "execution_count: instances run by priority and resources; off: whenever they are free",
     )
     rate_limit_resources: tuple[RateLimitResource, ...] = repeated(
         Kind("NAME:COUNT[:DEVICE]", rate_limit_resource),
@@ -362,13 +358,12 @@ class ServerSettings:
     allow_mixed_tls: bool = tls(
         False,
         BOOLEAN,
-        "let only one of gRPC and HTTP require client certificates, though the other is reachable from other machines",
+        "let only one of gRPC and HTTP require client certificates if other machines reach both",
     )
     max_connection_age_seconds: float = connection(
         0.0,
         SECONDS_IN_INT32_MS,
-        "age at which a gRPC or HTTP connection is closed after its calls, so that its client finds new"
-        " servers; 0 = never",
+        "age at which a connection is closed after its calls, so that its client finds new servers; 0 = never",
     )
 
     @property
