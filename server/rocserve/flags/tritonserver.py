@@ -58,10 +58,10 @@ repository-poll-secs response-cache-byte-size reuse-grpc-port reuse-http-port st
 trace-config trace-count trace-file trace-level trace-log-frequency trace-rate
 """
 
-_FRONT_END_PROCESSES = "gRPC has no threads and queues of its own here; --front-ends=N sets the processes that serve it"
-_LOADED_AS_PARTS = "are parts of rocserve, and are not loaded from a folder"
-_DEVICE_POOLS = "rocserve has no pool of GPU memory: each engine allocates the memory of its models"
-_NO_TENSORFLOW = "leave it out: no model runs in TensorFlow here (docs/guides/from-triton.md has the backends)"
+_FRONT_END_PROCESSES = "rocserve has no gRPC threads and queues; --front-ends=N sets the processes that serve clients"
+_LOADED_AS_PARTS = "are parts of rocserve; it loads none from a folder"
+_DEVICE_POOLS = "rocserve has no pool of GPU memory; engines allocate it"
+_NO_TENSORFLOW = "remove the flag: no model runs in TensorFlow (docs/guides/from-triton.md has the backends)"
 
 
 def _unneeded(name: str, why: str, is_boolean: bool = False) -> TritonFlag:
@@ -75,7 +75,7 @@ def _refused(name: str, instead: str, is_boolean: bool = False, switch: str = ""
 def _front_end(subject: str, prefix: str, *others: str) -> Iterator[TritonFlag]:
     """Yield the flags of a front end that rocserve lacks: its switch, and those that need the switch."""
     switch = f"allow-{prefix}"
-    text = f"the {subject} front end is not a part of rocserve; leave the flag out, or write --{switch}=false"
+    text = f"rocserve has no {subject} front end; remove the flag, or write --{switch}=false"
     yield _refused(switch, text, True, switch)
     yield from (_refused(f"{prefix}-{other}", text, switch=switch) for other in others)
 
@@ -87,39 +87,39 @@ TRITON_FLAGS = {
         _unneeded("backend-directory", f"the backends {_LOADED_AS_PARTS}"),
         _unneeded("repoagent-directory", f"repository agents (checksum) {_LOADED_AS_PARTS}"),
         _unneeded("buffer-manager-thread-count", "the server's request thread and the models' workers copy tensors"),
-        _unneeded(
-            "pinned-memory-pool-byte-size",
-            "rocserve has no pool of pinned memory: each engine copies to a GPU by itself",
-        ),
+        _unneeded("pinned-memory-pool-byte-size", "rocserve has no pool of pinned memory; engines copy to the GPU"),
         _unneeded("cuda-memory-pool-byte-size", _DEVICE_POOLS),
-        _unneeded("cuda-virtual-address-size", "the implicit state of sequences has no reserved address space here"),
-        _unneeded("enable-peer-access", "each engine decides by itself about access between GPUs", is_boolean=True),
+        _unneeded(
+            "cuda-virtual-address-size", "rocserve reserves no address space for the implicit state of sequences"
+        ),
+        _unneeded("enable-peer-access", "engines decide about access between GPUs", is_boolean=True),
         _unneeded(
             "min-supported-compute-capability",
-            "compute capabilities are NVIDIA's; instance_group's `gpus`, or HIP_VISIBLE_DEVICES, choose GPUs",
+            "instance_group's `gpus` and HIP_VISIBLE_DEVICES choose GPUs",
         ),
         _unneeded("grpc-infer-thread-count", _FRONT_END_PROCESSES),
         _unneeded("grpc-infer-cq-count", _FRONT_END_PROCESSES),
-        _unneeded("grpc-infer-allocation-pool-size", "no request or response objects are kept for reuse"),
+        _unneeded("grpc-infer-allocation-pool-size", "rocserve keeps no request or response objects for reuse"),
         _unneeded(
             "grpc-max-response-pool-size", "--max-request-memory limits the bytes of responses that clients do not read"
         ),
         _unneeded(
             "model-load-retry-count",
-            "failed loads that can heal by themselves are retried without a count; with --exit-on-error=true the first"
-            " failure at the start ends the server",
+            "rocserve retries failed loads without a count; with --exit-on-error=true the first failure ends the start",
         ),
-        _unneeded("http-thread-count", "HTTP has no threads of its own here; --front-ends=N sets its processes"),
-        _refused("model-load-gpu-limit", "limit the GPU memory of all models with --max-model-gpu-memory=SIZE instead"),
+        _unneeded(
+            "http-thread-count", "rocserve has no HTTP threads; --front-ends=N sets the processes that serve clients"
+        ),
+        _refused("model-load-gpu-limit", "use --max-model-gpu-memory=SIZE, the limit of all models"),
         *_front_end("SageMaker", "sagemaker", "port", "safe-port-range", "thread-count"),
         *_front_end("Vertex AI", "vertex-ai", "port", "thread-count", "default-model"),
         # Flags of releases before 2.2.
         _refused("allow-model-control", "write --model-control-mode=explicit instead", True, "allow-model-control"),
         _refused("allow-poll-model-repository", "write --model-control-mode=poll, or none, instead", True),
-        _refused("allow-profiling", "leave it out; --trace-config traces requests", True, "allow-profiling"),
-        _refused("api-version", "leave it out: the only protocol is KServe v2"),
-        _refused("grpc-stream-infer-thread-count", f"leave it out: {_FRONT_END_PROCESSES}"),
-        _refused("http-health-port", "leave it out: --http-port serves health, at /v2/health/ready"),
+        _refused("allow-profiling", "remove the flag; --trace-config traces requests", True, "allow-profiling"),
+        _refused("api-version", "remove the flag: the only protocol is KServe v2"),
+        _refused("grpc-stream-infer-thread-count", f"remove the flag: {_FRONT_END_PROCESSES}"),
+        _refused("http-health-port", "remove the flag: --http-port serves health, at /v2/health/ready"),
         _refused("tf-add-vgpu", _NO_TENSORFLOW),
         _refused("tf-allow-soft-placement", _NO_TENSORFLOW),
         _refused("tf-gpu-memory-fraction", _NO_TENSORFLOW),

@@ -228,11 +228,11 @@ HERE = "--model-repository=."
         ([HERE, "--allow-worker-load=none"], "--allow-worker-load=none: there is no such folder"),
         (
             [HERE, "--allow-vertex-ai"],
-            "--allow-vertex-ai=true is not supported here: the Vertex AI front end is not a part",
+            "--allow-vertex-ai=true is not supported here: rocserve has no Vertex AI front end; remove",
         ),
         (
             [HERE, "--allow-sagemaker=true"],
-            "--allow-sagemaker=true is not supported here: the SageMaker front end is not a part",
+            "--allow-sagemaker=true is not supported here: rocserve has no SageMaker front end; remove",
         ),
         (
             [HERE, "--response-cache-byte-size=9", "--cache-config=local,size=9"],

@@ -67,7 +67,9 @@ def test_what_is_off_is_accepted(tmp_path: Path) -> None:
     given = parsed(str(tmp_path), "--allow-sagemaker=False", "--sagemaker-port=8080", "--allow-vertex-ai=0")
     settings_from(given)
     assert without_effect(given) == ["--sagemaker-port has no effect: --allow-sagemaker is false"]
-    with pytest.raises(FlagError, match="--vertex-ai-port=1 is not supported here: the Vertex AI front end"):
+    with pytest.raises(
+        FlagError, match="--vertex-ai-port=1 is not supported here: rocserve has no Vertex AI front end"
+    ):
         settings_from(parsed(str(tmp_path), "--allow-sagemaker=false", "--vertex-ai-port=1"))
 
 
