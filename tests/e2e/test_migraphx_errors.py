@@ -1,4 +1,4 @@
-"""Checks that operators and clients see on a server what docs/reference/migraphx-errors.md says."""
+"""Checks what operators and clients see on a server of MIGraphX's failures: docs/reference/migraphx-errors.md."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_index_says_why(served: Served, case: str) -> None:
     assert documented.fits(message), f"documented:\n{documented.text}\nsaid:\n{message}"
 
 
-def test_every_model_of_the_cases_is_documented(served: Served) -> None:
+def test_every_model_of_the_cases_has_a_text(served: Served) -> None:
     assert served.names.keys() - {REBUILT} == set(INDEX)
 
 

@@ -1,4 +1,5 @@
-"""Reads docs/reference/migraphx-errors.md: its rows, and the texts in them that the server must give."""
+"""The texts that the server must give for MIGraphX's failures: those in the rows of docs/reference/migraphx-errors.md,
+and those that the page leaves out."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from support.migraphx_error_texts import INDEX_TEXTS, RESPONSE_TEXTS
 
 CHECKOUT = Path(__file__).parents[2]
 _PAGE = CHECKOUT / "docs/reference/migraphx-errors.md"
@@ -41,8 +44,13 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """The rows of all tables of errors."""
-    return [_row(columns) for columns in _tables(_PAGE.read_text())]
+    """The rows of all tables of errors, and those of the texts that the page leaves out."""
+    left_out = [
+        Row(case, {place: Text(text)})
+        for place, texts in (("index", INDEX_TEXTS), ("response", RESPONSE_TEXTS))
+        for case, text in texts.items()
+    ]
+    return [_row(columns) for columns in _tables(_PAGE.read_text())] + left_out
 
 
 def text(case: str, place: str = "index") -> Text:
