@@ -307,8 +307,8 @@ class ServerSettings:
         None,
         Kind("LIST", admin_addresses),
         "clients that may make admin calls (loads, log and trace settings, shared memory): any, none, or a list of"
-        " local, addresses, networks, and users of a Unix socket: local,10.0.0.0/8,uid:1000 (default local; any for"
-        " calls that require a secret header or a client's certificate)",
+        " addresses, networks and users of a Unix socket, local,10.0.0.0/8,uid:1000 (default local; any for calls that"
+        " require a secret header or a client's certificate)",
         name="admin-address",
     )
     allow_client_shm: bool = flag(False, BOOLEAN, "let clients on this machine pass tensors in shared memory")
