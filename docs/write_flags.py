@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
@@ -27,6 +28,7 @@ PAGES = {
 }
 """By the group of flags, the page that says more."""
 OTHERS = "tritonserver's other flags"
+_WIDTH = 120
 
 
 def page() -> str:
@@ -50,17 +52,22 @@ def page() -> str:
         "",
         f"## {OTHERS}",
         "",
-        "tritonserver's flags that are not above, of 2.51 (24.10) to 2.73 (26.09) and of releases before 2.2. An",
-        "accepted flag has no effect, and the log says why. With a refused flag the server does not start; a front",
-        "end's flags are accepted beside `=false` of its switch.",
+        "tritonserver's flags that are not above, of 2.51 (24.10) to 2.73 (26.09) and of releases before 2.2.",
         "",
-        "| flags | here | why, or what to do |",
-        "|---|---|---|",
+        "Accepted without effect, with a line in the log that says why:",
     ]
     others = [one for one in TRITON_FLAGS.values() if one.handling is not Handling.SERVED]
-    for (handling, text), alike in groupby(others, key=lambda one: (one.handling, one.text)):
-        here = "accepted" if handling is Handling.UNNEEDED else "refused"
-        lines.append(f"| {', '.join(f'`--{one.name}`' for one in alike)} | {here} | {_cell(text)} |")
+    unneeded = [f"`--{one.name}`" for one in others if one.handling is Handling.UNNEEDED]
+    lines += [*textwrap.wrap(f"{', '.join(unneeded)}.", _WIDTH, break_long_words=False, break_on_hyphens=False), ""]
+    lines += [
+        "Refused: the server does not start. A front end's flags are accepted beside `=false` of its switch.",
+        "",
+        "| flags | what to do |",
+        "|---|---|",
+    ]
+    refused = (one for one in others if one.handling is Handling.REFUSED)
+    for text, alike in groupby(refused, key=lambda one: one.text):
+        lines.append(f"| {', '.join(f'`--{one.name}`' for one in alike)} | {_cell(text)} |")
     return "\n".join(lines) + "\n"
 
 
