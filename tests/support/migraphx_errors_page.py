@@ -13,7 +13,7 @@ from support.migraphx_error_texts import INDEX_TEXTS, RESPONSE_TEXTS
 CHECKOUT = Path(__file__).parents[2]
 _PAGE = CHECKOUT / "docs/reference/migraphx-errors.md"
 _ROW = re.compile(r"^\| (.*) \|$", re.MULTILINE)
-_BETWEEN_CELLS = re.compile(r" \|(?= )")
+_BETWEEN_CELLS = re.compile(r" \|(?= |$)")
 _TEXT = re.compile(r"\b(index|log|response): (`{1,2})(.+?)\2(?!`)")
 _COLUMNS = 4
 """Of a table of errors. Tables with fewer columns have no texts of the server."""
