@@ -2,7 +2,8 @@
 page's blocks run in one shell, in order, in a copy of the sample's files and in a separate network namespace, so
 commands and ports are those of the page. Only `rocserve get` has network access; it runs before all other blocks.
 `rocserve serve` runs next to the blocks that follow it, until the next `rocserve serve`. A block after a file's name is
-that file. Blocks of `console` need what a machine for tests lacks: root, an AMD GPU, a container engine, minutes."""
+that file; files in server/ belong to a copy of the server's code. Blocks of `console` need what a machine for tests
+lacks: root, an AMD GPU, a container engine, minutes."""
 
 from __future__ import annotations
 
@@ -85,8 +86,11 @@ def test_commands_work_as_they_stand_there(page: Path, tmp_path: Path) -> None:
     for folder in ("model_repository", "clients", "tests/data/digits", "tests/data/shapes", "tests/data/photographs"):
         shutil.copytree(CHECKOUT / folder, tmp_path / folder)
     shutil.copy(PHOTO, tmp_path / "photo.jpg")
+    blocks = _blocks(page)
+    if any(block.file.startswith("server/") for block in blocks):
+        shutil.copytree(CHECKOUT / "server", tmp_path / "server")  # The page adds files to the server.
     script, asked = SHELL, ""
-    for block in _blocks(page):
+    for block in blocks:
         if block.file:
             (tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / block.file).write_text(block.text)
@@ -97,7 +101,7 @@ def test_commands_work_as_they_stand_there(page: Path, tmp_path: Path) -> None:
             script += block.text
     environment = os.environ | {
         "PATH": f"{CHECKOUT}/.venv/bin:{os.environ['PATH']}",
-        "PYTHONPATH": f"{CHECKOUT}/server:{CHECKOUT}/tools:{CHECKOUT}/clients",
+        "PYTHONPATH": f"{tmp_path}/server:{CHECKOUT}/server:{CHECKOUT}/tools:{CHECKOUT}/clients",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     for download in re.findall(r"^rocserve get .*", script, re.MULTILINE):
