@@ -1,4 +1,4 @@
-"""Defines the messages of every link: entries of 32 bytes, in rings and in tables of a heap. README.md has the table of
+"""Defines the messages of every link: entries of 32 bytes, in rings and in tables of a heap. KINDS.md has the table of
 their kinds: who writes each, its fields, and when its memory is freed."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rocserve.core.tensor_places import ALIGNMENT
 from rocserve.links.rings import RingWriter
 
 ENTRY = struct.Struct("<BBHIQQQ")
-"""Kind, flags, count, text, number, place, nbytes. An entry uses the fields that README.md names; the others are 0."""
+"""Kind, flags, count, text, number, place, nbytes. An entry uses the fields that KINDS.md names; the others are 0."""
 BATCH_ENTRY = struct.Struct("<BBHIQQII")
 """An entry in a batch's table: `nbytes` is divided into the start and the bytes of a text or of details."""
 RESULTS_HEADER = struct.Struct("<QQQQ")

@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 from support.migraphx import CHECKOUT
 
-PAGES = sorted(
-    path
-    for pattern in ("*.md", "docs/**/*.md", "model_repository/*.md", "benchmarks/*.md")
-    for path in CHECKOUT.glob(pattern)
-)
+FOLDERS = ("benchmarks", "clients", "docs", "findings", "model_repository", "server", "tests", "tools")
+PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(page for name in FOLDERS for page in (CHECKOUT / name).rglob("*.md"))]
 GUIDES = [path for path in PAGES if path.is_relative_to(CHECKOUT / "docs") and path.name != "README.md"]
 LONG_ENOUGH_FOR_CONTENTS = 3
 """Headings."""
