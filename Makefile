@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup system migraphx-root pytorch provider-plugins triton-peer cluster-programs cluster-tools dist demo test test-long test-front-ends test-all record-triton campaign lint protos flags-page pictures screenshots bench bench-gpu images clean
+.PHONY: setup system migraphx-root pytorch provider-plugins triton-peer cluster-programs cluster-tools dist release-check demo test test-long test-front-ends test-all record-triton campaign lint protos flags-page pictures screenshots bench bench-gpu images clean
 
 setup: $(STAMP) system
 
@@ -87,6 +87,10 @@ cluster-tools: cluster-programs
 dist: setup
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist clients
+
+# Builds the packages, installs them in fresh environments, and runs the demo from them. Downloads what they depend on.
+release-check: setup
+	$(BIN)/python .ci/release_check.py $(if $(TAG),--tag $(TAG))
 
 demo: setup
 	$(BIN)/python clients/examples/demo.py
