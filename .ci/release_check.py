@@ -20,7 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_NEEDS = ("tritonclient[grpc]>=2.60", "scikit-image>=0.22")
 """The demo sends requests with Triton's client too, and reads photographs."""
-WHERE = "import rocserve, rocserve_client, rocserve_tools as t; print(rocserve.__file__, rocserve_client.__file__, t.__file__)"
+WHERE = """
+import rocserve, rocserve_client, rocserve_tools
+print(rocserve.__file__, rocserve_client.__file__, rocserve_tools.__file__)
+"""
 OF_CLIENT = """
 from importlib.metadata import version
 from rocserve_client import AsyncClient, Client
