@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 BASE = "6f658cea9d4f263a310204127ded7c6f27369e2f"
-"""The last commit before this check. Earlier subjects are longer and stay as they are."""
+"""The last commit before this check. Earlier subjects are longer, and stay."""
 LONGEST = 72
 """Characters: what `git log --oneline` shows on a terminal of 80 columns."""
 FORM = re.compile(r"[A-Za-z][\w ,./-]*: (?P<verb>[a-z]+(?:-[a-z]+)*)\b.*[^.\s]")
