@@ -219,7 +219,7 @@ HERE = "--model-repository=."
     [
         ([], "name what to serve: a model's file, its folder, or a repository"),
         (["none.onnx"], "there is no file or folder 'none.onnx'"),
-        (["notes.txt"], "'notes.txt' does not end as a model file does; expected ."),
+        (["notes.txt"], "'notes.txt' does not end as a model file does; expected .mxr, .onnx, "),
         ([".", "--model-name=m"], "'.' is a repository, whose models say it in their folders"),
         (["net.onnx", HERE], "'net.onnx' and --model-repository both say what to serve"),
         (["net.onnx", "--model-control-mode=explicit"], "'net.onnx' is one model, and is served"),
