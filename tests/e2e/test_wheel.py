@@ -8,7 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
-from importlib.metadata import distribution, distributions, version
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,8 @@ from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from tritonclient.grpc import InferRequestedOutput
+
+import rocserve
 
 ROOT = Path(__file__).parents[2]
 PHOTO = ROOT / "tests/data/digits/0002_two.jpg"
@@ -89,7 +91,7 @@ def test_the_clients_wheel_needs_three_packages(
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, folder=tmp_path)
     packages = next(environment.glob("lib/python*/site-packages"))
     (metadata,) = distributions(name="rocserve_client", path=[str(packages)])
-    assert metadata.version == version("rocserve")
+    assert metadata.version == rocserve.__version__
     assert sorted(each.name for each in map(Requirement, metadata.requires or ())) == list(NEEDED)
     # What they need is installed here; nothing else of this environment is in that one.
     lacking = list(NEEDED)
