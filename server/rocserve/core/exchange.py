@@ -203,8 +203,11 @@ class Exchange:
 
     def note_answered_elsewhere(self) -> None:
         """Note that the client has got its only answer in another way. There are no hooks."""
-        self.enter(ANSWERED)
-        self._end()
+        if self.state is not RUNNING:  # the usual way takes no further call
+            self.enter(ANSWERED)
+        # As in `_end`; without hooks, ANSWERED and ENDED are one moment.
+        self.state = ENDED
+        self.on_left = self.stop = None
 
     def _pass_from(self, first: int, answer: Answer, final: bool) -> None:
         hooks = self.hooks

@@ -11,7 +11,7 @@ from itertools import chain, islice, zip_longest
 from operator import attrgetter
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.exchange import QUEUED, RUNNING
+from rocserve.core.exchange import QUEUED, RECEIVED, RUNNING
 from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
@@ -205,7 +205,11 @@ class RequestQueue:
         if limit and len(level) >= limit:
             raise QueueFull(request.id)
         (level.overtakable if request.may_be_overtaken else level.waiting).append(request)
-        request.exchange.enter(QUEUED)
+        exchange = request.exchange
+        if exchange.state is RECEIVED:  # the usual way takes no call
+            exchange.state = QUEUED
+        else:
+            exchange.enter(QUEUED)
         self.count += 1
         self._nbytes += request.nbytes
         if request.deadline is not None:
@@ -248,7 +252,11 @@ class RequestQueue:
     def _note_taken(self, requests: Sequence[InferRequest]) -> None:
         self.count -= len(requests)
         for request in requests:
-            request.exchange.enter(RUNNING)
+            exchange = request.exchange
+            if exchange.state is QUEUED:  # the usual way takes no call
+                exchange.state = RUNNING
+            else:
+                exchange.enter(RUNNING)
             self._nbytes -= request.nbytes
             if request.deadline is not None:
                 self.deadline_count -= 1
