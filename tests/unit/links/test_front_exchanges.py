@@ -235,6 +235,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "REMEMBERED", REMEMBERED)
     for module in (front_end, server_end):
         monkeypatch.setattr(module, "FRONT_RINGS", (SMALLEST_RING, SMALLEST_RING))
+    # At the next turn, so that a seed is one schedule whatever the time.
+    monkeypatch.setattr(front_end, "_WATCH_AFTER_SECONDS", 0.0)
 
 
 EVENTS = {

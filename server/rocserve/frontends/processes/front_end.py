@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import socket
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,9 @@ from rocserve.plane import anonymous_file
 from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, HeapReader, Slot, copy_in_steps, fill
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import ClientResponder
+
+_WATCH_AFTER_SECONDS = 0.01
+"""Between two looks at the requests that wait. Most are answered sooner, and to watch a gRPC call costs an event."""
 
 
 class _Head(Text):
@@ -95,6 +99,9 @@ class RemoteInference:
         self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces]] = {}
         """Number -> (head, where its outputs lie)."""
         self.exchanges: FrontExchanges = Exchanges()
+        self._latest = self._marked = self._watched = 0
+        """Numbers of requests: the last one, the last one at the previous look, and the last one that was looked at."""
+        self._is_looking = False
         self._sends_origins = False
         plane.register(connection.fileno(), self._on_readable)
 
@@ -156,7 +163,9 @@ class RemoteInference:
             self.end.take_back(place)
             client.send(error)
             return
-        number = self.exchanges.open((client, request.id))
+        self._latest = number = self.exchanges.open((client, request.id))
+        if not self._is_looking:
+            self._look_later()
         if request.in_turn:
             flags |= entries.IN_TURN
         if client.takes_one:
@@ -168,6 +177,23 @@ class RemoteInference:
         if request.deadline is not None and request.deadline < 1 << 34:
             deadline_ns = max(int(request.deadline * 1e9), 1)
         self.end.post(ENTRY.pack(entries.REQUEST, flags, 0, head.number, number, place, deadline_ns))
+
+    def _look_later(self) -> None:
+        self._is_looking = True
+        self.plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_waiting)
+
+    def _watch_waiting(self) -> None:
+        """Watch the clients that have waited between one and two periods, so that the server hears when they leave.
+        Each request is looked at once."""
+        asked = self.exchanges.asked
+        for number in range(self._watched + 1, self._marked + 1):
+            waiting = asked.get(number)
+            if waiting is not None and not isinstance(waiting[0], ForwardedAnswers):
+                waiting[0].watch_cancellation(partial(self.cancel, number))
+        self._watched, self._marked = self._marked, self._latest
+        self._is_looking = False
+        if self._watched < self._marked:
+            self._look_later()
 
     def _origin(self, client: ClientResponder) -> bytes:
         known = client.origin()
@@ -233,10 +259,6 @@ class RemoteInference:
         elif kind == entries.TEXT:
             known = from_json(AnswerHead, self._text(place, nbytes))
             self._answer_heads[text] = known, TensorPlaces(known.head.outputs)
-        elif kind == entries.WATCH:
-            if (waiting := self.exchanges.asked.get(number)) is not None:
-                client = cast(ClientResponder, waiting[0])
-                client.watch_cancellation(lambda: self.cancel(number))
         elif kind == entries.MANY:
             if (waiting := self.exchanges.asked.get(number)) is not None:
                 cast(ClientResponder, waiting[0]).expect_many()

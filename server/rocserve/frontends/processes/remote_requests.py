@@ -63,11 +63,6 @@ class RemoteResponder(LinkedResponder, Cancellable):
             except HeapFull as error:
                 self.link.fail(self.token, error, final)
 
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        if not self.is_cancelled and self.on_cancel is None:
-            self.link.post(entries.WATCH, self.token)
-        super().watch_cancellation(callback)
-
 
 @dataclass(eq=False)
 class ForwardedCall(Cancellable):
