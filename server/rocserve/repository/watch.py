@@ -131,7 +131,7 @@ class RepositoryWatch(FileSystemEventHandler):
                     observer.join(timeout=_END_SECONDS)
                 except Exception as error:
                     # watchdog may fail on folders that are renamed meanwhile. Its threads end with the process.
-                    self._log.warning("the notifications of changed files did not end as they should: %r", error)
+                    self._log.debug("the notifications of changed files did not stop properly: %r", error)
 
     def _renew_root(self, root: Path, observer: BaseObserver) -> None:
         try:
