@@ -14,6 +14,9 @@ PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(page for name in FOLDERS for pa
 GUIDES = [path for path in PAGES if path.is_relative_to(CHECKOUT / "docs") and path.name != "README.md"]
 LONG_ENOUGH_FOR_CONTENTS = 3
 """Headings."""
+NAMED = re.compile(r"\bdocs/[a-z/-]+\.md(?:#[\w-]+)?")
+"""A page, and perhaps a heading, that code names."""
+CODE = (".html", ".js", ".py", ".service", ".sh", ".toml", ".yaml", ".yml")
 
 
 def _prose(page: Path) -> str:
@@ -44,6 +47,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), f"{link}: there is no {target}"
         if anchor:
             assert anchor in _anchors(target), f"{link}: {target.name} has {', '.join(_anchors(target))}"
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, ".github", "deploy", "docker"])
+def test_pages_that_code_names_are_there(folder: str) -> None:
+    for file in (CHECKOUT / folder).rglob("*"):
+        if file.suffix not in CODE or not file.is_file():
+            continue
+        for name in NAMED.findall(file.read_text()):
+            page, _, anchor = name.partition("#")
+            assert (CHECKOUT / page).is_file(), f"{file}: there is no {page}"
+            assert not anchor or anchor in _anchors(CHECKOUT / page), f"{file}: {page} has no heading {anchor}"
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
