@@ -133,6 +133,7 @@ lint: setup
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/python docs/internals/words.py
 
 protos: setup
 	$(BIN)/python protos/generate.py
