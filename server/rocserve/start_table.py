@@ -99,7 +99,7 @@ def print_sample(version: ServedVersion, table: ServingTable, http: str, grpc: s
     if config.decoupled or config.sequence_batching is not None:
         return  # A single request without parameters gets no response, or several.
     members = [table.models.get(step.member) for step in config.ensemble_steps]
-    backends = (config.backend, *(each.latest.config.backend for each in members if each and each.latest))
+    backends = (config.backend, *(member.latest.config.backend for member in members if member and member.latest))
     takes_files = len(config.inputs) == 1 and _IMAGES in backends
     line = shell_line(config, http, takes_files=takes_files) if http else ""
     lines = python_lines(config, grpc, takes_files=takes_files) if grpc else ()
@@ -141,7 +141,7 @@ def shell_line(config: ModelConfig, address: str, *, takes_files: bool) -> str:
     inputs = _needed(config)
     if takes_files:
         return f"curl -s {url} -F {quote(inputs[0].name)}=@{_PHOTO}"
-    if _WITHOUT_JSON & {*(each.datatype for each in inputs), *(each.datatype for each in config.outputs)}:
+    if _WITHOUT_JSON & {*(one.datatype for one in inputs), *(output.datatype for output in config.outputs)}:
         return ""
     written: list[str] = []
     made: list[str] = []

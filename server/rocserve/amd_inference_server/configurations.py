@@ -258,11 +258,11 @@ def fill(tensor: ModelInput | ModelOutput, name: str, datatype: DataType, shape:
 def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, source: str) -> ModelConfig:
     """Return the ensemble of the stages: an input takes the output with the same id; all other inputs and outputs
     belong to the client. Raises ServeError (INVALID_ARGUMENT) if the ids do not make a chain."""
-    written = Counter(each for stage in stages for each in stage.output_ids if each)
+    written = Counter(one for stage in stages for one in stage.output_ids if one)
     for tensor_id, count in written.items():
         if count > 1:
             raise invalid_argument(f"{source}: {count} outputs have the id '{tensor_id}'; each id may stand once")
-    inner = written.keys() & {each for stage in stages for each in stage.input_ids if each}
+    inner = written.keys() & {one for stage in stages for one in stage.input_ids if one}
     ensemble = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
     ensemble.max_batch_size = min(stage.message.max_batch_size for stage in stages)
     for index, (stage, member) in enumerate(zip(stages, members, strict=True)):
@@ -284,7 +284,7 @@ def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, sourc
                         f" {', '.join(sorted(written)) or 'none'}"
                     )
                 # An ensemble's tensors share one namespace, so an output with an input's name takes its id as its name.
-                input_names = {each.name for each in ensemble.input}
+                input_names = {one.name for one in ensemble.input}
                 if what == "output" and end in input_names:
                     end = link
                     if not end or end in input_names:
@@ -293,7 +293,7 @@ def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, sourc
                             " its own, under which it will be answered"
                         )
                 ends = getattr(ensemble, what)
-                if any(each.name == end for each in ends):
+                if any(one.name == end for one in ends):
                     raise invalid_argument(
                         f"{where}: the chain would have two {what}s named '{end}'; rename one or link it by id"
                     )

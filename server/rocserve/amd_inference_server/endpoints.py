@@ -100,7 +100,7 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
     message = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
     message.max_batch_size = min(first.max_batch_size, following.max_batch_size)
     # If only one member batches, its batch is a dimension like any other of the ensemble.
-    before, after = ((-1,) if each.max_batch_size and not message.max_batch_size else () for each in (first, following))
+    before, after = ((-1,) if one.max_batch_size and not message.max_batch_size else () for one in (first, following))
     for entry in first.inputs:
         fill(message.input.add(optional=entry.optional), entry.name, entry.datatype, (*before, *entry.dims))
     for output in following.outputs:
@@ -261,7 +261,9 @@ class WorkerEndpoints:
 
     def _named(self, name: str) -> _Endpoint | None:
         """Return the endpoint that has this name, or whose own model has it: a chain's stages are unloaded together."""
-        return next((each for each in self._endpoints.values() if name in (each.name, each.model)), None)
+        return next(
+            (endpoint for endpoint in self._endpoints.values() if name in (endpoint.name, endpoint.model)), None
+        )
 
     def _endpoint(self, worker_name: str, parameters: Mapping[str, ParameterValue], worker: Worker) -> _Endpoint:
         """Return the endpoint with equal parameters, or a new one, with a number behind the worker's name if
@@ -282,7 +284,7 @@ class WorkerEndpoints:
         endpoint.copies += 1
         try:
             most = self.settings.max_amd_endpoints
-            if sum(each.copies for each in self._endpoints.values()) > most:
+            if sum(endpoint.copies for endpoint in self._endpoints.values()) > most:
                 raise ServeError(
                     StatusCode.RESOURCE_EXHAUSTED,
                     f"there are {most} endpoints, as many as there may be; unload one, or start the server with a"

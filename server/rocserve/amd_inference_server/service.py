@@ -72,7 +72,7 @@ class AmdInferenceServerService:
         if name == "cpu":
             count = len(os.sched_getaffinity(0))
         else:
-            count = len(gpus) if name == "gpu" else sum(name == each for each in gpus)
+            count = len(gpus) if name == "gpu" else sum(name == one for one in gpus)
         return pb.HasHardwareResponse(found=0 < count >= request.num)
 
     def _known_name(self, name: str) -> str:

@@ -121,7 +121,7 @@ def make_private(folder: Path) -> None:
 def make_folder(folder: Path, mode: int) -> None:
     """Create a folder and its missing parents, all with this mode, whatever the umask. Raises OSError."""
     # One by one, because `parents=True` would apply the umask to the parents.
-    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
         missing.chmod(mode)
 
@@ -334,7 +334,7 @@ class FolderCache:
                 # An exclusive lock belongs to a process that is about to remove the folder.
                 if not lock_file(file, shared=True) or not still_names(folder / _DIGESTS, file):
                     return None
-                states = [each.stat() for each in folder.rglob("*")]
+                states = [one.stat() for one in folder.rglob("*")]
                 if not all(_is_trusted(one.st_uid) and not one.st_mode & _WRITABLE_BY_OTHERS for one in states):
                     raise _DamagedError("others may write to it")
                 if file.read() != folder_listing(folder):

@@ -57,7 +57,7 @@ def check_bounds(message: ModelConfig) -> None:
     _check_number(f"the warm-up samples of model '{name}' have", total, "bytes", MOST_SAMPLE_BYTES)
     for state in message.sequence_batching.state:
         who = f"state '{state.input_name}' of model '{name}' has"
-        initial = ((each.dims, each.data_type) for each in state.initial_state)
+        initial = ((one.dims, one.data_type) for one in state.initial_state)
         for dims, data_type in ((state.dims, state.data_type), *initial):
             _check_number(who, len(dims), "dims", MOST_DIMS)
             _check_number(who, _nbytes(dims, data_type), "bytes", MOST_SAMPLE_BYTES)

@@ -205,7 +205,7 @@ def check_no_cycle(key: ModelKey, ensembles: Mapping[ModelKey, PlainConfig]) -> 
                 path = [key, outer]
                 while path[-1] != key:
                     path.append(found_in[path[-1]])
-                names = " -> ".join(ensembles[each].name for each in reversed(path))
+                names = " -> ".join(ensembles[one].name for one in reversed(path))
                 raise invalid_argument(f"circular dependency between ensembles: {names}")
             if step.member in ensembles and step.member not in found_in:
                 found_in[step.member] = outer

@@ -275,7 +275,7 @@ def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str
     ServeError (INVALID_ARGUMENT) if a file is missing, outside of the folder, or too short."""
     contents: dict[str, bytes] = {}
     states = () if config.sequence_batching is None else config.sequence_batching.states
-    for state, initial in ((each, initial) for each in states for initial in each.initial_states):
+    for state, initial in ((owner, initial) for owner in states for initial in owner.initial_states):
         name = initial.data_file
         if not name:
             continue

@@ -156,7 +156,7 @@ class ConfigRequest:
             if self.own.HasField("model_repository_agents"):
                 own.model_repository_agents.CopyFrom(self.own.model_repository_agents)
         kept = _HELD_FIELDS if is_data else (*_HELD_FIELDS, *_MODEL_FILES)
-        given, written = ({entry.name for entry, _ in each.ListFields()} for each in (message, own))
+        given, written = ({entry.name for entry, _ in one.ListFields()} for one in (message, own))
         for name in kept:
             if name in given and getattr(message, name) != getattr(own, name):
                 raise _refused(message.name, name, "it says which code runs")

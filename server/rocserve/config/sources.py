@@ -63,7 +63,7 @@ def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
         if isinstance(value, dict):
             conforming[name] = [_conforming(value, kind)] if field.is_repeated else _conforming(value, kind)
         elif isinstance(value, list):
-            conforming[name] = [_conforming(each, kind) if isinstance(each, dict) else each for each in value]
+            conforming[name] = [_conforming(one, kind) if isinstance(one, dict) else one for one in value]
     return conforming
 
 

@@ -72,7 +72,7 @@ def references_of(tensor: Tensor) -> list[DeviceReference]:
 
 
 def pack_references(name: str, references: list[DeviceReference]) -> Tensor:
-    data = encode_bytes_elements([each.packed() for each in references])
+    data = encode_bytes_elements([reference.packed() for reference in references])
     return Tensor(name, DataType.BYTES, (len(references),), data)
 
 
@@ -104,7 +104,7 @@ def join_references(tensor: Tensor) -> Tensor:
     first = references[0]
     shape = first.shape
     if len(references) > 1:
-        shape = (sum(each.shape[0] for each in references), *shape[1:])
+        shape = (sum(reference.shape[0] for reference in references), *shape[1:])
     return Tensor(tensor.name, first.datatype, shape, References(tensor.data))
 
 

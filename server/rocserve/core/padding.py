@@ -76,17 +76,17 @@ class Padding:
     @property
     def smallest(self) -> Lengths:
         """Return the smallest size of each dimension."""
-        return tuple([each.sizes[0] for each in self.dimensions])
+        return tuple([dimension.sizes[0] for dimension in self.dimensions])
 
     @property
     def largest(self) -> Lengths:
         """Return the largest size of each dimension."""
-        return tuple([each.sizes[-1] for each in self.dimensions])
+        return tuple([dimension.sizes[-1] for dimension in self.dimensions])
 
     @property
     def properties(self) -> Mapping[str, str]:
         """Return the version's property; none if nothing is padded."""
-        text = "; ".join(f"{each.label}={','.join(map(str, each.sizes))}" for each in self.dimensions)
+        text = "; ".join(f"{dimension.label}={','.join(map(str, dimension.sizes))}" for dimension in self.dimensions)
         return {SIZES_PROPERTY: text} if text else {}
 
 
@@ -175,8 +175,8 @@ class Buckets:
             own if own == ABSENT else dimension.sizes[0] for own, dimension in zip(sizes, self._dimensions, strict=True)
         )
         elements, fewest = (
-            self.elements((name, self.padded_shape(name, shape, each)) for name, shape in shapes) // rows
-            for each in (sizes, least)
+            self.elements((name, self.padded_shape(name, shape, one)) for name, shape in shapes) // rows
+            for one in (sizes, least)
         )
         return Bucket(sizes, elements, -(-elements // max(fewest, 1)))
 

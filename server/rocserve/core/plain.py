@@ -70,7 +70,7 @@ def _reader(key: Hashable) -> _Reader:
         return lambda plain: frozenset(element(entry) for entry in _expect(list, plain))
     if origin is Mapping:
         key_kind, value = arguments[0], _reader(arguments[1])
-        return lambda plain: {key_kind(encodable(name)): value(each) for name, each in _expect(dict, plain).items()}
+        return lambda plain: {key_kind(encodable(name)): value(one) for name, one in _expect(dict, plain).items()}
     if origin in (typing.Union, types.UnionType):
         return _union_reader(arguments)
     return functools.partial(_primitive, hint)

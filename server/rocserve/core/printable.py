@@ -12,7 +12,7 @@ def printable(text: str) -> str:
     """Escape characters of a file's or an engine's text that could move a terminal's cursor or fake a log line."""
     if text.isprintable():
         return text
-    escaped = (each if each == "\t" or each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    escaped = (one if one == "\t" or one.isprintable() else one.encode("unicode_escape").decode() for one in text)
     return "".join(escaped)
 
 
@@ -69,7 +69,7 @@ def names_hint(what: str, name: str, names: Collection[str]) -> str:
     if len(ordered) == 1 or len(name) > _LONGEST_COMPARED:
         return hint
     # If there are many names, only names with the same first letter are compared.
-    alike = ordered if len(ordered) <= _MOST_COMPARED else [each for each in ordered if each[:1] == name[:1]]
+    alike = ordered if len(ordered) <= _MOST_COMPARED else [one for one in ordered if one[:1] == name[:1]]
     meant = get_close_matches(name, alike[:_MOST_COMPARED], n=1)
     return f"{hint}; did you mean '{meant[0]}'?" if meant else hint
 

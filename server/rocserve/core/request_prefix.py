@@ -40,4 +40,4 @@ def current_prefix() -> str:
     """Return a log line's prefix: the model, if set, and Triton's `[request id: ...] `, if a request has an id. A
     client's id begins no line of its own."""
     ids = _CURRENT.get()
-    return _MODEL.get() + (request_prefix([printable(each) for each in ids]) if any(ids) else "")
+    return _MODEL.get() + (request_prefix([printable(one) for one in ids]) if any(ids) else "")

@@ -102,8 +102,8 @@ class RequestHead:
         object.__setattr__(self, "uses_shared_memory", uses)
         object.__setattr__(self, "has_strings", any(entry.datatype == DataType.BYTES.value for entry in self.inputs))
         object.__setattr__(self, "wants_timing", self.parameters.get(TIMING) is True)
-        said = repr((self.inputs, self.outputs, self.parameters))
-        object.__setattr__(self, "is_small", len(said) <= _LARGEST_REMEMBERED)
+        described = repr((self.inputs, self.outputs, self.parameters))
+        object.__setattr__(self, "is_small", len(described) <= _LARGEST_REMEMBERED)
 
 
 def client_parameters(head: RequestHead) -> dict[str, ParameterValue]:

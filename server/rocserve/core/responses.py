@@ -51,7 +51,7 @@ class InferResponse:
     ) -> InferResponse:
         tensors = list(outputs)
         heads = heads_of(tensors)
-        data = [each.data for each in tensors]
+        data = [tensor.data for tensor in tensors]
         return cls(ResponseHead(model_name, model_version, heads), request_id, data, parameters)
 
     @property

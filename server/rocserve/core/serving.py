@@ -135,7 +135,7 @@ class ServingTable:
                     " must be provided to resolve ambiguity."
                 )
             models = self.models.items() if len(self.models) <= _MOST_HINTED else ()
-            served = [known for known, each in models if each.latest is not None]
+            served = [known for known, one in models if one.latest is not None]
             hint = names_hint("served are", name, served)
             raise not_found(f"Request for unknown model: '{name}' is not found{hint}")
         if number is None:

@@ -181,7 +181,7 @@ def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: s
         end = f"it was killed by signal 9 (SIGKILL) from outside{held}"
         return f"{end}: {message}" if message else end
     if status < 0:
-        name = next((each.name for each in signal.Signals if each == -status), "unknown")
+        name = next((one.name for one in signal.Signals if one == -status), "unknown")
         end = f"{who} ended by signal {-status} ({name})"
     else:
         end = f"the process ended with exit status {status}"

@@ -75,10 +75,10 @@ class TensorSender:
 
     def of(self, tensors: Sequence[Tensor]) -> Layout:
         """Raises ServeError as Layout."""
-        key = tuple([(each.name, each.datatype, each.shape) for each in tensors])
+        key = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
         layout = self._layouts.get(key)
         if layout is None:
-            layout = self._layouts.keep(key, Layout(tuple([TensorHead(*each) for each in key])))
+            layout = self._layouts.keep(key, Layout(tuple([TensorHead(*one) for one in key])))
         return layout
 
     def number(self, layout: Layout) -> int:
@@ -98,7 +98,7 @@ class TensorSender:
         free."""
         checked(details)
         layout = self.of(tensors)
-        pieces, nbytes = layout.places.pieces([each.data for each in tensors], "tensor")
+        pieces, nbytes = layout.places.pieces([tensor.data for tensor in tensors], "tensor")
         place, view = self._allocate(nbytes + len(details))
         fill(view, [*pieces, details])
         return layout, place, len(details)

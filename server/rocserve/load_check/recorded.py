@@ -241,9 +241,9 @@ def _sequence_zeros(answers: RecordedAnswers, config: ModelConfig) -> list[Tenso
 
 def _texts(array: Array) -> Array:
     """Return texts as bytes, without the zeros at the end that numpy's arrays of texts do not keep."""
-    made = [each.encode() if isinstance(each, str) else bytes(each) for each in array.ravel().tolist()]
+    made = [one.encode() if isinstance(one, str) else bytes(one) for one in array.ravel().tolist()]
     texts = np.empty(len(made), np.object_)
-    texts[:] = [each.rstrip(b"\0") for each in made]
+    texts[:] = [one.rstrip(b"\0") for one in made]
     return texts.reshape(array.shape)
 
 
@@ -255,7 +255,7 @@ def _floats(array: Array) -> Array:
 def _storable(name: str, array: Array) -> Array:
     if datatype_of(array) is not DataType.BYTES:
         return np.ascontiguousarray(array)
-    texts = [each.encode() if isinstance(each, str) else bytes(each) for each in array.ravel().tolist()]
+    texts = [one.encode() if isinstance(one, str) else bytes(one) for one in array.ravel().tolist()]
     if any(text.endswith(b"\0") for text in texts):
         raise ValueError(f"a text of '{name}' ends with a zero character, which {RECORDED_FILE} cannot hold")
     return np.array(texts, np.bytes_).reshape(array.shape)

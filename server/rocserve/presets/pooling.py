@@ -32,7 +32,9 @@ class TritonPythonModel:
         self._normalises = parameters.get("normalise") == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("EMBEDDING", self._vectors(each))]) for each in requests]
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("EMBEDDING", self._vectors(request))]) for request in requests
+        ]
 
     def _vectors(self, request: Any) -> Array:
         if self._pool is None:

@@ -33,7 +33,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Raises ServeError if the library is missing, or if tokenizer.json is damaged or another encoder's."""
         parameters, config = parameters_of(args), json.loads(args["model_config"])
-        datatypes = {each["name"]: pb_utils.triton_string_to_numpy(each["data_type"]) for each in config["output"]}
+        datatypes = {one["name"]: pb_utils.triton_string_to_numpy(one["data_type"]) for one in config["output"]}
         self._roles = {
             role: (name, datatypes[name])
             for role in ("ids", "mask", "types", "positions")
@@ -43,7 +43,7 @@ class TritonPythonModel:
         self._tokenizer = _open(Path(args["model_repository"]) / args["model_version"] / _FILE)
         limit = parameters.get("max_tokens")
         self._limit = int(limit) if limit else (self._tokenizer.truncation or {}).get("max_length")
-        self._truncate(is_pair=any(each["name"] == "QUERY" for each in config["input"]))
+        self._truncate(is_pair=any(one["name"] == "QUERY" for one in config["input"]))
         self._padding = _padding(self._tokenizer, parameters.get("padding"))
         self._tokenizer.no_padding()
         highest = max(self._tokenizer.get_vocab().values(), default=0)

@@ -77,7 +77,7 @@ def reachable(keys: Iterable[ModelKey], next_keys: Callable[[ModelKey], Iterable
 
 def outermost(members: Mapping[ModelKey, Iterable[ModelKey]]) -> tuple[ModelKey, ...]:
     """Return the models that are not members of another one; all models if each is a member (a circle)."""
-    inner = {member for each in members.values() for member in each}
+    inner = {member for one in members.values() for member in one}
     return tuple(key for key in members if key not in inner) or tuple(members)
 
 

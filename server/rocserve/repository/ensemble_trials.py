@@ -96,8 +96,12 @@ def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:
     configs = {key: model.latest.config for key, model in table.models.items() if model.latest is not None}
     members = reachable(members_of(ensemble), lambda key: members_of(configs[key]) if key in configs else ())
     batchings = (configs[key].sequence_batching for key in members if key in configs)
-    controls = (control for each in batchings if each for entry in each.control_inputs for control in entry.controls)
-    return any(each.kind is ControlKind.CORRELATION_ID and each.datatype is DataType.BYTES for each in controls)
+    controls = (
+        control for batching in batchings if batching for entry in batching.control_inputs for control in entry.controls
+    )
+    return any(
+        control.kind is ControlKind.CORRELATION_ID and control.datatype is DataType.BYTES for control in controls
+    )
 
 
 class _Waiter:

@@ -107,7 +107,7 @@ class ExplicitControl:
             members = self._table.members(model)
             self._table.unload(model)
             if unload_dependents:
-                needed = {member for each in self._models.values() for member in self._table.members(each)}
+                needed = {member for model in self._models.values() for member in self._table.members(model)}
                 models += members - needed
 
     def _keys(self, name: str, scan: RepositoryScan) -> Sequence[ModelKey]:
@@ -135,10 +135,10 @@ class ExplicitControl:
         time unless one contains the other. A failed member is reported through its ensemble. Raises ServeError."""
         readings, members = await self._read_with_members(key, parameters, scan)
         loads: dict[ModelKey, asyncio.Task[ManagedModel]] = {}
-        for each in innermost_first(members):
-            before = [loads[member] for member in members[each] if member in loads]
-            loads[each] = asyncio.create_task(self._load_alone(each, readings[each], before))
-        others = (load for each, load in loads.items() if each != key)
+        for needed in innermost_first(members):
+            before = [loads[member] for member in members[needed] if member in loads]
+            loads[needed] = asyncio.create_task(self._load_alone(needed, readings[needed], before))
+        others = (load for needed, load in loads.items() if needed != key)
         for ended in await asyncio.gather(*others, return_exceptions=True):
             if isinstance(ended, BaseException):
                 self._log_failure(ended)
@@ -156,21 +156,28 @@ class ExplicitControl:
         tried = {key}
         level = [key]
         while level:
-            lacking = [member for each in level for member in readings[each].members if not self._is_serving(member)]
+            lacking = [
+                member
+                for member_key in level
+                for member in readings[member_key].members
+                if not self._is_serving(member)
+            ]
             if lacking and await self._remotes.take({self._names.bare(member) for member in lacking}):
                 scan = await self._context.scanner.run()
-            for each in level:
+            for member_key in level:
                 # With namespaces a member's name is looked up in every repository, as in Triton.
-                found = (key for member in readings[each].members for key in self._keys(self._names.bare(member), scan))
-                members[each] = {key for key in found if not self._is_serving(key)}
-            new = sorted(set().union(*(members[each] for each in level)) - tried)
+                found = (
+                    key for member in readings[member_key].members for key in self._keys(self._names.bare(member), scan)
+                )
+                members[member_key] = {key for key in found if not self._is_serving(key)}
+            new = sorted(set().union(*(members[member_key] for member_key in level)) - tried)
             tried.update(new)
             level = []
-            works = (self._read(each, IN_REPOSITORY, scan) for each in new)
-            for each, outcome in zip(new, await asyncio.gather(*works, return_exceptions=True), strict=True):
+            works = (self._read(member_key, IN_REPOSITORY, scan) for member_key in new)
+            for member_key, outcome in zip(new, await asyncio.gather(*works, return_exceptions=True), strict=True):
                 if isinstance(outcome, _FolderContents):
-                    readings[each] = outcome
-                    level.append(each)
+                    readings[member_key] = outcome
+                    level.append(member_key)
                 else:
                     self._log_failure(outcome)
         return readings, members
@@ -205,7 +212,7 @@ class ExplicitControl:
                 for model in models:
                     model.stop_loading()
         name = self._names.bare(key)
-        own = [self._models[each.model] for each in reading.contents if each.definition.name == name]
+        own = [self._models[content.model] for content in reading.contents if content.definition.name == name]
         if not own:
             raise _not_polled(name)
         own[0].check_loaded(reading.parameters.version)
@@ -256,7 +263,7 @@ class ExplicitControl:
         folder has no such version, or too many are wanted."""
         name, versions = content.definition.name, content.scan.versions
         if number not in versions:
-            found = listed([str(each) for each in sorted(versions)]) or "none"
+            found = listed([str(version) for version in sorted(versions)]) or "none"
             raise invalid_argument(f"failed to load '{name}', it has no version {number}; its versions are: {found}")
         model = self._models.get(content.model)
         now = frozenset[int]() if model is None or model.content is None else model.content.wanted

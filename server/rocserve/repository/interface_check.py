@@ -32,7 +32,7 @@ def check_interface(
     is_whole = REQUEST_SOURCE in (before.definition.source, content.definition.source)
     if content.definition.is_ensemble or is_whole or before.scan.versions[version] != content.scan.versions[version]:
         return
-    was_written, is_written = (each.definition.message.max_batch_size > 0 for each in (before, content))
+    was_written, is_written = (one.definition.message.max_batch_size > 0 for one in (before, content))
     if before.definition.class_names is not None:
         # No configuration named these labels: labels.txt brought them, and is checked against the model.
         served = replace(served, outputs=tuple(replace(output, labels=()) for output in served.outputs))

@@ -22,7 +22,7 @@ def model_filename(file: str, known: Sequence[str]) -> str:
     if name in known:
         return name
     suffix = PurePosixPath(name).suffix
-    fitting = () if suffix in _COMMON_SUFFIXES else [each for each in known if PurePosixPath(each).suffix == suffix]
+    fitting = () if suffix in _COMMON_SUFFIXES else [one for one in known if PurePosixPath(one).suffix == suffix]
     return next(iter(fitting), "")
 
 
@@ -78,13 +78,13 @@ def _in_version(folder: Path, version: int, paths: Collection[str], known: Seque
     deeper = [path for path in inside if path.count("/") == 2 and model_filename(path, known)]
     if len(deeper) != 1:
         return ""
-    there = folder / deeper[0]
-    what = f"the model file of '{folder.name}' is one folder too deep, at '{there}'"
-    return f"{what}; repair it with: mv {_quoted(there.parent)}/* {_quoted(folder / own)}/"
+    inner = folder / deeper[0]
+    what = f"the model file of '{folder.name}' is one folder too deep, at '{inner}'"
+    return f"{what}; repair it with: mv {_quoted(inner.parent)}/* {_quoted(folder / own)}/"
 
 
 def _beside_version(folder: Path, version: int, paths: Collection[str], known: Sequence[str]) -> str:
-    path = min((each for each in paths if "/" not in each and model_filename(each, known)), default="")
+    path = min((path for path in paths if "/" not in path and model_filename(path, known)), default="")
     if not path:
         return ""
     what = f"the version folders of '{folder.name}' are empty, and its model lies at '{folder / path}'"
@@ -100,7 +100,7 @@ def _without_versions(folder: Path, paths: Collection[str], known: Sequence[str]
                 f" optimum-cli export onnx --model {_quoted(folder)} {_quoted(folder / '1')}"
             )
         return ""
-    path = min(models, key=lambda each: (each.count("/"), each))
+    path = min(models, key=lambda one: (one.count("/"), one))
     top, *rest = path.split("/")
     what = f"'{folder}' has no version folder (1, 2, ...), and its model lies at '{folder / path}'"
     lettered = _VERSION_WITH_LETTER.fullmatch(top)
@@ -114,8 +114,8 @@ def _without_versions(folder: Path, paths: Collection[str], known: Sequence[str]
 
 def _with_weights(folder: Path, path: str, paths: Collection[str]) -> list[Path]:
     """Return the model's file and its weights, which must move together under their names."""
-    weights = sorted(each for each in paths if each.startswith(path) and each != path)
-    return [folder / each for each in (path, *weights)]
+    weights = sorted(one for one in paths if one.startswith(path) and one != path)
+    return [folder / one for one in (path, *weights)]
 
 
 def _move(folder: Path, version: int, files: Sequence[Path], filename: str) -> str:

@@ -389,7 +389,7 @@ class ManagedModel:
         if content is not None and (scan is None or content.private_folder is not None):
             scan = content.scan
         backend = None if content is None else content.definition.backend
-        served = [each.served_change_ns for each in self.versions if number in (None, each.number)]
+        served = [version.served_change_ns for version in self.versions if number in (None, version.number)]
         config = self.config
         return LastLoad(
             scan,

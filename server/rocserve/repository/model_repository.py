@@ -123,7 +123,7 @@ class ModelRepository:
         await self._context.watch.close()
         await asyncio.to_thread(self._remotes.stop)
         models = self._table.models
-        while configs := {key: each.config for key, each in models.items() if each.config and each.config.is_ensemble}:
+        while configs := {key: one.config for key, one in models.items() if one.config and one.config.is_ensemble}:
             for key in outermost({key: members_of(config) for key, config in configs.items()}):
                 models[key].remove()
             await self._context.background.wait()
@@ -230,7 +230,7 @@ class ModelRepository:
         self._check_explicit()
         self._explicit.unload(name, unload_dependents)
         if name in self._not_found:
-            self._not_found = {each: text for each, text in self._not_found.items() if each != name}
+            self._not_found = {one: text for one, text in self._not_found.items() if one != name}
             self._table.publish()
 
     def is_ready(self) -> bool:

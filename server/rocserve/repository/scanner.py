@@ -230,7 +230,7 @@ def _merge(repositories: Iterable[Iterable[ModelScan]]) -> dict[ModelKey, ModelS
     models: dict[ModelKey, ModelScan] = {}
     numbers: dict[ModelKey, int] = {}
     scans = ((scan, number) for number, found in enumerate(repositories, 1) for scan in found)
-    for scan, number in sorted(scans, key=lambda each: _is_misnamed(each[0])):
+    for scan, number in sorted(scans, key=lambda item: _is_misnamed(item[0])):
         first = models.setdefault(scan.key, scan)
         one = numbers.setdefault(scan.key, number)
         if first is not scan and not _is_misnamed(scan):

@@ -140,7 +140,7 @@ class ModelTable:
         if not self.names.namespaces or (own is not None and own.content is not None):
             return own
         name = self.names.bare(key)
-        others = [each for each in self.models.values() if each.name == name and each.content is not None]
+        others = [model for model in self.models.values() if model.name == name and model.content is not None]
         return others[0] if len(others) == 1 else None
 
     def members(self, model: ManagedModel) -> Set[ManagedModel]:
@@ -359,7 +359,7 @@ class ModelTable:
         # Names are compared, because with namespaces a member's key may now mean another model of its name.
         bare = self.names.bare
         changed_names = set(map(bare, changed))
-        member_names = {bare(member) for each in members.values() for member in each}
+        member_names = {bare(member) for one in members.values() for member in one}
         reviewed: dict[ModelKey, None] = {}
         resolved: Mapping[str, ServedModel] | None = None
         for key in innermost_first(members):

@@ -195,8 +195,8 @@ class BatchAnswers:
                     self._sends.append(together)
                 places = together.places
                 places.append(client.token)
-                for each in slices if form.wanted is None else [slices[wanted] for wanted in form.wanted]:
-                    places.append(start + each.start)
+                for one in slices if form.wanted is None else [slices[wanted] for wanted in form.wanted]:
+                    places.append(start + one.start)
                 together.members.append((request, index))
                 return None
         if self._together:
@@ -213,15 +213,15 @@ class BatchAnswers:
 
     def send(self) -> None:
         outcome, slot = self._outcome, self._slot
-        for each in self._sends:
-            if isinstance(each, tuple):
-                exchange, answer = each
+        for send in self._sends:
+            if isinstance(send, tuple):
+                exchange, answer = send
                 exchange.send(answer)
-            elif slot is None or not each.link.answer_together(each.form.head, slot, outcome.nbytes, each.places):
-                for request, index in each.members:
+            elif slot is None or not send.link.answer_together(send.form.head, slot, outcome.nbytes, send.places):
+                for request, index in send.members:
                     request.exchange.send(self._responses.answer(request, outcome, index))
             else:
-                for request, _ in each.members:
+                for request, _ in send.members:
                     request.exchange.note_answered_elsewhere()
 
 

@@ -42,7 +42,9 @@ class BucketBatcher:
         """`keeps_order`: no request may run before an earlier one."""
         self._rows = batcher.largest
         # At most: an input may have only some of the dimensions.
-        self.largest = self._rows * math.prod(-(-each.sizes[-1] // each.sizes[0]) for each in padding.dimensions)
+        self.largest = self._rows * math.prod(
+            -(-dimension.sizes[-1] // dimension.sizes[0]) for dimension in padding.dimensions
+        )
         self._batcher = batcher
         self._keeps_order = keeps_order
 

@@ -247,7 +247,7 @@ class InFlightRequests:
             formed = running.formed
             # The requests may have ended at different times: the mean, times their number, gives the right sum.
             ended_ns = sum([in_flight.ended_ns for in_flight in good]) // len(good)
-            rows = sum([each.request.plan.batch_size for each in (good[:1] if formed.is_grouped else requests)])
+            rows = sum([one.request.plan.batch_size for one in (good[:1] if formed.is_grouped else requests)])
             queue_starts = [in_flight.request.queue_start_ns for in_flight in good]
             run = (formed.compute_start_ns, *times, queue_starts, ended_ns)
             self._statistics.record_batch(Execution(*run, rows, formed.is_grouped, formed.padding_rows))

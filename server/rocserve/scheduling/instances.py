@@ -97,9 +97,9 @@ class InstancePool:
         if limiter is None:
             return idle
         records = self._limited.instances
-        free = [each for each, batches in self.in_flight.items() if not batches]
-        free.sort(key=lambda each: (not records[each].is_granted, records[each].finish))
-        return next((each for each in free if limiter.ask(records[each])), None)
+        free = [one for one, batches in self.in_flight.items() if not batches]
+        free.sort(key=lambda one: (not records[one].is_granted, records[one].finish))
+        return next((one for one in free if limiter.ask(records[one])), None)
 
     def give_back(self, also_wanted: bool) -> None:
         """Give back the resources of instances that do not run. `also_wanted`: nor do they wait any more for theirs,

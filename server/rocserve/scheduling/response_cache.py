@@ -41,7 +41,7 @@ class CachedResponse:
 
 def copied_response(response: InferResponse) -> CachedResponse:
     data = tuple(map(bytes, response.data))
-    nbytes = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(each) for each in data)
+    nbytes = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(one) for one in data)
     return CachedResponse(response.head, data, dict(response.parameters), nbytes)
 
 

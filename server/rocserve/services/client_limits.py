@@ -71,7 +71,7 @@ class ClientLimits:
             now = self._clock()
             if now - self._cleaned_at >= _SECONDS_BETWEEN_CLEANINGS:
                 self._cleaned_at = now
-                self._clients = {key: each for key, each in self._clients.items() if not each.is_forgettable}
+                self._clients = {key: one for key, one in self._clients.items() if not one.is_forgettable}
             if len(self._clients) >= MOST_CLIENTS:
                 name = _OTHERS
                 client = self._clients.get(name)

@@ -102,15 +102,15 @@ class Instance:
             self.plane,
             SERVER_RINGS,
             WORKER_RINGS,
-            [each.fileno() for each in back[1:]],
+            [one.fileno() for one in back[1:]],
         )
         self.results = ResultReader(self._reader)
         self._work, self._returns = self._link.writers[WORK], self._link.writers[RETURNS]
         self.inbox = self._link.readers[0]
         self._ring = SocketRinger(self._link.other_sleep_word(0), self._socket).ring
         self._back_sockets = back[:1]
-        for each in back[1:]:
-            each.close()
+        for one in back[1:]:
+            one.close()
 
     def open(self) -> None:
         """Begin to listen. From any thread."""
@@ -308,8 +308,8 @@ class Instance:
         self._socket.close()
         self.peer.close()
         self._files.close()
-        for each in self._back_sockets:
-            each.close()
+        for one in self._back_sockets:
+            one.close()
         sent, self._sent = self._sent, {}
         # The worker begins and answers batches in their order, so only the first ones can have been in the engine.
         for place, batch in enumerate(sent.values()):

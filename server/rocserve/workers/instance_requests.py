@@ -142,8 +142,8 @@ class RequestInstance(Instance):
         elif kind == CALL:
             self._take_call(text, number, place, nbytes)
         elif kind == RETURN:
-            for each in (number, place, nbytes)[:count]:
-                self._unread.pop(each, None)
+            for one in (number, place, nbytes)[:count]:
+                self._unread.pop(one, None)
             self._mail.trimmer.trim_later(self.inputs)
         else:
             super()._take_other(kind, flags, count, text, number, place, nbytes)

@@ -242,7 +242,7 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (confinement.largest_file_bytes,) * 2)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (
-        _MOST_OPEN_FILES if each == resource.RLIM_INFINITY else min(each, _MOST_OPEN_FILES) for each in limits
+        _MOST_OPEN_FILES if limit == resource.RLIM_INFINITY else min(limit, _MOST_OPEN_FILES) for limit in limits
     )
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     keeps = identity is not None and identity.keeps_capabilities

@@ -377,7 +377,7 @@ class RequestService(ModelService):
         input_end = output_start = received.taken_ns
         responders: list[BatchedResponder] = []
         try:
-            requests = [self._request(each, responders) for each in received.requests]
+            requests = [self._request(request, responders) for request in received.requests]
             input_end = output_start = time.monotonic_ns()
             answers = [*map(self._run_grouped, requests)] if received.is_grouped else self._run(requests)
             output_start = time.monotonic_ns()

@@ -224,11 +224,11 @@ class WorkerSession:
         peers = [peer, *(instance.peer for instance in instances)]
         # A process that has ended takes nothing, and its control socket closes then.
         with contextlib.suppress(OSError):
-            files = [each.fileno() for each in peers]
+            files = [peer.fileno() for peer in peers]
             kind = messages.SHARED if process.shared_worker else messages.ALONE
             send_with_descriptors(process.reception, kind, files, socket.MSG_DONTWAIT)
-        for each in peers:
-            each.close()
+        for one in peers:
+            one.close()
         if not process.shared_worker:
             process.reception.close()
         process.sessions_opening += 1

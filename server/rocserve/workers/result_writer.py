@@ -55,7 +55,7 @@ def _add_result(
     sender: TensorSender, results: list[OutgoingResult], outputs: Sequence[Tensor], parameters: Parameters
 ) -> None:
     """Add a request's result; to the previous result, if only the bytes differ. Raises ServeError (INTERNAL)."""
-    layout, data = sender.of(outputs), [each.data for each in outputs]
+    layout, data = sender.of(outputs), [output.data for output in outputs]
     if not parameters and results and results[-1].is_like(layout):
         packed = layout.places.packed(data)
         if packed is not None:

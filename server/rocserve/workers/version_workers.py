@@ -141,7 +141,7 @@ class VersionWorkers:
         """Start all workers at the same time. After a failure or a cancellation none is left. Raises ServeError."""
         signatures = await self._all_or_none([self._load(worker) for worker in self._workers])
         # Workers on different devices may have checked differently.
-        return next((each for each in signatures if each.dependent_rows), signatures[0])
+        return next((signature for signature in signatures if signature.dependent_rows), signatures[0])
 
     async def warm_up(self, config: ModelConfig, config_json: str = "", recorded_answers: str = "") -> None:
         """Warm up all workers with the completed config. Then they serve and are restarted; an instance opens when its
@@ -352,7 +352,7 @@ class VersionWorkers:
 
     def _note_up(self, worker: Worker) -> None:
         worker.is_down = False
-        if not any(each.is_down for each in self._workers):
+        if not any(worker.is_down for worker in self._workers):
             self._restart_reason = ""
             self.recovered()
 
@@ -371,7 +371,7 @@ class VersionWorkers:
     def _note_progress(self, worker: Worker, text: str, is_check: bool = False) -> None:
         before = self._progress_line, self._is_checking
         # The log gets a line for each new phase, not for each change of its numbers.
-        phases = {phase_of(each.progress) for each in self._workers}
+        phases = {phase_of(worker.progress) for worker in self._workers}
         worker.progress, worker.is_checking = text, is_check
         if text and phase_of(text) not in phases and self._log_allowance.take():
             # The end of a check has a line that says all.

@@ -123,11 +123,11 @@ class _Reader:
         value = self._json(name)
         entries = [] if value is None else value
         if not isinstance(entries, list) or not all(
-            isinstance(each, dict) and isinstance(each.get("type"), str) and isinstance(each.get("path", ""), str)
-            for each in entries
+            isinstance(entry, dict) and isinstance(entry.get("type"), str) and isinstance(entry.get("path", ""), str)
+            for entry in entries
         ):
             raise self.damaged(name, 'a JSON list of modules with "type" and "path"', "something else")
-        return [(each["type"].rpartition(".")[2], each.get("path", "")) for each in entries]
+        return [(entry["type"].rpartition(".")[2], entry.get("path", "")) for entry in entries]
 
     def _json(self, name: str) -> Any:
         content = self.read(name)

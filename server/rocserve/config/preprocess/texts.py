@@ -247,7 +247,7 @@ def _only_output(config: PlainConfig, expected: str, rank: int) -> tuple[OutputC
         for output in config.outputs
         if is_number(output) and len(dims := dims_of_one_row(config, output.dims)) == rank
     ]
-    named = [each for each in fitting if each[0].name.partition(":")[0] == "logits"]
+    named = [one for one in fitting if one[0].name.partition(":")[0] == "logits"]
     if len(named or fitting) != 1:
         raise unfit(config, expected)
     return (named or fitting)[0]

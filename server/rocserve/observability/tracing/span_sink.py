@@ -134,7 +134,9 @@ class SpanSink:
         state = None if above is None else above.trace_state
         context = SdkContext(span.trace_id, span.span_id, False, _SAMPLED, state)
         offset_ns = group.wall_offset_ns
-        shown = [Event(each.activity, timestamp=offset_ns + each.ns) for each in sorted(events, key=attrgetter("ns"))]
+        shown = [
+            Event(event.activity, timestamp=offset_ns + event.ns) for event in sorted(events, key=attrgetter("ns"))
+        ]
         self._processor.on_end(
             ReadableSpan(
                 name,

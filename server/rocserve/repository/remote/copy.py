@@ -102,7 +102,7 @@ class UnitCopy:
         return {}
 
     def _apply(self, pending: Mapping[str, Mapping[str, object]]) -> None:
-        kept: dict[str, object] = {key: asdict(each) for key, each in self._recorded().items()}
+        kept: dict[str, object] = {key: asdict(one) for key, one in self._recorded().items()}
         for key in pending["gone"]:
             kept.pop(key, None)
             self._remove(self._root / key)

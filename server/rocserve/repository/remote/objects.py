@@ -53,39 +53,39 @@ class Unit:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        return tuple(sorted((each.key, each.size, each.tag) for each in self.objects.values()))
+        return tuple(sorted((one.key, one.size, one.tag) for one in self.objects.values()))
 
 
 def arrange(objects: Iterable[RemoteObject]) -> dict[str, Unit]:
     """Sort the objects of a listing into units by name. Temporary names are left out as on a disk, except empty files,
     because such a file may keep the version folder of an ensemble."""
     meant = []
-    for each in objects:
-        *above, last = ("" if part == ".." else part for part in each.key.split("/"))
-        if not any(map(is_temporary, above)) and not (each.size and is_temporary(last)):
-            meant.append(each)
-    is_one = any("/" not in each.key and each.key in CONFIG_FILENAMES for each in meant) or any(
-        is_version_name(each.key.split("/")[0]) for each in meant if "/" in each.key
+    for one in objects:
+        *above, last = ("" if part == ".." else part for part in one.key.split("/"))
+        if not any(map(is_temporary, above)) and not (one.size and is_temporary(last)):
+            meant.append(one)
+    is_one = any("/" not in one.key and one.key in CONFIG_FILENAMES for one in meant) or any(
+        is_version_name(one.key.split("/")[0]) for one in meant if "/" in one.key
     )
     folders: set[str] = set()
-    for each in meant:
-        folder = each.key.rpartition("/")[0]
+    for one in meant:
+        folder = one.key.rpartition("/")[0]
         while folder and folder not in folders:
             folders.add(folder)
             folder = folder.rpartition("/")[0]
     units: dict[str, Unit] = {}
-    for each in meant:
-        if each.key in folders and not each.size:
+    for one in meant:
+        if one.key in folders and not one.size:
             continue  # Consoles create such an object for a folder.
-        name = WHOLE if is_one or "/" not in each.key else each.key.split("/")[0]
-        refusal = path_refusal(each.key)
-        if each.key in folders:
-            refusal = f"'{each.key}' is an object and a folder at once, which no disk can hold; remove one"
+        name = WHOLE if is_one or "/" not in one.key else one.key.split("/")[0]
+        refusal = path_refusal(one.key)
+        if one.key in folders:
+            refusal = f"'{one.key}' is an object and a folder at once, which no disk can hold; remove one"
         if refusal and name in ("", ".", ".."):
-            name = printable_name(each.key)
+            name = printable_name(one.key)
         unit = units.setdefault(name, Unit(name))
         unit.refusal = unit.refusal or refusal
-        unit.objects[each.key] = each
+        unit.objects[one.key] = one
     return units
 
 
@@ -121,7 +121,7 @@ async def run_all(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     """Run the work concurrently. Returns all results, or cancels the rest at the first error and raises it."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
+            tasks = [group.create_task(one) for one in work]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]

@@ -86,9 +86,7 @@ class RemoteRepository:
 
     def notes(self) -> dict[str, str]:
         """Return for each unit that differs from the store why it does, or how far its copy has come."""
-        taking = {
-            name: f"being taken from {self.place.url}: {each.text}" for name, each in self._progress.copy().items()
-        }
+        taking = {name: f"being taken from {self.place.url}: {one.text}" for name, one in self._progress.copy().items()}
         waiting = dict.fromkeys(self._debounce.unsettled, f"waiting until its objects in {self.place.url} settle")
         return waiting | taking | self._problems.copy()
 
@@ -284,7 +282,7 @@ class RemoteRepositories:
         """Copy the present state of these models if a store has them. Returns whether there are stores."""
         if self._loop is None:
             return False
-        await self._run_in_thread(run_all(each.take(names) for each in self._repositories))
+        await self._run_in_thread(run_all(repository.take(names) for repository in self._repositories))
         return True
 
     def stop(self) -> None:
@@ -298,7 +296,9 @@ class RemoteRepositories:
     def lacking(self) -> dict[str, str]:
         """Return the repositories with neither a listing nor a copy, with the reason."""
         never = {
-            each.place.url: each.failure for each in self._repositories if each.known is None and not each.has_copy
+            repository.place.url: repository.failure
+            for repository in self._repositories
+            if repository.known is None and not repository.has_copy
         }
         return {url: text for url, text in (never | self._broken).items() if text}
 
@@ -307,18 +307,20 @@ class RemoteRepositories:
         if self._loop is None:
             return list(rows)
         unavailable = VersionState.UNAVAILABLE.value
-        failures = {each.place.url: each.failure for each in self._repositories if each.failure} | self._broken
+        failures = {
+            repository.place.url: repository.failure for repository in self._repositories if repository.failure
+        } | self._broken
         notes: dict[str, str] = {}
         known: dict[str, None] = {}
-        for each in self._repositories:
-            notes |= {name or each.place.name: text for name, text in each.notes().items()}
+        for repository in self._repositories:
+            notes |= {name or repository.place.name: text for name, text in repository.notes().items()}
             if self._settings.control_mode is ControlMode.EXPLICIT:
-                known |= dict.fromkeys(sorted((each.known or frozenset()) - {WHOLE}))
-        there = {row.name for row in rows}
+                known |= dict.fromkeys(sorted((repository.known or frozenset()) - {WHOLE}))
+        shown = {row.name for row in rows}
         return [
             *(replace(row, reason=row.reason or notes.get(row.name, "")) for row in rows),
-            *(IndexEntry(name, "", unavailable, text) for name, text in notes.items() if name not in there),
-            *(IndexEntry(name) for name in known if name not in there and name not in notes),
+            *(IndexEntry(name, "", unavailable, text) for name, text in notes.items() if name not in shown),
+            *(IndexEntry(name) for name in known if name not in shown and name not in notes),
             *(IndexEntry(url, "", unavailable, text) for url, text in failures.items()),
         ]
 
@@ -335,8 +337,8 @@ class RemoteRepositories:
                 # may not list it.
                 make_folder(folder.parent, 0o711)
                 make_folder(folder, READABLE)
-                for each in (folder.parent, folder):
-                    check_private(each)
+                for one in (folder.parent, folder):
+                    check_private(one)
                 self._in_use.append(mark_used(place.home))
                 source = open_source(place, os.environ, room)
                 repository = RemoteRepository(place, source, self._settings.settle_seconds, room, self._log)
@@ -349,12 +351,12 @@ class RemoteRepositories:
     async def _start(self, names: Collection[str] | None) -> None:
         settings = self._settings
         if settings.control_mode is ControlMode.POLL:
-            await run_all(each.scan_twice() for each in self._repositories)
+            await run_all(repository.scan_twice() for repository in self._repositories)
         elif names != ():
-            await run_all(each.scan(takes=False) for each in self._repositories)
-            await run_all(each.take(names) for each in self._repositories)
+            await run_all(repository.scan(takes=False) for repository in self._repositories)
+            await run_all(repository.take(names) for repository in self._repositories)
         if settings.control_mode is not ControlMode.NONE:
-            self._followers = [asyncio.ensure_future(self._follow(each)) for each in self._repositories]
+            self._followers = [asyncio.ensure_future(self._follow(repository)) for repository in self._repositories]
 
     async def _follow(self, repository: RemoteRepository) -> None:
         takes = self._settings.control_mode is ControlMode.POLL

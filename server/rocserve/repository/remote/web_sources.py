@@ -210,7 +210,7 @@ class ArchiveSource(Source):
     def _recorded(self) -> tuple[str, list[RemoteObject]]:
         try:
             tag, objects = json.loads(self._record.read_text())
-            return tag, [RemoteObject(**each) for each in objects]
+            return tag, [RemoteObject(**one) for one in objects]
         except (OSError, ValueError, TypeError):
             return "", []
 

@@ -354,8 +354,8 @@ class EnsembleRun:
             readers = [steps[reader] for reader in self._graph.readers.get(tensor, ())]
             if output not in possible or tensor in self._plan.outputs or not readers:
                 continue
-            versions = ("" if each.model_version < 0 else str(each.model_version) for each in readers)
-            if all(device_of(find(each.member, v)) == device for each, v in zip(readers, versions, strict=True)):
+            versions = ("" if reader.model_version < 0 else str(reader.model_version) for reader in readers)
+            if all(device_of(find(one.member, v)) == device for one, v in zip(readers, versions, strict=True)):
                 staying.add(output)
         return frozenset(staying)
 

@@ -215,7 +215,7 @@ class SequenceTable:
         first = self._backlog[0].queue[0]
         if first.deadline is None or half_time(first, self._times.of(self._largest_batch)) >= now:
             return self._backlog.popleft()
-        newest = next(each for each in reversed(self._backlog) if each.queue[0].deadline is not None)
+        newest = next(one for one in reversed(self._backlog) if one.queue[0].deadline is not None)
         self._backlog.remove(newest)
         return newest
 

@@ -295,8 +295,8 @@ class ClientRegions:
     def system_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
         status = pb.SystemSharedMemoryStatusResponse.RegionStatus
         shown = {
-            each.name: status(name=each.name, key=each.key, offset=each.offset, byte_size=each.nbytes)
-            for each in self._shown(request.name, ClientRegion)
+            one.name: status(name=one.name, key=one.key, offset=one.offset, byte_size=one.nbytes)
+            for one in self._shown(request.name, ClientRegion)
         }
         return pb.SystemSharedMemoryStatusResponse(regions=shown)
 
@@ -315,8 +315,8 @@ class ClientRegions:
     def cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
         status = pb.CudaSharedMemoryStatusResponse.RegionStatus
         shown = {
-            each.name: status(name=each.name, device_id=each.device, byte_size=each.nbytes)
-            for each in self._shown(request.name, DeviceRegion)
+            one.name: status(name=one.name, device_id=one.device, byte_size=one.nbytes)
+            for one in self._shown(request.name, DeviceRegion)
         }
         return pb.CudaSharedMemoryStatusResponse(regions=shown)
 
