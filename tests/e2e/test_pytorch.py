@@ -99,7 +99,7 @@ def test_a_model_places_its_parts_itself(server: RocserveProcess, torch_files: T
         client.wait_until_ready(PATIENCE_SECONDS, model="placed")
         np.testing.assert_allclose(client.infer("placed", inputs)["scores"], expected["scores"], atol=1e-6)
         properties = client.model_metadata("placed").properties
-        assert (properties["devices"], properties["device"]) == ("as the model says", "cpu")
+        assert (properties["devices"], properties["device"]) == ("chosen by the model", "cpu")
         (group,) = client.model_config("placed").instance_group
         assert (group.kind, group.count) == (group.KIND_MODEL, 2)
 

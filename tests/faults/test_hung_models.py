@@ -169,7 +169,7 @@ def test_a_flood_of_log_lines_fills_no_disk_and_keeps_nobody_waiting(serve, repo
     server = serve(repository, "--repository-settle-secs=0.1")
     for number in range(2):
         drop_model(repository, f"floods{number}", FLOODS_ITS_LOG)
-    wait_until(lambda: server.log_text.count("lines left out, they came too fast") >= 4, "the count of lines")
+    wait_until(lambda: server.log_text.count("lines dropped: the model writes too fast") >= 4, "the count of lines")
     before, began = (tmp_path / "server.log").stat().st_size, time.monotonic()
     for value in range(100):
         assert ask(server.client(), "good", value) == value + 1

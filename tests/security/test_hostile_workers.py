@@ -190,19 +190,19 @@ class TritonPythonModel:
 
 FATAL = {
     "garbage": "worker of model 'hostile' version 1 ended unexpectedly",
-    "a frame without end": "its control message cannot be read: a message of 4294967295 bytes is announced",
-    "no message": "its control message cannot be read: unknown message b'abcde'",
-    "JSON without end": "its control message cannot be read",
-    "a message of the server's": "its control message cannot be read: a Unload, which only the server says",
-    "a batch that it has not": "it sent what cannot be read: an answer to batch 200, which it does not have",
-    "results of no kind": "it sent what cannot be read: a message of kind 200, which it may not send here",
-    "results elsewhere": "it sent what cannot be read: a tensor of 64 bytes at byte 4611686018427387904 lies outside",
-    "times to come": "it sent what cannot be read: times that are not in their order",
-    "times before the request": "it sent what cannot be read: times that are not in their order",
-    "more outputs than memory": "it sent what cannot be read: a result of 32000 bytes at byte 64 of 128",
+    "a frame without end": "invalid control message: the frame announces 4294967295 bytes",
+    "no message": "invalid control message: unknown message b'abcde'",
+    "JSON without end": "invalid control message",
+    "a message of the server's": "invalid control message: unexpected Unload, which only the server sends",
+    "a batch that it has not": "it sent an invalid message: an answer to batch 200, which is not in flight",
+    "results of no kind": "it sent an invalid message: unexpected message of kind 200",
+    "results elsewhere": "it sent an invalid message: a tensor of 64 bytes at byte 4611686018427387904 lies outside",
+    "times to come": "it sent an invalid message: times out of order",
+    "times before the request": "it sent an invalid message: times out of order",
+    "more outputs than memory": "it sent an invalid message: a result of 32000 bytes at byte 64 of 128",
     "an output that nobody wrote": "was not written to its end",
-    "counts of what it posted": "it sent what cannot be read: the other end of a link says 4611686018427387904 bytes",
-    "one call twice": "it sent what cannot be read: two calls of the number 7",
+    "counts of what it posted": "the other end of a link reports 4611686018427387904 bytes posted",
+    "one call twice": "it sent an invalid message: call 7 is already open",
 }
 
 
@@ -262,7 +262,7 @@ def test_metrics_that_are_none_leave_the_page_whole(server: RocserveProcess):
     client = client_of(server)
     with pytest.raises(InferenceServerException, match="done"):
         infer(client, "hostile", "metrics")
-    wait_until(lambda: "the model has 10000 time series already" in server.log_text, "the bound of the series")
+    wait_until(lambda: "the model already has 10000 time series" in server.log_text, "the bound of the series")
     (address,) = re.findall(r"Started Metrics Service at ([0-9.]+:[0-9]+)", server.log_text)
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_SECONDS) as response:
         page = response.read().decode()

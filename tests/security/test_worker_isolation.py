@@ -269,7 +269,7 @@ def test_models_that_only_root_may_read_run_as_root_with_a_warning(tmp_path: Pat
         pid = server.server_process().pid
         assert ask(f"read('/proc/{pid}/environ')") == DENIED
         assert ask(f"attach({pid})") == REFUSED
-        assert server.log_text.count("Make it open to that user (chmod)") == 1
+        assert server.log_text.count("Let that user read it (chmod)") == 1
         assert server.log_text.count("run as root: user 'nobody' cannot read") == 1, server.log_text
 
 

@@ -58,7 +58,7 @@ class BackChannel:
     def _read(self) -> None:
         end = self._end
         connection = end.back_connection
-        assert connection is not None, "a worker of the other kind"
+        assert connection is not None, "the worker runs a LoadedModel, which has no back channel"
         sleeper = SocketSleeper(end.back_sleep_word, connection, drain_rings)
         is_open = True
         while is_open:
@@ -67,7 +67,7 @@ class BackChannel:
         self._end_all()
 
     def take_mail(self) -> None:
-        """Handle the messages that have come, on the reader's thread."""
+        """Handle the received messages, on the reader's thread."""
         for kind, flags, count, text, number, place, nbytes in ENTRY.iter_unpack(self._end.back.take()):
             if kind in entries.ANSWERS:
                 answer, final = self._layouts.answer(kind, flags, count, text, place, nbytes)
@@ -123,7 +123,7 @@ class BatchedResponder(Cancellable):
         """See request_model.RequestResponder."""
         with self._lock:
             if self._is_ended:
-                raise RuntimeError("the final response to this request has been sent before")
+                raise RuntimeError("the final response to this request has already been sent")
             if answer is None and not final:
                 return
             # Sent under the lock, because no response may overtake the final one.

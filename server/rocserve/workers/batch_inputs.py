@@ -73,7 +73,7 @@ class BatchGatherer:
         """The memory of gathered batches if the engine lends none; as large as the largest batch so far."""
 
     def batch(self, requests: Sequence[ReceivedRequest]) -> Batch:
-        """Join the requests to one batch. Its inputs are valid until the batch is done or the next is asked for."""
+        """Join the requests to one batch. Its inputs are valid until the batch is done or the next one is made."""
         form = requests[0].form
         alike = len(requests) == 1 or not any(request.form is not form for request in requests)
         lengths, sizes = self._bucket_of(requests) if self._buckets else ((), ())
@@ -101,7 +101,7 @@ class BatchGatherer:
         return batch
 
     def _bucket_of(self, requests: Sequence[ReceivedRequest]) -> tuple[Sequence[Lengths], Lengths]:
-        """Return the requests' lengths, and the sizes to which they are filled up. Raises ServeError (INVALID_ARGUMENT)
+        """Return the requests' lengths, and the sizes to which they are padded. Raises ServeError (INVALID_ARGUMENT)
         if there are none, which the server has checked."""
         lengths: list[Lengths] = []
         try:
@@ -164,8 +164,8 @@ class BatchGatherer:
         return self._input_memory(rows, sizes) if self._batching and not self._is_ragged else {}
 
     def _joined_batch(self, requests: Sequence[ReceivedRequest], lengths: Sequence[Lengths], sizes: Lengths) -> Batch:
-        """Join requests that differ in the order of inputs, in the outputs that they want, or in shapes. `lengths`: of
-        the requests' padded dimensions, which are filled up to `sizes`."""
+        """Join requests that differ in the order of inputs, in the requested outputs, or in shapes. `lengths`: of the
+        requests' padded dimensions, which are padded to `sizes`."""
         rows = tuple([one.form.layout.rows for one in requests])
         lent = self._engine_memory(sum(rows), sizes)
         parts: dict[str, list[Buffer]] = {head.name: [] for head in requests[0].form.layout.inputs}
@@ -197,7 +197,6 @@ class BatchGatherer:
         reference_outputs = requests[0].form.layout.reference_outputs
         if any(one.form.layout.reference_outputs != reference_outputs for one in requests):
             reference_outputs = ()
-        # The outputs that at least one request wants.
         by_request = [request.form.layout.requested_outputs for request in requests]
         requested, wanted = by_request[0], {name for names in by_request for name in names}
         if len(wanted) != len(requested):

@@ -93,7 +93,7 @@ def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
     """Move this process, which must have no children yet, into a child cgroup, next to which workers' cgroups can be
     made. Raises NotDelegated if that is not allowed; nothing has changed then."""
     folder = _own_folder(processes)
-    # By these, systemd marks a delegated cgroup. File permissions do not show it: root may write all files.
+    # systemd marks a delegated cgroup with these. File permissions do not show it: root may write all files.
     for name in ("trusted.delegate", "user.delegate"):
         with suppress(OSError):
             if os.getxattr(folder, name) == b"1":
@@ -135,7 +135,7 @@ def _own_folder(processes: Path) -> Path:
         groups = (processes / "self/cgroup").read_text().splitlines()
         mounts = (processes / "self/mountinfo").read_text().splitlines()
     except OSError as error:
-        raise NotDelegated(f"cgroups are not to be seen here: {error}") from None
+        raise NotDelegated(f"cgroups cannot be read here: {error}") from None
     group = next((line.removeprefix("0::") for line in groups if line.startswith("0::")), "")
     for words in map(str.split, mounts):
         # proc(5): the root within the file system, the mount point, and after a dash the file system's type.

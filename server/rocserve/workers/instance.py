@@ -164,13 +164,13 @@ class Instance:
         self._ring()
 
     def _post_forgotten(self) -> None:
-        """Tell the worker which files it may release, since all batches with requests in them are done."""
+        """Tell the worker which files it may release: no batch in flight reads them."""
         files, work = self._files_to_forget, self._work
         # Half of the ring is kept for batches: a worker may be busy while hundreds of files are forgotten.
         while files and self.room(work) > SERVER_RINGS[WORK] // 2:
             work.post(ENTRY.pack(entries.FORGET, 0, 0, 0, files.popleft(), 0, 0))
         if files and self._forget_timer is None:
-            # Seconds. The files cost only memory until then.
+            # Seconds. Until then the files cost only memory.
             self._forget_timer = self.plane.call_at(time.monotonic() + 0.1, self._forget_again)
 
     def _forget_again(self) -> None:
@@ -178,7 +178,7 @@ class Instance:
         self._post_written()
 
     def room(self, ring: RingWriter) -> int:
-        """Return how many entries may be posted; 0 if the worker's counters are invalid, which breaks the link off."""
+        """Return how many entries may be posted; 0 if the worker's counters are invalid, which ends the link."""
         try:
             return ring.room
         except LinkBroken as error:
@@ -219,24 +219,24 @@ class Instance:
                     self.return_place(place)
                 else:
                     self._take_other(kind, flags, count, text, number, place, nbytes)
-            # They wait for room in a ring, which a worker empties whenever it needs memory.
+            # Returns wait for room in a ring, which a worker empties whenever it needs memory.
             if len(self._places_to_return) > 1 << 16:
-                raise ValueError(f"{len(self._places_to_return)} places, and takes none back")
+                raise ValueError(f"{len(self._places_to_return)} returned slots wait for room, expected at most 65536")
         except (ValueError, LinkBroken) as error:
             self._break_off_for(error)
 
     def _take_other(self, kind: int, flags: int, count: int, text: int, number: int, place: int, nbytes: int) -> None:
-        raise ValueError(f"a message of kind {kind}, which it may not send here")
+        raise ValueError(f"unexpected message of kind {kind}")
 
     def _take_done(self, batch_id: int, place: int, nbytes: int) -> None:
         """Handle the end of a batch, whose results are in a slot of `nbytes`."""
         batch = self._sent.get(batch_id)
         if batch is None or not batch.posted:
-            raise ValueError(f"an answer to batch {batch_id}, which it does not have")
+            raise ValueError(f"an answer to batch {batch_id}, which is not in flight")
         outcome = self.results.read_batch(place, nbytes, batch.sizes, self.sees_requests)
         began, ended = outcome.input_end_ns, outcome.output_start_ns
         if not batch.sent_ns <= began <= ended <= outcome.compute_end_ns <= time.monotonic_ns():
-            raise ValueError("times that are not in their order")
+            raise ValueError("times out of order")
         outcome.slot = self.slot(place)
         del self._sent[batch_id]
         self._mail.trimmer.trim_later(self.inputs)
@@ -279,7 +279,7 @@ class Instance:
     # The end
 
     def _break_off_for(self, error: Exception) -> None:
-        self.break_off(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
+        self.break_off(f"it sent an invalid message: {str(error)[:LONGEST_TEXT]}")
 
     def break_off(self, reason: str) -> None:
         """Stop talking to a worker that sends invalid messages, reads none, or has closed its socket."""

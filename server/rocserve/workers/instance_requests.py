@@ -60,7 +60,7 @@ class RequestInstance(Instance):
         self._outbox = Outbox(self.plane, lambda: self.room(writer), writer.post, ring, self._on_full)
         self._sender = TensorSender(self._allocate, self._allocate, self._outbox.post, nullcontext())
         self._unread: dict[int, object] = {}
-        """What must stay until the worker has read a slot, by place: the slot, and the tensors that it refers to."""
+        """The slots that the worker has not read, by place, with the tensors that they refer to."""
         # The model may call others during its warm-up.
         self.open()
         self.plane.call_soon(self._listen)
@@ -122,7 +122,7 @@ class RequestInstance(Instance):
 
     def _on_full(self, waiting: int, seconds: float) -> None:
         if seconds > STALL_SECONDS or waiting > MOST_WAITING + len(self.exchanges.asked):
-            self.break_off(f"it has not taken its answers, {waiting} messages wait")
+            self.break_off(f"it does not read its answers: {waiting} messages wait")
         if self.has_ended:
             self._outbox.drop()
 
@@ -150,14 +150,14 @@ class RequestInstance(Instance):
 
     def _take_call(self, text: int, number: int, place: int, nbytes: int) -> None:
         if number in self.exchanges.received:
-            raise ValueError(f"two calls of the number {number}")
+            raise ValueError(f"call {number} is already open")
         self._messages += 1
         inputs, details = self.results.layouts.read(text, place, nbytes)
         call = replace(from_json(ModelCall, details), inputs=tuple(inputs))
         opened = OpenCall(self, number, self.slot(place))
         self.exchanges.receive(number, opened)
         if len(self.exchanges.received) > MOST_CALLS:
-            opened.send(unavailable(f"the model has {MOST_CALLS} calls under way, and may have no more"))
+            opened.send(unavailable(f"the model has {MOST_CALLS} calls in flight; wait for answers before more calls"))
             return
         try:
             self.start_call(call, opened)

@@ -107,7 +107,6 @@ def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:
         return as_root
     if name:
         return (find_user(name),)
-    # The settings name no user.
     with suppress(ValueError):
         return (find_user("nobody"), *as_root)
     return as_root
@@ -160,9 +159,9 @@ def choose(
     confinement: Confinement, readable: Sequence[str], writable: Sequence[str], program: Sequence[str]
 ) -> tuple[Identity | None, str]:
     """Return the first candidate that may do what the model needs; None = there are no candidates. If it is not the
-    preferred candidate, also return its name and why, as text. `readable`: files, and folders with all contents, to
-    read. `writable`: devices, and folders, which may be missing. `program`: files and folders to read, without
-    contents. Raises PermissionError if no candidate may."""
+    preferred candidate, also return a text with its name and the reason. `readable`: files, and folders with all
+    contents, to read. `writable`: devices, and folders, which may be missing. `program`: files and folders to read,
+    without contents. Raises PermissionError if no candidate may."""
     if not confinement.candidates:
         return None, ""
     # Listed as root, because root sees all files.
@@ -187,7 +186,7 @@ def choose(
                 )
                 problem = next(lacking, "")
         except OSError as error:
-            problem = f"be had here ({error.strerror})"
+            problem = f"be used here ({error.strerror})"
         if not problem:
             return identity, f"{_titled(identity)}: {'; '.join(problems)}" if problems else ""
         problems.append(f"user {_titled(identity)} cannot {problem}")
@@ -201,7 +200,7 @@ def _titled(identity: Identity) -> str:
 
 
 def _need(path: Path, mode: int) -> tuple[Path, int]:
-    """Return the rights that are needed; a folder that may be read but not entered is useless."""
+    """Return the access that is needed: reading a folder needs the right to enter it, too."""
     return path, mode | os.X_OK if path.is_dir() else mode
 
 
@@ -247,8 +246,8 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     keeps = identity is not None and identity.keeps_capabilities
     if not keeps:
-        # Programs that are started later cannot get the capabilities back. Dropping them needs a capability itself; a
-        # process without that one could get some back only through programs of root.
+        # Programs started later cannot regain the capabilities. Dropping them needs a capability; a process without it
+        # could regain some only through programs of root.
         for number in range(_MOST_CAPABILITIES):
             if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
                 break

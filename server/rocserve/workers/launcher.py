@@ -157,7 +157,7 @@ class WorkerLauncher:
                 with suppress(ConnectionResetError):
                     worker = await self._ask(spawn, group, log)
                     return worker
-            raise internal("the zygote, which starts workers, ends again and again; see the server's log")
+            raise internal("the zygote, which starts workers, keeps ending; see the server's log")
         finally:
             if group is not None and worker is None:
                 self._watch.add_grouped(group, None)
@@ -196,8 +196,8 @@ class WorkerLauncher:
                 self.log.debug("%s", text, extra=about(model=options.model_name))
             else:
                 self.log.warning(
-                    "%s. Make it open to that user (chmod), name another user with --worker-user, or keep root without"
-                    " this warning by --worker-user=root; further models are named with --log-verbose=1",
+                    "%s. Let that user read it (chmod), name another user with --worker-user, or keep root without this"
+                    " warning by --worker-user=root; --log-verbose=1 names further models",
                     text,
                     extra=about(model=options.model_name),
                 )
@@ -225,8 +225,8 @@ class WorkerLauncher:
         return self.zygote
 
     async def _ask(self, spawn: messages.Spawn, group: ControlGroup | None, log: logging.Logger) -> WorkerProcess:
-        """Return the worker that the zygote replies with; if cancelled, end it. Raises ConnectionResetError if the
-        zygote has ended, ServeError (INTERNAL) if there is no worker, OSError if no descriptors are free."""
+        """Return the worker that the zygote starts; if cancelled, end it. Raises ConnectionResetError if the zygote has
+        ended, ServeError (INTERNAL) if it cannot start the worker, OSError if no descriptors are free."""
         answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         try:
             await self._send(messages.encode_message(spawn))
@@ -320,7 +320,7 @@ class WorkerLauncher:
 
     def _drop_preload(self) -> None:
         if self.preload:
-            self.log.error("the next zygote does without importing %s ahead", ", ".join(self.preload))
+            self.log.error("the next zygote will not preload %s", ", ".join(self.preload))
             self.preload = ()
 
     def _zygote_ended(self) -> None:
@@ -328,7 +328,7 @@ class WorkerLauncher:
             return
         end = self._end_zygote()
         self.log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
-        # It is the imports that end it, if it has lived for less than five seconds.
+        # If it lived for less than five seconds, an import has probably ended it.
         if time.monotonic() - self._started_at < 5.0:
             self._drop_preload()
         launches, self._launches = self._launches, deque()

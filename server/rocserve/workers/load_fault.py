@@ -36,7 +36,7 @@ def load_failed(error: BaseException, load: Load) -> LoadFailed:
 
 
 def _trace(error: BaseException) -> str:
-    """Return the traceback without the server's own frames at its beginning; "" = it has no others."""
+    """Return the traceback without the server's own frames at its beginning; "" = it has only those."""
     parts: list[str] = []
     seen: set[int] = set()
     link: BaseException | None = error

@@ -21,7 +21,7 @@ class LoadLimit:
 
     @contextlib.asynccontextmanager
     async def bounding(self) -> AsyncIterator[None]:
-        """Bound a part of the load. Raises TimeoutError if the time is over; later parts fail immediately then."""
+        """Bound a part of the load. Raises TimeoutError when the time is over; later parts then fail immediately."""
         async with asyncio.timeout(None) as self._timeout:
             self._count(not self._compiles)
             try:

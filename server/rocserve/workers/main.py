@@ -216,8 +216,8 @@ class Session:
             self._control.send(changes)
 
     def _begin_check(self) -> None:
-        """Check the model's readiness on a separate thread: the model may take any time, and this thread must hear of
-        the end."""
+        """Check the model's readiness on a separate thread: the check may take any time, and this thread must still
+        receive Unload."""
         try:
             threading.Thread(target=self._check_readiness, name="is_ready", daemon=True).start()
         except RuntimeError as error:  # The process has no room for a thread.
@@ -344,8 +344,8 @@ def _restore_signals() -> None:
 
 
 def _open_log() -> None:
-    """Write log lines with levels, by which the server's log sorts them. The server's own lines, and Python's line
-    of a crash, have a separate stream, handler and level, because models close the standard streams and configure
+    """Write log lines with levels, which the server's log reads. The server's own lines, and Python's crash
+    reports, have a separate stream, handler and level, because models close the standard streams and configure
     logging."""
     stream = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     faulthandler.enable(stream, all_threads=False)

@@ -102,7 +102,7 @@ class LoadFailed:
     check: str = ""
     """The kind of the load check that refused the model (core/load_check.py); "" = another reason."""
     trace: str = ""
-    """The traceback, from the model's own code on; "" = the reason says all."""
+    """The traceback, starting in the model's own code; "" = the reason is complete without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class WarmUp:
     config_json: str = ""
     """The complete configuration in Triton's JSON, if the engine needs it."""
     recorded_answers: str = ""
-    """The file that says what the model has to answer (load_check/recorded.py); "" = none."""
+    """The file with the recorded answers (load_check/recorded.py); "" = none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class WarmedUp:
     checks_readiness: bool = False
     """The model answers CheckReadiness."""
     load_check: LoadCheckReport = NOT_CHECKED
-    """What the recorded answers have shown."""
+    """The result of the comparison with the recorded answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class ModelReadiness:
 
     is_ready: bool
     fault: str = ""
-    """Why the model gave no answer; "" = it gave one."""
+    """Why the model gave no answer; "" = it answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +172,11 @@ class LaunchOptions:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the variables that all workers get."""
     loader: tuple[str, ...] = ()
-    """Words in the command before the interpreter: the program loader of another C library."""
+    """Arguments before the interpreter in the command: the program loader of another C library."""
     output_prefix: str = ""
     """Printed in the log before each line that the worker writes."""
     log_fields: Mapping[str, str] = field(default_factory=dict)
-    """What these lines are about, as arguments of `observability.log_fields.about`."""
+    """The subject of these lines, as arguments of `observability.log_fields.about`."""
     readable: tuple[str, ...] = ()
     """Files and folders that the worker reads, in addition to its program."""
     writable: tuple[str, ...] = ()

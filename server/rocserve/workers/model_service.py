@@ -119,14 +119,14 @@ class ModelService(ABC):
         except ServerGone:
             pass
         except BaseException:
-            # An instance that cannot go on must not look healthy; the server restarts the worker.
+            # A failed instance must not look healthy: the process ends, and the server restarts it.
             self._log.exception("an instance failed")
             os._exit(70)
 
 
 def _kept_memory() -> FreedMemory:
-    """Keep what a batch frees for the next batch. Otherwise a batch of 64 images pays for 2,400 page faults when it
-    becomes one array: 110 of 180 us of CPU time per image."""
+    """Keep the memory that a batch frees for the next batch. Otherwise a batch of 64 images pays for 2,400 page faults
+    when it becomes one array: 110 of 180 us of CPU time per image."""
     freed = FreedMemory()
     # No batch needs the memory that loading has freed.
     deque(freed.give_back(), 0)
@@ -155,7 +155,7 @@ class TensorService(ModelService):
                 "model '%s': parameter '%s' has no effect: %s",
                 self._load.model_name,
                 written[0],
-                "its engine does not pad requests" if written[0] == SIZES else f"'{SIZES}' says what is padded",
+                "its engine does not pad requests" if written[0] == SIZES else f"it needs parameter '{SIZES}'",
             )
         self.batches_at_once = len(model_executions(self.model))
 
@@ -434,7 +434,7 @@ class RequestService(ModelService):
         try:
             answers = self.model.execute(requests)
             if len(answers) != len(requests):
-                raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} requests")
+                raise RuntimeError(f"expected {len(requests)} answers, one per request, got {len(answers)}")
         except BaseException as error:
             return [batch_error(error, self._log)] * len(requests)
         finally:
@@ -444,7 +444,7 @@ class RequestService(ModelService):
 
 @contextmanager
 def _naming_samples(names: Iterable[str]) -> Iterator[None]:
-    """Name these warm-up samples in errors of the runs inside. Without names, errors pass unchanged."""
+    """Name these warm-up samples in errors raised inside. Without names, errors stay unchanged."""
     try:
         yield
     except Exception as error:

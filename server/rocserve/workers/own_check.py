@@ -19,7 +19,7 @@ class OwnCheck:
     _workers: Callable[[], Sequence[WorkerSession]]
     _log: logging.Logger
     _reason: str = field(default="", init=False)
-    """Why the model said last that it is not ready; "" = it is."""
+    """Why the model was not ready at the last check; "" = it was."""
 
     async def __call__(self) -> bool:
         """Return whether the model is ready in all workers. Logs each change."""

@@ -1,4 +1,4 @@
-"""What the workers of a version load and how they are started; and the state of each."""
+"""The workers of a version: what they load, how they are started, and the state of each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Worker:
     is_checking: bool = False
     """`progress` is about the check of the model."""
     silent_seconds: Sequence[float] = ()
-    """For how long each of its silent instances has not answered."""
+    """How long each of its silent instances has not answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

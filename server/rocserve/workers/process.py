@@ -26,12 +26,12 @@ from rocserve.workers.worker_output import WorkerOutput
 _BROKEN_SECONDS = 1.0
 """A worker that has closed its socket should end within this time; otherwise it is killed."""
 _STATUS_WAIT_SECONDS = 10.0
-"""How long the zygote may take to report the end of a process: seconds on a busy machine, for ever if it is stuck."""
+"""How long the zygote may take to report the end of a process: seconds on a busy machine, forever if it hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How a worker process ended, and why, as far as it is known."""
+    """How a worker process ended, and the reason if it is known."""
 
     status: str = "no exit status"
     """"killed by signal 9", "exited with status 3"."""
@@ -56,7 +56,7 @@ class WorkerProcess:
     pid: int
     _pidfd: int | None
     reception: socket.socket
-    """Through it the process gets the sockets of its sessions."""
+    """The process receives its sessions' sockets through it."""
     _output: WorkerOutput
     control_group: ControlGroup | None = None
     shared_worker: str = ""
@@ -90,7 +90,7 @@ class WorkerProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether the process runs, as far as the kernel tells. Its end may not have been reported yet."""
+        """Whether the process runs, according to the kernel. The zygote may not have reported its end yet."""
         if self.has_ended or self._pidfd is None:
             return not self.has_ended
         poll = select.poll()
@@ -101,11 +101,11 @@ class WorkerProcess:
         if not self.takes_sessions:
             return
         kill(self.pid, self._pidfd)
-        # Nothing survives SIGKILL, so if its end is not reported, the zygote is stuck.
+        # Nothing survives SIGKILL, so if its end is not reported, the zygote hangs.
         self._status_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
     def end_because(self, reason: str, exceeds_limit: bool = False) -> None:
-        """Kill the process, because it exceeds a limit, or sends invalid messages or none."""
+        """Kill the process, because it exceeds a limit, sends invalid messages, or does not answer."""
         if self.exited.is_set():
             return
         if exceeds_limit or not self.end.exceeds_limit:
@@ -113,7 +113,7 @@ class WorkerProcess:
         self.kill()
 
     def end_broken(self, reason: str) -> None:
-        """As `end_because`, unless the process has ended by itself, which is about to be reported."""
+        """Like `end_because`, unless the process has already ended by itself; its end will be reported soon."""
         if self.runs:
             self.end_because(reason)
         else:
@@ -222,7 +222,7 @@ class WorkerSession:
             raise internal(f"a worker can have {messages.MOST_SOCKETS - 1} instances, not {len(instances)}")
         control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         peers = [peer, *(instance.peer for instance in instances)]
-        # A process that has ended takes nothing, and its control socket closes then.
+        # If the process has ended, nobody receives them, and its control socket closes.
         with contextlib.suppress(OSError):
             files = [peer.fileno() for peer in peers]
             kind = messages.SHARED if process.shared_worker else messages.ALONE
@@ -250,7 +250,7 @@ class WorkerSession:
         return await self._ask(message, "loading", messages.Loaded)
 
     async def warm_up(self, message: messages.WarmUp) -> LoadCheckReport:
-        """Warm up the model and open the instances. Returns what the recorded answers have shown. Raises ServeError as
+        """Warm up the model and open the instances. Returns the report on the recorded answers. Raises ServeError as
         `load`."""
         warmed_up = await self._ask(message, "warming up", messages.WarmedUp)
         self.checks_readiness = warmed_up.checks_readiness
@@ -308,11 +308,11 @@ class WorkerSession:
             error.trace = answer.trace[:LONGEST_TEXT]
             raise error.passing() if answer.can_pass else error.lasting()
         if not isinstance(answer, expected):
-            raise internal(f"the worker answered with {type(answer).__name__}")
+            raise internal(f"expected {expected.__name__} from the worker, got {type(answer).__name__}")
         return answer
 
     async def _await_status(self) -> None:
-        """Wait for the status of the process after its control socket has closed, which is a moment before. A shared
+        """Wait for the exit status of the process, which arrives a moment after its control socket closes. A shared
         process may go on."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.ended.wait(), _BROKEN_SECONDS)
@@ -330,9 +330,7 @@ class WorkerSession:
             while True:
                 (length,) = messages.FRAME_LENGTH.unpack(await reader.readexactly(messages.FRAME_LENGTH.size))
                 if length > messages.LONGEST_FRAME:
-                    raise ValueError(
-                        f"a message of {length} bytes is announced, expected at most {messages.LONGEST_FRAME}"
-                    )
+                    raise ValueError(f"the frame announces {length} bytes, expected at most {messages.LONGEST_FRAME}")
                 data = await reader.readexactly(length)
                 began = time.monotonic()
                 self._received(messages.decode_message(data))
@@ -342,8 +340,8 @@ class WorkerSession:
                     await asyncio.sleep(took * 9)
                     took = 0.0
         except ValueError as error:
-            # Before the socket is closed, after which the process would end itself, without the reason.
-            self.process.end_broken(f"its control message cannot be read: {str(error)[:LONGEST_TEXT]}")
+            # Before closing the socket: the process would then end itself, and the reason would be lost.
+            self.process.end_broken(f"invalid control message: {str(error)[:LONGEST_TEXT]}")
         except (EOFError, OSError):
             pass
         self._writer.close()
@@ -366,7 +364,7 @@ class WorkerSession:
         elif isinstance(message, messages.ModelReadiness):
             self._take_readiness(replace(message, fault=message.fault[:LONGEST_TEXT]))
         elif not isinstance(message, messages.Loaded | messages.LoadFailed | messages.WarmedUp):
-            raise ValueError(f"a {type(message).__name__}, which only the server says")
+            raise ValueError(f"unexpected {type(message).__name__}, which only the server sends")
         elif self._reply is not None and not self._reply.done():
             self._reply.set_result(message)
 
@@ -384,8 +382,8 @@ class WorkerSession:
             self.process.kill()
 
     def instance_broken(self, reason: str) -> None:
-        """Kill the process after a second, because an instance or the control socket is broken, unless the process is
-        reported as ended before."""
+        """Kill the process after a second, because an instance or the control socket is broken, unless its end is
+        reported earlier."""
         if not self.ended.is_set() and not self._is_unloading and self._kill_timer is None:
             self._kill_timer = self._loop.call_later(_BROKEN_SECONDS, self.process.end_broken, reason)
 

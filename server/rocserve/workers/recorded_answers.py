@@ -31,7 +31,7 @@ def check_recorded_answers(
     report_check: Callable[[str], None],
 ) -> LoadCheckReport:
     """Check the model against `file`. `answers_requests`: it is a RequestModel. `report_check`: see ModelSource. Raises
-    LoadCheckFailed if the file is wrong, the model fails, or answers otherwise."""
+    LoadCheckFailed if the file is wrong, the model fails, or its answer differs."""
     report_check(f"comparing its answer with {RECORDED_FILE}")
     began = time.monotonic()
     recorded = read_recorded(Path(file))
@@ -61,7 +61,7 @@ def check_recorded_answers(
 
 def _answer_of_tensors(model: LoadedModel, batch: Batch, config: ModelConfig) -> Mapping[str, Array | Tensor]:
     served = as_served(batch, config, model.signature.padding)
-    # As batches are served: by the first execution.
+    # The first execution, which also serves batches.
     execution, *_ = model_executions(model)
     execution.start(served)
     result = execution.result()
@@ -117,7 +117,7 @@ class TrialResponder:
 
     def send(self, answer: Result | None, final: bool) -> None:
         if self.ended.done():
-            raise RuntimeError("the final response to this request has been sent before")
+            raise RuntimeError("the final response to this request has already been sent")
         if isinstance(answer, ModelResponse):
             self._on_response(answer)
         elif isinstance(answer, ServeError):

@@ -1,7 +1,7 @@
 """Keeps workers within their bounds of memory and tasks: checks the processes of each, and ends a worker that exceeds a
 bound, with all its processes. For a cgroup, which few servers may make (control_groups.py), the kernel enforces bounds,
-and a check only reads what it refused. The kernel's limits for a process (RLIMIT_AS) count memory that engines only
-reserve, and those for a user (RLIMIT_NPROC) count other models' processes."""
+and a check only reads the kernel's counters. The kernel's limits for a process (RLIMIT_AS) count memory that engines
+only reserve, and those for a user (RLIMIT_NPROC) count other models' processes."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ class ResourceWatch:
 
 def _stop(watched: _Watched) -> None:
     """Stop all processes of a worker, until a check finds no new one. A process forked between check and kill may have
-    a new session and no parent left; nothing would show whose it is. The worker's group is stopped by one call, because
-    a process that forks and ends all the time is always ahead of a check."""
+    a new session and no parent left; nothing would show that it belongs to the worker. One call stops the worker's
+    whole group, because a process that keeps forking and ending would escape every check."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(watched.worker.pid, signal.SIGSTOP)
     stopped: set[tuple[int, int]] = set()
@@ -142,7 +142,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _find_processes(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
-    """Find the worker's processes: itself, its group, those that were seen before, and all that these have started."""
+    """Find the worker's processes: itself, its group, those seen before, and all their descendants."""
     children: Mapping[int, list[Process]] = defaultdict(list)
     for process in processes:
         children[process.parent].append(process)
@@ -171,7 +171,7 @@ def _excess(watched: _Watched, own: Sequence[Process]) -> str:
         pids = [process.pid for process in own]
         used = sum(map(memory_bytes, pids))
         if used > watched.memory_bytes and len(pids) > 1:
-            # Memory that a fork shares with its parent was counted twice. To find the true shares takes longer.
+            # Memory that a fork shares with its parent was counted twice. Finding the true shares takes longer.
             used = sum(map(share_bytes, pids))
         if used > watched.memory_bytes:
             return f"memory limit of {watched.memory_bytes} bytes exceeded (it had {used})"

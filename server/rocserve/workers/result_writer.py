@@ -128,7 +128,7 @@ class ResultWriter:
         try:
             values: Sequence[Array | Tensor] = list(map(outputs.__getitem__, names))
         except KeyError as missing:
-            raise internal(f"the engine gave no output {missing}, only {sorted(outputs)}") from None
+            raise internal(f"expected output {missing} from the engine, got {sorted(outputs)}") from None
         key = None
         if not result.failures and not batch.cuts and not _is_padded(batch, names):
             try:
@@ -206,7 +206,7 @@ class ResultWriter:
     def _with_row(self, name: str, value: Array | Tensor, batch: Batch) -> Array | Tensor:
         """Give an output of one row back the sizes of 1 that the model has dropped, the row's among them."""
         declared = self._declared.get(name, ())
-        # Nearly every output of every batch ends here.
+        # Nearly every output of every batch returns here.
         if len(value.shape) >= len(declared) or name in batch.cuts:
             return value
         if sum(batch.request_sizes) != 1 or any(one.shape[:1] != (1,) for one in batch.inputs.values()):

@@ -1,4 +1,4 @@
-"""Checks what a worker reports of a batch, and cuts the results into those of single requests."""
+"""Checks a worker's report on a batch, and cuts the results into those of single requests."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class ResultReader:
             else:
                 raise ValueError(f"a message of kind {kind} among the results of {len(sizes)} requests")
         if len(parts) != len(sizes):
-            raise ValueError(f"results of {len(parts)} requests where there are {len(sizes)}")
+            raise ValueError(f"results of {len(parts)} requests, expected {len(sizes)}")
         return outcome
 
     def _cut(self, key: _Cut, bounds: Bounds) -> Sequence[Part]:
@@ -139,7 +139,7 @@ class ResultReader:
         parts = _parts(places.heads, bounds, sizes)
         if places.sizes is not None:
             self._remembered += len(sizes) * len(places.heads) + 1
-            # Outputs of requests; each takes a few hundred bytes.
+            # Each entry takes a few hundred bytes.
             if self._remembered > 8192:
                 self._cuts.clear()
                 self._remembered = 0

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import numpy.random  # Not numpy alone, which would import this part in each worker anew.
+import numpy.random  # numpy alone would import this part again in each worker.
 
 from rocserve.core import bootstrap
 from rocserve.core.passed_descriptors import send_with_descriptors
@@ -110,7 +110,7 @@ class Spawner:
             if shutil.which(options.interpreter or sys.executable) is None:
                 raise FileNotFoundError(f"there is no Python interpreter '{options.interpreter}'")
             if options.loader and shutil.which(options.loader[0]) is None:
-                raise FileNotFoundError(f"there is no '{options.loader[0]}', which is to start the worker's Python")
+                raise FileNotFoundError(f"there is no program loader '{options.loader[0]}' for the worker's Python")
         pid = os.fork()
         if pid:
             return pid

@@ -1,4 +1,4 @@
-"""The workers of one model version: starts, loads, watches, restarts and stops them, and knows what they are doing."""
+"""Starts, loads, watches, restarts and stops the workers of one model version, and reports what they are doing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 RESTARTS = Backoff(first_seconds=0.1, longest_seconds=30.0)
-"""The delays from the second restart in a row on. The first is immediate. Restarts never stop."""
+"""The delays of restarts in a row; the first restart is immediate. Restarts never stop."""
 
 
 class VersionWorkers:
@@ -107,7 +107,7 @@ class VersionWorkers:
 
     @property
     def troubles(self) -> str:
-        """Which workers are restarting or silent, and what their engines do in the background; "" = nothing."""
+        """Which workers are restarting or silent, and their engines' background work; "" = nothing."""
         restart = f"restarting: {self._restart_reason}" if self._restart_reason else ""
         return "; ".join(filter(None, (restart, self._silence_line, self._progress_line)))
 
@@ -130,7 +130,7 @@ class VersionWorkers:
         check the model."""
 
     def described(self, properties: Mapping[str, str]) -> None:
-        """What the engines tell of the model."""
+        """The engines have described the model."""
 
     def measured(self, changes: MetricChanges) -> None:
         """The model has changed its own metrics."""
@@ -140,7 +140,7 @@ class VersionWorkers:
     async def load(self) -> Signature:
         """Start all workers at the same time. After a failure or a cancellation none is left. Raises ServeError."""
         signatures = await self._all_or_none([self._load(worker) for worker in self._workers])
-        # Workers on different devices may have checked differently.
+        # Workers on different devices may find different dependencies between rows.
         return next((signature for signature in signatures if signature.dependent_rows), signatures[0])
 
     async def warm_up(self, config: ModelConfig, config_json: str = "", recorded_answers: str = "") -> None:
@@ -153,7 +153,7 @@ class VersionWorkers:
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
         """End all workers after their batches, or after `grace_seconds`. `reason`: the error of requests lost then."""
         await asyncio.gather(*(self._stop(worker, grace_seconds, reason) for worker in self._workers))
-        # These refer to each other, which only a garbage collection would resolve.
+        # Breaks a cycle that only a garbage collection would free.
         self._workers.clear()
         self._own_check = OwnCheck(self.name, tuple, self._log)
         self._start_call = None
@@ -261,8 +261,8 @@ class VersionWorkers:
         if (session := worker.session) is not None:
             if not await session.unload(grace_seconds) and grace_seconds:
                 self._log.warning(
-                    "the worker of %s had not ended %g s after its unload began: what it was at, such as a Python"
-                    " model's finalize, was broken off",
+                    "the worker of %s did not stop within %g s of its unload and was killed; a Python model's finalize"
+                    " may not have completed",
                     self.name,
                     grace_seconds,
                     extra=self._fields,
@@ -362,7 +362,7 @@ class VersionWorkers:
         if isinstance(report, MetricChanges):
             self.measured(report)
             return
-        # A check has its own bound, which a hanging engine does not keep.
+        # A check bounds its own time, but a hanging engine does not keep that bound.
         worker.limit.note("" if report.is_check else report.text)
         self._note_progress(worker, report.text, report.is_check)
         if report.properties:
@@ -374,7 +374,7 @@ class VersionWorkers:
         phases = {phase_of(worker.progress) for worker in self._workers}
         worker.progress, worker.is_checking = text, is_check
         if text and phase_of(text) not in phases and self._log_allowance.take():
-            # The end of a check has a line that says all.
+            # The line at the end of a check is enough.
             level = logging.DEBUG if is_check else logging.INFO
             self._log.log(level, "%s: %s", self.name, text, extra=self._fields)
         after = self._progress_line, self._is_checking

@@ -70,7 +70,7 @@ RESULT_START = data_start(2)
 
 @dataclass(slots=True, eq=False)
 class OutgoingResult:
-    """A result for the server, or several alike ones."""
+    """A result for the server, or several of the same layout."""
 
     kind: int
     """RESPONSE, FAILURE or OPEN."""
@@ -121,7 +121,7 @@ class WorkerEnd:
         self.back_connection = socket.socket(fileno=accepted.more[0]) if accepted.more else None
         self.back = link.readers[BACK]
         self.back_sleep_word = link.own_sleep_word(1)
-        # Re-entrant, because a garbage collection may run anywhere and answer a request that its model has dropped.
+        # Re-entrant: a garbage collection may run anywhere and answer a request that its model has dropped.
         self._lock = threading.RLock()
         self._is_wanted = True
         """False = the server is gone, and no further batches are run."""
@@ -178,7 +178,7 @@ class WorkerEnd:
 
     def _sleep(self, idle_seconds: float) -> bool:
         """Returns False if the server has closed the connection."""
-        # The third wake-up has returned all unused memory, so there is no reason for another.
+        # The third wake-up has returned all unused memory, so another is not needed.
         is_worth_trimming = idle_seconds < 3 * _WAKE_SECONDS
         is_open = self._sleeper.sleep(_WAKE_SECONDS if is_worth_trimming else None, self._work.has_mail)
         if is_worth_trimming and idle_seconds > _WAKE_SECONDS / 2 and not self._work.has_mail():
@@ -236,7 +236,7 @@ class WorkerEnd:
     # Results
 
     def place(self, nbytes: int) -> tuple[int, memoryview]:
-        """Allocate a slot; waits while the server has much to read. Raises HeapFull or ServerGone."""
+        """Allocate a slot; waits while too much is unread by the server. Raises HeapFull or ServerGone."""
         with self._lock:
             self._await_reader()
             return self._place_now(nbytes)
@@ -252,7 +252,7 @@ class WorkerEnd:
     def _await_reader(self) -> None:
         """Raises ServerGone."""
         while self._is_wanted:
-            # With less, the look costs more: some 80 small slots are freed together.
+            # With fewer bytes, the check costs more than it gains: some 80 small slots are freed together.
             if (self._unread_bytes >= 16 << 10 or self._referents) and self._returns.has_mail():
                 self._take_returns()
             # The wait does not go on to 0 bytes, because the server keeps a few small slots and returns them together.

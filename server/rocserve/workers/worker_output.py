@@ -20,9 +20,9 @@ _LONGEST_LINE = 4096
 """Bytes; the rest of a line is dropped."""
 _READ_BYTES = 64 * 1024
 _PAUSE_SECONDS = 0.005
-"""Pause after a full read, or while lines are left out: at most 13 MB/s are read, which takes little of the loop."""
+"""Pause after a full read, or while lines are dropped: at most 13 MB/s are read, which takes little of the loop."""
 _REPORT_SECONDS = 1.0
-"""Time between two reports of how many lines were left out."""
+"""Time between two reports of how many lines were dropped."""
 
 _CRASH = b"Fatal Python error: "
 
@@ -109,7 +109,7 @@ class WorkerOutput:
                     self._take_line(line)
                 self._drops_rest_of_line = False
         if b"\n" in rest:
-            # Of the lines that came too fast, only the last whole line and the beginning of the next are kept.
+            # Of the lines beyond the rate, only the last complete one and the beginning of the next are kept.
             skipped, _, rest = rest.rpartition(b"\n")
             before, crash, _ = skipped.partition(b"\n" + _CRASH)
             if not self._has_crashed and (last := before.rpartition(b"\n")[2]).strip():
@@ -157,7 +157,7 @@ class WorkerOutput:
             self._report_timer.cancel()
             self._report_timer = None
         if self._dropped_lines:
-            text = "%s%d lines left out, they came too fast"
+            text = "%s%d lines dropped: the model writes too fast"
             self._log.warning(text, self._prefix, self._dropped_lines, extra=about(**self._fields))
             self._dropped_lines = 0
 
@@ -167,7 +167,7 @@ _REQUEST = re.compile(r"\[request id: (.*?)\] ")
 
 
 def _split_level(text: str) -> tuple[int | None, str]:
-    """Split off the level that a worker's own log puts before each line. Lines that a model prints have none."""
+    """Split off the level that a worker's own log puts before each line. Lines that a model prints have no level."""
     word, _, rest = text.partition(" ")
     level = _LEVELS.get(word)
     return (None, text) if level is None else (level, rest)

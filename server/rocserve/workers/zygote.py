@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         except ImportError:
             continue  # A backend whose engine is not installed reports that when a model needs it.
         except Exception as error:
-            print(f"the zygote could not import {name} ahead: {error!r}", file=sys.stderr)
+            print(f"the zygote could not preload {name}: {error!r}", file=sys.stderr)
     os.environ.clear()
     os.environ.update(own_environment)
     gc.collect()

@@ -149,7 +149,7 @@ def test_responses_come_in_their_order(both: Both) -> None:
     answers = heard.wait()
     assert [value_of(answer) for answer, _ in answers[:-1]] == list(range(3000))
     assert answers[-1] == (None, True)
-    with pytest.raises(RuntimeError, match="the final response to this request has been sent before"):
+    with pytest.raises(RuntimeError, match="the final response to this request has already been sent"):
         responder.send(response(1), False)
 
 
@@ -310,7 +310,7 @@ def test_a_worker_that_never_reads_is_broken(both: Both, monkeypatch: pytest.Mon
     for value in range(SERVER_RINGS[BACK] + 20):
         both.answer(opened, (response(value), False))
     wait_until(lambda: both.broken)
-    assert "it has not taken its answers" in both.broken[0]
+    assert "it does not read its answers" in both.broken[0]
 
 
 def test_a_worker_that_reads_nothing_for_long_is_broken(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_a_worker_that_reads_nothing_for_long_is_broken(both: Both, monkeypatch:
     for value in range(SERVER_RINGS[BACK]):
         both.answer(opened, (response(value), False))
     wait_until(lambda: both.broken)
-    assert both.broken == ["it has not taken its answers, 1 messages wait"]
+    assert both.broken == ["it does not read its answers: 1 messages wait"]
 
 
 def test_more_calls_than_may_be(both: Both) -> None:
@@ -332,7 +332,7 @@ def test_more_calls_than_may_be(both: Both) -> None:
     ((answer, _),) = heard[-1].wait()
     assert isinstance(answer, ServeError)
     assert answer.code is StatusCode.UNAVAILABLE
-    assert answer.text == f"the model has {MOST_CALLS} calls under way, and may have no more"
+    assert answer.text == f"the model has {MOST_CALLS} calls in flight; wait for answers before more calls"
     assert len(both.calls) == MOST_CALLS
     both.answer(both.calls[0][1], (None, True))
     assert heard[0].wait() == [(None, True)]
@@ -345,7 +345,7 @@ def test_a_call_of_a_number_that_is_open_breaks_the_channel(both: Both) -> None:
     both.opened()
     both.end_of_worker.post(ENTRY.pack(CALL, 0, 0, 1, 1, 0, 0))
     wait_until(lambda: both.broken)
-    assert both.broken == ["it sent what cannot be read: two calls of the number 1"]
+    assert both.broken == ["it sent an invalid message: call 1 is already open"]
 
 
 FAR = 1 << 62
@@ -354,13 +354,13 @@ FAR = 1 << 62
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
-        (ENTRY.pack(CALL, 0, 0, 9, 1, 0, 0), "tensors of layout 9, which it has not defined"),
-        (ENTRY.pack(RESPONSE, 1, 0, 9, 1, 0, 2), "tensors of layout 9, which it has not defined"),
+        (ENTRY.pack(CALL, 0, 0, 9, 1, 0, 0), "tensors of the undefined layout 9"),
+        (ENTRY.pack(RESPONSE, 1, 0, 9, 1, 0, 2), "tensors of the undefined layout 9"),
         (ENTRY.pack(TEXT, 0, 0, 9, 0, FAR, 10), "lies outside of its heap"),
         (ENTRY.pack(TEXT, 0, 0, 9, 0, 0, 1 << 40), "a text of 1099511627776 bytes"),
         (ENTRY.pack(FAILURE, 1, 3, 0, 1, FAR, 10), "lies outside of its heap"),
         (ENTRY.pack(FAILURE, 1, 3, 0, 1, 0, 1 << 40), "a text of 1099511627776 bytes"),
-        (ENTRY.pack(77, 0, 0, 0, 0, 0, 0), "a message of kind 77, which it may not send here"),
+        (ENTRY.pack(77, 0, 0, 0, 0, 0, 0), "unexpected message of kind 77"),
     ],
 )
 def test_nonsense_breaks_the_instance_and_fails_what_is_open(both: Both, entry: bytes, reason: str) -> None:

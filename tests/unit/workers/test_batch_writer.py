@@ -247,7 +247,7 @@ def test_an_answer_to_a_batch_that_is_still_being_copied(peer: Peer) -> None:
         peer.instance.take_mail()
 
     on_plane(peer.plane, send_and_answer)
-    assert peer.broken == ["it sent what cannot be read: an answer to batch 2, which it does not have"]
+    assert peer.broken == ["it sent an invalid message: an answer to batch 2, which is not in flight"]
 
 
 def batch_of(inputs: dict[str, Tensor], sizes: tuple[int, ...]) -> Batch:

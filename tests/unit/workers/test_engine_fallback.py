@@ -116,7 +116,7 @@ async def test_the_next_engine_takes_over_and_it_is_said(
     }
     assert loads.fallbacks == {Fallback("m", 1, "compiler", "plain"): 1}
     (warning,) = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
-    assert warning.message == f"model 'm' version 1: {reason}; engine plain takes its place"
+    assert warning.message == f"model 'm' version 1: {reason}; engine plain replaces it"
 
 
 async def test_an_engine_that_is_named_has_no_fallback(loads: Loads) -> None:
@@ -132,7 +132,7 @@ async def test_a_gpu_is_never_replaced_by_the_cpu_unasked(loads: Loads) -> None:
         await loads.load("fails", on_gpu)
     assert caught.value.code is StatusCode.UNAVAILABLE
     assert caught.value.text.startswith(
-        "Unknown operator: MyFancyOp; engine plain does not take its place: instance group m_0 of model m has kind"
+        "Unknown operator: MyFancyOp; engine plain cannot replace it: instance group m_0 of model m has kind"
         " KIND_GPU but no GPUs are available to the backend 'onnx' (engine plain runs it: in the place of compiler);"
         " use KIND_CPU or KIND_AUTO, or set parameter 'engine' to \"auto\" to accept the CPU"
     )
@@ -145,7 +145,7 @@ async def test_both_engines_fail(loads: Loads) -> None:
         await loads.load("fails", plain="fails")
     assert (caught.value.code, caught.value.text) == (
         StatusCode.INTERNAL,
-        "engine plain: nor can this one; before, engine compiler cannot load it: Unknown operator: MyFancyOp",
+        "engine plain: nor can this one; earlier, engine compiler cannot load it: Unknown operator: MyFancyOp",
     )
     assert not loads.fallbacks
 

@@ -220,7 +220,7 @@ async def test_instances_of_one_worker_run_beside_each_other(workshop: Workshop)
         ("refuse", StatusCode.INVALID_ARGUMENT, "that will not do"),
         ("sys_exit", StatusCode.INTERNAL, "SystemExit: enough"),
         ("bad_rows", StatusCode.INTERNAL, "output 'SUM' has the shape [1, 16], expected the batch's 2 rows"),
-        ("missing", StatusCode.INTERNAL, "the engine gave no output 'SUM', only ['OTHER']"),
+        ("missing", StatusCode.INTERNAL, "expected output 'SUM' from the engine, got ['OTHER']"),
     ],
 )
 async def test_a_failed_batch_fails_alone(workshop: Workshop, behaviour: str, code: StatusCode, text: str) -> None:

@@ -280,15 +280,15 @@ def another_batch(peer: Peer, batch: ReceivedBatch) -> bytes:
 
 
 MEANINGLESS: dict[str, tuple[Lie, str]] = {
-    "no kind": (lone_kind(0), "a message of kind 0, which it may not send here"),
+    "no kind": (lone_kind(0), "unexpected message of kind 0"),
     **{
-        f"kind {kind}": (lone_kind(kind), f"a message of kind {kind}, which it may not send here")
+        f"kind {kind}": (lone_kind(kind), f"unexpected message of kind {kind}")
         for kind in (BATCH, REQUEST, RESPONSE, CALL, 99)
     },
-    "another batch": (another_batch, "an answer to batch 2, which it does not have"),
-    "times before it was sent": (before_it_was_sent, "times that are not in their order"),
-    "times that fall": (times(-1, -2, 0), "times that are not in their order"),
-    "times to come": (times(-1, 0, 10**12), "times that are not in their order"),
+    "another batch": (another_batch, "an answer to batch 2, which is not in flight"),
+    "times before it was sent": (before_it_was_sent, "times out of order"),
+    "times that fall": (times(-1, -2, 0), "times out of order"),
+    "times to come": (times(-1, 0, 10**12), "times out of order"),
     "no results": (lambda peer, batch: peer.results_of(batch, b"", entries=0), "results in 0 entries of 1024 bytes"),
     "results elsewhere": (results_at(FAR, 64), "lies outside of its heap"),
     "results beyond their part": (results_at(0, 1 << 33), "lies outside of its heap"),
@@ -299,7 +299,7 @@ MEANINGLESS: dict[str, tuple[Lie, str]] = {
     "an open request": (among_results(OPEN, 0, 0, 0, 1, 0, 0), f"a message of kind {OPEN} among"),
     "an unknown layout": (
         among_results(RESPONSE, 0, 0, 77, 1, 0, 0),
-        "tensors of layout 77, which it has not defined",
+        "tensors of the undefined layout 77",
     ),
     "a failure elsewhere": (among_results(FAILURE, 0, 3, 0, 1, 1020, 10), "a text of 10 bytes at byte 1020 of 1024"),
     "a failure too long": (
@@ -322,7 +322,7 @@ def test_nonsense_breaks_the_instance_and_fails_its_batches_once(peer: Peer, lie
     peer.end_of_worker.post(lie(peer, batch))
     assert peer.broken_event.wait(PATIENCE_SECONDS)
     (reason_given,) = peer.broken
-    assert reason_given.startswith("it sent what cannot be read: ") and reason in reason_given
+    assert reason_given.startswith("it sent an invalid message: ") and reason in reason_given
     assert not peer.outcomes
     with pytest.raises(WorkerGone):
         peer.send()
@@ -341,7 +341,9 @@ def test_a_worker_that_lies_about_what_it_posted_is_broken(peer: Peer, lie: int)
     peer.end_of_worker._ring()
     peer.socket.send(b"!")
     assert peer.broken_event.wait(PATIENCE_SECONDS)
-    assert peer.broken == [f"it sent what cannot be read: the other end of a link says {lie} bytes where 0 were taken"]
+    assert peer.broken == [
+        f"it sent an invalid message: the other end of a link reports {lie} bytes posted, but 0 were taken"
+    ]
 
 
 def test_a_worker_that_lies_about_what_it_took_is_broken(peer: Peer) -> None:
@@ -350,4 +352,4 @@ def test_a_worker_that_lies_about_what_it_took_is_broken(peer: Peer) -> None:
     with pytest.raises(WorkerGone):
         peer.send()
     assert peer.broken_event.wait(PATIENCE_SECONDS)
-    assert "has taken 1099511627776 of 0 bytes" in peer.broken[0]
+    assert "reports 1099511627776 of 0 bytes taken" in peer.broken[0]

@@ -100,7 +100,7 @@ async def test_a_worker_under_another_c_library(workshop: Workshop, migraphx_roo
 
 async def test_a_loader_that_is_not_there(workshop: Workshop) -> None:
     group = workshop.group(loader=("/nowhere/ld.so", "--library-path", "/nowhere"))
-    with pytest.raises(ServeError, match=r"there is no '/nowhere/ld.so', which is to start the worker's Python"):
+    with pytest.raises(ServeError, match=r"there is no program loader '/nowhere/ld.so' for the worker's Python"):
         await group.load()
 
 
@@ -169,7 +169,7 @@ async def test_modules_that_are_not_there_or_broken_are_not_preloaded(
     workshop = preload("rocserve_not_there", "broken_module", "numpy", broken_module="raise ZeroDivisionError('oh')\n")
     assert (await facts_of(workshop))["engine_forked"] == "True"
     error = capfd.readouterr().err
-    assert "could not import broken_module ahead: ZeroDivisionError('oh')" in error
+    assert "could not preload broken_module: ZeroDivisionError('oh')" in error
     assert "not_there" not in error
 
 
@@ -280,7 +280,7 @@ async def test_a_zygote_that_does_not_answer_is_killed(
         assert (await run_add_sub(started.instances[0])).error is None
     assert (await run_add_sub(group.instances[0])).error is None
     assert caplog.text.count("has not answered for 5 s; it is killed and restarted") == 1
-    assert "does without importing" not in caplog.text
+    assert "will not preload" not in caplog.text
 
 
 async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop, own_children: OwnChildren) -> None:

@@ -102,7 +102,7 @@ def test_text_that_utf8_has_no_form_for_is_escaped() -> None:
 
 def test_numbers_beyond_all_bounds_are_errors() -> None:
     change = to_json(MetricChanges((MetricChange("x", MetricKind.GAUGE, "", {}, 1.0),))).replace(b"1.0", b"1" * 400)
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="invalid MetricChanges"):
         from_json(MetricChanges, change)
 
 
@@ -299,7 +299,7 @@ def test_a_layout_that_takes_long_to_read_is_none(sides: Sides) -> None:
     heads = [TensorHead("", DataType.INT8, ())] * 20_000
     with pytest.raises(ValueError, match="commas, expected at most 32768"):
         sides.define(1, to_json(tuple(heads)))
-    with pytest.raises(ServeError, match="20000 tensors with all their sizes are more than can be sent"):
+    with pytest.raises(ServeError, match="20000 tensors and their sizes exceed the longest message"):
         sides.sender.of([Tensor(*head, b"\0") for head in heads])
     with pytest.raises(ValueError, match="a tensor of 65 dimensions"):
         sides.define(1, to_json((TensorHead("x", DataType.INT8, (1,) * 65),)))

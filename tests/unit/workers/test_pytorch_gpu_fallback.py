@@ -96,20 +96,20 @@ async def test_a_model_that_does_not_insist_goes_on_on_the_cpu(
     assert (properties["devices"], properties["device"]) == ("cpu", "cpu")
     reason = properties["engine_reason"]
     assert reason.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
-    assert "finds no GPU here that it can use" in reason
+    assert "finds no usable GPU" in reason
     assert loaded.status_reason.startswith(f"served by eager instead: {reason[:100]}")
     assert fallbacks == {Fallback("m", 1, "eager", "eager"): 1}
     (warning,) = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
-    assert warning.message == f"model 'm' version 1: {reason}; engine eager on the CPU takes its place"
+    assert warning.message == f"model 'm' version 1: {reason}; engine eager on the CPU replaces it"
 
 
 @pytest.mark.parametrize("engine", ["", "eager"])
 async def test_a_model_that_asks_for_the_gpu_is_not_moved(
     load: Load, fallbacks: Counter[Fallback], engine: str
 ) -> None:
-    with pytest.raises(ServeError, match=r"PyTorch .* finds no GPU here that it can use; install PyTorch's ") as caught:
+    with pytest.raises(ServeError, match=r"PyTorch .* finds no usable GPU; install PyTorch's ") as caught:
         await load(ON_GPU, engine)
-    assert caught.value.code is StatusCode.UNAVAILABLE and "takes its place" not in caught.value.text
+    assert caught.value.code is StatusCode.UNAVAILABLE and "replaces it" not in caught.value.text
     assert not fallbacks
     assert (await load(ON_GPU, "auto")).properties["device"] == "cpu"
 
@@ -127,7 +127,7 @@ async def test_each_that_fails_is_named_in_the_end(load: Load, fallbacks: Counte
     loaded = await load("", machine=WithLowering(gpus=(0,)))
     properties = loaded.properties
     assert (properties["engine"], properties["engine_replaces"], properties["device"]) == ("eager", "migraphx", "cpu")
-    on_gpu, _, before = properties["engine_reason"].partition("; before, ")
+    on_gpu, _, before = properties["engine_reason"].partition("; earlier, ")
     assert on_gpu.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
     assert before.startswith(
         "engine migraphx cannot load it: model 'm': engine migraphx needs torch_migraphx, and that "

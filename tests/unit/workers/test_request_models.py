@@ -125,7 +125,7 @@ async def test_an_exception_fails_what_is_not_answered_and_the_model_goes_on(
 async def test_a_model_that_forgets_answers_fails_its_batch(models: RequestModels) -> None:
     await models.load("m", "too_few")
     answers = await models.ask("m").done()
-    assert answers.errors[0].text == "the model gave 0 answers to 1 requests"
+    assert answers.errors[0].text == "expected 1 answers, one per request, got 0"
 
 
 async def test_inputs_are_the_models_own(models: RequestModels) -> None:

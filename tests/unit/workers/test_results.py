@@ -137,7 +137,7 @@ def test_outputs_that_do_not_fit_the_batch(sent: Sent, head: TensorHead, sizes: 
         (of(1, 4090, 1), "the sizes of 1 tensors in 6 bytes"),
         (of(1, 64, 0, 1 << 40), "a result of 1099511627840 bytes"),
         (of(1, 64, 0, 3), "decode"),
-        (together(1, 64, 9), "tensors of layout 9, which it has not defined"),
+        (together(1, 64, 9), "tensors of the undefined layout 9"),
         (of(0), "results of more than 1 requests"),
         (of(2), "results of more than 1 requests"),
         ((OPEN, 0, 0, 1, 0, 0), f"a message of kind {OPEN} among the results of 1 requests"),
