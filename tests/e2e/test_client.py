@@ -190,7 +190,7 @@ def test_load_and_unload(serve: Callable[..., RocserveProcess], repository: Path
         assert client.infer("add_sub", numbers).model_version == "1"
         with pytest.raises(RocserveError, match="it has no version 3; its versions are: 1, 2"):
             client.load_model("add_sub", version="3")
-        with pytest.raises(RocserveError, match="leave it or 'version' out"):
+        with pytest.raises(RocserveError, match="remove it or 'version'"):
             client.unload_model("add_sub", version="1", unload_dependents=True)
         client.unload_model("add_sub")
         with pytest.raises(RocserveError) as caught:

@@ -52,7 +52,7 @@ def test_onnx_runtime_takes_over_where_the_cpu_is_allowed(server: RocserveProces
     assert counted[f"rocserve_engine_fallback_total{{{labels}}}"] == "1"
     labels = 'engine="onnxruntime",model="anywhere",replaces="migraphx",version="1"'
     assert counted[f"rocserve_model_engine_info{{{labels}}}"] == "1"
-    warnings = [line for line in server.log_text.splitlines() if line.startswith("W") and "takes its place" in line]
+    warnings = [line for line in server.log_text.splitlines() if line.startswith("W") and "replaces it" in line]
     assert len(warnings) == 1 and reason in warnings[0]
 
 
@@ -70,5 +70,5 @@ def test_a_model_that_asks_for_the_gpu_is_not_moved_to_the_cpu(server: RocserveP
         wait_until(has_failed)
     text = reasons[0]
     assert text.startswith("Unavailable: MIGraphX's target gpu cannot be used: ")
-    assert "; engine onnxruntime does not take its place: instance group on_gpu_0 of model on_gpu has kind" in text
+    assert "; engine onnxruntime cannot replace it: instance group on_gpu_0 of model on_gpu has kind" in text
     assert "parameter 'engine' to \"auto\" to accept the CPU" in text

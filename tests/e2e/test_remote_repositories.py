@@ -141,7 +141,7 @@ def test_a_swap_in_the_bucket_loses_no_request(polled: tuple[Elsewhere, Rocserve
     assert (load.failures, load.wrong) == ([], [])
 
 
-@pytest.mark.parametrize(("status", "text"), [(403, "check AWS_ACCESS_KEY_ID"), (404, "another by now")])
+@pytest.mark.parametrize(("status", "text"), [(403, "check AWS_ACCESS_KEY_ID"), (404, "removed or replaced")])
 def test_an_object_that_is_refused_or_vanishes_keeps_what_serves(
     polled: tuple[Elsewhere, RocserveProcess], status: int, text: str
 ):
@@ -171,8 +171,8 @@ LEADS_OUT = (
 @pytest.mark.parametrize(
     ("listing", "text"),
     [
-        (b"<html>Sign in</html>", "came a listing without it"),
-        (b"<ListBucketResult></ListBucketResult>", "came a listing without it"),
+        (b"<html>Sign in</html>", "the listing lacks"),
+        (b"<ListBucketResult></ListBucketResult>", "the listing lacks"),
         (LEADS_OUT, "rename or remove that object"),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_large_object_comes_in_parts_and_the_index_tells_how_far(polled: tuple
 
     wait_until(is_told, "how far it is")
     gate.set()
-    assert "being taken from s3://" in reasons[-1]
+    assert "being copied from s3://" in reasons[-1]
     wait_for(server, "large", 1.0)
     assert [file.read_bytes() == content for file in elsewhere.folder.rglob("models/large/1/weights")] == [True]
     assert sum(count for path, count in elsewhere.between.faults.asked.items() if path.endswith("weights")) >= 3
@@ -257,7 +257,7 @@ CLOCK = b"<Error><Code>RequestTimeTooSkewed</Code><Message>Too large.</Message><
     ("faults", "text"),
     [
         # Longer than a request may take without data.
-        ({"seconds": 60.0}, "it is asked again"),
+        ({"seconds": 60.0}, "the server will retry"),
         ({"bodies": CLOCK, "status": 403}, "set this machine's clock"),
     ],
     ids=["slow", "clock"],

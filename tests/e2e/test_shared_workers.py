@@ -68,11 +68,11 @@ def test_who_cannot_share_and_names_a_group_is_refused(serve: Serve, tmp_path: P
     repository, flags = tmp_path / "repository", ()
     if how == "python":
         add_python(repository, "m", GROUP.format("g"))
-        reason = "engine python runs each model in a process of its own"
+        reason = "engine python runs each model in a separate process"
     elif how == "bounds":
         bound = 'parameters { key: "worker_tasks" value { string_value: "100" } }\n'
         drop(repository, "m", add_constant(1), config=ADD_CONSTANT_CONFIG + GROUP.format("g") + bound)
-        reason = "it has bounds of its own for its process"
+        reason = "it sets bounds for its process"
     else:
         drop(repository, "m", add_constant(1), config=ADD_CONSTANT_CONFIG + GROUP.format("g"))
         flags = ("--host-policy=cpu,cpu-cores=0-0",)

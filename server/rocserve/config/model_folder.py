@@ -159,7 +159,7 @@ class ModelFolder:
         try:
             target = path.resolve()
         except (OSError, RuntimeError):
-            raise invalid_argument(f"{what} '{name}' is a link that leads nowhere") from None
+            raise invalid_argument(f"{what} '{name}' is a broken link") from None
         if not any(target.is_relative_to(root) for root in self._roots):
             raise invalid_argument(f"{what} '{name}' is a link that leads out of the model repository, to {target}")
         return path
@@ -243,7 +243,7 @@ def check_agents_known(message: ModelConfig) -> None:
         if agent.name != CHECKSUM:
             raise invalid_argument(
                 f"unable to find 'libtritonrepoagent_{agent.name}.so' for repo agent '{agent.name}'; the only agent of"
-                f" rocserve is '{CHECKSUM}': prepare the files of model '{message.name}' before they are dropped"
+                f" rocserve is '{CHECKSUM}': prepare the files of model '{message.name}' before you drop them"
             )
 
 

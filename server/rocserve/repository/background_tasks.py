@@ -34,7 +34,7 @@ class BackgroundTasks:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ServeError):
-            # Expected: the text says all, and the task's starter gets the error.
+            # Expected: the text is enough, and the task's starter gets the error.
             self._log.info("%s failed: %s", task.get_name(), error.text)
         elif error is not None:
             self._log.error("%s failed: %r", task.get_name(), error, exc_info=error)

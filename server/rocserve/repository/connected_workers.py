@@ -70,7 +70,7 @@ class ConnectedWorkers(VersionWorkers):
             reported=order.reported_warnings,
         )
         self.checked = NOT_CHECKED
-        """What the load check has found, as far as it holds for the completed configuration."""
+        """The findings of the load check that apply to the completed configuration."""
         self._order = order
         self._plan = plan
         self._described: Mapping[str, str] = {}
@@ -99,7 +99,7 @@ class ConnectedWorkers(VersionWorkers):
 
     @property
     def status(self) -> str:
-        """What is wrong with the workers, or runs in the background; "" = nothing."""
+        """The workers' problems, or their background work; "" = none."""
         return "; ".join(filter(None, (self._plan.warning, shortened(self.checked.warning), self.troubles)))
 
     def connect(self, scheduler: Scheduler) -> None:

@@ -43,7 +43,7 @@ class LoadParameters:
     files: Mapping[PurePosixPath, bytes] = field(default_factory=dict)
     """Path in the model's folder -> content. If there are any files, no file of the repository is used."""
     version: int | None = None
-    """The version to load, next to those that are wanted already; None = those that the version policy selects."""
+    """The version to load, in addition to those already wanted; None = those that the version policy selects."""
 
 
 def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str | bytes]) -> LoadParameters:
@@ -75,7 +75,7 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
     if files and not config:
         raise internal(
             f"failed to load '{name}', failed to poll from model repository: files are given"
-            f" ({listed(sorted(map(str, files)))}) but no 'config'; give the configuration that goes with them too"
+            f" ({listed(sorted(map(str, files)))}) without 'config'; add the configuration of these files"
         )
     return LoadParameters(config, files, version)
 
@@ -132,7 +132,7 @@ class ModelContent:
 def make_content(
     definition: ModelDefinition, scan: ModelScan, private_folder: PrivateFolder | None = None
 ) -> ModelContent:
-    # The digest is of the message because a comment is no change, and a request's configuration has no file.
+    # The digest is of the message, because a changed comment does not count and a request's configuration has no file.
     message = deepcopy(definition.message)
     message.ClearField("version_policy")
     digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16)
@@ -180,8 +180,8 @@ class ContentReader:
         return contents
 
     def written_ensemble(self, scan: ModelScan) -> ModelConfig | None:
-        """Return the configuration of an ensemble that cannot be used, as far as its text can be read; None = it
-        cannot, or it is another model's."""
+        """Return the readable part of the configuration of an ensemble that cannot be used; None = its text cannot be
+        read, or it belongs to another model."""
         if scan.refusal or (scan.is_root and self.settings.single is not None):
             return None
         reading = FolderReading(
@@ -229,7 +229,7 @@ class ContentReader:
         except OSError as error:
             why = error.strerror or str(error)
             raise internal(
-                f"failed to load '{name}', its files cannot be put into a temporary folder: {why}"
+                f"failed to load '{name}', its files cannot be written to a temporary folder: {why}"
             ) from error
         root = root or private.folder
         scan = ModelScan(name, private.folder, root)
@@ -268,7 +268,7 @@ class ContentReader:
             guesses_preset=single is not None and single.kind is not WhatKind.FILE,
         )
         if scan.is_root and not reading.renames:
-            # The folder's name says nothing, because it depends on how the volume was mounted.
+            # The folder's name depends on how the volume was mounted.
             own = replace(reading, repository=None).written().models[0].name
             reading = replace(reading, name=own or scan.name)
         most = self.settings.max_model_versions

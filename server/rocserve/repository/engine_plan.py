@@ -1,4 +1,4 @@
-"""Engine plans: choose a version's engine, its workers (processes and threads), and a fallback for a failed engine."""
+"""Chooses a version's engine, its workers (processes and threads), and a fallback for a failed engine."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ def plan_workers(
     `count` workers. On GPUs it is `count` workers for each of its `gpus`, or for all present GPUs. A group of KIND_AUTO
     uses GPUs only if the engine's choice allows it. A group of KIND_MODEL is `count` workers with all GPUs each if the
     engine supports it, else it is treated as KIND_AUTO. KIND_GPU gets the CPU only if the parameter `engine` is "auto".
-    Raises ServeError (INVALID_ARGUMENT) if all groups are passive, there are too many instances, or a GPU cannot be
-    used.
+    Raises ServeError (INVALID_ARGUMENT) if all groups are passive, there are too many instances, or a GPU is unusable.
     """
     plans: list[WorkerPlan] = []
     places: list[tuple[InstanceKind, Sequence[int]]] = []
@@ -62,7 +61,7 @@ def plan_workers(
         gpus = () if has_all else _gpus_of_group(group, name, config, choice, machine)
         kind = InstanceKind.GPU if gpus else InstanceKind.CPU
         places.append((group.kind, group.gpus) if is_model else (kind, gpus))
-        # Counted before the plans are created, because a huge `count` costs nothing to write.
+        # Checked before the plans are created: anybody can write a huge `count`.
         used_gpus.update(gpus)
         asked[kind] += group.count * max(len(gpus), 1)
         # If GPUs cannot be listed, the configuration may name any number.
@@ -165,7 +164,7 @@ def shortened(warning: str) -> str:
 
 def _place(worker: WorkerPlan) -> str:
     if worker.kind is InstanceKind.MODEL:
-        return "as the model says"
+        return "chosen by the model"
     return "cpu" if worker.device is None else f"gpu {worker.device}"
 
 
@@ -203,10 +202,10 @@ async def load_on_engine(
             return await load(plan)
         except EngineFailed as failed:
             error = failed.error
-        # What stopped another engine may pass, even if the last one refuses the file.
+        # Another engine's failure may be temporary, even if the last one refuses the file.
         error.can_pass = can_pass = can_pass or error.can_pass
         instead = "" if plan.fallback is None else plan.fallback.engine.name
-        # A wrong file or configuration fails on the same engine's other device too.
+        # A wrong file or configuration also fails on the same engine's other device.
         is_checked = isinstance(error, LoadCheckFailed)
         is_hopeless = instead == plan.engine.name and error.code is StatusCode.INVALID_ARGUMENT and not is_checked
         if plan.fallback is None or is_hopeless:
@@ -214,15 +213,15 @@ async def load_on_engine(
         try:
             next_plan = _plan(definition, plan.fallback, machine, plan.model_bytes)
         except ServeError as refusal:
-            text = f"{error.text}{before}; engine {instead} does not take its place: {refusal.text}"
+            text = f"{error.text}{before}; engine {instead} cannot replace it: {refusal.text}"
             raise error.with_text(text) from None
         on_gpu, on_cpu = (" on the GPU", " on the CPU") if instead == plan.engine.name else ("", "")
         fault = "fails its load check" if is_checked else "cannot load it"
         failure = f"engine {plan.engine.name} {fault}{on_gpu}: {error.text}{before}"
         fields = about(model=order.definition.name, version=order.version)
-        log.warning("%s: %s; engine %s%s takes its place", order.name, failure, instead, on_cpu, extra=fields)
+        log.warning("%s: %s; engine %s%s replaces it", order.name, failure, instead, on_cpu, extra=fields)
         plan = replace(next_plan, reason=failure, replaces=plan.replaces or plan.engine.name)
-        before = f"; before, {failure}"
+        before = f"; earlier, {failure}"
 
 
 def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine, model_bytes: int) -> EnginePlan:

@@ -50,7 +50,7 @@ class EnsembleTrials:
             try:
                 await self._answer(InferRequest(head, "", [entry.data for entry in batch.inputs.values()]))
             except ServeError as error:
-                # The members serve, and may be replaced, whatever the ensemble's own files say.
+                # Members may be replaced while the ensemble's own files stay unchanged.
                 raise error.with_text(f"failed to run warmup sample '{name}': {error.text}").passing() from None
 
     async def check_recorded_answers(self, file: Path) -> LoadCheckReport:
@@ -74,7 +74,6 @@ class EnsembleTrials:
     async def _answer(self, request: InferRequest) -> Sequence[Sequence[Tensor]]:
         """Return the outputs of each response. Raises ServeError."""
         ensemble = self._ensemble
-        # Statistics of its own.
         trial = EnsembleVersion(
             ensemble.config,
             ensemble.config_message,
@@ -97,11 +96,9 @@ def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:
     members = reachable(members_of(ensemble), lambda key: members_of(configs[key]) if key in configs else ())
     batchings = (configs[key].sequence_batching for key in members if key in configs)
     controls = (
-        control for batching in batchings if batching for entry in batching.control_inputs for control in entry.controls
+        one for batching in batchings if batching for entry in batching.control_inputs for one in entry.controls
     )
-    return any(
-        control.kind is ControlKind.CORRELATION_ID and control.datatype is DataType.BYTES for control in controls
-    )
+    return any(one.kind is ControlKind.CORRELATION_ID and one.datatype is DataType.BYTES for one in controls)
 
 
 class _Waiter:

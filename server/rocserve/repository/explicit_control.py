@@ -25,7 +25,7 @@ from rocserve.repository.table import ModelTable
 
 ALL_MODELS = "*"
 _ATTEMPTS = 5
-"""Attempts of a load whose files change meanwhile."""
+"""Attempts of a load whose files keep changing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ExplicitControl:
         parsed = parse_load_parameters(name, parameters)
         if parsed.files and not self._context.settings.allow_remote_files:
             raise RequestRefused(
-                f"failed to load '{name}', files are not taken from requests; put them into the repository, or start"
+                f"failed to load '{name}', files in requests are refused; put them into the repository, or start"
                 " the server with --allow-remote-files=true"
             )
         await asyncio.shield(
@@ -92,7 +92,7 @@ class ExplicitControl:
         )
 
     def unload_version(self, name: str, number: int) -> None:
-        """Unload one version of a model, and the model with its last version. A version that is not loaded is none."""
+        """Unload one version of a model, and the model with its last version. Ignores versions that are not loaded."""
         for key in self._names.keys(name, self._models):
             model = self._models[key]
             model.unwant(number)
@@ -156,28 +156,21 @@ class ExplicitControl:
         tried = {key}
         level = [key]
         while level:
-            lacking = [
-                member
-                for member_key in level
-                for member in readings[member_key].members
-                if not self._is_serving(member)
-            ]
+            lacking = [member for one in level for member in readings[one].members if not self._is_serving(member)]
             if lacking and await self._remotes.take({self._names.bare(member) for member in lacking}):
                 scan = await self._context.scanner.run()
-            for member_key in level:
+            for one in level:
                 # With namespaces a member's name is looked up in every repository, as in Triton.
-                found = (
-                    key for member in readings[member_key].members for key in self._keys(self._names.bare(member), scan)
-                )
-                members[member_key] = {key for key in found if not self._is_serving(key)}
-            new = sorted(set().union(*(members[member_key] for member_key in level)) - tried)
+                found = (key for member in readings[one].members for key in self._keys(self._names.bare(member), scan))
+                members[one] = {key for key in found if not self._is_serving(key)}
+            new = sorted(set().union(*(members[one] for one in level)) - tried)
             tried.update(new)
             level = []
-            works = (self._read(member_key, IN_REPOSITORY, scan) for member_key in new)
-            for member_key, outcome in zip(new, await asyncio.gather(*works, return_exceptions=True), strict=True):
+            works = (self._read(one, IN_REPOSITORY, scan) for one in new)
+            for one, outcome in zip(new, await asyncio.gather(*works, return_exceptions=True), strict=True):
                 if isinstance(outcome, _FolderContents):
-                    readings[member_key] = outcome
-                    level.append(member_key)
+                    readings[one] = outcome
+                    level.append(one)
                 else:
                     self._log_failure(outcome)
         return readings, members
@@ -208,7 +201,7 @@ class ExplicitControl:
                     await asyncio.sleep(self._context.settings.settle_seconds)
                     reading = await self._read(key, reading.parameters, await self._context.scanner.run())
             finally:
-                # A folder that is gone or keeps changing gets no other load.
+                # A folder that is gone or keeps changing is not loaded again.
                 for model in models:
                     model.stop_loading()
         name = self._names.bare(key)
@@ -232,7 +225,7 @@ class ExplicitControl:
         if parameters.files and not self._context.settings.allow_remote_models:
             raise RequestRefused(
                 f"failed to load '{name}', there is no such model in the repository; start the server with"
-                " --allow-remote-models=true to have requests bring models of their own"
+                " --allow-remote-models=true to accept models in load requests"
             )
         if parameters.files:
             return ModelScan(name, Path(name), Path(name))

@@ -121,7 +121,7 @@ class HotReload:
             for name in sorted(settled):
                 self._take_folder(name, scan.models.get(name))
         due = self._debounce.due()
-        # Notifications may come late (watchdog holds back half of a rename). And a folder that keeps disappearing and
+        # Notifications may be late (watchdog holds back half of a rename). A folder that keeps disappearing and
         # reappearing must not count as gone because two scans happened to miss it.
         return math.inf if due is None else min(due, ended + settle_seconds / _SCANS_WHILE_UNSETTLED)
 
@@ -130,8 +130,8 @@ class HotReload:
         return reading is not None and reading.is_queued
 
     def read_again(self, folder: ModelKey) -> None:
-        """Read a folder as the latest scan has it, though it has not changed. Raises ServeError (NOT_FOUND) if there is
-        no such folder with a model."""
+        """Read a folder in the state of the latest scan, although it has not changed. Raises ServeError (NOT_FOUND) if
+        there is no such folder with a model."""
         scan = self._context.scanner.latest.models.get(folder)
         if scan is None or not (scan.looks_like_model or scan.refusal):
             raise not_found(f"there is no folder '{folder}' with a model in the model repositories")
@@ -180,7 +180,7 @@ class HotReload:
                     # The folder may have changed again meanwhile.
                     if self._readings.get(reading.scan.key) is reading:
                         self._apply(reading, outcome)
-        # Before this task ends, because a folder queued from now on needs a new reader.
+        # Reset before this task ends: a folder queued from now on needs a new reader.
         self._readers.difference_update(filter(None, (asyncio.current_task(),)))
 
     def _read_batch(self) -> list[tuple[_FolderReading, Sequence[ModelContent] | Exception]]:

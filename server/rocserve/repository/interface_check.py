@@ -1,4 +1,4 @@
-"""Checks that a new configuration keeps what clients of the served version use: its file may have been cut short."""
+"""Checks that a new configuration keeps what clients of the served version use: its file may be truncated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class InterfaceLost(ServeError):
 
     def __init__(self, lost: str) -> None:
         text = (
-            f"the configuration has lost {lost}, while the version's files are as they were: it looks cut short. Put it"
-            " back; or, if it is meant, change the version's files too, or unload the model before"
+            f"the configuration has lost {lost}, but the version's files have not changed: the configuration may be"
+            " truncated. Restore it; or, if the change is intended, change the version's files too or unload the model"
+            " first"
         )
         super().__init__(StatusCode.INVALID_ARGUMENT, text)
 
@@ -28,13 +29,13 @@ def check_interface(
     """Refuse a new version if only the configuration changed and lost something that clients use. A deliberate change
     of the interface comes with new model files. Ensembles have no other files, so they are not checked. `before`: the
     content of the `served` configuration. Raises InterfaceLost."""
-    # A configuration from a load request came whole.
+    # A load request's configuration is never truncated.
     is_whole = REQUEST_SOURCE in (before.definition.source, content.definition.source)
     if content.definition.is_ensemble or is_whole or before.scan.versions[version] != content.scan.versions[version]:
         return
     was_written, is_written = (one.definition.message.max_batch_size > 0 for one in (before, content))
     if before.definition.class_names is not None:
-        # No configuration named these labels: labels.txt brought them, and is checked against the model.
+        # These labels came from labels.txt, which is checked against the model.
         served = replace(served, outputs=tuple(replace(output, labels=()) for output in served.outputs))
     if lost := lost_interface(served, new, was_written and not is_written):
         raise InterfaceLost(lost)

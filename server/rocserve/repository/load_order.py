@@ -1,4 +1,4 @@
-"""The load of a version: what it gets, returns and raises."""
+"""The interface of a version's load: its order, its result and its errors."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class LoadedVersion(ServedVersion, Protocol):
 
     @property
     def status_reason(self) -> str:
-        """What is wrong with the version, or still runs in the background, for the repository index ("restarting:
-        worker killed by signal 9"); "" = nothing."""
+        """The version's problem or background work, for the repository index ("restarting: worker killed by signal 9");
+        "" = none."""
 
     def watch_use(self, on_request: Callable[[], None]) -> None:
         """Call back with each request of a model that may be unloaded, on the data plane's thread."""

@@ -1,4 +1,4 @@
-"""Reports what helps to repair a version that failed to load: the failure, the files, the configuration as written."""
+"""Reports the facts for repairing a version that failed to load: the failure, the files, the written configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_CONFIG_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class LastLoad:
-    """What the server knows of a row of the repository index, without the disk."""
+    """The server's knowledge of a row of the repository index, without reading the disk."""
 
     scan: ModelScan | None
     """The model's folder; None = it is gone."""
@@ -40,14 +40,14 @@ class LastLoad:
 
 @dataclass(frozen=True, slots=True)
 class ConfigText:
-    """A configuration's file as it is written."""
+    """The text of a configuration file."""
 
     file: str = ""
     """Relative to the model's folder; "" = there is none."""
     text: str = ""
     is_cut: bool = False
     line: int = 0
-    """Where a failure's text says that the fault is, counted from 1; 0 = nowhere."""
+    """The line that the failure's text names, counted from 1; 0 = none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def make_report(load: LastLoad, settings: RepositorySettings) -> LoadReport:
 
 
 def _marks(scan: ModelScan, version: int | None, most_entries: int) -> Iterator[FileMark]:
-    """Yield the files that a load of the version reads, as far as they can be read."""
+    """Yield the readable files of a load of the version."""
     flat = scan.flat
     is_meant = flat.has if flat is not None and flat.is_alone else None
     with contextlib.suppress(TooManyEntries, OSError):

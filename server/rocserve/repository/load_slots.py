@@ -43,7 +43,7 @@ class LoadSlots:
                 await waiter
             except asyncio.CancelledError:
                 if not waiter.cancelled():
-                    # The slot came together with the cancellation.
+                    # The slot was granted together with the cancellation.
                     self._release()
                 raise
         passing_on = asyncio.ensure_future(self._pass_slot_on(compiles))

@@ -21,7 +21,7 @@ from rocserve.scheduling.served_version import ScheduledVersion
 
 
 class VersionFacts:
-    """What the index, the metadata and the metrics tell of a version, as its workers know it."""
+    """A version's facts for the index, the metadata and the metrics, from its workers."""
 
     is_cold = False
     """It has no workers: its first request loads it."""

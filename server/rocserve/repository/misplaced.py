@@ -65,8 +65,7 @@ def _of_another_model(folder: Path, version: int, paths: Collection[str], known:
     else:
         return ""
     return (
-        f"{what}; if it was copied from a store, whose model '{folder.name}{version}' it is, end the URI of"
-        f" '{folder.name}' with '/'"
+        f"{what}; if it is model '{folder.name}{version}', copied from a store, end the URI of '{folder.name}' with '/'"
     )
 
 

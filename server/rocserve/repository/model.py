@@ -113,7 +113,7 @@ class ManagedModel:
         self.reconcile()
 
     def ask_for_reload(self) -> None:
-        """Let the next content load again, though the same is served, or has just failed."""
+        """Let the next content load again, although the same is served or has just failed."""
         for version in self.versions:
             version.ask_for_reload()
 
@@ -139,7 +139,7 @@ class ManagedModel:
         self._publish()
 
     def unwant(self, number: int) -> None:
-        """Unload a version, whatever the version policy says; the others stay as they are."""
+        """Unload a version regardless of the version policy; the others stay."""
         if self.content is not None:
             self.content = replace(self.content, wanted=self.content.wanted - {number})
         if number in self._versions:
@@ -215,7 +215,7 @@ class ManagedModel:
         rows = [version.entry() for version in self.versions]
         problem = self.problem_text()
         if not problem or self.is_serving:
-            # The served versions say it.
+            # The rows of the served versions show the problem.
             return rows
         if self.lacks_files and not self.is_ensemble:
             # Triton shows a model that was never loaded without a version and a state.
@@ -232,7 +232,8 @@ class ManagedModel:
         ]
 
     def is_ready(self) -> bool:
-        """Whether all that clients rely on is served. A failure of newer content or of a new model does not count."""
+        """Whether everything that clients rely on is served. Failures of newer content and of new models do not
+        count."""
         if self.lacks_files or self.is_optional:
             return True
         versions = [version for version in self.versions if not version.is_unloaded]
@@ -315,8 +316,8 @@ class ManagedModel:
             return
         self._has_warned = True
         self._context.log.warning(
-            "the new model '%s' is not served; the server stays ready for the others. Correct its files, which"
-            " the server then loads by itself, or move its folder out of the repository"
+            "the new model '%s' is not served; the server stays ready for the others. Correct its files (the server"
+            " then loads it without a restart), or move its folder out of the repository"
             " (--strict-readiness=always makes the server unready)",
             self.name,
             extra=about(model=self.name),
@@ -368,7 +369,7 @@ class ManagedModel:
 
     @property
     def _own_problem(self) -> Failure | None:
-        """Why the present content cannot be used, whatever is served."""
+        """Why the present content cannot be used; an earlier one may be served."""
         rejection, content = self._rejection, self.content
         if rejection is not None or content is None or content.wanted:
             return rejection

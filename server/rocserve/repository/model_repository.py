@@ -170,8 +170,8 @@ class ModelRepository:
         return LastLoad(scan, None)
 
     async def ensemble_drawing(self, name: str, version: int | None, width: float) -> Drawing | None:
-        """Draw an ensemble, whether it is served or not; None = the model is none, or its configuration cannot be read.
-        Raises ServeError (NOT_FOUND)."""
+        """Draw an ensemble, whether it is served or not; None = it is not an ensemble, or its configuration cannot be
+        read. Raises ServeError (NOT_FOUND)."""
         models = self._table.models
         key = next(iter(self._table.names.keys(name, models)), None)
         config = None if key is None else models[key].config_message(version)
@@ -196,10 +196,9 @@ class ModelRepository:
             raise
 
     async def reload(self, name: str) -> None:
-        """Load a model again, also if its files have not changed or have just failed; the version that serves goes on
-        until the new one is ready. Under explicit control, waits for the load; in polling mode, returns when it has
-        been asked for. Raises ServeError: UNAVAILABLE if models are loaded at the start only, NOT_FOUND for a name
-        without a folder."""
+        """Load a model again, even if its files have not changed or have just failed; the served version stays until
+        the new one is ready. Under explicit control, waits for the load; in polling mode, only starts it. Raises
+        ServeError: UNAVAILABLE if models are loaded at the start only, NOT_FOUND for a name without a folder."""
         if self._settings.control_mode is ControlMode.NONE:
             raise unavailable("this server loads models only at its start (--model-control-mode=none)")
         if self._is_stopping:
@@ -234,7 +233,7 @@ class ModelRepository:
             self._table.publish()
 
     def is_ready(self) -> bool:
-        """Whether the whole server may get requests."""
+        """Whether the whole server is ready for requests."""
         if not self._table.is_started or self._is_stopping:
             return False
         if self._settings.readiness is ReadinessRule.STARTED:

@@ -45,7 +45,7 @@ class Failure:
 
 @dataclass(slots=True)
 class RetryPolicy:
-    """Says when to retry, if at all; can be disabled for a time."""
+    """Decides whether and when to retry; can be disabled for a time."""
 
     backoff: Backoff
     enabled: bool = True
@@ -56,7 +56,7 @@ class RetryPolicy:
         now_ms = time.time_ns() // 1_000_000
         if not self.enabled or not error.can_pass:
             return Failure(error, attempts, waits_for_files=self.enabled, failed_ms=now_ms)
-        # Never less than the last try took: a load that fails after an hour of compiling must not compile all the time.
+        # At least as long as the last try: a load that fails after an hour of compiling must not compile all the time.
         pause_seconds = max(self.backoff.pause_seconds(attempts), took_seconds)
         return Failure(error, attempts, time.monotonic() + pause_seconds, failed_ms=now_ms)
 

@@ -1,4 +1,4 @@
-"""Names repositories for people: as short as tells them apart, because the page does not show the server's paths."""
+"""Gives repositories short, distinct names for people, because the page does not show the server's paths."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def summarise(marks: Iterable[FileMark]) -> FilesScan:
         line = f"{mark.path}\0{mark.size}\0{mark.mtime_ns}\0{mark.inode}\0{mark.refusal}\n"
         digest.update(line.encode(errors="surrogateescape"))
         refusal = refusal or mark.refusal
-        # A file and its new folder may carry the same time; the file's path says more.
+        # A file and its new folder may carry the same time; the file's path is more specific.
         if mark.changed_ns >= changed_ns:
             changed_ns, changed = mark.changed_ns, mark.path
         # Recorded answers are read once, and take no memory of a loaded model.
@@ -82,7 +82,7 @@ def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
     try:
         target = path.resolve()
     except (OSError, RuntimeError):
-        return f"'{path}' is a link that leads nowhere"
+        return f"'{path}' is a broken link"
     if any(target.is_relative_to(folder) for folder in allowed):
         return ""
     return f"'{path}' is a link that leads out of the model repository, to '{target}'; put the file itself there"
@@ -124,7 +124,7 @@ def _walk(
             if identity in above:
                 yield _refused(prefix.rstrip("/"), f"'{folder}' is a link to a folder that it is in")
                 return
-            # A folder that was made just now and is still empty counts as a change, too.
+            # A new folder counts as a change even while it is empty.
             yield FileMark(prefix, 0, 0, 0, status.st_ctime_ns)
             # The iteration itself reads the folder, and may fail like its opening.
             for entry in entries:
@@ -266,7 +266,7 @@ def scan_model(
                 parts[part].append(mark)
     except TooManyEntries:
         refusal = (
-            f"'{folder}' holds more than {most_entries} files and folders; keep elsewhere what is no part of the model,"
+            f"'{folder}' holds more than {most_entries} files and folders; move files that do not belong to the model,"
             " or raise --max-folder-entries"
         )
         # Not replace(model): `model` may be an earlier scan, whose files must not count as the folder's present ones.

@@ -28,12 +28,10 @@ from rocserve.settings.repository import SingleModel, WhatKind
 _YOUNG_SECONDS = 60.0
 """Seconds in which a new folder is still being filled."""
 _CLOCK_SECONDS = 1.0
-"""Seconds by which a file system's times may lag behind the clock."""
+"""Seconds by which a file system's times may be behind the clock."""
 _EXPORTED = "onnx/model.onnx"
 """Where Hugging Face's exports for several engines have the model."""
-UNPRINTABLE = (
-    "the name of the folder '{}' has bytes that are no UTF-8, or characters that cannot be printed; rename the folder"
-)
+UNPRINTABLE = "the name of the folder '{}' has bytes that are not UTF-8, or unprintable characters; rename the folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class RepositoryScanner:
     def _report(self, before: RepositoryScan, scan: RepositoryScan) -> None:
         for root, reason in scan.unreadable.items():
             if before.unreadable.get(root) != reason:
-                self._log.error("failed to read model repository '%s': %s; its models stay as they are", root, reason)
+                self._log.error("failed to read model repository '%s': %s; its models stay unchanged", root, reason)
         for root in before.unreadable.keys() - scan.unreadable.keys():
             self._log.info("model repository '%s' can be read again", root)
         for model in scan.models.values():
@@ -148,7 +146,7 @@ class RepositoryScanner:
             entries = [entry for entry in scanned if not is_temporary(entry.name)]
         device = root.stat().st_dev
         if not entries and self._devices.setdefault(root, device) != device:
-            raise OSError(0, "it is empty since its file system is not mounted any more")
+            raise OSError(0, "it is empty because its file system is no longer mounted")
         self._devices[root] = device
         if self._single is not None:
             return {scan.name: scan for scan in self._scan_single(self._single)}
@@ -234,7 +232,7 @@ def _merge(repositories: Iterable[Iterable[ModelScan]]) -> dict[ModelKey, ModelS
         first = models.setdefault(scan.key, scan)
         one = numbers.setdefault(scan.key, number)
         if first is not scan and not _is_misnamed(scan):
-            # Clients do not see the folders' paths; the repositories' numbers still tell the folders apart.
+            # Clients do not see the folders' paths; the repositories' numbers distinguish the folders.
             reason = (
                 f"model appears in two or more repositories: '{scan.name}' is in '{first.folder}' (--model-repository"
                 f" no. {one}) and '{scan.folder}' (no. {number}); keep one"
@@ -281,7 +279,7 @@ def find_flat_file(folder: Path, registry: BackendRegistry) -> str:
     named = [name for name in names if name.lower().endswith(endings)]
     if TOKENIZER in names and not named:
         raise invalid_argument(
-            f"'{folder}' holds {TOKENIZER}, and no model: expected model.onnx, {_EXPORTED} or model.pt2 beside it;"
+            f"'{folder}' holds {TOKENIZER} but no model: expected model.onnx, {_EXPORTED} or model.pt2 beside it;"
             " optimum writes one: optimum-cli export onnx --model NAME FOLDER"
         )
     for found in (
@@ -290,8 +288,8 @@ def find_flat_file(folder: Path, registry: BackendRegistry) -> str:
     ):
         if len(found) > 1:
             raise invalid_argument(
-                f"'{folder}' holds several files that may be the model: {', '.join(found)}; name the one that is to be"
-                f" served: rocserve serve {folder / found[0]}"
+                f"'{folder}' holds several files that may be the model: {', '.join(found)}; name the one to"
+                f" serve: rocserve serve {folder / found[0]}"
             )
         if found:
             return found[0]

@@ -31,7 +31,7 @@ class _PresetSet:
 
 
 class PresetModels:
-    """Makes and removes them as the served models change. All calls are made on the loop's thread."""
+    """Makes and removes these models when the served models change. All calls are made on the loop's thread."""
 
     def __init__(self, context: RepositoryContext, table: ModelTable) -> None:
         self._context = context
@@ -90,7 +90,7 @@ class PresetModels:
             models = await asyncio.to_thread(
                 preset_models, config, definition, content.scan.version_folder(version.version)
             )
-            # A version that was replaced by an equal one needs no new preset models.
+            # A version replaced by an equal one needs no new preset models.
             if models != made.models or self._lacks_some(key, made):
                 contents = await asyncio.to_thread(self._context.reader.read_generated, models, content.scan.namespace)
                 on_freed = functools.partial(self._make_again, key)

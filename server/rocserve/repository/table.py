@@ -35,9 +35,9 @@ class RepositoryEvent:
     row: IndexEntry
     """For an act only the model's name; "" = the server."""
     act: str = ""
-    """What an operator has done on the page; "" = the row has changed."""
+    """The operator's act on the page; "" = the row has changed."""
     address: str = ""
-    """Where the act came from."""
+    """The network address of the operator."""
 
 
 class RepositoryEvents:
@@ -61,7 +61,7 @@ class RepositoryEvents:
                 self._append(row)
 
     def note_act(self, act: str, name: str, address: str) -> None:
-        """Record what an operator does. `name`: of the model; "" = with the server."""
+        """Record an operator's act. `name`: the model's; "" = the act concerns the server."""
         self._append(IndexEntry(name), act, address)
 
     def _append(self, row: IndexEntry, act: str = "", address: str = "") -> None:
@@ -106,7 +106,7 @@ class ModelTable:
         self.models: dict[ModelKey, ManagedModel] = {}
         self.events = RepositoryEvents()
         self.is_started = False
-        """The server's first loads have ended."""
+        """Whether the server's first loads have ended."""
         self.context = context
         self._holder = holder
         self._is_closed = False
@@ -115,7 +115,7 @@ class ModelTable:
         self._waiting_for: dict[ModelKey, tuple[ModelKey, Callable[[], None]]] = {}
         """Refused folder -> the key that another folder's model has, and the call when that model is gone."""
         self._removed: dict[ModelKey, None] = {}
-        """Removed models in the order of their removal; the values mean nothing."""
+        """Removed models in the order of their removal; the values are unused."""
         self._served: dict[ModelKey, ServedModel] = {}
         """The models' entries in the serving table."""
         self._ensembles: dict[ModelKey, ManagedModel] = {}
@@ -223,7 +223,7 @@ class ModelTable:
             self._remove(model)
 
     def drop(self, folder: ModelKey) -> None:
-        """Remove the models of a folder that is gone or holds no model any more."""
+        """Remove the models of a folder that is gone or no longer holds a model."""
         self._waiting_for.pop(folder, None)
         for model in self.models_of(folder):
             self._remove(model)
@@ -246,7 +246,7 @@ class ModelTable:
     def _remove(self, model: ManagedModel) -> None:
         self.context.log.info("model '%s' is no longer in the repository", model.name, extra=about(model=model.name))
         folder, model.folder = model.folder, None
-        assert folder is not None, "it is a folder's"
+        assert folder is not None, "a folder defines the model"
         self._keys_by_folder[folder].discard(model.key)
         if not self._keys_by_folder[folder]:
             self._keys_by_folder.pop(folder)
@@ -292,7 +292,7 @@ class ModelTable:
             self.events.forget(key)
         for folder, (name, on_freed) in tuple(self._waiting_for.items()):
             is_free = name in changed_keys and self.folder_of(name) is None
-            # An earlier call may have published, and so have called this one.
+            # An earlier callback may have published, and so called this one.
             if is_free and self._waiting_for.pop(folder, None) is not None:
                 on_freed()
         for callback in tuple(self._subscribers):

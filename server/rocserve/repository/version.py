@@ -1,4 +1,4 @@
-"""One version of a model: which content requests get, which one is to take its place, and what the index says of it."""
+"""One version of a model: the content that serves, the content that will replace it, and the version's index row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNLOADED = "unloaded"
 """Triton's reason for a version that was unloaded on purpose."""
 _NEWER_FAILED = "newer content failed to load"
 _SUSPICIOUS_DISCARDS = 3
-"""Discarded loads in a row, by changes of one file, after which it is implausible that somebody still copies it."""
+"""Loads in a row that were discarded because the same file changed; so many changes are unlikely to be a copy."""
 _STATUS_NAMES = {
     StatusCode.INVALID_ARGUMENT: "Invalid argument",
     StatusCode.NOT_FOUND: "Not found",
@@ -79,20 +79,20 @@ class ManagedVersion:
         self._on_change = on_change
         self._publish = publish
         self._current: VersionLife | None = None
-        """What the serving table offers."""
+        """The life that the serving table offers."""
         self._next: VersionLife | None = None
         """The latest content, if it is not served: it is being loaded, or has failed, or its files have changed."""
         self._leaving: dict[VersionLife, asyncio.Task[None] | None] = {}
         """Lives with their ends, which begin when the serving table no longer offers them."""
         self._problem: ServeError | None = None
-        """Why content that is newer than the served one cannot be used; None = it can, or that is unknown."""
+        """Why newer content than the served one cannot be used; None = it can be used, or this is unknown."""
         self._retry: asyncio.Task[None] | None = None
         self._is_reload_asked = False
         self._reported_warnings: dict[str, set[str]] = {}
         """Key of the last content -> the warnings that its loads have logged."""
         self._was_served = False
 
-    # What is known
+    # State
 
     @property
     def served(self) -> LoadedVersion | None:
@@ -161,7 +161,7 @@ class ManagedVersion:
 
     @property
     def reason(self) -> str:
-        """Say why the version is in its state, for the index. Nothing else says it."""
+        """Return why the version is in its state, for the index."""
         current, newer, failure = self._current, self._next, self.failure
         if current is not None:
             parts = [self.members.text, _of_served(current), "" if newer is None else _of_newer(newer)]
@@ -196,7 +196,7 @@ class ManagedVersion:
             reason = f"{status_name(failure.error)}: {reason}"
         return IndexEntry(self.name, str(self.number), self.state.value, reason, self.served)
 
-    # What is wanted
+    # Changes
 
     def want(self, content: ModelContent) -> None:
         """Serve this content: load it unless it is served or being loaded, or has failed and its retry is not due."""
@@ -205,7 +205,7 @@ class ManagedVersion:
         is_same = newer is not None and not newer.is_stale and newer.is_of(content)
         if current is not None and self.serves(content):
             current.content = content
-            # What is served and what is loaded have the same content only if somebody has asked for a reload.
+            # The served and the loading life have the same content only after a request to reload.
             if not (is_asked or is_same):
                 self.reject(None)
                 return
@@ -230,7 +230,7 @@ class ManagedVersion:
             on_change=self._on_change,
             publish=self._publish,
         )
-        # A loaded version must go on serving if the new one fails, so the new one cannot wait for a request.
+        # A loaded version must keep serving if the new one fails, so the new one cannot wait for a request.
         if (current is None or current.is_cold) and self._context.residents.registers(content, self.number):
             life.failure = None
             life.register()
@@ -247,12 +247,12 @@ class ManagedVersion:
         self._note_problem(problem)
 
     def ask_for_reload(self) -> None:
-        """Let the next call of `want` load again, though the same content is served, or has just failed."""
+        """Let the next call of `want` load again, although the same content is served or has just failed."""
         self._is_reload_asked = True
         self.forget_failure()
 
     def forget_failure(self) -> None:
-        """Let the next call of `want` load again, though a load has just failed."""
+        """Let the next call of `want` load again, although a load has just failed."""
         if self._next is not None and self.has_failed:
             self._next.failure = None
 
@@ -273,7 +273,7 @@ class ManagedVersion:
         self._retire_current()
 
     def unload_retired(self) -> None:
-        """Unload what the serving table no longer offers."""
+        """Unload the lives that the serving table no longer offers."""
         if self._current is not None:
             self._current.hand_over()
         for life, task in self._leaving.items():
@@ -301,7 +301,7 @@ class ManagedVersion:
         return reported
 
     def _check(self, life: VersionLife, loaded: LoadedVersion) -> None:
-        """Raises ServeError if what is loaded must not take the place of what is served."""
+        """Raises ServeError if the loaded version must not replace the served one."""
         current = self._current
         if current is not None and current is not life and current.offered is not None:
             config = current.offered.config
@@ -355,13 +355,13 @@ class ManagedVersion:
     def _note_discard(self, life: VersionLife, error: FilesChanged) -> None:
         log, before = self._context.log, life.failure
         fields = about(model=self.name, version=self.number)
-        log.info("load of %s:%d thrown away: %s", self.name, self.number, error.text, extra=fields)
+        log.info("load of %s:%d discarded: %s", self.name, self.number, error.text, extra=fields)
         is_again = before is not None and isinstance(before.error, FilesChanged) and before.error.file == error.file
         life.failure = Failure(error, before.attempts + 1 if before is not None and is_again else 1)
         if life.failure.attempts == _SUSPICIOUS_DISCARDS:
             log.warning(
-                "'%s' of model '%s' has changed during each of %d loads, and files that change are never served; if the"
-                " model itself writes there, let it write elsewhere, into the temporary folder for example",
+                "'%s' of model '%s' has changed during each of %d loads, and changing files are never served; if the"
+                " model itself writes there, let it write elsewhere, such as into the temporary folder",
                 error.file,
                 self.name,
                 _SUSPICIOUS_DISCARDS,
@@ -375,7 +375,7 @@ class ManagedVersion:
         failure = self._context.retry.next_failure(error, life.previous, took)
         life.failure = failure
         self._note_problem(error)
-        kept = "; what was loaded before goes on serving" if self.served is not None else ""
+        kept = "; the version loaded before keeps serving" if self.served is not None else ""
         self._context.log.error(
             "failed to load '%s' version %d: %s%s",
             self.name,

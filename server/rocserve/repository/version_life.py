@@ -1,5 +1,5 @@
-"""The life of a version with one content, from its registration until nothing is left of it. `PHASES` has the legal
-changes, README.md the picture."""
+"""The life of a version with one content, from its registration until it is gone. `PHASES` has the legal changes,
+README.md the diagram."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Phase(enum.Enum):
     LOADING = "a load runs, or waits for its slot or for room"
     CHECKING = "a load tries the version before it is served"
     READY = "it is loaded"
-    DRAINING = "what was loaded answers its last requests"
+    DRAINING = "the loaded version answers its last requests"
     GONE = "nothing is left"
 
 
@@ -47,10 +47,10 @@ PHASES: Mapping[Phase, Set[Phase]] = {
 """What may follow each phase."""
 
 FILES_CHANGED = (
-    "its files are not what they were when it was registered; load it again, or restart the server if it has"
+    "its files have changed since it was registered; load it again, or restart the server if it has"
     " --model-control-mode=none"
 )
-_WAITS_FOR_SLOT = LoadProgress("waits until another model has been loaded")
+_WAITS_FOR_SLOT = LoadProgress("waits for another model's load")
 
 
 class VersionLife:
@@ -71,15 +71,16 @@ class VersionLife:
         publish: Callable[[], None],
     ) -> None:
         """`failure`: of the load before. `reported_warnings`: those that loads of this content have logged. `check`:
-        raises ServeError if what is loaded must not be served. `on_load_ended`: gets the reason if the load has failed.
-        `on_change`: reports, from any thread, that the index changes; `publish` updates the serving table now."""
+        raises ServeError if the loaded version must not be served. `on_load_ended`: gets the reason if the load has
+        failed. `on_change`: reports, from any thread, that the index changes; `publish` updates the serving table
+        now."""
         definition = content.definition
         self.name = name
         self.number = number
         self.content = content
         self.phase = Phase.REGISTERED
         self.offered: LoadedVersion | None = None
-        """What requests get: the loaded version, or a cold one; None = nothing yet, or nothing any more."""
+        """The version that requests get: loaded or cold; None = not yet, or no longer."""
         self.failure = failure
         """Why the latest load that ended did not succeed; also while the next one runs."""
         self.previous: Failure | None = None
@@ -101,14 +102,14 @@ class VersionLife:
         self._stopped: asyncio.Task[ServeError | None] | None = None
         """A load that was cancelled and may not have ended."""
         self._callers = 0
-        """How many wait for the load without a request."""
+        """The number of callers that wait for the load without a request."""
         self._replaced: ColdVersion | None = None
         """The cold version whose requests the loaded one gets as soon as it is published."""
         self._resident: Resident | None = None
-        """None = it is never unloaded for others or because nobody uses it."""
+        """None = the version is never unloaded for room or idleness."""
         self._is_retired = False
 
-    # What is known
+    # State
 
     @property
     def is_loading(self) -> bool:
@@ -183,7 +184,7 @@ class VersionLife:
 
     async def _load(self) -> ServeError | None:
         log = self._context.log
-        # A retry ends in a line, whatever its result, and so does a load for a request.
+        # Retries, and loads for a request, always log their result.
         level = logging.DEBUG if self.previous is not None or self.is_cold else self._context.load_level
         fields = about(model=self.name, version=self.number)
         log.log(level, "loading: %s:%d", self.name, self.number, extra=fields)
@@ -277,7 +278,7 @@ class VersionLife:
                 self.change(phase)
 
     def _discard(self, loaded: LoadedVersion) -> None:
-        self._context.background.start(loaded.unload(), f"unload of {self.name} {self.number}, which was not wanted")
+        self._context.background.start(loaded.unload(), f"unload of unwanted {self.name} {self.number}")
 
     # Waiting for the first request
 
@@ -390,7 +391,7 @@ class VersionLife:
         self.change(Phase.GONE)
 
     def _leave(self) -> None:
-        """Have no room any more. The resident refers to this object: without it nothing waits for a collection."""
+        """Give back the room. The resident refers to this object; dropping it leaves no cycle for the collector."""
         resident, self._resident = self._resident, None
         if resident is not None:
             self._context.residents.leave(resident)

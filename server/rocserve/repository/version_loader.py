@@ -157,7 +157,7 @@ class WorkerVersionLoader:
             raise
         report = workers.load_check
         if signature.dependent_rows and not complete.config.max_batch_size:
-            # What the engine took for the written size was a dialect's default, which has been taken back.
+            # The engine saw a dialect's default as the written size; completion has removed it.
             report = replace(report, warning="", failures=tuple(kind for kind in report.failures if kind != ROWS))
         workers.checked = report
         self._tell_of_check(order, report)
@@ -208,7 +208,7 @@ class WorkerVersionLoader:
 
     def _tell_of_check(self, order: LoadOrder, report: LoadCheckReport) -> None:
         for kind in report.failures:
-            # A model's code may send others, which would become ever new metrics.
+            # A model's code may send unknown kinds, which would create new metrics without limit.
             if kind in KINDS:
                 self._count_failed_check(order, kind)
         if report.parts:
@@ -227,8 +227,8 @@ class WorkerVersionLoader:
             self._log_once(
                 logging.WARNING,
                 order,
-                f"model '{definition.name}' asks for the response cache, but the server has none;"
-                " --cache-config=local,size=BYTES makes one",
+                f"model '{definition.name}' asks for the response cache, but the server has none; enable it with"
+                " --cache-config=local,size=BYTES",
             )
             config = replace(config, response_cache=False)
         statistics = ModelStatistics(self.latencies.distributions(config))

@@ -99,7 +99,7 @@ class RepositoryWatch(FileSystemEventHandler):
             try:
                 if self._observer is None:
                     # watchdog 7 writes to standard error about folders that it sees twice while they fill, and when it
-                    # ends. The poll finds what it really misses.
+                    # ends. Polling finds the changes that it misses.
                     warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
                     logging.getLogger("watchdog").addHandler(logging.NullHandler())
                     observer = Observer()
@@ -157,7 +157,7 @@ class RepositoryWatch(FileSystemEventHandler):
     def _forget(self, root: Path, observer: BaseObserver) -> None:
         watched = self._watches.pop(root, None)
         if watched is not None:
-            # watchdog may fail here as in _close. The folder is gone, or is watched again next.
+            # watchdog may fail here as in _close. The folder is gone, or will be watched again.
             with contextlib.suppress(Exception):
                 observer.unschedule(watched[1])
 

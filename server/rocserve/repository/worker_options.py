@@ -1,4 +1,4 @@
-"""Plans how the workers of a version are started: what they load, may use, and share."""
+"""Plans the start of a version's workers: what they load, may use, and share."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def plan_version_workers(
     interpreter, flat = model_interpreter(definition), definition.flat
     plans = list(plan.workers)
     if definition.config.cc_model_filenames:
-        # Each worker gets the file that is meant for its GPU.
         files = [str(find_model_file(definition, order.folder, worker.architecture)) for worker in plans]
         plans = [replace(worker, model_file=file) for worker, file in zip(plans, files, strict=True)]
     return PlannedWorkers(
@@ -122,12 +121,12 @@ def _obstacle_to_sharing(
     """Return why the model cannot share a process; "" = it can."""
     config, engine = definition.config, plan.engine
     obstacles = {
-        f"engine {engine.name} runs each model in a process of its own": not engine.shares_process or plan.loader,
+        f"engine {engine.name} runs each model in a separate process": not engine.shares_process or plan.loader,
         "it is on a GPU": any(worker.device is not None for worker in plan.workers),
         "it asks for execution accelerators": config.gpu_accelerators or config.cpu_accelerators,
         "it brings custom operators": config.operator_libraries,
         "a host policy keeps its instances to CPU cores": any(worker.cores for worker in plan.workers),
-        "it has bounds of its own for its process": bounds,
+        "it sets bounds for its process": bounds,
         "--worker-environment has variables for it alone": definition.name in dict(settings.environment),
         # Such a model could bring down models of other clients.
         "clients have brought its files": definition.repository is None,

@@ -25,8 +25,8 @@ def test_files_need_a_configuration() -> None:
         parse_load_parameters("m", {"file:1/model.onnx": b"x"})
     assert (caught.value.code, caught.value.text) == (
         StatusCode.INTERNAL,
-        "failed to load 'm', failed to poll from model repository: files are given (1/model.onnx) but no 'config'; give"
-        " the configuration that goes with them too",
+        "failed to load 'm', failed to poll from model repository: files are given (1/model.onnx) without 'config';"
+        " add the configuration of these files",
     )
 
 
@@ -35,7 +35,7 @@ def test_of_many_files_without_a_configuration_the_first_are_named() -> None:
     with pytest.raises(ServeError) as caught:
         parse_load_parameters("m", parameters)
     named = ", ".join(f"{number}/model.onnx" for number in range(100, 108))
-    assert f"files are given ({named}, and 892 more) but no 'config'" in caught.value.text
+    assert f"files are given ({named}, and 892 more) without 'config'" in caught.value.text
 
 
 def test_recorded_answers_may_come_with_the_files(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ async def test_the_commands_in_the_index_repair_it_in_the_repository(
 )
 def test_a_version_that_a_store_made_of_another_model_is_named(root: Path, paths: list[str], what: str) -> None:
     write(root, *paths)
-    end = "; if it was copied from a store, whose model 'm2' it is, end the URI of 'm' with '/'"
+    end = "; if it is model 'm2', copied from a store, end the URI of 'm' with '/'"
     assert advice(root) == [what.format(root) + end]
 
 

@@ -110,7 +110,7 @@ async def test_a_load_that_waits_for_its_turn_says_so(start: Start, folders: Fol
     folders.model("a", 1)
     await served.until(lambda: loader.running == 1)
     folders.model("b", 1)
-    await served.until(lambda: served.rows("b") == {"1": ("LOADING", "waits until another model has been loaded")})
+    await served.until(lambda: served.rows("b") == {"1": ("LOADING", "waits for another model's load")})
     held.set()
     await served.until(lambda: served.state("b") == "READY")
 

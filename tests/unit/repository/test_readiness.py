@@ -17,9 +17,9 @@ from rocserve.settings import ControlMode, ReadinessRule
 from .conftest import FakeLoader, Folders, Served, Start
 
 NOT_SERVED = (
-    "the new model 'bad' is not served; the server stays ready for the others. Correct its files, which the server"
-    " then loads by itself, or move its folder out of the repository (--strict-readiness=always makes the server"
-    " unready)"
+    "the new model 'bad' is not served; the server stays ready for the others. Correct its files (the server"
+    " then loads it without a restart), or move its folder out of the repository (--strict-readiness=always makes the"
+    " server unready)"
 )
 
 

@@ -504,7 +504,7 @@ async def test_the_file_of_an_endpoint_that_is_another_by_now_is_not_waited_for(
     file.write_text("second")
     refused = host.ask(name)
     await host.answered(refused)
-    assert "its files are not what they were when it was registered" in str(refused.error)
+    assert "its files have changed since it was registered" in str(refused.error)
 
 
 async def test_clients_load_and_unload_by_name(folders: Folders, loader: FakeLoader, rig: Any) -> None:
@@ -583,7 +583,7 @@ async def test_changed_files_that_nobody_follows_are_refused_until_they_are_load
     refused = host.ask("a")
     await host.answered(refused)
     assert (
-        "its files are not what they were when it was registered; load it again, or restart the server if it has"
+        "its files have changed since it was registered; load it again, or restart the server if it has"
         " --model-control-mode=none"
     ) in str(refused.error)
     if mode is ControlMode.NONE:

@@ -334,7 +334,7 @@ def test_a_folder_with_too_many_files_is_refused(root: Path, folders: Folders) -
         (folder / "1" / f"{number}").touch()
     scan = scanned(root)["m"]
     assert scan.refusal.endswith(
-        f"holds more than {MOST_ENTRIES} files and folders; keep elsewhere what is no part of the model, or raise"
+        f"holds more than {MOST_ENTRIES} files and folders; move files that do not belong to the model, or raise"
         " --max-folder-entries"
     )
     # Nothing of it is remembered, so a change in it is no change.

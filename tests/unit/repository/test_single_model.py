@@ -73,7 +73,7 @@ def test_the_model_of_an_export_for_several_engines_lies_below(tmp_path: Path) -
 def test_a_tokenizer_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
     scan = scanned(make(tmp_path / "w", "tokenizer.json", "config.json", "model.safetensors"))
     assert scan is not None
-    assert "holds tokenizer.json, and no model: expected model.onnx, onnx/model.onnx or model.pt2" in scan.refusal
+    assert "holds tokenizer.json but no model: expected model.onnx, onnx/model.onnx or model.pt2" in scan.refusal
 
 
 @pytest.mark.parametrize("files", [["m/1/model.onnx"], ["m/config.pbtxt", "stray.onnx"], ["README.md"]])

@@ -185,7 +185,7 @@ def test_a_folder_whose_name_no_model_can_have(folder: Path) -> None:
     status, out, err = _run(folder.rename(folder.with_name("caf\udce9")))
     assert (status, out) == (1, "")
     assert err.count("\n") == 1
-    assert "the name of the folder 'caf\\xe9' has bytes that are no UTF-8, or characters that cannot be printed" in err
+    assert "the name of the folder 'caf\\xe9' has bytes that are not UTF-8, or unprintable characters" in err
 
 
 def test_ensemble_needs_no_engine(tmp_path: Path) -> None:

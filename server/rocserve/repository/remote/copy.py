@@ -1,5 +1,5 @@
 """The local copy of one unit of a remote repository: its files, and the record of their objects. Each change is
-recorded before it is made. If a server is killed in between, the next one completes the change without the network."""
+recorded first. If a server is killed before the change is complete, the next one completes it without the network."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class UnitCopy:
             yield
 
     def open(self) -> None:
-        """Read the record at the server's start. A killed server's change is completed, unless another server holds the
-        lock: that one does it, or makes a change of its own."""
+        """Read the record at the server's start. Completes a killed server's change, unless another server holds the
+        lock and completes it."""
         with self._lock.open("ab") as file:
             self.read(completes=lock_file(file, shared=False))
 
@@ -197,22 +197,23 @@ class CopyRoom:
             self._used = None
         if text:
             raise StoreError(
-                f"expected room for the {needed} bytes of {what}, came: {text}; make room, or raise"
-                " --remote-cache-size-bytes"
+                f"no room for the {needed} bytes of {what}: {text}; free disk space, or raise --remote-cache-size-bytes"
             )
 
     def _lack(self, needed: int) -> str:
-        """Return why there is not enough room; "" = there is, and with a limit it is reserved."""
+        """Return why there is not enough room. "" = there is enough; with a limit, it is then reserved."""
         if self._limit_bytes is None:
             disk = shutil.disk_usage(self._folder)
             lacks = disk.free - needed < disk.total // _FREE_SHARE
-            return f"{disk.free} bytes free in '{self._folder}', of which a tenth of the disk stays so" if lacks else ""
+            return (
+                f"{disk.free} bytes free in '{self._folder}', and a tenth of the disk must stay free" if lacks else ""
+            )
         if self._used is None:
             self._used = sum(
                 file.lstat().st_size // file.lstat().st_nlink for file in self._folder.rglob("*") if file.is_file()
             )
         if self._used + needed > self._limit_bytes:
-            return f"{self._used} bytes in '{self._folder}', which may have {self._limit_bytes}"
+            return f"{self._used} bytes used in '{self._folder}', limit {self._limit_bytes}"
         self._used += needed
         return ""
 

@@ -85,13 +85,13 @@ class BucketSource(Source):
             options: Any = {"range": (begin, end), "if_match": f'"{item.tag}"'}
             result = await obstore.get_async(self._store, self._prefix + item.key, options=options)
             if (tag := _tag(result.meta)) != item.tag:
-                raise ObjectChanged(f"expected '{item.key}' with the etag {item.tag}, came {tag}")
+                raise ObjectChanged(f"expected '{item.key}' with etag {item.tag}, got {tag}")
             return bytes(await result.bytes_async())
 
         async with self._requests:
             data = await with_store_errors(self._place, f"'{item.key}'", get())
         if len(data) != end - begin:
-            raise ObjectChanged(f"expected {end - begin} bytes of '{item.key}', came {len(data)}")
+            raise ObjectChanged(f"expected {end - begin} bytes of '{item.key}', got {len(data)}")
         os.pwrite(file, data, begin)
         note(len(data))
 
@@ -109,7 +109,7 @@ def _open(place: RemotePlace, make: Callable[[], ObjectStore]) -> ObjectStore:
         return make()
     # obstore has no common error for wrong options.
     except Exception as error:
-        text = f"expected what opens the store, came: {_error_text(error)}; check {_ADVICE[place.kind]}"
+        text = f"cannot open the store: {_error_text(error)}; check {_ADVICE[place.kind]}"
         raise StoreError(text) from None
 
 
@@ -139,10 +139,12 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
     try:
         return await asked
     except (FileNotFoundError, PreconditionError) as error:
-        raise ObjectChanged(f"expected {expected}, came: {_error_text(error)}; it is gone, or another by now") from None
+        raise ObjectChanged(
+            f"expected {expected}, got: {_error_text(error)}; the object was removed or replaced"
+        ) from None
     except InvalidPathError as error:
         raise StoreError(
-            f"expected names that are paths, came: {_error_text(error)}; rename or remove that object"
+            f"expected object names that are paths, got: {_error_text(error)}; rename or remove that object"
         ) from None
     # ValueError, LookupError and TypeError come from malformed responses.
     except (BaseError, OSError, ValueError, LookupError, TypeError) as error:
@@ -150,15 +152,15 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(
             r"(Error|code:) 40[13]\b", words
         )
-        advice = f"check {_ADVICE[place.kind]}, and that they may list and read" if denied else "it is asked again"
+        advice = f"check {_ADVICE[place.kind]}, and its rights to list and read" if denied else "the server will retry"
         if "RequestTimeTooSkewed" in words:
             # S3 refuses requests whose signing time differs too much from its clock.
             advice = "set this machine's clock, or the store's"
-        raise StoreError(f"expected {expected}, came: {words}; {advice}") from None
+        raise StoreError(f"expected {expected}, got: {words}; {advice}") from None
 
 
 def _error_text(error: Exception) -> str:
-    """Return an error's text in one line that is equal for equal errors and has no queries of URLs."""
+    """Return an error's text in one line, without durations and URL queries, so that equal errors have equal texts."""
     text = str(error).split("\n\nDebug source")[0]
     text = re.sub(r"\?[^\s\"']+", "", text)
     text = re.sub(r" in [\d.]+\w*s(, after \d+ retries)?(, max_retries: \d+, retry_timeout: \w+)?\b", "", text)
@@ -185,9 +187,9 @@ def store_options(place: RemotePlace, environment: Mapping[str, str]) -> Options
             names = [name for name in entries if place.url.startswith(name)]
             given = entries[max(names, key=len)] if names else given
             if not isinstance(given, form):
-                raise ValueError(f"{type(given).__name__} for {place.url} in place of {form.__name__}")
+                raise ValueError(f"{type(given).__name__} for {place.url} instead of {form.__name__}")
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise StoreError(f"{_FILE}={path}: expected a JSON file of credentials, came: {error}; mend it") from None
+            raise StoreError(f"{_FILE}={path}: expected a JSON file of credentials, got: {error}; correct it") from None
     return {name: value for name, value in options_of(place, given, environment).items() if value}
 
 
@@ -216,7 +218,7 @@ def _profile(name: str, environment: Mapping[str, str]) -> Options:
     try:
         found.read((credentials, config))
     except (OSError, configparser.Error, UnicodeDecodeError) as error:
-        raise StoreError(f"expected AWS's files of credentials in {credentials} and {config}, came: {error}") from None
+        raise StoreError(f"expected AWS credentials in {credentials} and {config}, got: {error}") from None
     sections = [found[section] for section in (f"profile {name}", name) if section in found]
     profile = {key: value for section in sections for key, value in section.items()}
     names = {

@@ -22,7 +22,7 @@ _LONGEST_NAME = 255
 
 
 class StoreError(Exception):
-    """A store fails to provide something. The text says what was expected, what came and what to do."""
+    """A store fails to provide something. The text says what was expected, what was received and what to do."""
 
 
 class ObjectChanged(StoreError):
@@ -80,7 +80,7 @@ def arrange(objects: Iterable[RemoteObject]) -> dict[str, Unit]:
         name = WHOLE if is_one or "/" not in one.key else one.key.split("/")[0]
         refusal = path_refusal(one.key)
         if one.key in folders:
-            refusal = f"'{one.key}' is an object and a folder at once, which no disk can hold; remove one"
+            refusal = f"'{one.key}' is both an object and a folder, which a disk cannot hold; remove one of them"
         if refusal and name in ("", ".", ".."):
             name = printable_name(one.key)
         unit = units.setdefault(name, Unit(name))
@@ -94,7 +94,7 @@ def path_refusal(key: str) -> str:
     shown = printable_name(key)
     for part in key.split("/"):
         if part in ("", ".", "..") or "\0" in part or len(part.encode(errors="surrogateescape")) > _LONGEST_NAME:
-            return f"the object's name '{shown}' is no path within a folder; rename or remove it"
+            return f"the object's name '{shown}' is not a path within a folder; rename or remove it"
     return ""
 
 

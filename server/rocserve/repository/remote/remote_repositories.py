@@ -42,7 +42,7 @@ _CONCURRENT_UNITS = 8
 _ATTEMPTS = 5
 """Attempts of a listing whose objects change meanwhile."""
 _OLD_SECONDS = 60.0
-"""Objects unchanged for this long before the start are not being uploaded. Clocks that are set differ by less."""
+"""Objects unchanged for this long before the start are not being uploaded. Synchronised clocks differ by less."""
 _PROGRESS_SECONDS = 10.0
 _END_SECONDS = 1.0
 """Seconds until the thread is abandoned; the file that it writes has a temporary name."""
@@ -85,8 +85,10 @@ class RemoteRepository:
         return any(copy.kept for copy in list(self._copies.values()))
 
     def notes(self) -> dict[str, str]:
-        """Return for each unit that differs from the store why it does, or how far its copy has come."""
-        taking = {name: f"being taken from {self.place.url}: {one.text}" for name, one in self._progress.copy().items()}
+        """Return, for each unit that differs from the store, the reason or the progress of its copy."""
+        taking = {
+            name: f"being copied from {self.place.url}: {one.text}" for name, one in self._progress.copy().items()
+        }
         waiting = dict.fromkeys(self._debounce.unsettled, f"waiting until its objects in {self.place.url} settle")
         return waiting | taking | self._problems.copy()
 
@@ -106,8 +108,8 @@ class RemoteRepository:
         if units is None or not takes:
             return
         ended = time.monotonic()
-        # This compares the store's clock with ours. If either is wrong, old objects wait as if they were young, or half
-        # an upload is copied and later the whole.
+        # This compares the store's clock with ours. If either is wrong, old objects wait as if they were new, or half
+        # an upload is copied first, and the complete one later.
         old = time.time() - _OLD_SECONDS
         self._debounce.observe(
             began,
@@ -204,21 +206,18 @@ class RemoteRepository:
                 return
             for key in gone:
                 if not await self._source.is_gone(key):
-                    raise StoreError(
-                        f"expected '{key}' in the listing, as it is in the store, came a listing without it; the copy"
-                        " stays as it is"
-                    )
+                    raise StoreError(f"the listing lacks '{key}', which is in the store; the copy stays unchanged")
             what = f"'{unit.name}'" if unit.name else "its model"
             began = time.monotonic()
             size = sum(item.size for item in lacking)
             progress = self._progress[unit.name] = _Progress(size, began)
             self._room.make(size, what)
             if lacking:
-                self._log.info("%s: taking %s: %d files, %.1f MB", self.place.url, what, len(lacking), size / 1e6)
+                self._log.info("%s: copying %s: %d files, %.1f MB", self.place.url, what, len(lacking), size / 1e6)
             await run_all(self._fetch(copy, item, progress, what) for item in lacking)
             await in_thread(lambda: copy.place(lacking, gone))
             self._log.info(
-                "%s: %s is as in the store: %d files taken, %d removed, in %.1f s",
+                "%s: copied %s: %d files fetched, %d removed, in %.1f s",
                 self.place.url, what, len(lacking), len(gone), time.monotonic() - began,
             )  # fmt: skip
 
@@ -227,18 +226,18 @@ class RemoteRepository:
             progress.done += count
             if time.monotonic() - progress.logged >= _PROGRESS_SECONDS:
                 progress.logged = time.monotonic()
-                self._log.info("%s: taking %s: %s", self.place.url, what, progress.text)
+                self._log.info("%s: copying %s: %s", self.place.url, what, progress.text)
 
         file = copy.incoming(item)
         if file.is_file():
-            # Fetched by a server that was interrupted.
+            # An interrupted server has already fetched it.
             note(item.size)
             return
         part = file.with_suffix(".part")
         await self._source.fetch(item, part, note)
         size = part.stat().st_size
         if size != item.size:
-            raise ObjectChanged(f"expected {item.size} bytes of '{item.key}', came {size}; it is asked again")
+            raise ObjectChanged(f"expected {item.size} bytes of '{item.key}', got {size}; the server will retry")
         await in_thread(lambda: _finish(part))
         part.replace(file)
 
@@ -295,11 +294,7 @@ class RemoteRepositories:
 
     def lacking(self) -> dict[str, str]:
         """Return the repositories with neither a listing nor a copy, with the reason."""
-        never = {
-            repository.place.url: repository.failure
-            for repository in self._repositories
-            if repository.known is None and not repository.has_copy
-        }
+        never = {one.place.url: one.failure for one in self._repositories if one.known is None and not one.has_copy}
         return {url: text for url, text in (never | self._broken).items() if text}
 
     def rows(self, rows: Sequence[IndexEntry]) -> list[IndexEntry]:
@@ -307,9 +302,7 @@ class RemoteRepositories:
         if self._loop is None:
             return list(rows)
         unavailable = VersionState.UNAVAILABLE.value
-        failures = {
-            repository.place.url: repository.failure for repository in self._repositories if repository.failure
-        } | self._broken
+        failures = {one.place.url: one.failure for one in self._repositories if one.failure} | self._broken
         notes: dict[str, str] = {}
         known: dict[str, None] = {}
         for repository in self._repositories:
@@ -374,7 +367,7 @@ class RemoteRepositories:
 def open_source(place: RemotePlace, environment: Mapping[str, str], room: CopyRoom) -> Source:
     """Open the store of a URL. Raises StoreError if a package is not installed or credentials cannot be read."""
     if importlib.util.find_spec("obstore") is None:
-        raise StoreError(f"expected the package obstore, which is not installed; run: {install_command('remote')}")
+        raise StoreError(f"the package obstore is not installed; run: {install_command('remote')}")
     if place.kind is StoreKind.HUGGING_FACE:
         return HubSource(place, environment)
     if place.kind is StoreKind.ARCHIVE:

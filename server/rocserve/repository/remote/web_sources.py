@@ -50,9 +50,9 @@ class HubSource(Source):
             try:
                 self._token = file.read_text().strip()
             except OSError:
-                pass  # There need not be such a file.
+                pass  # The file is optional.
             except UnicodeDecodeError as error:
-                raise StoreError(f"expected a token in {file}, came: {error}; log in again, or set HF_TOKEN") from None
+                raise StoreError(f"expected a token in {file}, got: {error}; log in again, or set HF_TOKEN") from None
         self._prefix = f"{place.prefix}/" if place.prefix else ""
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         self._store = http_store(place, self._endpoint, headers)
@@ -83,7 +83,7 @@ class HubSource(Source):
 
         await with_store_errors(self._place, f"'{item.key}'", get())
         if digest.hexdigest() != item.tag:
-            raise ObjectChanged(f"expected '{item.key}' with the digest {item.tag}, came {digest.hexdigest()}")
+            raise ObjectChanged(f"expected '{item.key}' with digest {item.tag}, got {digest.hexdigest()}")
 
     def _list(self) -> tuple[str, list[RemoteObject]]:
         """List the files of the revision's commit. Raises OSError, ValueError."""
@@ -139,7 +139,7 @@ class ArchiveSource(Source):
         except FileNotFoundError:
             self._tag = ""
             raise ObjectChanged(
-                f"expected '{item.key}' unpacked, came nothing; the archive is downloaded again"
+                f"expected '{item.key}' among the unpacked files; the server will download the archive again"
             ) from None
         note(item.size)
 
@@ -156,7 +156,7 @@ class ArchiveSource(Source):
             async for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
                 opened.write(chunk)
         if (came := self._archive.stat().st_size) != size:
-            raise StoreError(f"expected {size} bytes of '{self._name}', came {came}; it is asked again")
+            raise StoreError(f"expected {size} bytes of '{self._name}', got {came}; the server will retry")
         changed = result.meta["last_modified"].timestamp()
         self._objects = await in_thread(lambda: self._unpack(changed, tag))
         self._tag = tag
@@ -176,7 +176,7 @@ class ArchiveSource(Source):
                     pass
         # Decompressors raise their own errors if the archive is damaged.
         except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError, OSError) as error:
-            raise StoreError(f"expected a tar in '{self._name}', came: {error}; make it again") from None
+            raise StoreError(f"expected a tar archive in '{self._name}', got: {error}; create it again") from None
         finally:
             self._archive.unlink(missing_ok=True)
         (fresh / self._record.name).write_text(json.dumps([tag, [asdict(item) for item in objects.values()]]))
@@ -193,7 +193,7 @@ class ArchiveSource(Source):
         if not member.isdir() and not member.isfile():
             refusal = f"'{printable_name(key)}' is neither a file nor a folder; put the file itself into the archive"
         if refusal:
-            raise StoreError(f"expected files and folders in '{self._name}', came: {refusal}")
+            raise StoreError(f"expected files and folders in '{self._name}', got: {refusal}")
         source = archive.extractfile(member)
         if source is None or any(is_temporary(part) for part in key.split("/")):
             return None

@@ -81,7 +81,7 @@ class ColdVersion(VersionFacts):
                 except QueueFull:
                     refusal = unavailable(f"Exceeds maximum queue size: model '{self.name}' is being loaded")
                     refusal.is_overload = True
-            # After the request is queued, because the end of an unload looks whether requests wait.
+            # Only after the request is queued, because the end of an unload checks for waiting requests.
             residents.call_on_loop(self._resident.wake)
             if refusal is None:
                 return
@@ -110,7 +110,7 @@ class ColdVersion(VersionFacts):
             self._scheduler = None
 
     def give_statistics(self, loaded: ModelStatistics) -> None:
-        """Let the counters go on in the loaded version's."""
+        """Continue the counters in the loaded version's statistics."""
         if self._statistics is not None:
             loaded.continue_from(self._statistics)
         self._statistics = loaded

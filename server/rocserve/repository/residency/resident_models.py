@@ -1,4 +1,4 @@
-"""Resident models: registers versions, loads them when they are requested, and unloads them as room.py decides."""
+"""Registers the versions of resident models, loads them on request, and unloads them as room.py decides."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ResidencyCounts:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Resident(Tenant):
-    """A version that may be unloaded, and what its life does for it, on the loop but for `count_in_flight`."""
+    """A version that may be unloaded, with its life's callbacks, which run on the loop except `count_in_flight`."""
 
     needs: Mapping[str, int] = field(default_factory=dict)
     name: str
@@ -111,7 +111,7 @@ class ResidentModels:
         self.log = log
         self._background = BackgroundTasks(log)
         self.retry = RetryPolicy(Backoff(1.0, 60.0))
-        """Says when a request may load a version again whose load has failed."""
+        """Decides when a request may load a version again after a failed load."""
         room = {MODELS: settings.max_loaded_models, _HOST: settings.max_model_memory}
         room |= {_gpu(number): settings.max_model_gpu_memory for number in Host().gpus}
         self._room_limits = {place: most for place, most in room.items() if most is not None}
@@ -161,7 +161,7 @@ class ResidentModels:
         self._registered.add(resident)
 
     async def load(self, resident: Resident, load: Callable[[], Awaitable[LoadedVersion]]) -> LoadedVersion:
-        """Make a load when there is room and a slot for it. Raises ServeError if it fails, or can never fit next to the
+        """Run a load when there is room and a slot for it. Raises ServeError if it fails, or can never fit next to the
         pinned versions."""
         self._admissions[resident] = admission = asyncio.get_running_loop().create_future()
         resident.note_use(time.monotonic())
@@ -247,7 +247,7 @@ class ResidentModels:
         for resident in (*moves.refuse, *moves.load):
             admission = self._admissions[resident]
             if admission.done():
-                # The load was stopped, and is about to give its room back.
+                # The load was stopped, and will give its room back soon.
                 continue
             if resident in moves.load:
                 admission.set_result(None)
@@ -266,13 +266,13 @@ class ResidentModels:
             self._timer = asyncio.get_running_loop().call_later(again - now, self._run_moves)
 
     async def _evict(self, resident: Resident, for_room: bool) -> None:
-        # Again, on the thread that takes requests: one may have come since.
+        # Checked again on the thread that takes requests: one may have arrived since.
         if await self.on_plane(lambda: resident.is_idle(time.monotonic())):
             self.counts.unloads_for_room += for_room
             self.counts.unloads_of_idle += not for_room
             await resident.evict()
             self._room.remove(resident)
-            why = "to make room" if for_room else "since nobody asked for it"
+            why = "to make room" if for_room else "because it was idle"
             fields = about(model=resident.name, version=resident.number)
             self.log.info("unloaded '%s' version %d %s", resident.name, resident.number, why, extra=fields)
             resident.review()

@@ -153,7 +153,7 @@ class Room(Generic[AnyTenant]):
         candidates = sorted((one for one in staying if one.can_unload(now)), key=lambda one: one.popularity)
         for tenant in candidates:
             short = self._exceeded_places([*wanted, *staying])
-            # A tenant of another GPU frees nothing that is short.
+            # A tenant of another GPU does not free the memory that is short.
             if MODELS in short or any(tenant.needs.get(place) for place in short):
                 going.append(tenant)
                 staying.remove(tenant)

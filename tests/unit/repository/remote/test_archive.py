@@ -75,7 +75,7 @@ async def test_members_that_lead_out_are_refused(
     source = source_of(web, tmp_path)
     before = await source.listing()
     web.files["/a/models.tar.gz"] = tar_of({**FILES, **files}, *more)
-    with pytest.raises(StoreError, match=r"expected files and folders in .*, came: .*outside"):
+    with pytest.raises(StoreError, match=r"expected files and folders in .*, got: .*outside"):
         await source.listing()
     assert "outside" not in str([names for _, *names in os.walk(tmp_path)])
     web.files["/a/models.tar.gz"] = tar_of(FILES)
@@ -85,7 +85,7 @@ async def test_members_that_lead_out_are_refused(
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda _: b"<html>Sign in</html>"])
 async def test_what_is_no_whole_archive_is_refused(web: WebServer, tmp_path: Path, damage) -> None:
     web.files["/a/models.tar.gz"] = damage(tar_of({"m/1/model.onnx": bytes(range(256)) * 1000}))
-    with pytest.raises(StoreError, match=r"expected a tar in 'models\.tar\.gz'"):
+    with pytest.raises(StoreError, match=r"expected a tar archive in 'models\.tar\.gz'"):
         await source_of(web, tmp_path).listing()
 
 
@@ -100,7 +100,7 @@ async def test_an_archive_that_is_damaged_within_a_file_is_refused(
     middle = len(data) // 2
     data[middle : middle + 4000] = bytes(4000)
     web.files["/a/models.tar.gz"] = bytes(data)
-    with pytest.raises(StoreError, match=r"expected a tar in 'models\.tar\.gz'"):
+    with pytest.raises(StoreError, match=r"expected a tar archive in 'models\.tar\.gz'"):
         await source_of(web, tmp_path).listing()
 
 

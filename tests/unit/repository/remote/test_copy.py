@@ -174,7 +174,7 @@ def test_what_is_in_use_stays_and_the_text_says_what_to_do(tmp_path: Path) -> No
     kept = copy_home(tmp_path, "kept", 900, 1.0)
     with (
         mark_used(kept),
-        pytest.raises(StoreError, match=r"room for the 200 bytes of 'm', came: 900 bytes in .* or raise --"),
+        pytest.raises(StoreError, match=r"room for the 200 bytes of 'm': 900 bytes used in .* or raise --"),
     ):
         CopyRoom(tmp_path, 1000).make(200, "'m'")
     assert kept.exists()
@@ -182,7 +182,7 @@ def test_what_is_in_use_stays_and_the_text_says_what_to_do(tmp_path: Path) -> No
 
 def test_without_a_limit_a_tenth_of_the_disk_stays_free(tmp_path: Path) -> None:
     CopyRoom(tmp_path, None).make(0, "'m'")
-    with pytest.raises(StoreError, match="a tenth of the disk stays so"):
+    with pytest.raises(StoreError, match="a tenth of the disk must stay free"):
         CopyRoom(tmp_path, None).make(1 << 60, "'m'")
 
 

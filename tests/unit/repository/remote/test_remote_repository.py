@@ -115,7 +115,7 @@ async def test_what_came_whole_is_not_taken_again(web: WebServer, tmp_path: Path
     # The other download may be cancelled before it is complete.
     while not any(not file.suffix for file in (tmp_path / "incoming").rglob("*") if file.is_file()):
         await first.scan(takes=True)
-    assert "with the digest" in first.notes()["m"]
+    assert "with digest" in first.notes()["m"]
     assert files(first) == {}
     # Another server: requests of cancelled downloads may still arrive at the first one.
     with WebServer() as other:
@@ -147,5 +147,5 @@ async def test_names_that_lead_out_are_refused_and_others_taken(web: WebServer, 
     repository = opened(web, tmp_path / "home")
     await repository.scan(takes=True)
     assert files(repository) == MODEL
-    assert "no path within a folder" in repository.notes()["evil"]
+    assert "not a path within a folder" in repository.notes()["evil"]
     assert os.listdir(tmp_path) == ["home"]  # noqa: PTH208 - a test may wait
