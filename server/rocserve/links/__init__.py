@@ -1,1 +1,1 @@
-"""Links between two processes: front end <-> server, server <-> worker. README.md says how they work."""
+"""Links between two processes: front end <-> server, server <-> worker. README.md explains them."""

@@ -16,8 +16,8 @@ ENTRY = struct.Struct("<BBHIQQQ")
 BATCH_ENTRY = struct.Struct("<BBHIQQII")
 """An entry in a batch's table: `nbytes` is divided into the start and the bytes of a text or of details."""
 RESULTS_HEADER = struct.Struct("<QQQQ")
-"""The entries of the table that follows, and time.monotonic_ns() when the batch's inputs were ready, its engine ended,
-and its outputs were ready."""
+"""The number of entries of the following table, and time.monotonic_ns() when the batch's inputs were ready, its engine
+ended, and its outputs were ready."""
 
 # Both links.
 TEXT, REQUEST, CALL, RESPONSE, FAILURE, END, CANCEL, FORGET, RETURN = range(1, 10)
@@ -47,7 +47,7 @@ IN_FILE = 64
 HTTP = 64
 """Of a REQUEST in a ring: its client speaks HTTP, not gRPC."""
 WHOLE = 128
-"""Of a BATCH: its requests run one by one, and only travel together. Of a result: it is that of the whole batch."""
+"""Of a BATCH: its requests run one by one, and only travel together. Of a result: it belongs to the whole batch."""
 REFUSAL, OVERLOAD, MEMORY_FULL = 8, 16, 32
 """Of a FAILURE: no model has had the request; too many requests wait; it is a MemoryFull."""
 
@@ -62,7 +62,7 @@ _MICROSECONDS = 1e6
 
 
 def data_start(entries: int) -> int:
-    """Return where data begin behind a table of so many entries in a slot."""
+    """Return where the data begin after a table of so many entries in a slot."""
     return entries * ENTRY.size + ALIGNMENT - 1 & -ALIGNMENT
 
 

@@ -13,18 +13,18 @@ Answered = TypeVar("Answered", bound=Cancellable)
 
 
 class Exchanges(Generic[Asked, Answered]):
-    """All open exchanges of one end. Numbers are never used again, so that an answer or a cancellation that was under
-    way at the exchange's end finds nothing. Safe on any thread."""
+    """All open exchanges of one end. Numbers are never used again, so that an answer or a cancellation in transit at
+    the exchange's end finds nothing. Safe on any thread."""
 
     def __init__(self) -> None:
         self.asked: dict[int, Asked] = {}
-        """Opened by this end: number -> what takes the answers. Read without a call: each answer looks here."""
+        """Opened by this end: number -> the taker of the answers. Read without a call, once per answer."""
         self.received: dict[int, Answered] = {}
-        """Opened by the other end: its number -> what answers."""
+        """Opened by the other end: its number -> the answerer."""
         self.is_over = False
         """The other end is gone."""
         self._numbers = itertools.count(1)
-        # Two rings may bring a cancellation before its request. Of an exchange that has ended it is noted as well.
+        # A cancellation may arrive before its request, through another ring. For an ended exchange it is noted too.
         self._early_cancellations = Memo[int, bool]()
 
     def open(self, taker: Asked) -> int:
@@ -33,7 +33,7 @@ class Exchanges(Generic[Asked, Answered]):
         return number
 
     def take(self, number: int, is_last: bool) -> Asked | None:
-        """Return what takes an answer; None if the exchange has ended."""
+        """Return the taker of an answer; None if the exchange has ended."""
         return self.asked.pop(number, None) if is_last else self.asked.get(number)
 
     def receive(self, number: int, exchange: Answered) -> None:
@@ -42,14 +42,14 @@ class Exchanges(Generic[Asked, Answered]):
             exchange.cancel()
 
     def end(self, number: int) -> Answered | None:
-        """Return what has given the last answer; None if it had ended before."""
+        """Return the answerer that gave the last answer; None if the exchange had already ended."""
         exchange = self.received.pop(number, None)
         if exchange is not None and exchange.on_cancel is not None:
             exchange.on_cancel = None
         return exchange
 
     def cancel(self, number: int) -> None:
-        """Take the news that nobody at the other end waits for an exchange that it has opened."""
+        """Cancel an exchange that the other end opened: nobody there waits for it."""
         self._early_cancellations.keep(number, True)
         # Looked up after the note above, because `receive` registers the exchange before it reads the notes: one of two
         # threads sees the other's entry.
@@ -59,8 +59,8 @@ class Exchanges(Generic[Asked, Answered]):
 
     def close(self) -> tuple[list[Asked], list[Answered]]:
         """Remove and return all, in the order of their opening, because the other end is gone. The caller fails the
-        first ones and cancels the second ones. Exchanges that other threads open meanwhile may be left: who opens one
-        must look at `is_over` afterwards, and close again."""
+        first ones and cancels the second ones. Exchanges that other threads open meanwhile may remain: a thread that
+        opens one must check `is_over` afterwards, and close again."""
         self.is_over = True
         return _drained(self.asked), _drained(self.received)
 

@@ -72,9 +72,9 @@ class ReceivedFiles(dict[int, HeapReader | GuardedFile]):
 
     def take(self, connection: socket.socket, flags: int = socket.MSG_DONTWAIT) -> bool:
         """Receive bytes of the doorbell, and a file if one follows. `flags`: 0 = wait. Returns False if the server is
-        gone. Raises OSError if a file has come that cannot be opened or mapped."""
+        gone. Raises OSError if a received file cannot be opened or mapped."""
         try:
-            # Without receive_with_descriptors, because each lone request would pay for the call.
+            # Not receive_with_descriptors: each lone request would pay for the call.
             # 4096 bytes: doorbell rings of one byte each, and a size.
             data, rights, state, _ = connection.recvmsg(4096, _RIGHTS_BYTES, int(flags) | _CLOSE_ON_EXEC)
         except BlockingIOError:
@@ -83,7 +83,7 @@ class ReceivedFiles(dict[int, HeapReader | GuardedFile]):
             return False
         if state & _WAS_CUT:
             # The kernel has dropped a descriptor, so the numbers of later files would be wrong.
-            raise OSError(errno.EMFILE, "a client's file was lost: this process has as many files open as it may")
+            raise OSError(errno.EMFILE, "a client's file was lost: this process has reached its limit of open files")
         for descriptor in descriptors_of(rights) if rights else ():
             self._last_number += 1
             # The kernel ends a receive after a message with a descriptor, so the size comes last.

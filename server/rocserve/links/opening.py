@@ -1,5 +1,5 @@
-"""Opens links. The server makes all that both ends share, and passes the other end its part through a socket, which is
-a doorbell from then on."""
+"""Opens links. The server creates everything that both ends share, and passes the other end its part through a socket,
+which then serves as a doorbell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rocserve.plane.doorbell import SocketRinger, sleep_word
 from rocserve.plane.heap import Heap, HeapReader
 
 if TYPE_CHECKING:
-    # It would import asyncio into workers.
+    # At run time this would import asyncio into workers.
     from rocserve.plane.loop import PlaneLoop
 
 HEAP_BYTES = 1 << 32
@@ -94,7 +94,7 @@ class Accepted:
 
 def accept(connection: socket.socket, nbytes: int, sends: Rings, takes: Rings, most_more: int = 0) -> Accepted:
     """Wait for this end's part of a link, in a message of `nbytes`, with up to so many further descriptors. Raises
-    EOFError if the server has gone, ValueError if something else comes."""
+    EOFError if the server is gone, ValueError for any other message."""
     message, descriptors = receive_with_descriptors(connection, nbytes, _DESCRIPTORS + most_more)
     if not message:
         raise EOFError("the server closed the connection")

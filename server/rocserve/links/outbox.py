@@ -55,7 +55,7 @@ class Outbox:
             if count or not self._stuck_since:
                 self._stuck_since = now
             if self._retry is None:
-                # Seconds: the other end may sleep until it is rung, and then takes all at once.
+                # Seconds: the other end may sleep until it is rung, and then takes all entries together.
                 self._retry = self.plane.call_at(now + 0.001, self._flush_again)
             self._on_full(len(queue), now - self._stuck_since)
         else:
@@ -67,7 +67,7 @@ class Outbox:
         self.flush()
 
     def drop(self) -> None:
-        """Post nothing more, because the other end has gone."""
+        """Post nothing more, because the other end is gone."""
         self.is_open = False
         self._queue.clear()
         if self._retry is not None:

@@ -64,7 +64,7 @@ class RingWriter:
         if 0 <= under_way <= self._size - (self._reserved + 1) * ENTRY_BYTES:
             self._reserved += 1
             return True
-        # Never so here, but impossible numbers raise.
+        # `room` also raises LinkBroken for impossible numbers.
         return self.room > 0
 
     def post_reserved(self, entry: bytes) -> None:
@@ -83,7 +83,7 @@ class RingWriter:
         """Return how many entries can be posted now, besides those that have reserved a place. Raises LinkBroken."""
         under_way = self.posted - self._other_words[self._taken_at]
         if not 0 <= under_way <= self._size:
-            raise LinkBroken(f"the other end of a link has taken {self.posted - under_way} of {self.posted} bytes")
+            raise LinkBroken(f"the other end of a link reports {self.posted - under_way} of {self.posted} bytes taken")
         return (self._size - under_way) // ENTRY_BYTES - self._reserved
 
     def post(self, entries: bytes) -> None:
@@ -123,7 +123,7 @@ class RingReader:
             return b""
         count = posted - taken
         if not 0 < count <= self._size or count % ENTRY_BYTES:
-            raise LinkBroken(f"the other end of a link says {posted} bytes where {taken} were taken")
+            raise LinkBroken(f"the other end of a link reports {posted} bytes posted, but {taken} were taken")
         if not KEEPS_STORE_ORDER:
             fence()
         start = taken % self._size

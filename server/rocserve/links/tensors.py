@@ -44,7 +44,7 @@ class Layout(Text):
         self.places = TensorPlaces(heads)
         self.json = checked(to_json(heads))
         if self.json.count(b",") > _MOST_COMMAS:
-            raise internal(f"{len(heads)} tensors with all their sizes are more than can be sent")
+            raise internal(f"{len(heads)} tensors and their sizes exceed the longest message")
 
 
 Message = tuple[int, int, int, Layout | None, int, int, int]
@@ -173,7 +173,7 @@ class TensorReader:
     def get(self, number: int) -> TensorPlaces:
         places = self._places.get(number)
         if places is None:
-            raise ValueError(f"tensors of layout {number}, which it has not defined")
+            raise ValueError(f"tensors of the undefined layout {number}")
         return places
 
     def text(self, place: int, nbytes: int) -> bytes:
@@ -191,7 +191,7 @@ class TensorReader:
     def answer(
         self, kind: int, flags: int, count: int, text: int, place: int, nbytes: int
     ) -> tuple[Result | None, bool]:
-        """Return what TensorSender.answer was given: the answer, and whether it is the last."""
+        """Return the arguments of TensorSender.answer: the answer, and whether it is the last."""
         if kind == entries.END:
             return None, True
         if kind == entries.AGAIN:
@@ -248,7 +248,7 @@ def read_parameters(text: bytes) -> Parameters:
         try:
             count = len(json.loads(text))
         except RecursionError:
-            raise ValueError("parameters that are nested too deeply") from None
+            raise ValueError("parameters nested too deeply") from None
         if count > MOST_ENTRIES:
             raise ValueError(f"{count} parameters, expected at most {MOST_ENTRIES}")
     parameters: Parameters = from_json(_PARAMETERS, text)

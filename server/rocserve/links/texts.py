@@ -1,7 +1,7 @@
-"""Numbers for texts, which many exchanges of a link share: heads of requests and answers, layouts of tensors.
+"""Numbers for texts that many exchanges of a link share: heads of requests and answers, layouts of tensors.
 
-A number names the text that was sent last with it, in the order of one ring. So the sender alone decides what is
-remembered: it uses the number of its oldest text again. The reader keeps a dict, and nothing can be forgotten too soon.
+A number names the text that was last sent with it, in the order of one ring. So the sender alone decides which texts
+are remembered: it reuses the number of its oldest text. The reader keeps a dict, and never forgets a text too soon.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LARGEST_REMEMBERED = 32 << 10
 
 
 class Text:
-    """What the sender knows of a text."""
+    """The sender's record of a text."""
 
     __slots__ = ("index", "number", "pins")
 
@@ -21,7 +21,7 @@ class Text:
         self.number = 0
         """0 = the reader does not know the text (any more)."""
         self.index = 0
-        """Counts the numbers that were given, so that an answer about an older text of the same number is noticed."""
+        """Counts the numbers given, to recognise an answer about an older text of the same number."""
         self.pins = 0
         """Messages that are being written and need the number."""
 
@@ -47,8 +47,8 @@ class SentTexts:
         return text if text is not None and text.index == index else None
 
     def take_number(self) -> int:
-        """Return a number for a text that is sent next, and then `keep`. A pinned text keeps its number; if all are
-        pinned, as in a message with thousands of texts, there is one number more."""
+        """Return a number for a text that the caller sends next and then passes to `keep`. A pinned text keeps its
+        number; if all are pinned, as in a message with thousands of texts, the numbers grow by one."""
         if self._given_up:
             return self._given_up.pop()
         if len(self._texts) >= self._most:
@@ -66,7 +66,7 @@ class SentTexts:
         return number
 
     def give_up(self, text: Text) -> None:
-        """Take the number of a text back that was not sent."""
+        """Take back the number of a text that was not sent."""
         self._given_up.append(text.number)
         del self._texts[text.number]
         text.number = 0

@@ -1,5 +1,5 @@
 """Anonymous files are memory that processes share: the creator hands out descriptors to write or only to read. They are
-not in /dev/shm, so a container's small /dev/shm does not limit them, and nothing remains after the last user. Their
+not in /dev/shm, so a container's small /dev/shm does not limit them, and the last user's end frees them. Their
 size is sealed, so that no reader gets SIGBUS beyond the end of the file."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def create(name: str, size: int) -> int:
     # A process of another user that gets a read-only descriptor must not reopen the file for writing.
     os.fchmod(descriptor, 0o600)
     os.ftruncate(descriptor, size)
-    # No seal against writing by readers: it would also forbid giving memory back to the system.
+    # Not sealed against writing by readers: the seal would also forbid giving memory back to the system.
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return descriptor
 
@@ -118,9 +118,9 @@ def replace_by_zeros(address: int, nbytes: int) -> bool:
 
 
 class Remains:
-    """Releases mappings and perhaps the memory of a file when it dies, after the heap or reader, its slots and its
-    views. Unmapping a tensor of 1 GiB takes 40 to 80 ms of CPU time, freeing its pages another 150. A thread on which
-    requests wait therefore releases some megabytes at a time."""
+    """Releases mappings, and perhaps the memory of a file, when it is deleted: after the heap or reader, its slots and
+    its views. Unmapping a tensor of 1 GiB takes 40 to 80 ms of CPU time, freeing its pages another 150. A thread on
+    which requests wait therefore releases some megabytes at a time."""
 
     def __init__(self, later: Later | None) -> None:
         """`later` runs the steps; None: everything is released in one call."""
@@ -137,7 +137,7 @@ class Remains:
             self._descriptor = descriptor
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Unmap a mapping that has no views any more; with `later`, when this object dies."""
+        """Unmap a mapping without views; with `later`, when this object is deleted."""
         if self._later is None:
             unmap(address, nbytes)
         else:

@@ -75,8 +75,8 @@ class Doorbell(_Ringer):
         self._epoll.unregister(descriptor)
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Sleep until a ring, a readable descriptor or the timeout (None = none); not if there is mail. Returns whether
-        one of these came before the timeout."""
+        """Sleep until a ring, a readable descriptor or the timeout (None = none); not if there is mail. Returns False
+        after the timeout."""
         word = self._word
         word[0] += 1
         fence()
@@ -115,7 +115,7 @@ class SocketRinger(_Ringer):
         self._connection = connection
 
     def _wake(self) -> None:
-        # Errors: full of rings, or closed by the other end, which the socket's reader finds out.
+        # Errors: full of rings, or closed by the other end, which the socket's reader notices.
         with suppress(OSError):
             self._connection.send(b"!", socket.MSG_DONTWAIT)
 
@@ -141,7 +141,7 @@ class SocketSleeper:
         word[0] += 1
         fence()
         try:
-            # The rings of the previous sleep are drained only now: handling what they announced went first.
+            # The rings of the previous sleep are drained only now: handling their messages came first.
             is_there = not self._is_rung or self._drain(self._connection)
             if has_mail():
                 return True

@@ -1,4 +1,4 @@
-"""Makes glibc keep freed memory for the next request, and gives it back to the system later. By default glibc does
+"""Makes glibc keep freed memory for the next request, and gives it back to the system later. By default, glibc does
 neither (mallopt(3), malloc_trim(3)). It returns memory that is freed at the end of a heap immediately, so each large
 message pays for the page faults of new memory: 3,700 faults, 9 of 15 ms of CPU time, for a message of 4 MiB both ways.
 It keeps memory that is freed elsewhere, even hundreds of megabytes that nobody uses."""
@@ -49,7 +49,7 @@ class FreedMemory:
         MiB, and use a single heap, because the heap of each further thread reserves 64 MiB."""
         libc = ctypes.CDLL(None)
         self._least_bytes = sys.maxsize
-        """The fewest that this process has had since then."""
+        """The least private memory of this process since then."""
         self.grown_bytes()
         if not hasattr(libc, "mallopt") or not os.environ.keys().isdisjoint(_OPERATORS_VARIABLES):
             return
@@ -61,7 +61,8 @@ class FreedMemory:
             libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
 
     def grown_bytes(self) -> int:
-        """Return how much more memory this process has than it once had; 0 if no descriptor is free to read that."""
+        """Return how much the memory of this process has grown since its minimum; 0 if no descriptor is free to read
+        it."""
         try:
             private = private_bytes()
         except OSError:

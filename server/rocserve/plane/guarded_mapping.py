@@ -2,7 +2,7 @@
 
 A thread gets SIGBUS, which ends its process, if it touches a page beyond the end of a mapped file, or a page for which
 the file system has no room. Here a handler replaces that page and the pages behind it by zeros. The thread goes on, and
-asks afterwards whether that has happened. The kernel's own copies (pread, pwrite) return an error instead, but take
+checks afterwards whether this has happened. The kernel's own copies (pread, pwrite) return an error instead, but take
 three to four times as long.
 
 The handler is Python code that libffi calls in the middle of the code that touched the page. That is safe, because such

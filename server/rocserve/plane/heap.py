@@ -375,7 +375,7 @@ def _shift_of(descriptor: int, shares: int) -> int:
     for shift in range(mmap.PAGESIZE.bit_length(), 62):
         if shares * _class_count(shift) << shift == size:
             return shift
-    raise ValueError(f"a file of {size} bytes is no heap")
+    raise ValueError(f"a file of {size} bytes is not a heap")
 
 
 SHARES = 64

@@ -1,4 +1,4 @@
-"""The data plane's loop: one thread that handles what has come, runs callbacks, and sleeps when nothing comes.
+"""The data plane's loop: one thread that handles messages, runs callbacks, and sleeps when there is no work.
 
 A turn polls the sources (gRPC's completion queue, links), reads readable descriptors, runs callbacks from other threads
 and due timers, then the callbacks for the end of the turn, and some steps of long work, so that a large request delays
@@ -140,7 +140,7 @@ sockets only wake the loop, and show when a worker has ended."""
 
 
 class Source(Protocol):
-    """A thing that the loop polls. All calls come on the loop's thread."""
+    """An object that the loop polls. All calls come on the loop's thread."""
 
     wake_descriptor: int | None
     """Readable when there may be work; the loop does not go on sleeping while it is readable."""
@@ -161,7 +161,7 @@ class Source(Protocol):
 
 
 class PlaneLoop:
-    """The data plane's thread. An error of a callback is logged, and stops nothing else."""
+    """The data plane's thread. It logs the error of a callback and goes on."""
 
     def __init__(self, log: logging.Logger, spin: int = 0) -> None:
         """`spin`: empty turns before the loop sleeps."""
@@ -182,7 +182,7 @@ class PlaneLoop:
         self._stopping = False
         self._last_came_at = 0.0
         self.worked_seconds = 0.0
-        """The time in which the loop had work: without sleeping, and without looking for work in vain."""
+        """The time in which the loop had work, without sleeps and without turns that found none."""
         self.thread: int | None = None
         """The thread's threading.get_ident(), as soon as it runs."""
         self._thread = threading.Thread(target=self.run, name="data-plane", daemon=True)
@@ -197,7 +197,7 @@ class PlaneLoop:
         if self._thread.is_alive():
             self.call_soon(self._stop)
             self._thread.join()
-        # Long work that remains holds memory, and releasing it would add steps to this loop.
+        # Unfinished long work holds memory, and releasing it would add steps to this loop.
         self._long.clear()
         self._readers_epoll.close()
         self._timer.close()
@@ -217,7 +217,7 @@ class PlaneLoop:
         self._readers_epoll.register(descriptor, select.EPOLLIN)
 
     def unregister(self, descriptor: int) -> None:
-        """Stop watching a descriptor, before it is closed. One last callback may still come."""
+        """Stop watching a descriptor, before it is closed. One last callback may still run."""
         if self._readers.pop(descriptor, None) is not None:
             self._readers_epoll.unregister(descriptor)
 
@@ -362,7 +362,7 @@ class PlaneLoop:
         for source in self._sources:
             seconds = min(seconds, source.longest_sleep_seconds)
         if seconds != NEVER:
-            # Sleep no longer than it has been quiet: work that a source does not show waits at most twice as long.
+            # Sleep no longer than the quiet time so far: work that a source does not show waits at most twice as long.
             seconds = min(seconds, max(now - self._last_came_at, _SHORTEST_SLEEP_SECONDS))
         due = self._timers.next_due
         self._timer.set(due if due < now + seconds else NEVER)

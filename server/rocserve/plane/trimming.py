@@ -1,5 +1,4 @@
-"""Gives memory that is not needed any more back to the system: the unneeded slots of heaps, and what the C library has
-kept of freed memory."""
+"""Gives unneeded memory back to the system: the unneeded slots of heaps, and freed memory that the C library keeps."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _LITTLE = 1 / 16
 class _Use:
     take_returns: Callable[[], None] | None
     rounds: int = _ROUNDS
-    """Rounds to come."""
+    """The rounds left."""
 
 
 class Trimmer:

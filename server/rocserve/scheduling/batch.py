@@ -115,8 +115,8 @@ class ResponseMaker:
         except ServeError as fault:
             return fault
         except Exception as error:
-            # A worker may send any outputs, and the client must get an answer all the same.
-            return internal(f"the model's outputs make no response: {error!r}")
+            # A worker may send any outputs, and the client must still get an answer.
+            return internal(f"cannot make a response of the model's outputs: {error!r}")
         return response
 
     def form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
@@ -143,12 +143,12 @@ class ResponseMaker:
             return head
         lead = head.shape[:1] if self._batching else ()
         if not self._batching and not config.reshape and head.shape:
-            # Only the model's file can call an output a scalar, and not every exporter tells the truth.
+            # Only the model's file can declare an output a scalar, and some exporters declare it wrongly.
             return head
         if len(head.shape) != len(config.reshape) + len(lead):
             raise internal(
                 f"output '{head.name}' has the shape {list(head.shape)}, expected {len(config.reshape) + len(lead)}"
-                f" dimensions, for the configuration reshapes it from {list(config.reshape)}"
+                f" dimensions, because the configuration reshapes it from {list(config.reshape)}"
             )
         return head._replace(shape=(*lead, *reshape_dims(head.shape[len(lead) :], config.reshape, config.dims)))
 
@@ -177,7 +177,7 @@ class BatchAnswers:
         """The messages among `_sends` that may still grow."""
 
     def add(self, request: InferRequest, index: int) -> ServeError | None:
-        """Add the next request, with its index in the batch. Returns the error if its answer is one."""
+        """Add the next request, with its index in the batch. Returns its answer if that is an error."""
         exchange = request.exchange
         client = exchange.client
         if self._slot is not None and isinstance(client, LinkedResponder) and not exchange.hooks:
@@ -238,13 +238,13 @@ class FormedBatch:
     is_first: bool = False
     """The first batch of its instance, which may take far longer than any later one."""
     instance: Instance | None = None
-    """What runs the batch; None = no instance yet."""
+    """The instance that runs the batch; None = not chosen yet."""
     padding_rows: int = 0
     """Number of padding rows, which keep each sequence's row at its slot's position. Their exchanges have ended."""
 
     @property
     def running(self) -> list[InferRequest]:
-        """Return the requests that still need an answer: no padding rows, and none that was answered apart."""
+        """Return the requests that still need an answer: no padding rows, and none that was answered separately."""
         return [request for request in self.requests if request.exchange.state is RUNNING]
 
     @property
@@ -268,8 +268,8 @@ def note_timing(request: InferRequest, batch: FormedBatch, times: tuple[int, int
 
 
 def padded_elements(plans: Sequence[RequestPlan], is_grouped: bool = False, padding_rows: int = 0) -> tuple[int, int]:
-    """Return the elements of the inputs that are padded in one execution of requests: as the clients sent them, and
-    those that are added."""
+    """Return the elements of the inputs that are padded in one execution of requests: the clients' elements, and the
+    added ones."""
     filled = [plan.bucket.row_elements for plan in plans if plan.bucket is not None]
     if not is_grouped:
         filled = [max(filled, default=0)] * len(plans)

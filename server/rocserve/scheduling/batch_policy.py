@@ -3,14 +3,14 @@
 `Triage` chooses among requests with deadlines, so that an overloaded model still answers as many in time as it can.
 
 A queue in order of arrival keeps every request waiting until close to its deadline. Under sustained overload each
-request that runs ends too late, and almost none is answered in time. To drop the requests that cannot end in time is
-not enough: the rest still runs at the very edge, where the way to the client or a slightly slower batch makes them
-late. Therefore:
+request that runs ends too late, and almost none is answered in time. Dropping the requests that cannot end in time is
+not enough: the others still end so close to their deadlines that the way to the client or a slightly slower batch makes
+them late. Therefore:
 
 - A request that cannot end by its deadline, even if its batch were as fast as the fastest of the model's last batches
   (compute_times), is dropped when its turn comes. Clockwork (Gujarati et al., OSDI 2020) predicts execution times to
-  refuse requests in the same way. A request that may be in time is not dropped for a prediction: an instance that has
-  nothing better to do runs it, and measures again. While all are dropped, one runs now and then, for the same reason.
+  refuse requests in the same way. A request that may be in time is not dropped for a prediction: an idle instance runs
+  it, and measures again. While all are dropped, one runs now and then, for the same reason.
 - A batch grows only as long as its most urgent request still ends in time, by the time that most batches stay below.
 - While a priority level keeps requests waiting for too long, it serves the newest first: adaptive LIFO, of Facebook's
   "Fail at Scale" (Maurer, ACM Queue 13(8), 2015). "Too long" is a number of milliseconds there and in CoDel (Nichols
@@ -20,7 +20,7 @@ late. Therefore:
   instead, as CoDel drops at the head of the queue, as long as others wait behind them.
 - Requests without deadlines keep their order and are never dropped. Under overload they take turns with the others.
 
-Simulated were deadlines of 60 ms, 200 ms and both, single arrivals and bursts of ten, constant and varying compute
+The simulation had deadlines of 60 ms, 200 ms and both, single arrivals and bursts of ten, constant and varying compute
 times of 10 ms, with and without batches, at ten times the model's capacity. Of the requests that the model could serve,
 order of arrival answered 0 to 59 %, and 0 to 98 % when hopeless requests were dropped; earliest deadline first with
 hopeless requests dropped 0 to 56 %; newest first 95 % and more. At 0.9 times the capacity, always newest first loses up
@@ -46,7 +46,7 @@ from rocserve.scheduling.queue import RequestQueue
 
 
 class BatchDecision(NamedTuple):
-    """How many requests run now, or when to decide again."""
+    """How many requests run now, or else when to decide again."""
 
     request_count: int
     """They are the first of the queue, or of `chosen`."""
@@ -74,8 +74,8 @@ LONGEST_GROUP_NS = 500_000
 
 class NoBatching:
     """Runs one request at a time, in order of arrival. If the engine takes only a moment for each request, waiting
-    requests are grouped: they go to the worker in one message and still run one by one there. The way to the worker and
-    back costs more than such an engine's work and is then paid once for all of them."""
+    requests are grouped: they go to the worker in one message and still run one by one there. The round trip to the
+    worker costs more than such an engine's work, and then happens once for all of them."""
 
     largest = 1
 
@@ -103,7 +103,7 @@ class NoBatching:
 class DynamicBatcher:
     """Joins compatible requests to batches of up to max_batch_size rows, by Triton's rules; a request is never split. A
     batch ends at the largest preferred size that the requests reach in their order. If they skip all preferred sizes,
-    it ends before the request that exceeds the largest one. A batch that reaches no preferred size runs as it is if
+    it ends before the request that exceeds the largest one. A batch that reaches no preferred size runs unchanged if
     there is no delay, if it cannot grow, or if its oldest request has waited for the delay. After the delay a batch is
     as large as possible."""
 
@@ -305,6 +305,6 @@ class Triage:
 def half_time(request: InferRequest, run_seconds: float) -> float:
     """Return when a request that runs for `run_seconds` has used half of the time that it may wait."""
     deadline = request.deadline
-    assert deadline is not None, "it may wait for ever"
+    assert deadline is not None, "only requests with deadlines have a half time"
     came = request.queue_start_ns / 1e9
     return came + (deadline - run_seconds - came) / 2

@@ -8,7 +8,7 @@ Who waits for whom:
 - a call in a model's queue waits for an instance of the model, each of which may be running or in the limiter's line;
 - an instance in the line waits for those who hold what it lacks, and for those before it that need the same.
 
-All else ends by itself: an instance that runs and makes no calls, a model that is about to form a batch.
+Everything else ends by itself: an instance that runs and makes no calls, a model that is about to form a batch.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LimitedInstance:
         self.weight = max(limits.priority, 1)
         self.on_granted = on_granted
         self.called = Counter[Place]()
-        """Where the calls of its model are that are not answered yet, and how many."""
+        """The number of unanswered calls of its model, by place."""
         self.state = LimitState.FREE
         self.start = self.finish = 0
         """Virtual times at which the execution that it runs has started, and the one before it has finished."""
@@ -99,8 +99,8 @@ _Waiter = tuple[LimitedInstance, bool]
 
 
 class Standstill:
-    """What can never go on by itself: the callers whose calls cannot all be answered, and the instances in the line
-    that cannot be granted their resources, even when all others have ended and given back theirs."""
+    """The callers and instances that can never go on by themselves: the callers whose calls cannot all be answered, and
+    the instances in the line that cannot get their resources even when all others have ended and given back theirs."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Standstill:
         return None
 
     def _strike_out(self) -> bool:
-        """Strike out all that can go on once what was struck out before has ended. Returns whether there was any."""
+        """Strike out those that can go on once all struck out earlier have ended. Returns whether there were any."""
         before = len(self._claims) + len(self._callers)
         self._held_for_good = Counter()
         for caller in self._callers:
@@ -166,8 +166,8 @@ class Standstill:
     # Cycles
 
     def _called_in_cycle(self, caller: LimitedInstance) -> list[LimitedInstance]:
-        """Follow from a caller who waits for whom until one comes again. Return, of the instances in this cycle, those
-        in the line for which a caller waits."""
+        """Follow the waits from a caller until one repeats. Return, of the instances in this cycle, those in the line
+        for which a caller waits."""
         way: dict[_Waiter, int] = {}
         called: set[LimitedInstance] = set()
         waiter: _Waiter | None = (caller, False)
@@ -182,7 +182,7 @@ class Standstill:
         return [one for (one, in_line), place in way.items() if place >= way[waiter] and in_line and one in called]
 
     def _next(self, waiter: _Waiter) -> _Waiter | None:
-        """Return one for which another waits; None only if an instance needs more than can ever be there."""
+        """Return one for which `waiter` waits; None only if an instance needs more than can ever exist."""
         instance, in_line = waiter
         if in_line:
             lacking = self._lacking(instance)
@@ -197,6 +197,6 @@ class Standstill:
         if called is not None:
             return called, False
         blocked = [one for one in model.instances.values() if self._takes_no_batch(one)]
-        # Preferably one in the line: resources are all that it needs, the others need answers.
+        # Preferably one in the line: it needs only resources, the others need answers.
         other = next((one for one in blocked if one.is_staged), blocked[0])
         return other, other.is_staged

@@ -14,8 +14,8 @@ from rocserve.scheduling.scheduler import SchedulerParts
 
 
 class ColdScheduler(ModelScheduler):
-    """A scheduler without instances. Requests wait in the order in which they came, unvalidated: what the model accepts
-    is known after its load, and its policies and timeouts hold from then on."""
+    """A scheduler without instances. Requests wait in the order of their arrival, unvalidated: the model's inputs are
+    known only after its load, and its policies and timeouts apply from then on."""
 
     def __init__(self, parts: SchedulerParts, wait_seconds: float, on_empty: Callable[[], None]) -> None:
         """`wait_seconds`: requests are refused after this time. `on_empty`: called when the last waiting request has
@@ -34,12 +34,12 @@ class ColdScheduler(ModelScheduler):
         request.expires_at = until if request.deadline is None else min(until, request.deadline)
         self._queue.push(request)
         self._arrived.append(request)
-        # At once, because a load takes long.
+        # Immediately, because a load takes long.
         exchange.watch_cancellation(lambda: self._client_left(request))
         self._schedule_pump()
 
     def take_all(self) -> Sequence[InferRequest]:
-        """Close the scheduler. Returns the waiting requests in their order, as they were before `submit`."""
+        """Close the scheduler. Returns the waiting requests in their order, in their state before `submit`."""
         requests = list(self._queue)
         for request in requests:
             self._queue.remove(request)

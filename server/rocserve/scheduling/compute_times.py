@@ -1,20 +1,20 @@
 """Measures how long batches take: smoothed times in the engine, and by batch size the time from the start on an
 instance to the outputs.
 
-The second measure is kept for batches of up to 1, 2, 4, 8, ... rows separately, and read in two ways: what most batches
-stay below, a quantile of the last ones, and what a batch takes at best, the fastest of the very last ones. A size that
-has not run yet counts as the largest measured size below it, so that it is tried. No estimate is made from one batch
-alone.
+The second measure is kept for batches of up to 1, 2, 4, 8, ... rows separately, and read in two ways: the time that
+most batches stay below, a quantile of the last ones, and the best time, that of the fastest of the very last ones. A
+size that has not run yet counts as the largest measured size below it, so that it is tried. No estimate is made from a
+single batch.
 
-A measurement decides what runs, and only what runs is measured. So that no model is locked out by times that were true
-once, each measurement is doubted in time:
+Measurements decide which batches run, and only batches that run are measured. So that outdated times lock out no model,
+each measurement expires:
 
 - A slow batch changes little, several change the quantile, and they are forgotten when they leave the window.
 - When a size has not run for long, its measurements are dropped, and it is tried again.
 - When the last batches, of any size, took half of the quantile or less, the machine has become faster: all
   measurements are dropped.
-- While requests are refused and nothing runs, one of them runs now and then (`may_probe`). If it is in time, so may be
-  the next ones, because it is the fastest of the last batches then.
+- While requests are refused and nothing runs, one of them runs now and then (`may_probe`). If it is in time, the next
+  ones may be too, because it is then the fastest of the last batches.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _AGES_CHECKED_NS = 1_000_000_000
 
 
 SEND_AHEAD_BELOW_NS = 1_000_000
-"""Batches are sent ahead only while the engine takes less than this for one. Then the way to the worker and back is a
+"""Batches are sent ahead only while the engine takes less than this for one. Then the round trip to the worker is a
 large part of the time, and a request that waits in the worker instead of the queue loses almost nothing."""
 
 

@@ -1,4 +1,4 @@
-"""Keeps the times at which requests expire, and alarms for the next of several times."""
+"""Tracks request deadlines; one timer fires at the earliest."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Alarm:
 
 
 class Deadlines:
-    """Keeps the times at which requests expire, and an alarm for the next. The time of a request that has begun stays
-    until it comes or there are many such times; the request, whose data may be large, does not stay."""
+    """Keeps the times at which requests expire, and an alarm for the earliest. The time of a request that has begun
+    stays until it passes or there are many such times; the request, whose data may be large, does not stay."""
 
     def __init__(self, plane: PlaneLoop) -> None:
         self.alarm = Alarm(plane)

@@ -1,5 +1,5 @@
-"""Answers the requests of models that see each request separately, also decoupled ones: a request may have any number
-of responses, and may end before or after its batch."""
+"""Answers the requests of models that see each request separately, including decoupled ones: a request may have any
+number of responses, and may end before or after its batch."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class _InFlightBatch:
     """Emptied at the batch's end: a reference cycle would keep the clients' data until a garbage collection."""
     open_count: int = 0
     times: tuple[int, int, int] | None = None
-    """When the worker had the inputs, the engine ended, and the outputs were there; None until the batch comes back."""
+    """When the inputs were ready, the engine ended, and the outputs were ready; None until the batch comes back."""
 
 
 class InFlightRequests:
-    """Numbers the requests of batches for workers, answers them as answers come, and counts them. On the data plane's
+    """Numbers the requests of batches for workers, passes on their answers, and counts them. On the data plane's
     thread."""
 
     def __init__(
@@ -163,7 +163,7 @@ class InFlightRequests:
         return is_done
 
     def _on_answer(self, in_flight: _InFlight, answer: Result | None, final: bool) -> None:
-        """Take an answer that came separately from its batch, or the news that the worker has ended."""
+        """Take an answer that came separately from its batch, or the report that the worker has ended."""
         if in_flight.large_slot is not None:
             in_flight.held_back.append((answer, final))
             return
@@ -175,7 +175,7 @@ class InFlightRequests:
         response: Answer
         answered_ns = time.monotonic_ns()
         if isinstance(answer, Rescheduled):
-            response = internal("the model wants its request again, but has no iterative sequences")
+            response = internal("the model rescheduled its request, but does not have iterative sequences")
         elif answer is None or isinstance(answer, ServeError):
             response = answer
         else:

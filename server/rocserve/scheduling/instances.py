@@ -17,7 +17,7 @@ MOST_AHEAD = 2
 """Batches that may wait in a worker, so that its engine never waits for one. More would only wait longer."""
 
 ROUND_TRIP_NS = 100_000
-"""About the time of the way to a worker and back. If the engine takes less for a batch, idle instances would be sent
+"""About the time of a round trip to a worker. If the engine takes less for a batch, idle instances would be sent
 many small batches: 8 requests in flight on four instances took a sixth more CPU time each."""
 
 
@@ -87,7 +87,7 @@ class InstancePool:
     # The rate limiter, if there is one
 
     def claim(self, instance: Instance) -> bool:
-        """Ask for what an idle instance needs. Returns whether it may run now."""
+        """Ask for an idle instance's resources. Returns whether it may run now."""
         return self.limiter is None or self.limiter.ask(self._limited.instances[instance])
 
     def claim_any(self, idle: Instance) -> Instance | None:
@@ -102,7 +102,7 @@ class InstancePool:
         return next((one for one in free if limiter.ask(records[one])), None)
 
     def give_back(self, also_wanted: bool) -> None:
-        """Give back the resources of instances that do not run. `also_wanted`: nor do they wait any more for theirs,
+        """Give back the resources of instances that do not run. `also_wanted`: they also stop waiting for resources,
         because there is no work."""
         if self.limiter is not None:
             for instance, batches in self.in_flight.items():
@@ -111,7 +111,7 @@ class InstancePool:
                     self.limiter.release(record, has_run=False)
 
     def caller(self, instance: object) -> LimitedInstance | None:
-        """Return what the requests have as `caller` that the instance's model makes."""
+        """Return the `caller` of requests that the instance's model makes."""
         return None if self.limiter is None else self._limited.instances.get(instance)
 
     def follow(self, request: InferRequest, exchange: Exchange) -> None:
@@ -120,7 +120,7 @@ class InstancePool:
         self.limiter.follow(request, exchange, self._limited)
 
     def take_over(self, request: InferRequest) -> None:
-        """Note that a call has come here after another version of the model began to follow it."""
+        """Take over a call that another version of the model began to follow."""
         if self.limiter is not None and request.caller is not None:
             self.limiter.move(request, self._limited, None)
 
@@ -148,7 +148,7 @@ class InstancePool:
     # Requests that were sent ahead and have not begun to run
 
     def waiting(self) -> Iterator[InferRequest]:
-        """Yield the requests that wait in workers, as far as the server can know. Safe on any thread."""
+        """Yield the requests that, to the server's knowledge, wait in workers. Safe on any thread."""
         # Copies, each made in one step, because the data plane changes these meanwhile.
         for batches in tuple(self.in_flight.values()):
             for place, batch in enumerate(tuple(batches)):

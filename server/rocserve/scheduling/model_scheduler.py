@@ -59,7 +59,7 @@ class ModelScheduler(Scheduler):
 
     def _start_work(self) -> None:
         """See Scheduler. A busy instance is sent a batch ahead only if the batch could not grow by waiting. The same
-        applies to an idle instance while another is about to end its batch."""
+        applies to an idle instance while another will end its batch soon."""
         queue, pool = self._queue, self._pool
         while queue.count and not self._is_pump_scheduled:
             idle = pool.idle()

@@ -134,7 +134,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Bounds the requests that wait for one model version, whatever its configuration says."""
+    """Bounds the requests that wait for one model version, regardless of its configuration."""
 
     max_requests: int = 10_000
     max_bytes: int = 4 << 30

@@ -2,8 +2,8 @@
 while it runs a batch.
 
 **Who waits.** An instance that needs no resource never waits. The others stand in one line, in the order of the virtual
-times at which they finished their last execution. An instance takes nothing that one before it in the line needs; all
-else it may take.
+times at which they finished their last execution. An instance takes no resource that one before it in the line needs;
+it may take all others.
 
 **Fair share** (start-time fair queueing). An execution starts, in virtual time, when the instance finished its last
 one, or later if a clock of its resources is later, so time without work earns nothing. It sets these clocks to its
@@ -11,9 +11,9 @@ start, and finishes `priority` units after it. So while an instance waits, each 
 same runs at most once, and one with priority 2 runs half as often.
 
 **No cycle of holders and waiters.** A model may call others while its instance holds resources, and a call stands in
-the line like a client's request. If an instance in the line waits, over any number of calls, queues and resources, for
-itself (`call_cycles.py`), then no end of another can help it, and it runs at once: out of its turn and, if what it
-needs is held in the cycle, beyond the amount. Each event that may close a cycle (a request for resources, a call, a
+the line like a client's request. If an instance in the line waits for itself, over any number of calls, queues and
+resources (`call_cycles.py`), no other instance can free it, so it runs immediately: out of its turn and, if the cycle
+holds its resources, beyond the amount. Each event that may close a cycle (a request for resources, a call, a
 lost instance, a smaller amount) is followed by this check, so no cycle lasts.
 """
 
@@ -81,7 +81,7 @@ class RateLimiter:
 
     def register(self, instances: Sequence[Needs]) -> Callable[[], None]:
         """Register a model's instances; return the function that unregisters them. Raises ServeError (INVALID_ARGUMENT)
-        if the resources can never suffice, or if a resource is both of the machine and of a device."""
+        if the resources can never suffice, or if a resource belongs to both the machine and a device."""
         self._available = self._resources(instances)
         model = object()
         self._registered[model] = tuple(instances)
@@ -115,7 +115,7 @@ class RateLimiter:
         return available
 
     def _explicit_count(self, key: ResourceKey) -> int:
-        """Return what --rate-limit-resource gives of a resource; 0 if no flag names it. The flag ignores case."""
+        """Return the amount of a resource in --rate-limit-resource; 0 if no flag names it. The flag ignores case."""
         device, name = key
         return max(
             (
@@ -153,7 +153,7 @@ class RateLimiter:
         self._allocate_soon()
 
     def lose(self, instance: LimitedInstance) -> None:
-        """Release what an instance holds, because its worker has ended. Its requests wait for another instance."""
+        """Release an instance's resources, because its worker has ended. Its requests wait for another instance."""
         self.release(instance, has_run=False)
         for call in self._calls.values():
             if call.place[1] is instance:
@@ -205,13 +205,13 @@ class RateLimiter:
             self._call_soon(instance.on_granted)
 
     def _warn(self, instance: LimitedInstance) -> None:
-        """Tell once per model that an instance exceeds an amount."""
+        """Log once per model that an instance exceeds an amount."""
         lacking, model = self._lacking(instance), instance.model
         if lacking and not model.has_warned:
             model.has_warned = True
             self._log.warning(
                 "model '%s' runs although its resource '%s' is used up, because those who hold it wait for its answer;"
-                " --rate-limit-resource=%s:COUNT gives more, or let it need another resource than its callers",
+                " raise --rate-limit-resource=%s:COUNT, or give it another resource than its callers",
                 model.name,
                 lacking[0][1],
                 lacking[0][1],
@@ -222,7 +222,7 @@ class RateLimiter:
     def follow(self, request: InferRequest, exchange: Exchange, model: LimitedModel) -> None:
         """Follow a call, which has come to a model, until its last answer."""
         caller = request.caller
-        assert isinstance(caller, LimitedInstance), "InstancePool.caller made it"
+        assert isinstance(caller, LimitedInstance), "InstancePool.caller returned it"
         call = self._calls[request] = Call(caller, (model, None))
         self._callers[caller] = None
         caller.called[call.place] += 1

@@ -21,7 +21,7 @@ from rocserve.core.trace import QUEUE_START
 
 LARGEST_CACHED = 32 << 20
 """Bytes of inputs up to which a request is looked up, and of outputs up to which an answer is kept. Hashing or copying
-so many takes about 30 ms, during which all else waits."""
+so many takes about 30 ms, during which everything else waits."""
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<Q")
 _ENTRY_BYTES = 256
@@ -101,7 +101,7 @@ class CachedAnswers:
             self._members = members
 
     def look_up(self, request: InferRequest, exchange: Exchange, sees_requests: bool) -> InferResponse | None:
-        """Return the cached answer. Without one return None, and let the exchange keep the answer that comes.
+        """Return the cached answer; without one, return None and let the exchange cache the model's answer.
         `sees_requests`: see ServedVersion."""
         if request.nbytes > LARGEST_CACHED:
             return None
@@ -131,8 +131,8 @@ class CachedAnswers:
         if not fits and not self._has_warned:
             self._has_warned = True
             self._log.warning(
-                "%smodel '%s': a response of %d bytes does not fit into the response cache; --cache-config=local,size=N"
-                " makes it larger, and one response has %d bytes at most",
+                "%smodel '%s': a response of %d bytes does not fit into the response cache; enlarge it with"
+                " --cache-config=local,size=N (one response may have at most %d bytes)",
                 request_prefix([response.id]),
                 self._name,
                 nbytes,
@@ -167,8 +167,8 @@ class _CacheHook(Hook):
 
 
 def _key(request: InferRequest, sees_requests: bool) -> bytes:
-    """Return a key that is equal only for requests that the model cannot distinguish: all that reaches the model is
-    part of it, except the trace's context, which differs each time and is only passed on."""
+    """Return a key that is equal only for requests that the model cannot distinguish: everything that reaches the model
+    is part of it, except the trace's context, which differs each time and is only passed on."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     plan = request.plan
     entries = [*zip(plan.inputs, request.data, strict=True)]

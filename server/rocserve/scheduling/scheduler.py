@@ -1,4 +1,4 @@
-"""Schedules requests of model versions on instances: what models with and without sequences have in common."""
+"""Schedules requests of model versions on instances: the common part for models with and without sequences."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ class Scheduler(ABC):
         self._arrived: list[InferRequest] = []
         """Requests of this turn: new ones, and those that came back from a worker."""
         self._unwatched: deque[weakref.ref[InferRequest]] = deque()
-        """Requests that were not answered in their turn, in the order in which they came, until `_watch_clients`."""
+        """Requests that were not answered in their turn, in the order of their arrival, until `_watch_clients`."""
         self._watch: TimerHandle | None = None
 
-    # What the subclasses define
+    # Defined by subclasses
 
     @abstractmethod
     def submit(self, request: InferRequest, exchange: Exchange) -> None:
@@ -125,22 +125,22 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _time_out(self, request: InferRequest) -> ServeError | None:
-        """Return the error for a request whose timeout has passed; None if it runs all the same, but later."""
+        """Return the error for a request whose timeout has passed; None if it still runs, but later."""
 
     @abstractmethod
     def _requeue(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
-        """Requeue or refuse the requests of a batch of which nothing ran, because the worker is gone."""
+        """Requeue or refuse the requests of a batch that did not run, because the worker is gone."""
 
     # Requests that have not begun to run
 
     @property
     def waiting(self) -> int:
-        """How many requests have not begun to run, as far as the server can know. From any thread."""
+        """How many requests, to the server's knowledge, have not begun to run. From any thread."""
         return self._queue.count + sum(1 for _ in self._pool.waiting())
 
     @property
     def in_flight(self) -> int:
-        """How many requests have not begun to run, and batches have not ended. From any thread."""
+        """The number of requests that have not begun to run, plus batches that have not ended. From any thread."""
         return self._queue.count + len(self._refused) + self._running
 
     def follow(self, request: InferRequest, exchange: Exchange) -> None:
@@ -171,7 +171,7 @@ class Scheduler(ABC):
         self._pool.detach(instance)
 
     def caller(self, instance: Instance) -> LimitedInstance | None:
-        """Return what the requests have as `caller` that the instance's model makes; None without a rate limiter."""
+        """Return the `caller` of requests that the instance's model makes; None without a rate limiter."""
         return self._pool.caller(instance)
 
     def stop_sending_ahead(self) -> None:
@@ -214,7 +214,7 @@ class Scheduler(ABC):
 
     def _schedule_pump(self) -> None:
         """Schedule `_pump` for the end of the turn, because something has changed."""
-        if not self._is_pump_scheduled:  # `submit` asks before it calls, because every request comes through there.
+        if not self._is_pump_scheduled:  # `submit` checks before it calls, because every request passes there.
             self._is_pump_scheduled = True
             self._plane.at_end_of_turn(self._pump)
 
@@ -243,11 +243,11 @@ class Scheduler(ABC):
         if self._watch is None and self._queue.count:
             self._watch_soon()
         if self._watch is not None:
-            # Otherwise all of them run in engines that cannot stop them.
+            # Otherwise they all run in engines that cannot stop them.
             self._unwatched += map(weakref.ref, arrived)
 
     def _run(self, instance: Instance, batch: FormedBatch) -> bool:
-        """Hand a batch over. Returns False if that failed: its requests will be refused, or run again."""
+        """Hand over a batch. Returns False if that failed: its requests will be refused, or run again."""
         self._running += 1
         if self._watch is None and (batch.sent_ahead or batch.is_grouped or self._answers_requests):
             self._watch_soon()

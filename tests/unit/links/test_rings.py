@@ -149,10 +149,10 @@ def test_an_end_that_lies_is_found_out(pair: Pair, lie: int) -> None:
     honest = pair.first_end()
     reader, writer = honest.readers[0], honest.writers[1]
     pair.hostile[reader.posted_at] = lie
-    with pytest.raises(LinkBroken, match=f"says {lie} bytes where 0 were taken"):
+    with pytest.raises(LinkBroken, match=f"reports {lie} bytes posted, but 0 were taken"):
         reader.take()
     pair.hostile[writer._taken_at] = lie
-    with pytest.raises(LinkBroken, match=f"has taken {lie} of 0 bytes"):
+    with pytest.raises(LinkBroken, match=f"reports {lie} of 0 bytes taken"):
         writer.room  # noqa: B018
 
 

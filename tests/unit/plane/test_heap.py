@@ -249,7 +249,7 @@ def test_a_heap_that_another_process_has_made(heap: Heap) -> None:
 @pytest.mark.parametrize("size", [0, 4096, LIMIT, (22 << 28) + 4096])
 def test_a_file_of_another_size_is_no_heap(size: int) -> None:
     descriptor = anonymous_file.create("test", size)
-    with pytest.raises(ValueError, match=f"a file of {size} bytes is no heap"):
+    with pytest.raises(ValueError, match=f"a file of {size} bytes is not a heap"):
         Heap.of_file(descriptor)
     os.close(descriptor)
 

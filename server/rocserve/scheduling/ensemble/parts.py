@@ -1,4 +1,4 @@
-"""What the runs of an ensemble share: the limits of its steps, and how its responses are made from its tensors."""
+"""The parts that the runs of an ensemble share: its steps' limits, and the making of responses from its tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class InflightLimit:
     def end(self) -> None:
         self._running -= 1
         if self._is_starting:
-            # The request ended as soon as it was started: the loop below goes on, instead of one call within the other.
+            # The request ended as soon as it was started: the loop below goes on, without recursion.
             return
         self._is_starting = True
         try:
@@ -95,7 +95,7 @@ class EnsembleResponses:
         if len(shape) != rank:
             raise internal(
                 f"in ensemble '{self._config.name}', output '{name}' has shape {list(tensor.shape)}, but the ensemble"
-                f" declares {len(dims)} dimensions{' behind the batch' if batching else ''}"
+                f" declares {len(dims)} dimensions{' after the batch' if batching else ''}"
             )
         if config.reshape is not None:
             lead = shape[: rank - len(dims)]

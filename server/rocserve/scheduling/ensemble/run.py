@@ -73,7 +73,7 @@ class StepRequest:
     def expect_many(self) -> None:
         if not self._run.parts.config.decoupled:
             raise unimplemented(
-                f"model '{self.step.model_name}' is decoupled, and was not when the ensemble was loaded; try again"
+                f"model '{self.step.model_name}' is now decoupled, but was not when the ensemble was loaded; try again"
             )
         self.is_decoupled = True
 
@@ -109,7 +109,7 @@ class StepRequest:
 @dataclass(slots=True, eq=False)
 class _HeldTensor:
     tensor: Tensor | None
-    """None = the client, or the member, gave none."""
+    """None = the client, or the member, did not send it."""
     sequence: SequenceTag | None
     """The sequence of the requests that read the tensor."""
     counted_bytes: int = 0
@@ -185,15 +185,14 @@ class EnsembleRun:
         step = request.step
         iteration = request.iteration
         if request.is_decoupled:
-            # Each answer opens an iteration.
             iteration = self._iterations.get(request.index, 0)
             self._iterations[request.index] = iteration + 1
         wanted = self._graph.wanted_from[request.index]
         outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
         new_tensors: dict[str, _HeldTensor] = {}
         try:
-            # In one call: if other requests could take the room of the tensors that the step has read, many might all
-            # fail.
+            # In one call: if other requests could take the memory of the tensors that the step has read, many requests
+            # might fail together.
             more = sum(len(tensor.data) for tensor in outputs) - (request.last_read_bytes if is_last else 0)
             if more > 0:
                 self.parts.memory.steps.admit(self._holding, more)
@@ -257,7 +256,6 @@ class EnsembleRun:
                 if readers := self._graph.reader_counts.get(name, 0):
                     held.readers_left = readers
                     self._tensors[name, iteration] = held
-            # The steps that read the new tensors.
             steps = dict.fromkeys(index for name in new_tensors for index in self._graph.readers.get(name, ()))
             reads = self._graph.reads
             ready = [index for index in steps if all((name, iteration) in self._tensors for name in reads[index])]

@@ -1,4 +1,4 @@
-"""Where the tensors between an ensemble's steps lie, and the shapes that members expect."""
+"""Places the tensors between an ensemble's steps, and gives them the shapes that members expect."""
 
 from __future__ import annotations
 

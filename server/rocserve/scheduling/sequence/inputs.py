@@ -34,7 +34,7 @@ from rocserve.scheduling.sequence.slots import (
 
 
 def _initial(state: SequenceState, lead: tuple[int, ...], content: bytes | None) -> StateValue:
-    """Return a state's initial value. A dimension of any size is 1 until the model gives the state."""
+    """Return a state's initial value. A dimension of any size is 1 until the model returns the state."""
     dims = state.initial_states[0].dims if state.initial_states else state.dims
     shape = (*lead, *(1 if size == -1 else size for size in dims))
     if content is None:
@@ -149,8 +149,8 @@ class SequenceInputs:
                 continue
             if tensor.datatype is not datatype:
                 raise internal(
-                    f"the model gave state '{tensor.name}' as {tensor.datatype.value}, its configuration says"
-                    f" {datatype.value}"
+                    f"the model returned state '{tensor.name}' as {tensor.datatype.value}, expected"
+                    f" {datatype.value} as in its configuration"
                 )
             found.append((place, StateValue(tuple(tensor.shape), bytes(tensor.data))))
         for place, value in found:

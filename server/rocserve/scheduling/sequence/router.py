@@ -15,7 +15,7 @@ from rocserve.scheduling.sequence.table import SequenceTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutedVersion:
-    """A version with its sequences, and how requests that came to another version reach it."""
+    """A version with its sequences, and the way for requests that arrived at another version."""
 
     number: int
     table: SequenceTable
@@ -36,7 +36,7 @@ class SequenceRouter:
         self._open.append(version)
 
     def begin_closing(self, version: RoutedVersion) -> bool:
-        """Give a version no new sequences. Returns whether another version takes them; it then passes on requests of
+        """Stop giving a version new sequences. Returns whether another version takes them; it then forwards requests of
         old ones."""
         if version in self._open:
             self._open.remove(version)

@@ -112,7 +112,7 @@ class SequenceScheduler(Scheduler):
         self._keeps_order = batching.oldest is not None and batching.oldest.preserve_ordering
         self._iterative = batching.iterative
         self._waits_for_answers = bool(batching.states) or batching.iterative
-        """The next request of a sequence cannot run before the previous answer is there."""
+        """The next request of a sequence cannot run before the previous answer is known."""
         self._idle = Alarm(parts.plane)
         self._idle_seconds = (batching.max_sequence_idle_microseconds or _DEFAULT_IDLE_MICROSECONDS) / 1e6
 
@@ -200,7 +200,8 @@ class SequenceScheduler(Scheduler):
         self._watch_idle()
 
     def adopt(self, request: InferRequest, exchange: Exchange) -> None:
-        """Take a request for a sequence of this version that came to its successor. Raises ServeError as `submit`."""
+        """Take a request for a sequence of this version that arrived at its successor. Raises ServeError as
+        `submit`."""
         self.validator.validate(request)
         if self._config.decoupled:
             exchange.expect_many()
@@ -252,7 +253,7 @@ class SequenceScheduler(Scheduler):
             return None
         if self._table.deadline_count:
             self._times.review(now_ns)
-            # Requests may have lost their time since they became ready.
+            # Requests may have expired since they became ready.
             for slot in tuple(instance.ready):
                 self._table.advance(slot, now_ns / 1e9)
         if not instance.ready:
@@ -313,7 +314,7 @@ class SequenceScheduler(Scheduler):
         self._schedule_pump()
 
     def _run_again(self, states: StatesHook, request: InferRequest) -> None:
-        """Run a request once more because its model asks for it, unchanged but for the flags."""
+        """Run a request again because its model asks for it, unchanged except for the flags."""
         assert isinstance(request, SequenceRequest) and request.original is not None, "it has run"
         now_ns = time.monotonic_ns()
         again = copy(request)
@@ -351,7 +352,7 @@ class SequenceScheduler(Scheduler):
 
     def _take_out(self, request: InferRequest, error: ServeError) -> None:
         """See Scheduler. The request's sequence ends with it. A request that was run again has been replaced by a copy
-        with the same exchange, which is refused for itself."""
+        with the same exchange, which is refused separately."""
         assert isinstance(request, SequenceRequest)
         if request.live is not None:
             self._table.take_out(request, error, time.monotonic())

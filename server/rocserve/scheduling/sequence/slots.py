@@ -71,8 +71,8 @@ class LiveSequence:
     """None = the sequence waits for a slot, or until the previous sequence of its id has left its slot."""
     states: SequenceStates | None = None
     has_ended: bool = False
-    """No more requests of the sequence come: it leaves its slot when its last one, with the END flag, begins to run, or
-    else when that one is done."""
+    """The sequence takes no more requests: it leaves its slot when its last one, with the END flag, begins to run, or
+    otherwise when that one is done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +95,7 @@ class SequenceInstance:
     slots: list[SequenceSlot] = field(default_factory=list)
     """Made when needed: all slots that have had a sequence, and the next one."""
     ready: dict[SequenceSlot, None] = field(default_factory=dict)
-    """The slots in which nothing runs and a request waits, in the order in which they became so."""
+    """The slots in which a request waits and nothing runs, in the order in which they became ready."""
     is_answering: bool = False
     """A batch is being answered: the next one is formed after that."""
     sequencer: ResponseSequencer | None = None

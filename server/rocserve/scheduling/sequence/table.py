@@ -102,7 +102,7 @@ class SequenceTable:
             self._last_used.pop(live.id, None)
 
     def end_sequence(self, sequence: SequenceId, now: float) -> None:
-        """End a sequence; it runs to the last request that has come."""
+        """End a sequence after the requests that have already arrived."""
         same = self._sequences.get(sequence)
         if same is not None:
             self.end(same[-1])
@@ -201,7 +201,7 @@ class SequenceTable:
         heapq.heappush(self._free, (slot.index, slot.instance.number, slot))
 
     def _leave(self, live: LiveSequence) -> LiveSequence | None:
-        """Forget a sequence that is over. Returns the next one of its id, if this one kept it from a slot."""
+        """Forget a sequence that is over. Returns the next one of its id, if that one waits for this slot."""
         same = self._sequences[live.id]
         was_first = live is same[0]
         same.remove(live)
