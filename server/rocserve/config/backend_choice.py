@@ -15,16 +15,16 @@ from rocserve.config.pbtxt import suggest
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
-_NVIDIAS = "such engines run on NVIDIA's GPUs only; serve the ONNX model that it was made from"
+_NVIDIAS = "such engines run on NVIDIA GPUs only; serve the original ONNX model"
 _OWN_SERVER = "serve it with that project's own server, or call it in a Python model"
 _FOREIGN = {
-    "vitis_xmodel": "such models run on FPGAs only; serve the ONNX model that it was made from",
-    "amdinfer_cpp": "it is a library against AMD Inference Server's own C++ interface; write it as a Python model",
+    "vitis_xmodel": "such models run on FPGAs only; serve the original ONNX model",
+    "amdinfer_cpp": "it is a library for AMD Inference Server's C++ interface; rewrite it as a Python model",
     "pytorch_torchscript": "use platform 'pytorch_libtorch'",
     "tensorrt_plan": _NVIDIAS,
     "tensorrt": _NVIDIAS,
     "tensorflow_savedmodel": "convert the model to ONNX and use platform 'onnx_onnxv1'",
-    "openvino": "serve the ONNX model that it was made from",
+    "openvino": "serve the original ONNX model",
     "fil": "convert the trees to ONNX (onnxmltools) and use platform 'onnx_onnxv1'",
     "dali": "write the pipeline for platform 'rocal_json'",
     "vllm": _OWN_SERVER,
@@ -102,7 +102,7 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
         where = f"default_model_filename '{message.default_model_filename}'"
     else:
         place = folder.places[0]
-        # Backends with a file of their exact name come first, else backends whose pattern matches one file.
+        # Backends with a file of their exact name come first, then backends whose pattern matches one file.
         exact = {spec.name: [name for name in spec.model_filenames if "*" not in name] for spec in registry.backends}
         candidates = [spec for spec in registry.backends if matching_files(place, exact[spec.name])] or [
             spec for spec in registry.backends if len(matching_files(place, spec.model_filenames)) == 1
@@ -124,7 +124,7 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
 
 
 def _renaming(place: Listing, registry: BackendRegistry) -> str:
-    """Return the command that gives the only file the name that its ending goes with; "" = no such file."""
+    """Return the command that renames the only file to the name for its ending; "" = no such file."""
     names = {Path(name).suffix: name for spec in registry.backends for name in spec.model_filenames if "*" not in name}
     file = place.path / place.visible[0] if len(place.visible) == 1 else None
     if file is None or file.suffix not in names:
@@ -156,7 +156,7 @@ def _saved_model_refused(message: ModelConfig, folder: ModelFolder, name: str) -
     place = folder.places[0]
     where = "the folder" if place is folder.listing else f"{place.path.name}/"
     return invalid_argument(
-        f"{where} of model '{message.name}' holds a TensorFlow SavedModel ({name}), which no backend takes: convert it"
+        f"{where} of model '{message.name}' holds a TensorFlow SavedModel ({name}), which no backend reads: convert it"
         " with python -m tf2onnx.convert --saved-model FOLDER --output model.onnx, and serve model.onnx"
     )
 

@@ -1,4 +1,4 @@
-"""Bounds of what one configuration may demand of the machine: far above what models need, below what would harm others.
+"""Bounds the demands of one configuration on the machine: far above the needs of models, below the harm of others.
 Settings that cost only when they are used (priority levels, sequence slots, the largest batch) have no bound."""
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ MOST_SAMPLE_ROWS = 1_000_000
 _STRING_BYTES = 20
 """Bytes of a BYTES element in a warm-up sample: its length and 16 random characters."""
 MOST_SAMPLE_RUNS = 10_000
-"""Runs of one warm-up sample; more make no model warmer."""
+"""Runs of one warm-up sample; more do not make a model warmer."""
 
 
 def check_bounds(message: ModelConfig) -> None:
-    """Raise ServeError (INVALID_ARGUMENT) with the first exceeded bound and the demanded number."""
+    """Raise ServeError (INVALID_ARGUMENT) with the first exceeded bound and the configured number."""
     name = message.name
     _check_number(f"model '{name}' has", len(message.input), "inputs", MOST_TENSORS)
     _check_number(f"model '{name}' has", len(message.output), "outputs", MOST_TENSORS)

@@ -1,4 +1,4 @@
-"""Class names that a file brings and no configuration asks for: the file of `--labels`, or labels.txt in the model's
+"""Class names from a file that the configuration does not name: the file of `--labels`, or labels.txt in the model's
 folder. They belong to the only output that has as many classes as the file has lines."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ClassNames:
         try:
             output = labelled_output(config, self)
         except ServeError:
-            # The models of `preprocess` take the names, or refuse them.
+            # The models of `preprocess` use the names, or refuse them.
             if not makes_others:
                 raise
             return config, ()
@@ -78,7 +78,7 @@ def with_own_names(config: ModelConfig, purpose: Purpose) -> ModelConfig:
 def labelled_output(config: ModelConfig, found: ClassNames) -> OutputConfig | None:
     """Return the only output that has as many classes as there are names; None = there is none (see `unused_text`).
     Raises ServeError (INVALID_ARGUMENT) if there must be one: the command line names the file, or the model's only
-    fractions are scores, whose number of classes is another."""
+    fractions are scores with a different number of classes."""
     outputs = [one for one in config.outputs if one.datatype not in _WITHOUT_CLASSES]
     fitting = [one for one in outputs if classes_of(config, one) == len(found.names)]
     if len(fitting) == 1:
@@ -99,7 +99,7 @@ def classes_of(config: ModelConfig, output: OutputConfig) -> int:
 
 
 def wrong_number(config: ModelConfig, found: ClassNames, output: str, classes: int) -> ServeError:
-    """Return the error of names that do not fit. `output`: the output's name, or several."""
+    """Return the error for names that do not fit. `output`: the output's name, or several."""
     remedy = "name the right file" if found.is_asked_for else "correct the file, or move it away"
     return invalid_argument(
         f"{found.source} has {found.count_text}, but output '{output}' of model '{config.name}' has {classes} classes;"
@@ -108,7 +108,7 @@ def wrong_number(config: ModelConfig, found: ClassNames, output: str, classes: i
 
 
 def unused_text(config: ModelConfig, found: ClassNames) -> str:
-    """Return the text about names that no output takes, or more than one."""
+    """Return the text about names that fit no output, or several."""
     outputs = listed([f"{one.name} {one.datatype.value} {format_shape(one.dims)}" for one in config.outputs])
     fitting = [one.name for one in config.outputs if classes_of(config, one) == len(found.names)]
     many = "several outputs have" if len(fitting) > 1 else "no output has"

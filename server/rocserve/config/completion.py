@@ -33,7 +33,7 @@ def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
         message.model_transaction_policy.SetInParent()
         return
     for field in ("input_pinned_memory", "output_pinned_memory"):
-        # No effect here; clients expect these settings from Triton's responses.
+        # These have no effect here, but clients expect them, as in Triton's responses.
         if not message.optimization.HasField(field):
             getattr(message.optimization, field).enable = True
     batching = message.sequence_batching
@@ -72,7 +72,7 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
         is_open = message.max_batch_size == 0 and not message.HasField("max_batch_size")
         if is_open and signature.dependent_rows:
             notes = (
-                f"max_batch_size stays 0 for model '{message.name}', so each request is run by itself:"
+                f"max_batch_size stays 0 for model '{message.name}', so requests run one by one:"
                 f" {signature.dependent_rows}",
             )
         elif is_open:
@@ -117,11 +117,11 @@ def replace_declared_tensors(message: ModelConfig, signature: Signature) -> tupl
     """Replace declared tensors that contradict the model, for dialects whose tensors are only descriptions: AMD
     Inference Server compares neither names nor the order of dimensions. Returns warnings."""
     warnings: list[str] = []
-    # Without the parameter nobody has asked for batches.
+    # Only the parameter asks for batches.
     couples = "" if _AMD_BATCH in message.parameters else signature.dependent_rows
     if message.max_batch_size > 0 and (couples or not signature.supports_batching):
         reason = f" ({couples})" if couples else ""
-        warnings.append(f"model '{message.name}' cannot batch: each request is run by itself{reason}")
+        warnings.append(f"model '{message.name}' cannot batch: requests run one by one{reason}")
         message.max_batch_size = 0
         message.ClearField("dynamic_batching")
     required = {spec.name for spec in signature.inputs} - signature.optional_inputs
@@ -133,7 +133,7 @@ def replace_declared_tensors(message: ModelConfig, signature: Signature) -> tupl
         lacks = tensors and what == "input" and not required <= {tensor.name for tensor in tensors}
         if lacks or not fits:
             warnings.append(
-                f"model '{message.name}': the {what}s of the configuration are not the model's; the model's are used:"
+                f"model '{message.name}': the {what}s of the configuration differ from the model's, which are used:"
                 f" {', '.join(own)}"
             )
             message.ClearField(what)

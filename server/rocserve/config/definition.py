@@ -62,27 +62,27 @@ class ModelDefinition:
     repository: Path | None
     """Links may lead into this folder and the model's own folder; None = only into the model's own folder."""
     flat: FlatModel | None = None
-    """Where the model's file lies if not in a version folder."""
+    """The place of the model's file if not in a version folder."""
     refusal: ServeError | None = None
     """Why no version can be loaded; `config` then has only the name, the version policy and the parameters."""
     notes: tuple[str, ...] = ()
-    """What was completed in a way that Triton tells of."""
+    """The completions that Triton logs too."""
     is_member: bool = False
     """The folder defines a chain, and this is one of its members."""
     class_names: ClassNames | None = None
     """Names for the classes of an output, if the configuration names no file of labels."""
     is_preset_guessed: bool = False
-    """Nobody has asked for the parameter `preprocess`; the files suggest it."""
+    """The files suggest the parameter `preprocess`; the user has not set it."""
 
     @property
     def files(self) -> ModelFolder:
-        """The folder as it is now: each access lists it again."""
+        """The folder's current state: each access lists it again."""
         return ModelFolder(self.folder, self.repository)
 
     def recorded_answers(self, version_folder: Path) -> Path | None:
         """Return the file of recorded answers; None = the version has none. Raises ServeError (INVALID_ARGUMENT) if it
         is a link that must not be followed."""
-        # What lies beside a chain's configuration belongs to the whole chain.
+        # A file beside a chain's configuration belongs to the whole chain.
         return None if self.is_member else self.files.recorded_answers(version_folder)
 
     @property
@@ -121,7 +121,7 @@ def complete_definition(
             warnings += check_signature(message, signature)
     missing = [what for what in ("input", "output") if not getattr(message, what)]
     if is_open and len(missing) > 1:
-        # Triton serves it, and answers nothing. Here it counts as a configuration that was cut short.
+        # Triton serves such a model, which answers nothing. Here the configuration counts as truncated.
         raise invalid_argument(
             f"must specify at least one 'input' or 'output' for {message.name}: neither its configuration nor its"
             " auto_complete_config names one"
@@ -180,7 +180,7 @@ def find_model_file(definition: ModelDefinition, version_folder: Path, architect
 
 @dataclass(frozen=True)
 class FolderReading:
-    """Reads the models of a folder and validates them as far as that is possible without loading them."""
+    """Reads the models of a folder and validates them without loading them."""
 
     folder: Path
     registry: BackendRegistry
@@ -191,13 +191,13 @@ class FolderReading:
     strict: bool = False
     """Complete nothing from the files (tritonserver's --disable-auto-complete-config)."""
     request: ConfigRequest | None = None
-    """A load request's configuration, which replaces the folder's as far as the rules allow."""
+    """A load request's configuration, which replaces the folder's within the rules."""
     repository: Path | None = None
     """Links may lead into this folder; None = only into the model's folder."""
     namespace: str = ""
     """An ensemble's steps prefer members of this namespace."""
     flat: FlatModel | None = None
-    """Where the model's file lies if not in a version folder."""
+    """The place of the model's file if not in a version folder."""
     renames: bool = False
     """`name` overrides the configuration's name."""
     preprocess: str = ""
@@ -205,7 +205,7 @@ class FolderReading:
     labels: Path | None = None
     """The file of `--labels`; None = labels.txt in the folder, if it exists."""
     guesses_preset: bool = False
-    """A model without a configuration, and with a tokenizer, is taken for a text encoder."""
+    """A model with a tokenizer and without a configuration counts as a text encoder."""
 
     @cached_property
     def files(self) -> ModelFolder:

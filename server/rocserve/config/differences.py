@@ -1,4 +1,4 @@
-"""Compares a configuration as it is written with the completed one, line by line, in protobuf's text format."""
+"""Compares the written configuration with the completed one, line by line, in protobuf's text format."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def config_lines(message: ModelConfig) -> Sequence[str]:
 
 
 def compared(written: ModelConfig, completed: ModelConfig) -> Sequence[tuple[str, str]] | None:
-    """Return the lines of both, each with "+" if it was completed, "-" if it was written and does not hold, "" if it is
-    in both; None if they are too long to compare. How the file is written does not count: order, comments, brackets."""
+    """Return the lines of both, each with "+" if it was completed, "-" if it was written and replaced, "" if it is in
+    both; None if they are too long to compare. Order, comments and brackets of the file do not count."""
     before, after = config_lines(written), config_lines(completed)
     if len(before) + len(after) > _MOST_LINES:
         return None

@@ -1,5 +1,5 @@
-"""Draws an ensemble's steps from the request to the answer, with what flows between them. The page and `rocserve
-inspect` show the same drawing. It is made from configurations alone, so also of an ensemble that cannot be served."""
+"""Draws an ensemble's steps from the request to the answer, with the tensors between them. The page and `rocserve
+inspect` show the same drawing. It needs only configurations, so it works for ensembles that cannot be served, too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NodeKind(Enum):
     REQUEST = "request"
     ANSWER = "answer"
     UNWRITTEN = "written by no step"
-    """Where tensors begin that a step reads and nothing writes."""
+    """The origin of tensors that a step reads and no step writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Box:
     width: float
     height: float
     text: str
-    """The title as far as the width allows."""
+    """The title, cut to the width."""
     title: str
     model: str = ""
     """Of a step."""
@@ -80,7 +80,7 @@ def member_of(step: ModelEnsembling.Step) -> ModelKey:
 
 
 def draw(config: ModelConfig, members: Mapping[ModelKey, ModelConfig], width: float) -> Drawing:
-    """Draw an ensemble in about this width. `members`: as far as they are known, for the types of their outputs."""
+    """Draw an ensemble in about this width. `members`: the known ones, for the types of their outputs."""
     return _Layout(_plan(config, members), width).drawing()
 
 
@@ -166,7 +166,7 @@ class _Layout:
         paths: list[str] = []
         labels: list[Label] = []
         for row in range(len(self._plan.rows)):
-            # Each text has a line of its own, so that none covers another.
+            # Each text has a separate line, so that none covers another.
             line = 0
             for arrow in self._arrivals(row):
                 path, middle = self._path(arrow)
@@ -201,10 +201,10 @@ class _Layout:
         return Box(kind, x, y, self._box_width, STEP_HEIGHT, _cut(title, self._box_width - 28), title, model, version)
 
     def _path(self, arrow: _Arrow) -> tuple[str, float]:
-        """Return the path and where its texts have their middle."""
+        """Return the path and the x of its texts' middle."""
         start, end = self._boxes[arrow.start], self._boxes[arrow.end]
         others = [other for other in self._plan.arrows if other.end == arrow.end]
-        # In the order in which they arrive, so that they do not cross: those that pass rows arrive from the right.
+        # In the order of their arrival, so that they do not cross: those that pass rows arrive from the right.
         ends = [other.start for other in sorted(others, key=self._comes_from)]
         x1, y1, y2 = start.x + start.width / 2, start.y + start.height, end.y
         x2 = end.x + end.width * (ends.index(arrow.start) + 1) / (len(ends) + 1)

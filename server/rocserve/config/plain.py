@@ -43,8 +43,8 @@ def sequence_batching(message: ModelSequenceBatching) -> plain.SequenceBatching:
 
 
 def correct_by_signature(config: ModelConfig, signature: Signature) -> ModelConfig:
-    """Correct the configuration by the loaded model, in what config.pbtxt cannot express. Inputs that only the
-    configuration calls optional become required. Scalars get an empty reshape, as their dims are ones without batching.
+    """Correct by the loaded model what config.pbtxt cannot express. Inputs that only the configuration declares
+    optional become required. Scalars get an empty reshape, as their dims are ones without batching.
     The model's classes become the labels of outputs without a label file."""
     needed = {spec.name for spec in signature.inputs} - signature.optional_inputs
     inputs = {spec.name: spec for spec in signature.inputs}

@@ -17,7 +17,7 @@ from rocserve.protocol.model_config_pb2 import ModelConfig
 
 
 class Rule(enum.Enum):
-    """What a load request may do with a field."""
+    """The permission of a load request for a field."""
 
     VALUE = "value"
     """Set it. The fields of a message have their own rules."""
@@ -159,7 +159,7 @@ class ConfigRequest:
         given, written = ({entry.name for entry, _ in one.ListFields()} for one in (message, own))
         for name in kept:
             if name in given and getattr(message, name) != getattr(own, name):
-                raise _refused(message.name, name, "it says which code runs")
+                raise _refused(message.name, name, "it chooses the code that runs")
             message.ClearField(name)
             if name in written:
                 message.MergeFrom(ModelConfig(**{name: getattr(own, name)}))
@@ -167,7 +167,7 @@ class ConfigRequest:
         for name, parameter in own.parameters.items():
             if name not in opened and name not in message.parameters:
                 message.parameters[name].CopyFrom(parameter)
-        # Completed configurations, which clients send back, name the file that labels come from by themselves.
+        # Clients send completed configurations back, and these name the file of the labels.
         labels = None if self.brings_files else {LABELS_FILENAME, *(output.label_filename for output in own.output)}
         _check(message, own, opened, labels, kept)
 
@@ -181,12 +181,12 @@ def _check(
         if where in settled:
             continue
         if rule is Rule.REPOSITORY:
-            raise _refused(message.name, where, "it is the repository's alone")
+            raise _refused(message.name, where, "only the repository may set it")
         if rule is Rule.PARAMETERS:
             known = own.parameters if where == "parameters" else {}
             for name, given in value.items():
                 if name not in opened and (name not in known or known[name] != given):
-                    why = "it may say which code runs, or name a file"
+                    why = "it may choose the code that runs, or name a file"
                     raise _refused(message.name, f"{where}['{name}']", why)
         elif rule is Rule.PATH or (rule is Rule.LABELS and labels is None):
             for text in value.values() if where == "cc_model_filenames" else (value,):
@@ -209,6 +209,6 @@ def _settings(message: Any, path: str = "") -> Iterator[tuple[str, Rule, Any]]:
 
 def _refused(model: str, where: str, why: str) -> RequestRefused:
     return RequestRefused(
-        f"failed to load '{model}', a load request may not set '{where}': {why}. Write it into the model's"
-        " configuration in the repository, and leave it out of the request"
+        f"failed to load '{model}', a load request may not set '{where}': {why}. Set it in the model's"
+        " configuration in the repository, and remove it from the request"
     )

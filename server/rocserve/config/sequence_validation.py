@@ -1,4 +1,4 @@
-"""Checks of `sequence_batching`. Rules and texts are Triton's if Triton has them."""
+"""Checks of `sequence_batching`. Rules and texts are Triton's, where they exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VARIABLE = -1
 
 
 def sequence_tensor_names(message: ModelConfig) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the inputs that the server gives to the model, and the outputs that the server keeps."""
+    """Return the inputs that the server adds, and the outputs that the server keeps."""
     batching = message.sequence_batching
     given = [entry.name for entry in batching.control_input] + [state.input_name for state in batching.state]
     return frozenset(given), frozenset(state.output_name for state in batching.state)
@@ -141,6 +141,6 @@ def _repetitions(message: ModelConfig) -> Iterator[str]:
         twofold += [(name, "an input and a state input")] if name in states else []
     for name, what in twofold:
         yield (
-            f"tensor '{name}' is {what} for {message.name}; the server gives the model its controls and states, leave"
-            " the tensor out of 'input'"
+            f"tensor '{name}' is {what} for {message.name}; the server adds controls and states itself; remove"
+            " the tensor from 'input'"
         )

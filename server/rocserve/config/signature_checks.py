@@ -132,7 +132,7 @@ def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mo
             f" dimension must be -1; but shape expected by the model is {format_shape(shape)}"
         )
     full = [_VARIABLE, *dims] if batches else dims
-    # config.pbtxt cannot express a size of 0, so an open dimension stands for it.
+    # config.pbtxt cannot express a size of 0, so an open dimension represents it.
     sized = [0 if own == 0 and dim == _VARIABLE else dim for own, dim in zip(shape, full, strict=False)]
     sized += full[len(sized) :]
     if admits(shape, sized) or (not shape and all(dim == 1 for dim in dims)):

@@ -17,7 +17,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 REQUEST_SOURCE = "the load request's config"
-"""Stands in errors where a file's name would."""
+"""Replaces a file's name in errors."""
 
 
 def parse_override(text: str) -> ModelConfig:
@@ -31,7 +31,7 @@ def parse_override(text: str) -> ModelConfig:
             f"Invalid config override: not JSON: {error.msg} at line {error.lineno} column {error.colno}"
         ) from None
     except ValueError:
-        raise invalid_argument("Invalid config override: a number has more digits than can be read") from None
+        raise invalid_argument("Invalid config override: a number has too many digits") from None
     except RecursionError:
         raise invalid_argument("Invalid config override: nested too deeply") from None
     if not isinstance(document, dict):
@@ -51,7 +51,8 @@ def parse_override(text: str) -> ModelConfig:
 
 
 def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
-    """Adapt JSON to Triton's parser: an object may stand for a list of one, but no list for an object (ServeError)."""
+    """Adapt JSON to Triton's parser: an object may replace a list of one, but a list cannot replace an object
+    (ServeError)."""
     by_name = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
     conforming = dict(document)
     for name, value in document.items():
@@ -70,7 +71,7 @@ def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
 CONFIG_FILENAME = "config.pbtxt"
 TOML_FILENAME = "config.toml"
 CONFIGS_FOLDER = "configs"
-"""Folder of the configurations that --model-config-name chooses from."""
+"""Folder of the configurations for --model-config-name."""
 NO_FILE = "no configuration file"
 _WHAT = "configuration file"
 

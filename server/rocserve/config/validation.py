@@ -1,4 +1,4 @@
-"""Validation of configurations before a load: Triton's rules in its words (model_config_utils); settings that a backend
+"""Validates configurations before a load: Triton's rules in its words (model_config_utils); settings that a backend
 does not support, which are refused if responses would change, else named in a warning; and `model_warmup`, whose
 samples must be valid requests."""
 
@@ -62,8 +62,8 @@ def _unreadable(message: ModelConfig) -> Iterator[str]:
         yield "model configuration must specify 'name'"
     if message.name in (".", "..") or "/" in message.name or not message.name.isprintable():
         yield (
-            f"a model cannot have the name '{printable(message.name)}': it must be one that a folder may have, of"
-            " characters that can be printed"
+            f"a model cannot have the name '{printable(message.name)}': expected a valid folder name of printable"
+            " characters"
         )
     # choose_backend checks that the backend exists.
     is_ensemble = message.platform == ENSEMBLE_PLATFORM
@@ -110,7 +110,7 @@ def _unloadable(message: ModelConfig, least_size: int) -> Iterator[str]:
     for what, tensors in (("input", message.input), ("output", message.output)):
         for name, count in Counter(tensor.name for tensor in tensors).items():
             if count > 1:
-                yield f"model {what} '{name}' is specified {count} times for {message.name}; each name may stand once"
+                yield f"model {what} '{name}' is specified {count} times for {message.name}; each name may occur once"
     yield from (f"{fault} for {message.name}" for fault in batch_faults(message))
     check_bounds(message)
     if message.HasField("ensemble_scheduling"):
@@ -190,7 +190,7 @@ def _dynamic_batching_faults(batching: ModelDynamicBatching, message: ModelConfi
 
 
 _SILENT = {"input_pinned_memory", "output_pinned_memory", "execution_accelerators"}
-"""No warning: Triton prints both settings of pinned memory always; the engines report unsupported accelerators."""
+"""No warning: Triton always prints both settings of pinned memory; the engines report unsupported accelerators."""
 
 
 def check_supported(message: ModelConfig, backend: BackendSpec | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A model's configuration as its author wrote it, neither completed nor checked."""
+"""A model's configuration in its written form, neither completed nor checked."""
 
 from __future__ import annotations
 

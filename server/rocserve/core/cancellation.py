@@ -1,4 +1,4 @@
-"""What is asked and may stop waiting for its answers: clients, other ends of links."""
+"""Cancellation by those who wait for answers: clients, and the other ends of links."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Cancellable:
-    """Calls back, at most once, when nobody waits for further answers. The base of Responders."""
+    """Calls back, at most once, when nobody waits for further answers. The base class of Responders."""
 
     is_cancelled = False
     """Nobody waits for further answers."""

@@ -27,9 +27,9 @@ LONGEST_TEXT = 1_024
 """Characters of a metric's name, a help text, a label's name or a label's value."""
 
 _MOST_WARNINGS = 100
-"""Limit per model version of warnings about metrics that are left out."""
+"""Limit per model version of warnings about ignored metrics."""
 
-_OTHER_KIND = "another model has one of that name and of another kind, or with other buckets"
+_OTHER_KIND = "another model defines it with another kind or other buckets"
 
 
 class MetricKind(enum.Enum):
@@ -63,7 +63,7 @@ class MetricChange:
     help: str
     labels: Mapping[str, str]
     value: float = 0.0
-    """What to add; for a histogram, the sum of the observed values."""
+    """The increase; for a histogram, the sum of the observed values."""
     is_set: bool = False
     """For a gauge: `value` replaces the current value."""
     bounds: tuple[float, ...] = ()
@@ -105,7 +105,7 @@ class CustomMetrics:
         self._series_counts: Counter[Hashable] = Counter()
 
     def apply(self, owner: Hashable, changes: MetricChanges) -> Mapping[str, str]:
-        """Add a worker's report. `owner`: its model version. Returns metric name -> reason for the metrics left out."""
+        """Add a worker's report. `owner`: its model version. Returns metric name -> reason for the ignored metrics."""
         left_out: dict[str, str] = {}
         with self._lock:
             for change in changes.changes:
@@ -114,7 +114,7 @@ class CustomMetrics:
                 series = family.series.get(key) or _Series(change.labels, change.bounds)
                 problem = _problem(change)
                 if not problem and owner not in series.owners and self._series_counts[owner] >= _MOST_SERIES:
-                    problem = f"the model has {_MOST_SERIES} time series already"
+                    problem = f"the model already has {_MOST_SERIES} time series"
                 if not problem and (family.kind is not change.kind or series.bounds != change.bounds):
                     problem = _OTHER_KIND
                 if problem:
@@ -167,7 +167,7 @@ class OwnedMetrics:
         for name, problem in self.metrics.apply(self, changes).items():
             if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
                 self._warned.add(name)
-                self.log.warning("%s: its metric '%s' is left out, for %s", self.owner_name, name, problem)
+                self.log.warning("%s: metric '%s' is ignored: %s", self.owner_name, name, problem)
 
     def forget(self) -> None:
         """Remove the version's series, and ignore reports that still come."""
@@ -178,16 +178,16 @@ class OwnedMetrics:
 def _problem(change: MetricChange) -> str:
     """Return why a change cannot become a time series; "" if it can."""
     if not METRIC_NAME.fullmatch(change.family) or change.family.startswith(RESERVED_PREFIXES):
-        return "that is no name for it"
+        return "its name is invalid"
     if not all(LABEL_NAME.fullmatch(name) for name in change.labels):
-        return "its labels have no names for labels"
+        return "its labels have invalid names"
     if max(map(len, (change.family, change.help, *itertools.chain(*change.labels.items())))) > LONGEST_TEXT:
         return f"its name, help or labels have more than {LONGEST_TEXT} characters"
     bounds, is_histogram = change.bounds, change.kind is MetricKind.HISTOGRAM
     rising = all(first < second for first, second in itertools.pairwise(bounds))
     counted = len(change.counts) == len(bounds) + 1 and all(0 <= count < 1 << 63 for count in change.counts)
     if bool(bounds) != is_histogram or not rising or not all(map(math.isfinite, bounds)):
-        return "its buckets do not rise, or do not go with its kind"
+        return "its buckets do not rise, or its kind has no buckets"
     if len(bounds) > _MOST_BUCKETS or (is_histogram and not counted) or (change.counts and not is_histogram):
-        return f"its counts do not go with its buckets, or these are more than {_MOST_BUCKETS}"
+        return f"its counts do not match its buckets, or it has more than {_MOST_BUCKETS} buckets"
     return ""

@@ -37,7 +37,8 @@ class DataType(enum.Enum):
     __hash__ = object.__hash__
 
     def __new__(cls, name: str, numpy: DTypeLike | None = None) -> Self:
-        """Create a member. Only mypy needs `numpy`'s default: it takes a look-up, `DataType("FP32")`, for this call."""
+        """Create a member. Only mypy needs `numpy`'s default: it mistakes a look-up, `DataType("FP32")`, for this
+        call."""
         made = object.__new__(cls)
         made._value_ = name
         made.numpy_dtype = np.dtype(numpy)

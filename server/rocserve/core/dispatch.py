@@ -1,4 +1,4 @@
-"""Gives requests to the versions that they name, after copying inputs and counting BYTES elements. Requests that a
+"""Dispatches requests to the versions that they name, after copying inputs and counting BYTES elements. Requests that a
 traced request causes (steps of an ensemble, calls by a model) get a child trace."""
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _COUNTED_APART = 4 * COUNTED_AT_ONCE
 
 @dataclass(eq=False)
 class Dispatcher:
-    """Gives requests to versions. The same thread, the data plane's, closes versions: none closes after its look-up."""
+    """Dispatches requests to versions. The data plane's thread also closes versions, so none closes after its
+    look-up."""
 
     tables: ServingTableHolder
     work_off: Callable[[Steps[None]], object]
@@ -148,7 +149,7 @@ def _end_trace(trace: Trace) -> None:
 
 
 def begin_timing(request: InferRequest, exchange: Exchange) -> None:
-    """Time a request, and tell its client with each response."""
+    """Time a request, and send its client the times with each response."""
     request.timing = RequestTiming(request.head.model_name, time.monotonic_ns())
     exchange.add(_TimingHook(request.timing))
 

@@ -39,7 +39,7 @@ def status_code(number: int) -> StatusCode:
         return StatusCode.INTERNAL
 
 
-_OF_WHAT_WAS_GIVEN = frozenset({StatusCode.INVALID_ARGUMENT, StatusCode.UNIMPLEMENTED})
+_OF_GIVEN_INPUT = frozenset({StatusCode.INVALID_ARGUMENT, StatusCode.UNIMPLEMENTED})
 
 
 class ServeError(Exception):
@@ -55,13 +55,13 @@ class ServeError(Exception):
         self.retry_seconds = 0.0
         """Seconds after which a retry makes sense; 0 = unknown."""
         self.is_overload = False
-        """More requests wait than may: the same request may be taken when others have been answered."""
-        self.can_pass = code not in _OF_WHAT_WAS_GIVEN
-        """Whether a failed load may succeed later with the same files. The status says so, unless the place that raises
-        the error knows better and calls `passing` or `lasting`."""
+        """Too many requests wait: the same request may succeed when others have been answered."""
+        self.can_pass = code not in _OF_GIVEN_INPUT
+        """Whether a failed load may succeed later with the same files. The status decides, unless the place that raises
+        the error calls `passing` or `lasting`."""
 
         self.trace = ""
-        """Of a failed load: the traceback in the model's own code; "" = the text says all."""
+        """Of a failed load: the traceback in the model's own code; "" = the text is enough."""
 
     def passing(self) -> Self:
         self.can_pass = True
@@ -90,8 +90,8 @@ internal = partial(ServeError, StatusCode.INTERNAL)
 
 
 def unreadable(text: str, error: OSError) -> ServeError:
-    """Return the error for a file that cannot be read. A file that is not there will not be there later, unless its
-    folder changes; a disk, a network or permissions may heal."""
+    """Return the error for a file that cannot be read. A missing file stays missing until its folder changes; errors of
+    a disk, a network or permissions may pass."""
     failure = invalid_argument(text)
     is_absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
     return failure if is_absent else failure.passing()
@@ -103,5 +103,5 @@ def copied_error(error: ServeError) -> ServeError:
 
 
 def deadline_exceeded() -> ServeError:
-    """Return the error for a deadline that has passed, or will have passed before the answer is there."""
+    """Return the error for a deadline that has passed, or will pass before the answer is known."""
     return ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")

@@ -13,7 +13,7 @@ from rocserve.core.responses import Answer
 
 
 class State(enum.IntEnum):
-    """What has become of a request. `scheduling/README.md` has the picture."""
+    """A request's state. `scheduling/README.md` has the diagram."""
 
     RECEIVED = 0
     """It is being prepared and validated."""
@@ -31,7 +31,7 @@ RECEIVED, QUEUED, RUNNING, ANSWERED, ENDED = State
 
 _FOLLOWING: Final = {
     RECEIVED: {QUEUED, RUNNING, ANSWERED},
-    QUEUED: {RECEIVED, RUNNING, ANSWERED},  # RECEIVED: its model has been loaded, and prepares it anew.
+    QUEUED: {RECEIVED, RUNNING, ANSWERED},  # RECEIVED: its model has been loaded, and prepares it again.
     RUNNING: {QUEUED, ANSWERED},  # QUEUED: its worker is gone, or its model wants it again.
     ANSWERED: {ENDED},
     ENDED: set[State](),
@@ -43,23 +43,23 @@ class HookOrder(enum.IntEnum):
     """The hooks' order: an answer passes them from the first to the last, and then reaches its client."""
 
     TURN = 0
-    """Waits for earlier requests' answers. First: all that follows happens when the answer really goes."""
+    """Waits for earlier requests' answers. First: the other hooks act when the answer really goes."""
     STATES = 1
-    """Takes a sequence's states out. Before all that keeps or shows answers: the client did not ask for the states."""
+    """Takes a sequence's states out. Before the hooks that keep or show answers: the client did not ask for states."""
     CACHE = 2
     """Keeps the answer. Before the answer is changed for this client: other clients will get it."""
     CALL = 3
-    """Ends a model's call for the rate limiter. Before the answer goes: the caller may call again at once."""
+    """Ends a model's call for the rate limiter. Before the answer goes: the caller may call again immediately."""
     ITEM = 4
-    """Removes the batch dimension for AMD Inference Server's clients. Behind the cache, which other clients share."""
+    """Removes the batch dimension for AMD Inference Server's clients. After the cache, which other clients share."""
     TENSORS = 5
-    """Records the tensors in the trace. Behind the changes of shape, and before a region takes the data away."""
+    """Records the tensors in the trace. After the changes of shape, and before a region takes the data away."""
     REGION = 6
     """Writes outputs to the client's shared memory, maybe in several turns, and releases the regions."""
     LIMITS = 7
-    """Counts the request as ended for its client. Behind what takes turns: until then the client has no answer."""
+    """Counts the request as ended for its client. After hooks that take turns: until then the client has no answer."""
     TIMING = 8
-    """Tells the client the times. Behind the cache, which other clients share, and almost last, as TRACE."""
+    """Sends the client the times. After the cache, which other clients share, and almost last, as TRACE."""
     TRACE = 9
     """Records the end. Almost last: the time of all other hooks belongs to the request."""
     LOG = 10
@@ -76,18 +76,18 @@ HELD: Final = Held.HELD
 
 
 class Hook:
-    """Something that must be done with the answers to one request."""
+    """A step that the answers to one request pass."""
 
     __slots__ = ()
 
     order: HookOrder
 
     def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer | Held:
-        """Take an answer. Return it, another instead of it, or HELD and call `exchange.pass_on` when it may go on."""
+        """Take an answer. Return it or a replacement, or return HELD and call `exchange.pass_on` when it may go on."""
         return answer
 
     def give_up(self) -> None:
-        """Called before the error of a request that never ran passes the hooks behind TURN."""
+        """Called before the error of a request that never ran passes the hooks after TURN."""
 
     def on_sent(self, final: bool) -> None:
         """Called when the client has the answer, or sending it has failed."""
@@ -131,7 +131,7 @@ _ORDER: Final = attrgetter("order")
 
 
 class Exchange:
-    """One request's way from its coming to its end. Implements Responder for what answers it."""
+    """One request from its arrival to its end. Implements Responder for its answerer."""
 
     __slots__ = ("_is_watched", "client", "has_left", "hooks", "on_left", "state", "stop")
 
@@ -143,7 +143,7 @@ class Exchange:
         self.has_left = False
         """The client no longer waits."""
         self.on_left: Callable[[], None] | None = None
-        """Called when the client leaves; None = nobody must know, or the request has ended."""
+        """Called when the client leaves; None = nobody needs to know, or the request has ended."""
         self.stop: Callable[[], None] | None = None
         """Asks the model to stop a request that runs; None = it does not run, or runs to its end."""
         self._is_watched = False
@@ -202,7 +202,7 @@ class Exchange:
         self._pass_from(self.hooks.index(hook) + 1, answer, final)
 
     def note_answered_elsewhere(self) -> None:
-        """Note that the client has got its only answer in another way. There are no hooks."""
+        """Note that the client has received its only answer in another way. There are no hooks."""
         if self.state is not RUNNING:  # the usual way takes no further call
             self.enter(ANSWERED)
         # As in `_end`; without hooks, ANSWERED and ENDED are one moment.

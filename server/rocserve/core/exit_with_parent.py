@@ -16,7 +16,7 @@ import signal
 
 
 def exit_with_parent(descriptor: int) -> int:
-    """End this process, or the process group that it leads, when no process holds the pipe's writing end any more.
+    """End this process, or the process group that it leads, when no process holds the pipe's writing end any longer.
     `descriptor` is the reading end. The returned descriptor must stay open."""
     # Owner and signal belong to an open file description, which processes share; opening the pipe again makes a
     # separate one.
@@ -28,5 +28,5 @@ def exit_with_parent(descriptor: int) -> int:
     poll = select.poll()
     poll.register(own, 0)
     if poll.poll(0):
-        os._exit(0)  # The parent had gone before this process asked for the signal.
+        os._exit(0)  # The parent ended before this process asked for the signal.
     return own

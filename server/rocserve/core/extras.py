@@ -1,4 +1,4 @@
-"""Says how to install the packages of an extra of rocserve's own, such as `tools`."""
+"""Returns the command that installs the packages of an extra of rocserve, such as `tools`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def install_command(extra: str) -> str:
 
 
 def _command(extra: str, origin: str, requirements: list[str] | tuple[str, ...]) -> str:
-    """`origin`: direct_url.json, which pip writes for what comes from no index (packaging.python.org). `requirements`:
-    the lines Requires-Dist of the metadata."""
+    """`origin`: direct_url.json, which pip writes for packages that do not come from an index (packaging.python.org).
+    `requirements`: the lines Requires-Dist of the metadata."""
     recorded = json.loads(origin)
     url = urlsplit(recorded.get("url", ""))
     folder = Path(unquote(url.path))

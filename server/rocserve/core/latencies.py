@@ -211,7 +211,7 @@ class LatencyDistributions:
     ) -> None:
         """Record an execution; `phases` are the nanoseconds of input, engine and output."""
         for summary, nanoseconds in zip(self._phases, phases, strict=False):
-            # The times come from two processes: a phase may come out negative.
+            # The times come from two processes, so a phase may seem negative.
             summary.observe(max(0, nanoseconds) // 1000, request_end, len(queue_starts))
         for queue_start in queue_starts:
             self.note_request(request_end - queue_start, compute_start - queue_start, request_end)
@@ -275,6 +275,6 @@ def read_latency_options(settings: Mapping[str, str]) -> tuple[LatencyOptions, l
             quantiles = tuple(found) or quantiles
         else:
             known = ", ".join([*switches, "summary_quantiles"])
-            problems.append(f"{name}={value}: there is no such setting, only {known}")
+            problems.append(f"{name}={value}: unknown setting, expected {known}")
     counters, summaries, histograms = switches.values()
     return LatencyOptions(counters, summaries, histograms, quantiles), problems

@@ -1,4 +1,4 @@
-"""The load check's modes, and what it found about a version: each version is tried before it is served."""
+"""The load check's modes, and its findings about a version: each version is tried before it is served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LoadCheckMode(enum.Enum):
 
     ON = "on"
     WARN = "warn"
-    """An engine that does not compute what the reference computes serves, with a warning."""
+    """An engine whose results differ from the reference's serves, with a warning."""
     STRICT = "strict"
     """A configuration that batches rows that depend on each other is refused."""
     OFF = "off"
@@ -36,7 +36,7 @@ class CheckFailure:
 
 @dataclass(frozen=True, slots=True)
 class LoadCheckReport:
-    """What the load check found about a version."""
+    """The load check's findings about a version."""
 
     parts: tuple[str, ...] = ()
     """Clauses in their order, such as "rows are independent"; empty = nothing was checked."""
@@ -80,7 +80,7 @@ class LoadCheckFailed(ServeError):
     """The load check refuses a version, or an engine for it: with engine "auto", the next engine is tried."""
 
     def __init__(self, kind: str, text: str, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> None:
-        """`kind`: one of KINDS. The text tells the output and the difference."""
+        """`kind`: one of KINDS. The text names the output and the difference."""
         super().__init__(code, text)
         self.kind = kind
 

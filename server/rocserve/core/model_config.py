@@ -14,10 +14,10 @@ from rocserve.core.model_names import ModelKey, qualified
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What a model's file says that the model does, in metadata as Ultralytics writes them."""
+    """The model's purpose by its file, in metadata as Ultralytics writes them."""
 
     task: str = ""
-    """Such as "detect", "segment", "pose", "classify"; "" = the file does not say."""
+    """Such as "detect", "segment", "pose", "classify"; "" = unknown."""
     class_names: tuple[str, ...] = ()
 
 
@@ -57,7 +57,7 @@ class OutputConfig(TensorConfig):
 
 
 class BatchInputKind(enum.Enum):
-    """What the values of a batch input are (ModelConfig's BatchInput.Kind)."""
+    """The meaning of a batch input's values (ModelConfig's BatchInput.Kind)."""
 
     ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
     ACCUMULATED_ELEMENT_COUNT = "BATCH_ACCUMULATED_ELEMENT_COUNT"
@@ -155,7 +155,7 @@ class DynamicBatching:
 
 
 class ControlKind(enum.Enum):
-    """What a control input tells the model."""
+    """The meaning of a control input."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"
@@ -327,8 +327,8 @@ class ModelConfig:
 
     @property
     def has_open_batch(self) -> bool:
-        """Return whether the model may still turn out to batch: nobody set max_batch_size, and tensors are not known
-        yet."""
+        """Return whether it is still open whether the model batches: max_batch_size is not set, and the tensors are not
+        known yet."""
         is_open = self.max_batch_size == 0 and not self.is_batch_size_written
         return is_open and not (self.inputs and self.outputs)
 

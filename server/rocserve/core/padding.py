@@ -1,6 +1,6 @@
-"""Open dimensions that are padded: each request is filled up to one of a few sizes in each of them, its bucket. So the
-engine sees only these sizes, and requests of unlike lengths share a batch. Shapes are as the model sees them, with the
-batch dimension."""
+"""Open dimensions that are padded: each request is padded to one of a few sizes in each of them, its bucket. So the
+engine sees only these sizes, and requests of different lengths share a batch. Shapes are as the model sees them, with
+the batch dimension."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class PaddedDimension:
     outputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Output -> the places that have the inputs' length, and are cut back to the request's."""
     takes_others: bool = False
-    """Whether the engine also takes lengths without a size, as they are; else they are refused."""
+    """Whether the engine also takes lengths without a size, unpadded; otherwise they are refused."""
 
     def size_for(self, length: int) -> int:
-        """Return the size to which a length is filled up. Raises ValueError with what is expected, and what to do."""
+        """Return the size to which a length is padded. Raises ValueError with the expected sizes and the remedy."""
         if not 0 < length <= self.sizes[-1]:
             if self.takes_others:
                 return length
@@ -51,7 +51,7 @@ class PaddedDimension:
 
 
 def joined(dimensions: Sequence[PaddedDimension]) -> PaddedDimension:
-    """Return dimensions whose lengths must be equal as the one that they are, called as the first with sizes."""
+    """Return dimensions whose lengths must be equal as one dimension, with the name of the first that has sizes."""
     first = next((one for one in dimensions if one.sizes), dimensions[0])
     inputs, outputs = _together(one.inputs for one in dimensions), _together(one.outputs for one in dimensions)
     return replace(first, inputs=inputs, outputs=outputs)
@@ -67,11 +67,11 @@ def _together(found: Iterable[Mapping[str, tuple[int, ...]]]) -> Mapping[str, tu
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What a model's engine has decided about its open dimensions."""
+    """The decisions of a model's engine about its open dimensions."""
 
     dimensions: tuple[PaddedDimension, ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
-    """Input -> the value of the elements that are added; 0 if it is not here."""
+    """Input -> the value of the added elements; 0 if the input is missing here."""
 
     @property
     def smallest(self) -> Lengths:
@@ -85,7 +85,7 @@ class Padding:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """Return the version's property; none if nothing is padded."""
+        """Return the version's property; empty if nothing is padded."""
         text = "; ".join(f"{dimension.label}={','.join(map(str, dimension.sizes))}" for dimension in self.dimensions)
         return {SIZES_PROPERTY: text} if text else {}
 
@@ -95,14 +95,14 @@ NO_PADDING = Padding()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """What requests have in common that the engine sees in one shape. Equal buckets of one model are the same object,
-    as long as the model remembers them."""
+    """The common properties of requests that the engine sees in one shape. Equal buckets of one model are the same
+    object, as long as the model remembers them."""
 
     sizes: Lengths
     row_elements: int
-    """Elements of one row of the inputs that are padded, filled up."""
+    """Elements of one row of the padded inputs, with the padding."""
     row_work: int
-    """How many times the elements of a row in the smallest bucket these are."""
+    """`row_elements` as a multiple of the elements of a row in the smallest bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Buckets:
         return tuple(lengths)
 
     def sizes_for(self, lengths: Lengths) -> Lengths:
-        """Return the sizes to which a request or a batch of these lengths is filled up. Raises ValueError for a length
+        """Return the sizes to which a request or a batch of these lengths is padded. Raises ValueError for a length
         without a size."""
         return tuple([
             length if length == ABSENT else self._size(dimension, length)
@@ -188,7 +188,7 @@ class Buckets:
         return tuple(padded)
 
     def value(self, name: str) -> float:
-        """Return the value with which an input is filled up."""
+        """Return the value with which an input is padded."""
         return self._padding.values.get(name, 0.0)
 
     def padded_outputs(self, requests: Sequence[Lengths], sizes: Lengths) -> Mapping[str, PaddedOutput]:
@@ -202,7 +202,7 @@ class Buckets:
         }
 
     def shared_shape(self, name: str, shape: Shape) -> Shape:
-        """Return an input's shape with -1 where the requests of a batch may have unlike lengths."""
+        """Return an input's shape with -1 where the requests of a batch may have different lengths."""
         sizes = [*shape]
         for place, _ in self.inputs.get(name, ()):
             sizes[place] = -1

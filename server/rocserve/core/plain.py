@@ -32,7 +32,7 @@ def from_json(kind: type[T], text: bytes) -> T:
     try:
         return cast(T, _reader(cast(Hashable, kind))(plain))
     except (OverflowError, TypeError) as error:
-        raise ValueError(f"a {kind.__name__} cannot be read: {error}") from None
+        raise ValueError(f"invalid {kind.__name__}: {error}") from None
 
 
 def _to_plain(value: Any) -> Any:
@@ -123,6 +123,6 @@ def _union_reader(arguments: tuple[Any, ...]) -> _Reader:
                 return reader(plain)
             except ValueError:
                 continue
-        raise ValueError(f"{type(plain).__name__} is none of {arguments}")
+        raise ValueError(f"expected one of {arguments}, got {type(plain).__name__}")
 
     return read

@@ -30,8 +30,8 @@ class RaggedBatching:
             for entry in config.batch_outputs
             for name in entry.target_names
         }
-        """Output -> (the input that gives the output's shape in each request, the output's dims, in which -1 stands for
-        the input's dimension at the same index)."""
+        """Output -> (the input that gives the output's shape in each request, the output's dims, in which -1 means the
+        input's dimension at the same index)."""
 
     def __bool__(self) -> bool:
         return bool(self.inputs or self._made or self._scattered)

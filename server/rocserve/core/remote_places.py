@@ -30,7 +30,7 @@ class RemotePlace:
     prefix: str = ""
     """The path before the models' names, without a "/" at either end."""
     endpoint: str = ""
-    """URL of the store; "" = the provider's own, or as the environment sets it."""
+    """URL of the store; "" = the provider's, or the one in the environment."""
     account: str = ""
     """Azure's storage account."""
     revision: str = ""
@@ -74,14 +74,12 @@ def parse_remote(text: str) -> RemotePlace:
             raise ValueError(f"expected {_FORMS[StoreKind.ARCHIVE]}, got '{text.partition('?')[0]}'")
         if "@" in address.netloc:
             # Without the URL itself, because everybody who lists processes would see its password.
-            raise ValueError(
-                "a URL with a password in it is not taken; have its server allow this machine, or sign the URL"
-            )
+            raise ValueError("URLs with a password are refused; let the web server allow this machine, or sign the URL")
         return RemotePlace(StoreKind.ARCHIVE, f"{address.scheme}://{address.netloc}{address.path}", text)
     kinds = {kind.value: kind for kind in StoreKind}
     if scheme not in kinds:
         raise ValueError(
-            f"{scheme}:// is not known, expected a folder of this machine, or one of {'; '.join(_FORMS.values())}"
+            f"unknown scheme {scheme}://, expected a folder of this machine, or one of {'; '.join(_FORMS.values())}"
         )
     kind = kinds[scheme]
     endpoint = ""

@@ -12,8 +12,8 @@ that were admitted before. Tensors between the steps of an ensemble count as res
 so that they leave room for finished responses. Requests and responses together use at most twice the limit.
 
 The server and its front end processes share one limit. Each process counts in its row of a shared table. A process adds
-first and reads the sums afterwards, so if two requests arrive at the same moment both may be refused although there is
-room for one.
+first and reads the sums afterwards, so if two requests arrive at the same moment, both may be refused although one of
+them would fit.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Pool:
     _bound: int
     _refusals: memoryview
     _error: Callable[[int, int, int], MemoryFull]
-    """Makes the error from the bytes that the holder would have, those that it asked for, and those in use."""
+    """Makes the error from the bytes that the holder would have, the requested ones, and those in use."""
     _whole: Pool | None = None
     """The pool of which this one is a part: its bytes count there too."""
 
@@ -129,7 +129,7 @@ class Pool:
                 self._refuse(holder, nbytes, used, whole)
 
     def take_over(self, holder: Holder, nbytes: int, other: Pool) -> None:
-        """Note bytes in place of those that the holder has in another pool. Raises MemoryFull, with nothing noted, if
+        """Note bytes instead of those that the holder has in another pool. Raises MemoryFull, with nothing noted, if
         there is no room."""
         self._lock.acquire()
         other._column[self._row] -= holder.held_bytes
@@ -192,8 +192,8 @@ class RequestMemory:
 
     @property
     def share_bytes(self) -> int:
-        """Return a front end's share of the limit. The server's process has the whole limit, because its clients are
-        there in place of those of front ends."""
+        """Return a front end's share of the limit. The server's process has the whole limit: it serves clients only
+        while there are no front ends."""
         return self.limit_bytes // self.front_ends
 
     @property
@@ -230,13 +230,13 @@ class RequestMemory:
     def _no_room_for_answer(self, held: int, nbytes: int, used: int) -> MemoryFull:
         if nbytes > self.limit_bytes:
             return self._too_large("answer", nbytes, "ask for fewer or smaller outputs")
-        return self._full("answer", nbytes, used, "answers that are not read yet or within ensembles")
+        return self._full("answer", nbytes, used, "unread answers and tensors within ensembles")
 
     def _no_room_for_part(self, held: int, nbytes: int, used: int) -> MemoryFull:
         half = self.limit_bytes // 2
         return MemoryFull(
             f"incomplete requests may take {readable_size(half)} together, half of the server's memory"
-            f" for requests ({_FLAG}), and {readable_size(held)} have come of this one; send fewer or"
+            f" for requests ({_FLAG}), and this one already has {readable_size(held)}; send fewer or"
             " smaller requests at once, and try again later",
             fits_never=held > half,
         )
@@ -251,7 +251,7 @@ class RequestMemory:
     def _too_large(self, what: str, nbytes: int, remedy: str) -> MemoryFull:
         return MemoryFull(
             f"this {what} takes {readable_size(nbytes)} of memory, more than the {readable_size(self.limit_bytes)} that"
-            f" the server has for all {what}s ({_FLAG}); {remedy}, or have the limit raised",
+            f" the server has for all {what}s ({_FLAG}); {remedy}, or raise the limit",
             fits_never=what == "request",
         )
 

@@ -38,6 +38,6 @@ def end_requests(token: Token[tuple[str, ...]]) -> None:
 
 def current_prefix() -> str:
     """Return a log line's prefix: the model, if set, and Triton's `[request id: ...] `, if a request has an id. A
-    client's id begins no line of its own."""
+    client's id cannot begin a new line."""
     ids = _CURRENT.get()
     return _MODEL.get() + (request_prefix([printable(one) for one in ids]) if any(ids) else "")

@@ -1,4 +1,5 @@
-"""An inference request, what a model version derives from it, and the signature of a model, in no wire format."""
+"""An inference request, the plan that a model version derives from it, and a model's signature, without a wire
+format."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ class RequestHead:
     """Empty = all outputs of the model."""
     parameters: Parameters = field(default_factory=dict)
     is_typed: bool = False
-    """Whether the inputs came as typed elements, in the protocol's fields for each datatype."""
+    """Whether the inputs are typed elements, in the protocol's fields for each datatype."""
     references: frozenset[str] = frozenset()
     """The inputs whose data are References. Only the server sets this and `reference_outputs`, never a client."""
     reference_outputs: frozenset[str] = frozenset()
@@ -203,7 +204,7 @@ class RequestPlan:
 
     @property
     def work(self) -> int:
-        """Return how much the request is for its engine: its rows, or as many rows of the smallest bucket."""
+        """Return the engine's work for the request: its rows, or the equivalent rows of the smallest bucket."""
         return self.batch_size if self.bucket is None else self.batch_size * self.bucket.row_work
 
     @cached_property
@@ -253,8 +254,8 @@ class InferRequest:
     element_faults: Sequence[str] | None = None
     """For each input, the result of `tensors.count_elements`; None = the elements are not counted yet."""
     caller: object = None
-    """The rate limiter's record of the instance whose model makes the request, itself or through an ensemble; None = a
-    client makes it, or there is no limiter."""
+    """The rate limiter's record of the instance whose model makes the request, directly or through an ensemble; None =
+    a client makes it, or there is no limiter."""
     timing: RequestTiming | None = None
     """Takes the times of the request, for its client; None = nobody asks for them."""
 
@@ -290,12 +291,12 @@ class TensorSpec:
     datatype: DataType
     shape: tuple[int, ...]
     any_rank: bool = False
-    """The model does not say how many dimensions the tensor has; the shape is then (-1,)."""
+    """The model does not declare the number of dimensions; the shape is then (-1,)."""
     labels: tuple[str, ...] = ()
     """The output's class names, if the model knows them."""
     dimension_names: tuple[str, ...] = field(default=(), compare=False)
     """The file's name of each dimension, "" for one without a name; empty = the file names none. Equal names are equal
-    sizes. Tensors that fit each other may have other names."""
+    sizes. Tensors that fit each other may have different names."""
 
 
 @dataclass(frozen=True, slots=True)

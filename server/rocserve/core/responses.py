@@ -1,4 +1,4 @@
-"""A response, and what else may answer a request, independent of any wire format."""
+"""A response, and the other answers to a request, independent of any wire format."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class SequenceOrder:
 
     def __init__(self) -> None:
         self.held: dict[SequenceKey | None, deque[Callable[[], None]]] = {}
-        """Sequence with a held request -> functions that start those behind it. Callers first test if it is empty."""
+        """Sequence with a held request -> functions that start the later ones. Callers first test if it is empty."""
 
     def wait_if_held(self, key: SequenceKey | None, begin: Callable[[], None]) -> bool:
         """Return whether a request of the sequence is held. If so, `begin` is called later, in order."""
@@ -97,7 +97,7 @@ class SequenceOrder:
             self.held[key] = deque()
 
     def release(self, key: SequenceKey | None) -> None:
-        """Start the requests behind the held one, which was scheduled or has failed."""
+        """Start the requests after the held one, which was scheduled or has failed."""
         waiting = self.held.pop(key, None)
         while waiting:
             waiting.popleft()()

@@ -59,7 +59,7 @@ class ServedVersion(Protocol):
 
     @property
     def load_check(self) -> LoadCheckReport:
-        """Return what the load check found about the version."""
+        """Return the load check's findings about the version."""
 
     @property
     def worker_pids(self) -> Mapping[int, int]:
@@ -69,8 +69,8 @@ class ServedVersion(Protocol):
     def worker_restarts(self) -> int: ...
     @property
     def own_check(self) -> ReadinessCheck | None:
-        """Return what asks the model itself whether it is ready, for a task of the event loop; None = it has no
-        check."""
+        """Return the function that asks the model itself whether it is ready, for a task of the event loop; None = the
+        model has no check."""
 
     @property
     def has_statistics(self) -> bool:
@@ -182,6 +182,6 @@ class IndexEntry:
     served: ServedVersion | None = field(default=None, compare=False, repr=False)
     namespace: str = ""
     lacks_files: bool = field(default=False, compare=False)
-    """It waits for files that are no part of the repository, as weights. Waiting is not a failure."""
+    """It waits for files that are not in the repository, such as weights. Waiting is not a failure."""
     repository: str = field(default="", compare=False)
     """The repository's label if there are several."""

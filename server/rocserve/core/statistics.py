@@ -1,4 +1,4 @@
-"""Counts what one model version does, as the statistics extension of KServe v2 (Triton's) reports it. All durations are
+"""Counts the work of one model version, for the statistics extension of KServe v2 (Triton's). All durations are
 nanoseconds. Each request of a batch is charged the whole batch's phases. A failed request counts in `fail` (and
 `cancel` or `reject`) only. A batch counts as one execution however many requests it has."""
 
@@ -43,7 +43,7 @@ class FailureNote:
 
 @dataclass(slots=True, eq=False)
 class PhaseTotals:
-    """Nanoseconds that the parts of a request took together, for example an ensemble's steps."""
+    """Total nanoseconds of the parts of a request, for example of an ensemble's steps."""
 
     compute_input: int = 0
     compute_infer: int = 0
@@ -134,7 +134,7 @@ class StatisticsSnapshot(StatisticsTotals):
 
 
 class Outcomes(NamedTuple):
-    """How many requests a version has answered, the nanoseconds of these, and how many have failed."""
+    """The number of requests that a version has answered, their nanoseconds, and the number of failed ones."""
 
     answered: int
     answered_ns: int
@@ -293,7 +293,7 @@ class ModelStatistics:
 
     def record_response(self, index: int, started_ns: int, made_ns: int, sent_ns: int, failed: bool = False) -> None:
         """Count a response of a decoupled model, or an error. `started_ns`: the previous response, or the batch's
-        start. `made_ns`: the model had made it. `sent_ns`: the client had been sent it."""
+        start. `made_ns`: when the model had made it. `sent_ns`: when it had been sent to the client."""
         with self._lock:
             place = self._numbers.responses[min(index, _MOST_PLACES - 1)]
             place.compute_infer.add(made_ns - started_ns)
@@ -301,7 +301,7 @@ class ModelStatistics:
             (place.fail if failed else place.success).add(sent_ns - started_ns)
 
     def record_empty_response(self, index: int, started_ns: int, made_ns: int) -> None:
-        """Count the message that no further response comes, if it is sent alone. Times as in `record_response`."""
+        """Count the message that ends a request's responses, if it is sent alone. Times as in `record_response`."""
         with self._lock:
             place = self._numbers.responses[min(index, _MOST_PLACES - 1)]
             place.compute_infer.add(made_ns - started_ns)
@@ -320,7 +320,7 @@ class ModelStatistics:
             self._numbers.backend_failures += by_backend
 
     def record_refusal(self, error: ServeError, started_ns: int, ended_ns: int) -> None:
-        """Count a request that was not run: as failed, and as cancelled (its client had gone) or rejected (with its
+        """Count a request that was not run: as failed, and as cancelled (its client had left) or rejected (with its
         error)."""
         is_cancelled = error.code is StatusCode.CANCELLED
         with self._lock:
@@ -375,7 +375,7 @@ class ModelStatistics:
             self._watched = None
 
     def outcomes(self) -> Outcomes:
-        """Return how many requests were answered and failed, at a cost that is far below that of `totals`."""
+        """Return how many requests were answered and failed, at a far lower cost than `totals`."""
         with self._lock:
             self._count()
             numbers = self._numbers

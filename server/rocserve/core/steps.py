@@ -1,4 +1,4 @@
-"""Steps are long work in parts of some milliseconds, between which other requests run: a generator with a result."""
+"""Steps are long work in parts of some milliseconds, a generator with a result; other requests run between parts."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class PlacedTensors(PackedTensors):
 
 
 def _not_packed(nbytes: int) -> ValueError:
-    return ValueError(f"tensors in {nbytes} bytes, which are not as their heads say")
+    return ValueError(f"tensors in {nbytes} bytes, which do not fit their heads")
 
 
 def _bounds(sizes: Sequence[int], start: int) -> tuple[Bounds, int]:

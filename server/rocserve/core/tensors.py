@@ -36,7 +36,7 @@ class TensorHead(NamedTuple):
 @dataclass(slots=True)
 class Tensor:
     """A named tensor. `data` is C-ordered and little-endian. Each BYTES element follows its length, an unsigned 32-bit
-    little-endian integer (KServe's binary form). A view is valid only as long as its owner says; copy the tensor to
+    little-endian integer (KServe's binary form). A view is valid only as long as its owner allows; copy the tensor to
     keep it longer. Mutable, because one is created for each input of each request."""
 
     name: str

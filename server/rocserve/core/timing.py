@@ -19,9 +19,9 @@ TOTAL = f"{_PREFIX}total_ns"
 _STEPS = f"{_PREFIX}steps"
 _NOT_CHECKED = "not checked"
 MOST_STEPS = 64
-"""Steps of which an ensemble tells. Decoupled ones may run endlessly, and each response tells of all."""
+"""Reported steps of an ensemble. Decoupled ones may run endlessly, and each response reports all steps."""
 _LONGEST_HEADER = 2048
-"""Bytes of `Server-Timing`, after which no more steps are told: some proxies refuse more than 4 KiB of headers."""
+"""Bytes of `Server-Timing`; further steps are left out, because some proxies refuse more than 4 KiB of headers."""
 _LONGEST_TEXT = 256
 """Characters of a text in the header."""
 _DURATIONS = ("total", "queue", "compute_input", "compute_infer", "compute_output")
@@ -29,8 +29,7 @@ _DURATIONS = ("total", "queue", "compute_input", "compute_infer", "compute_outpu
 
 @dataclass(slots=True, eq=False)
 class RequestTiming:
-    """What is known of one request so far. Only requests whose clients ask for it have one. On the data plane's
-    thread."""
+    """The times of one request so far. Only requests whose clients ask for it have one. On the data plane's thread."""
 
     model_name: str
     started_ns: int
@@ -49,7 +48,7 @@ class RequestTiming:
     """None until the execution has ended."""
     ended_ns: int = 0
     steps: deque[RequestTiming] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
-    """The last that an ensemble has begun, in their order."""
+    """The steps that an ensemble has begun last, in their order."""
 
     def note_version(self, version: int, load_check: LoadCheckReport, is_ensemble: bool) -> None:
         self.version, self.load_check, self.is_ensemble = version, load_check, is_ensemble
@@ -70,8 +69,8 @@ class RequestTiming:
         return step
 
     def report(self) -> dict[str, Any]:
-        """Return what the client is told, with durations in nanoseconds. The parts of an ensemble's time are the sums
-        over its steps, of which some may run at the same time."""
+        """Return the report for the client, with durations in nanoseconds. The parts of an ensemble's time are the sums
+        over its steps, some of which may run at the same time."""
         found: dict[str, Any] = {"total_ns": (self.ended_ns or time.monotonic_ns()) - self.started_ns}
         if self.is_cached:
             found["cached"] = True
@@ -109,9 +108,9 @@ def server_timing(parameters: Parameters) -> Mapping[str, str]:
 
 
 def _header(parameters: Parameters) -> str:
-    told = {name.removeprefix(_PREFIX): value for name, value in parameters.items() if name.startswith(_PREFIX)}
-    header = ", ".join(_metrics(told))
-    for index, step in enumerate(json.loads(str(told.get("steps", "[]")))):
+    report = {name.removeprefix(_PREFIX): value for name, value in parameters.items() if name.startswith(_PREFIX)}
+    header = ", ".join(_metrics(report))
+    for index, step in enumerate(json.loads(str(report.get("steps", "[]")))):
         more = ", ".join(_durations(step, f"step{index}_", str(step["model"])))
         if len(header) + len(more) > _LONGEST_HEADER:
             break
@@ -119,19 +118,19 @@ def _header(parameters: Parameters) -> str:
     return header
 
 
-def _metrics(told: Mapping[str, Any]) -> Iterator[str]:
-    yield from _durations(told)
-    if told.get("cached"):
+def _metrics(report: Mapping[str, Any]) -> Iterator[str]:
+    yield from _durations(report)
+    if report.get("cached"):
         yield "cached"
     for name in ("batch_size", "version", "instance", "load_check"):
-        if name in told:
-            yield f"{name};desc={_quoted(str(told[name]))}"
+        if name in report:
+            yield f"{name};desc={_quoted(str(report[name]))}"
 
 
-def _durations(told: Mapping[str, Any], prefix: str = "", model: str = "") -> Iterator[str]:
+def _durations(report: Mapping[str, Any], prefix: str = "", model: str = "") -> Iterator[str]:
     """`model`: the description of the first; "" = none."""
     for name in _DURATIONS:
-        if (nanoseconds := told.get(f"{name}_ns")) is not None:
+        if (nanoseconds := report.get(f"{name}_ns")) is not None:
             about = f";desc={_quoted(model)}" if model and name == "total" else ""
             yield f"{prefix}{name};dur={nanoseconds / 1e6:.3f}{about}"
 

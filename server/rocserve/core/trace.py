@@ -91,7 +91,7 @@ class TraceGroup:
 
     @property
     def nbytes(self) -> int:
-        """Return about how much memory the traces take."""
+        """Return the approximate memory of the traces."""
         return sum(record.nbytes for record in self.records)
 
     def begin(self, model_name: str, model_version: str, request_id: str, parent_id: int, now_ns: int) -> Trace:

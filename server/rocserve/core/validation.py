@@ -24,7 +24,7 @@ _BATCH_NOTE = (
 )
 
 _NUMPY_DEFAULTS = {"FP64": "float64", "INT64": "int64"}
-"""The datatypes that numpy gives to fractions and whole numbers if it is not told another."""
+"""numpy's default datatypes for fractions and whole numbers."""
 
 
 class RequestValidator:
@@ -116,7 +116,7 @@ class RequestValidator:
         )
 
     def _shared_shape(self, entry: InputPlan) -> tuple[int, ...]:
-        """Return what requests of one batch have in common of an input's shape."""
+        """Return the part of an input's shape that all requests of a batch share."""
         if self._inputs[entry.name].allow_ragged_batch:
             return ()
         return self._buckets.shared_shape(entry.name, entry.shape)[int(self._config.max_batch_size > 0) :]
@@ -210,7 +210,7 @@ class RequestValidator:
             full = (-1, *expected.dims) if batching else expected.dims
             note = _BATCH_NOTE if batching else ""
             if self._config.is_batch_size_chosen:
-                # Without a written max_batch_size there is none to set to zero.
+                # Without a written max_batch_size, the advice to set it to zero does not apply.
                 note = ""
                 if admits(expected.dims, entry.shape):
                     note = f"The first dimension is the batch: send {format_shape((1, *entry.shape))}"
@@ -232,7 +232,7 @@ class RequestValidator:
 
 
 def _check_named_once(what: str, names: Sequence[str], prefix: str) -> None:
-    """Raise ServeError, in Triton's words, for the first name that comes again."""
+    """Raise ServeError, in Triton's words, for the first repeated name."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

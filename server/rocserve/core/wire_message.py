@@ -23,7 +23,7 @@ _HALF = 1 << 63
 class WireMessage:
     """A value is an unsigned number, or the bytes of a text, a message, a packed list or a fixed-size number: a part of
     the same kind, bytes or memoryview, as the message. Raises WireError if the message ends within a field, has bytes
-    that begin no field, or holds a group (long obsolete)."""
+    that are not a field, or holds a group (long obsolete)."""
 
     def __init__(self, message: Buffer) -> None:
         self.values: defaultdict[int, list[int | Buffer]] = defaultdict(list)
@@ -70,7 +70,7 @@ class WireMessage:
         """Return the texts or messages of a field. Raises WireError if it has a number."""
         found = [value for value in self.values[number] if not isinstance(value, int)]
         if len(found) < len(self.values[number]):
-            raise WireError("a number where a message must be")
+            raise WireError("expected a message, got a number")
         return found
 
     def message(self, number: int) -> Buffer:

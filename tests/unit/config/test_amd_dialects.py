@@ -122,7 +122,7 @@ def test_the_models_own_tensors_are_taken_where_they_differ(models: Models, make
     complete = complete_definition(models.read(folder), signature)
     assert complete.config.inputs == (InputConfig("data", DataType.FP32, (3, 16, 16)),)
     assert complete.warnings == (
-        "model 'flowers': the inputs of the configuration are not the model's; the model's are used: data",
+        "model 'flowers': the inputs of the configuration differ from the model's, which are used: data",
     )
 
 
@@ -157,9 +157,7 @@ def test_dependent_rows_are_joined_only_where_batch_is_written(
     signature = make_signature({"pixels": ("FP32", (-1, 3, 16, 16))}, {"scores": ("FP32", (-1, 5))})
     complete = complete_definition(models.read(folder), replace(signature, dependent_rows="rows depend on each other"))
     assert complete.config.max_batch_size == size
-    assert any("each request is run by itself (rows depend on each other)" in one for one in complete.warnings) is (
-        size == 0
-    )
+    assert any("requests run one by one (rows depend on each other)" in one for one in complete.warnings) is (size == 0)
 
 
 def test_strict_compares_instead_of_taking(models: Models, make_signature: MakeSignature) -> None:
@@ -302,7 +300,7 @@ class TestChain:
                 "config.toml: models[1] ('judge'): input 'pixels' has id 'decodet', which no output has; ids of"
                 " outputs: decoded, result",
             ),
-            ('"result"', '"decoded"', "config.toml: 2 outputs have the id 'decoded'; each id may stand once"),
+            ('"result"', '"decoded"', "config.toml: 2 outputs have the id 'decoded'; each id may occur once"),
             ('id = "flowers.onnx"', "", "config.toml: models[1]: the configuration must have 'id', a string that is"),
             ('name = "garden"', 'name = "yard"', "unexpected directory name 'garden' for model 'yard', directory name"),
             ('"onnx_onnxv1"', '"amdinfer_cpp"', "unexpected platform type 'amdinfer_cpp' for garden_flowers; it is a"),

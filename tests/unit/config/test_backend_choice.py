@@ -179,7 +179,7 @@ def test_platform_and_backend_disagree(read: Read, platform: str) -> None:
     [
         ('platform: "tensorflow_savedmodel"', "tensorflow", "convert the model to ONNX"),
         ('platform: "tensorflow_savedmodel" backend: "tensorflow"', "tensorflow", "convert the model to ONNX"),
-        ('platform: "tensorrt_plan" backend: "tensorrt"', "tensorrt", "such engines run on NVIDIA's GPUs only"),
+        ('platform: "tensorrt_plan" backend: "tensorrt"', "tensorrt", "such engines run on NVIDIA GPUs only"),
         ('backend: "dali"', "dali", "write the pipeline for platform 'rocal_json'"),
         ('backend: "vllm"', "vllm", "serve it with that project's own server"),
     ],

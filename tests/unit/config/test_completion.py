@@ -265,7 +265,7 @@ def test_dependent_rows_are_joined_only_as_written(
     assert list(message.input[0].dims) == dims
     assert message.HasField("dynamic_batching") is bool(size)
     note = (
-        f"max_batch_size stays 0 for model '{message.name}', so each request is run by itself: rows depend on each"
+        f"max_batch_size stays 0 for model '{message.name}', so requests run one by one: rows depend on each"
         " other: output 'y' changes by 0.3"
     )
     assert definition.notes == (() if size else (note,))

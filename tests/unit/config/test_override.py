@@ -50,7 +50,7 @@ def test_what_the_server_prints_can_be_sent_back() -> None:
         ("[1]", "Invalid config override: expected a JSON object of ModelConfig's fields, got list"),
         (
             f'{{"max_batch_size": {"9" * 5000}}}',
-            "Invalid config override: a number has more digits than can be read",
+            "Invalid config override: a number has too many digits",
         ),
         (
             '{"max_batch_sise": 1}',

@@ -122,7 +122,7 @@ def test_outputs_that_are_no_numbers_are_refused(preset, outputs, said) -> None:
 
 @pytest.mark.parametrize(("preset", "outputs"), [("imagenet", [[10**12]]), ("yolov8", [[10**12 + 4, 84]])])
 def test_more_classes_than_a_label_file_may_have_are_refused(preset, outputs) -> None:
-    with pytest.raises(ServeError, match="model 'net' has 1000000000000 classes, 1000000 at most can have labels"):
+    with pytest.raises(ServeError, match="model 'net' has 1000000000000 classes, at most 1000000 can have labels"):
         image_models(config(preset, [[3, 64, 64]], outputs), None)
 
 

@@ -250,7 +250,7 @@ def test_labels_are_those_of_a_file_else_of_the_configuration_else_numbered() ->
             "asks for pooling_mode_cls_token, pooling_mode_mean_tokens; expected one",
         ),
         (config(), files(modules=(*MODULES, "Dense")), "the module Dense, whose weights are not in the encoder's file"),
-        (config({"vectors": (8,)}, pooling="mean"), files(), "has one vector for each text already"),
+        (config({"vectors": (8,)}, pooling="mean"), files(), "already has one vector for each text"),
         (config(max_tokens="none"), files(), "whole number of at least 1, not 'none'"),
         (config(max_tokens="600"), files(config={"max_position_embeddings": 512}), "has positions for 512"),
         (config(max_tokens="600", length=64), files(), "the encoder takes 64 tokens"),

@@ -74,7 +74,7 @@ def test_input(fields: str, fault: str) -> None:
 def test_each_name_once() -> None:
     tensor = '{ name: "x" data_type: TYPE_FP32 dims: 1 }'
     assert _fault(_GOOD + f"input [ {tensor}, {tensor} ]") == (
-        "model input 'x' is specified 2 times for m; each name may stand once"
+        "model input 'x' is specified 2 times for m; each name may occur once"
     )
     assert _fault(_GOOD + f"output [ {tensor}, {tensor} ]").startswith("model output 'x' is specified 2 times")
 

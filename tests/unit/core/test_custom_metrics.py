@@ -78,8 +78,7 @@ def test_a_name_has_one_kind_and_one_set_of_buckets(metrics: CustomMetrics, capl
     assert text(metrics).splitlines()[1:] == ["# TYPE seen counter", "seen 1.0", 'seen{kind="x"} 2.0']
     (record,) = caplog.records
     assert record.getMessage() == (
-        "model 'b': its metric 'seen' is left out, for another model has one of that name and of another kind, or with"
-        " other buckets"
+        "model 'b': metric 'seen' is ignored: another model defines it with another kind or other buckets"
     )
 
 

@@ -57,7 +57,7 @@ def test_requests_that_never_come_whole_leave_room_for_those_that_do() -> None:
     first, second, whole = Holding(), Holding(), Holding()
     memory.unfinished.admit(first, 30)
     memory.unfinished.admit(second, 20)
-    with pytest.raises(MemoryFull, match=r"may take 50 B together, half .* and 31 B have come of this one") as refused:
+    with pytest.raises(MemoryFull, match=r"may take 50 B together, half .* and this one already has 31 B") as refused:
         memory.unfinished.admit(first, 1)
     assert not refused.value.fits_never
     assert (memory.requests.own_bytes, memory.use().unfinished_bytes, first.held_bytes) == (50, 50, 30)

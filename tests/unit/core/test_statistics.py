@@ -280,7 +280,7 @@ def test_what_is_wrong_is_passed_over_and_said() -> None:
         "summary_quantiles: expected <quantile>:<error> with a quantile from 0 to 1, got '0.5'",
         "summary_quantiles: expected <quantile>:<error> with a quantile from 0 to 1, got '2:0.1'",
         "histogram_latencies=maybe: expected true or false",
-        "other=1: there is no such setting, only counter_latencies, summary_latencies, histogram_latencies,"
+        "other=1: unknown setting, expected counter_latencies, summary_latencies, histogram_latencies,"
         " summary_quantiles",
     ]
 

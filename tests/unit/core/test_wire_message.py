@@ -50,5 +50,5 @@ def test_damaged_messages(message: bytes, fault: str) -> None:
 
 
 def test_a_number_is_not_taken_for_a_message() -> None:
-    with pytest.raises(WireError, match="a number where a message must be"):
+    with pytest.raises(WireError, match="expected a message, got a number"):
         WireMessage(b"\x08\x01").message(1)

@@ -1,3 +1,3 @@
-"""The models that a model's parameter `preprocess` stands for: models.py chooses; images.py and texts.py make them.
+"""Makes the models for the parameter `preprocess`: models.py chooses the preset; images.py and texts.py make them.
 
-presets/ has what the generated models run in their workers, and the names that the flag and the parameter take."""
+presets/ has the code of the generated models, and the names that the flag and the parameter accept."""

@@ -1,4 +1,4 @@
-"""What the models that the parameter `preprocess` generates have in common; see images.py and texts.py."""
+"""The common parts of the models that the parameter `preprocess` generates; see images.py and texts.py."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_number(output: OutputConfig) -> bool:
 
 
 class PresetUnfit(ServeError):
-    """The model is not one that the preset is for."""
+    """The preset does not fit the model."""
 
 
 def unfit(config: PlainConfig, expected: str, reason: str = "") -> PresetUnfit:

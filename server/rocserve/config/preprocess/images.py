@@ -52,9 +52,9 @@ _YOLOV4 = {
 """The published parameters of the ONNX Model Zoo's model."""
 _YOLOV8 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.7", "max_boxes": "300"}
 _YOLOV5 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.45", "max_boxes": "1000"}
-"""The defaults of the programs of these networks' authors."""
+"""The defaults of the networks' authors in their programs."""
 _END2END = {**_YOLOV8, "iou_threshold": "1"}
-"""The network has dropped the boxes that overlap, so none is dropped here."""
+"""The network has already dropped overlapping boxes."""
 _MARGIN_LEVEL = 114
 """Grey level of the margins that fit an image to the input, as in the training of such networks."""
 
@@ -208,7 +208,7 @@ def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) ->
     _check_task(config, "classify", "one output of scores, one for each class")
     names = _labels(config, found, classes[0])
     message = _python_model(config, config.max_batch_size, config.outputs, ("SCORES",))
-    # What a person reads comes first.
+    # The output for people comes first.
     add_tensor(message.output, "LABEL", DataType.BYTES, [1])
     add_tensor(message.output, "PROBABILITY", DataType.FP32, [1])
     add_tensor(message.output, "PROBABILITIES", DataType.FP32, classes).label_filename = LABELS_FILENAME
@@ -264,7 +264,7 @@ def _boxes(
 
 
 def _check_task(config: PlainConfig, task: str, expected: str) -> None:
-    """Raise PresetUnfit if the model's file says that it does something else."""
+    """Raise PresetUnfit if the model's file declares another task."""
     if config.purpose.task not in ("", task):
         raise unfit(config, expected, f"its file says that its task is '{config.purpose.task}', not '{task}'")
 
@@ -305,7 +305,7 @@ def _labels(config: PlainConfig, found: ClassNames | None, classes: int) -> tupl
         text = importlib.resources.files("rocserve.presets").joinpath("labels", filename).read_text("utf-8")
         return (*before, *text.splitlines())
     if classes > MOST_LABELS:
-        raise invalid_argument(f"model '{config.name}' has {classes} classes, {MOST_LABELS} at most can have labels")
+        raise invalid_argument(f"model '{config.name}' has {classes} classes, at most {MOST_LABELS} can have labels")
     return tuple(map(str, range(classes)))
 
 

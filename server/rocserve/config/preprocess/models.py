@@ -1,4 +1,4 @@
-"""Chooses how the models of a preset are made."""
+"""Chooses the maker of a preset's models."""
 
 from __future__ import annotations
 

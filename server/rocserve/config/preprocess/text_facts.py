@@ -1,5 +1,5 @@
-"""What a text encoder's parameters and files say about it: what it answers with, how its vectors are made, how many
-tokens it takes. A parameter of config.pbtxt goes before the files."""
+"""Facts about a text encoder from its parameters and files: its kind of answer, the making of its vectors, its limit
+of tokens. A parameter of config.pbtxt takes precedence over the files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _MOST_TOKENS = 1 << 24
 _POSITIONS_BEHIND_PADDING = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "roberta-prelayernorm"}
 )
-"""Architectures whose first token has the position after the padding's id: the positions before it are for no token."""
+"""Architectures whose first token has the position after the padding's id: the positions before it are unused."""
 _DEFAULT_LABELS = 2
-"""transformers' number of labels where config.json names none."""
+"""transformers' default number of labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class TextFacts:
         return "Normalize" in self.files.modules
 
     def check_modules(self) -> None:
-        """Raise ServeError if modules.json has a step that neither the encoder nor its post-processing does."""
+        """Raise ServeError if modules.json has a step that neither the encoder nor its post-processing performs."""
         others = [kind for kind in self.files.modules if kind not in ("Transformer", "Pooling", "Normalize")]
         if others:
             raise self.refused(
@@ -84,7 +84,7 @@ class TextFacts:
 
     @property
     def activation(self) -> str:
-        """What makes probabilities or a score of the encoder's numbers: softmax, sigmoid or none."""
+        """The function from the encoder's numbers to probabilities or a score: softmax, sigmoid or none."""
         if written := self.parameters.get("activation"):
             return self._choice("activation", written, ("softmax", "sigmoid", "none"))
         config = self.files.config
@@ -102,7 +102,7 @@ class TextFacts:
 
     @property
     def max_tokens(self) -> int | None:
-        """The most tokens of a text, with those that the tokenizer adds; None = the files do not say."""
+        """The most tokens of a text, with those that the tokenizer adds; None = unknown."""
         most = self._most_positions
         if written := self.parameters.get("max_tokens"):
             number = int(written) if written.isascii() and written.isdigit() and len(written) < 9 else 0
@@ -111,7 +111,7 @@ class TextFacts:
             if most is not None and number > most:
                 raise self.refused(
                     f"parameter 'max_tokens' is {number}, but the encoder has positions for {most} (config.json's"
-                    " max_position_embeddings); expected that at most"
+                    " max_position_embeddings); lower the parameter"
                 )
             return number
         known = (
@@ -123,7 +123,7 @@ class TextFacts:
 
     @property
     def vocabulary(self) -> int | None:
-        """The number of rows of the encoder's table of tokens; None = config.json does not say."""
+        """The number of rows of the encoder's table of tokens; None = unknown."""
         return self._count(self.files.config, "vocab_size")
 
     @property
@@ -133,7 +133,7 @@ class TextFacts:
 
     @property
     def prompt(self) -> str:
-        """The text that stands before each text."""
+        """The prefix of each text."""
         if "prompt" in self.parameters:
             return self.parameters["prompt"]
         named, prompts = self.files.prompts.get("default_prompt_name"), self.files.prompts.get("prompts")
@@ -148,7 +148,7 @@ class TextFacts:
 
     @property
     def width(self) -> int:
-        """The number of elements of a vector; -1 = the files do not say."""
+        """The number of elements of a vector; -1 = unknown."""
         known = (
             self._count(self.files.pooling, "word_embedding_dimension"),
             self._count(self.files.config, "hidden_size"),

@@ -1,4 +1,4 @@
-"""Reads the files that belong to a text encoder, as Hugging Face's and sentence-transformers' exports have them: in the
+"""Reads the files of a text encoder, with the names of Hugging Face's and sentence-transformers' exports: in the
 version folder, else beside config.pbtxt."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """What lies beside a text encoder. A file that is missing is empty."""
+    """The files beside a text encoder. A missing file counts as empty."""
 
     tokenizer: bytes
     config: Json
@@ -102,7 +102,7 @@ class _Reader:
         return None
 
     def only(self, pattern: str) -> str:
-        """Return the first file of a pattern; the pattern, which is no file, if none is there."""
+        """Return the first file of a pattern; without one, the pattern, which does not name a file."""
         for place in self.places:
             listing = Listing(self.folder.path / place)
             names = sorted(name for name in listing.entries if fnmatchcase(name, pattern))
@@ -141,5 +141,5 @@ class _Reader:
     def damaged(self, name: str, expected: str, got: str) -> ServeError:
         return invalid_argument(
             f"model '{self.model}': {PurePosixPath(name)} is damaged: expected {expected}, got {got}; export the model"
-            " again, or take the file away"
+            " again, or remove the file"
         )

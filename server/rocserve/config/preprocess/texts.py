@@ -26,7 +26,7 @@ _TOKEN_TENSORS = (
     ("OFFSETS", DataType.INT32, (-1, 2)),
     ("SPECIAL", DataType.BOOL, (-1,)),
 )
-"""What the labels of tokens need beside the encoder's output: the tokens, their places in the text, and which of them
+"""Inputs of the labels of tokens besides the encoder's output: the tokens, their places in the text, and which of them
 the tokenizer has added."""
 _ROWS = 64
 """Texts that the tokenizer and the post-processing take together: the server's default for a batch."""
@@ -38,7 +38,7 @@ _ROLES = {
     "segment_ids": "types",
     "position_ids": "positions",
 }
-"""The names that exporters give to an encoder's inputs -> what they are."""
+"""The names that exporters give to an encoder's inputs -> their roles."""
 _IDS_TYPES = frozenset({DataType.INT64, DataType.INT32})
 _EXPECTED = (
     "integer inputs [batch, sequence] (INT64 or INT32): token ids, and attention_mask, token_type_ids and position_ids"
@@ -51,13 +51,13 @@ _POOLED, _UNPOOLED = ("sentence_embedding",), ("last_hidden_state", "token_embed
 @dataclass(frozen=True, slots=True)
 class _Encoder:
     inputs: Mapping[str, InputConfig]
-    """What it is -> the input."""
+    """Role -> the input."""
     length: int
     """The number of tokens that each text is padded to; -1 = any."""
 
     @property
     def joins_texts(self) -> bool:
-        """Whether texts of unlike lengths can share a request: only a mask hides the padding."""
+        """Whether texts of different lengths can share a request: only a mask hides the padding."""
         return "mask" in self.inputs or self.length > 0
 
 
@@ -73,7 +73,7 @@ class _Postprocess:
 
 
 def text_models(config: PlainConfig, files: TextFiles, found: ClassNames | None) -> tuple[GeneratedModel, ...]:
-    """Generate the text models of a complete configuration. `found`: class names that a file brings; they go before
+    """Generate the text models of a complete configuration. `found`: class names from a file; they take precedence over
     those of config.json. Raises ServeError (INVALID_ARGUMENT) if the model is not a text encoder, or if its files or
     parameters do not fit it."""
     facts = TextFacts(config.name, config.parameters, files)
@@ -187,7 +187,7 @@ def _embedding(config: PlainConfig, facts: TextFacts, found: ClassNames | None) 
     if is_pooled:
         if "pooling" in facts.parameters:
             raise facts.refused(
-                f"parameter 'pooling' has no use: output '{output.name}' has one vector for each text already"
+                f"parameter 'pooling' has no effect: output '{output.name}' already has one vector for each text"
             )
         parameters["pooling"] = "by the encoder"
     else:
@@ -267,7 +267,7 @@ def _labels(
         return tuple(f"LABEL_{number}" for number in range(classes))
     if classes not in (-1, len(names)):
         raise facts.refused(
-            f"config.json's id2label names {len(names)} classes, but output '{output.name}' has {classes}; take the"
+            f"config.json's id2label names {len(names)} classes, but output '{output.name}' has {classes}; use the"
             " config.json that was exported with the model"
         )
     return names
@@ -288,7 +288,7 @@ def _ensemble(
     for output in post.message.output:
         message.output.add(name=output.name, data_type=output.data_type, dims=output.dims)
     add_tensor(message.output, _COUNT, DataType.INT32, [1])
-    # The tensors between the steps have names that no output has.
+    # The tensors between the steps have names that differ from all outputs'.
     between = {output.name: f"tokenize.{output.name}" for output in tokenizer.output if output.name != _COUNT}
     between[_COUNT] = _COUNT
     scores = f"encoder.{post.encoder_output}"

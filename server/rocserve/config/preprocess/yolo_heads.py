@@ -1,5 +1,5 @@
 """Recognises the head of a YOLO network by its shape: the number of boxes follows from the input's size, the number of
-columns from the classes. Names of the classes, if they are known, decide what the shape leaves open."""
+columns from the classes. Known class names decide between forms of equal shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 _ANCHORS = 3
 """Boxes for each cell, up to YOLOv7."""
 _PUBLIC_CLASSES = 80
-"""COCO's: a number that is no accident."""
+"""COCO's: a number that does not occur by chance."""
 _FINISHED_COLUMNS = 6
 _OTHER_TASKS = {56: "17 keypoints of one class", 116: "80 classes and 32 weights of masks"}
 """Columns of public networks that find more than boxes."""
@@ -23,14 +23,14 @@ _QUERIES = (
     " picture's sides: write a Python model for it"
 )
 _YOLOX = (
-    "it has one box for each cell and a column for the object, as YOLOX [boxes, 5 + classes], which needs pixels and"
-    " arithmetic of its own: write a Python model for it"
+    "it has one box for each cell and a column for the object, as YOLOX [boxes, 5 + classes], which needs different"
+    " pixels and arithmetic: write a Python model for it"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The dimensions of one image's head, and what is known besides."""
+    """The dimensions of one image's head, and further known facts."""
 
     dims: tuple[int, ...]
     height: int
@@ -92,7 +92,7 @@ def yolov5_head(shape: HeadShape) -> tuple[HeadForm, int]:
 
 
 def finished_head(shape: HeadShape) -> tuple[HeadForm, int]:
-    """As `yolov8_head`, for boxes that need no suppression: they do not tell the number of classes, 0 = not known."""
+    """As `yolov8_head`, for boxes that need no suppression. Their shape does not show the number of classes: 0."""
     first, last = _two(shape)
     cells = shape.cells()
     if last != _FINISHED_COLUMNS:
