@@ -1,1 +1,1 @@
-"""Tries a loaded model on made-up inputs before it is served. README.md of this folder says what is decided and how."""
+"""Tries a loaded model on made-up inputs before it is served. README.md of this folder explains the decisions."""

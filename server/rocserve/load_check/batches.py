@@ -11,7 +11,7 @@ from rocserve.load_check.tensors import Array, CheckedInput, Feed
 
 
 class RowsLost(Exception):
-    """An output has not one row for each row of the batch; says which."""
+    """The named output does not have one row for each row of the batch."""
 
     def __init__(self, output: str, shape: Sequence[int], rows: int) -> None:
         given = "1 row gives" if rows == 1 else f"{rows} rows give"
@@ -46,7 +46,7 @@ class Batches:
         return None if outputs is None else self.with_rows(outputs, len(rows))
 
     def with_rows(self, outputs: Feed, rows: int) -> dict[str, Array]:
-        """Return the outputs, without inner tensors that have not this number of rows. Raises RowsLost."""
+        """Return the outputs, without inner tensors that have another number of rows. Raises RowsLost."""
         kept = {}
         for name, values in outputs.items():
             if values.ndim and len(values) == rows:

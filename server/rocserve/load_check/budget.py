@@ -1,4 +1,4 @@
-"""The time that a check may take, and the runs that it makes in it."""
+"""The time limit of a check, and its runs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Trials:
         self.seconds_per_row = 0.0
         """On average, without the first two runs, which allocate memory. 0 = not known yet."""
         self.fastest_row = math.inf
-        """The fewest seconds of a row: what the model takes, however often a busy machine has stopped a run."""
+        """The fewest seconds of a row: the model's own time, even if a busy machine has delayed other runs."""
         self._slowest_row = 0.0
         self._seconds = 0.0
         self._rows = 0
         self.last_seconds = 0.0
         self.refusal = ""
-        """What the engine said when it refused an input most recently."""
+        """The text of the engine's most recent refusal of an input."""
 
     def run(self, feed: Feed, rows: int = 1) -> Feed | None:
         """Run; None = the engine refuses this input. Raises OutOfTime if the run would probably last too long."""
@@ -54,7 +54,7 @@ class Trials:
         try:
             outputs = self._run(feed)
         except Exception as error:
-            # Each engine raises types of its own.
+            # Each engine raises its own types.
             self.refusal = str(error)
             return None
         self.last_seconds = self._budget.clock() - started

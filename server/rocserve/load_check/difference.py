@@ -1,4 +1,4 @@
-"""Measures how far two arrays are apart."""
+"""Measures the difference of two arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from rocserve.load_check.tensors import Array, Feed
 
 _LEAST = 1e-30
-"""Stands for the largest value of an array of zeros, so that nothing is divided by 0."""
+"""Replaces the largest value of an array of zeros, to avoid a division by 0."""
 
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -35,7 +35,7 @@ def difference(one: Array, other: Array, least: float = _LEAST) -> float:
 
 
 def differences(one: Feed, other: Feed, *, least: Mapping[str, float] = NOTHING) -> dict[str, float]:
-    """Return the difference of each array of `one`; inf for what `other` lacks. `least`: see `difference`."""
+    """Return the difference of each array of `one`; inf for arrays missing in `other`. `least`: see `difference`."""
     return {
         name: difference(array, other[name], max(_LEAST, least.get(name, 0.0))) if name in other else math.inf
         for name, array in one.items()
@@ -75,7 +75,7 @@ def _short(value: object) -> str:
 
 
 def _texts(array: Array) -> Array:
-    """Return texts as str: one engine gives bytes, another str."""
+    """Return texts as str: engines return bytes or str."""
     if array.dtype.kind != "O":
         return array.astype(str)
     decoded = [value.decode(errors="surrogateescape") if isinstance(value, bytes) else value for value in array.flat]

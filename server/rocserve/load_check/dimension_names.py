@@ -1,4 +1,4 @@
-"""Says where the names of dimensions alone show that the first one does not count rows."""
+"""Detects, from the names of dimensions alone, that the first dimension does not count rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _ROWS = re.compile(r"batch|^n$|^(num_)?(rows|samples|examples)$", re.IGNORECASE)
 
 
 def names_disagree(inputs: Mapping[str, object], outputs: Mapping[str, object]) -> str:
-    """Return which tensor names its first dimension otherwise than the first one does, where both are names of people
-    and not both mean rows; "" = none. Both map a tensor to its first dimension: a number, a name, or None."""
+    """Return which tensor names its first dimension differently from the first tensor, if people chose both names and
+    not both mean rows; "" = none. Both map a tensor to its first dimension: a number, a name, or None."""
     named = [
         (kind, tensor, name)
         for kind, tensors in (("input", inputs), ("output", outputs))

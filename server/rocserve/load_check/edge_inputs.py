@@ -1,4 +1,4 @@
-"""Inputs at which engines were seen to differ, made from plain ones."""
+"""Makes, from plain inputs, those at which engines are known to differ."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ NAN = "nan"
 TIES = "ties"
 BEYOND_HALF = "beyond half"
 LARGE = "large"
-"""This case may overflow a type of few bits in a right engine, too."""
+"""This case may overflow a type of few bits even in a correct engine."""
 _LARGE = 150
 """Factor: exp(x) overflows from 88.8 in float32, log(softmax(x)) underflows 104 below the largest value."""
 _LARGE_HALF = 30
-"""The same for float16, in which a network overflows within at larger ones."""
+"""The same for float16, in which inner tensors overflow at larger factors."""
 _EXTREME = 300
 """The first two values of large inputs are this and its negative, so that the few of a small input are large, too."""
 _FEW = 5
-"""Small integers are below it: integers and zero points of bytes begin anew at 128 where an engine has no sign."""
+"""Small integers are below it: integers and zero points of bytes wrap at 128 in engines without a sign."""
 _FRACTIONS = (0.5, 0.25, 0.0, -0.25, -0.5)
 _NAN_PLACES, _NAN_STEP = (0, 7), 10
 """Some are the first of a reduced group, some are not. The places of two inputs differ."""
@@ -34,7 +34,7 @@ def edge_inputs(
     inputs: Sequence[CheckedInput], plain: Feed, has_half: bool = False, has_casts: bool = False
 ) -> Iterator[tuple[str, Feed]]:
     """Yield inputs by the kind of their values, the plain ones first. `has_half`: the file computes in float16.
-    `has_casts`: floats become integers that negative ones are no values of."""
+    `has_casts`: the model casts floats to integers that cannot be negative."""
     yield PLAIN, plain
     made = {
         LARGE: changed_floats(plain, _large),
@@ -55,7 +55,7 @@ def edge_inputs(
 
 
 def _negative_indices(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
-    """Return the inputs with -1 in all integers, which ONNX lets an index be."""
+    """Return the inputs with -1 in all integers, a valid index in ONNX."""
     whole = {given.name for given in inputs if given.kind == "i" and not given.is_mask}
     return {name: np.full_like(values, -1) if name in whole else values for name, values in plain.items()}
 
@@ -72,8 +72,8 @@ def _large(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object
 
 
 def _with_some(special: float, plain: Feed) -> Feed:
-    """Return the inputs with a value in some floats, of each input in other places: some engines lose NaN of one side.
-    A type that does not reach to the value stays as it is, and so does a single number: all would follow it."""
+    """Return the inputs with a value in some floats, at different places in each input: some engines lose the NaN of
+    one operand. Types that cannot hold the value stay unchanged, and so do single numbers, which affect everything."""
     floats = [
         name
         for name, values in plain.items()

@@ -1,4 +1,4 @@
-"""Finds which open dimensions must have one length, whatever the file calls them: the model refuses unlike ones."""
+"""Finds the open dimensions that must have equal lengths, whatever their names: the model refuses different ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def equal_lengths(
     linked = [index for index in range(count) if (index,) not in groups]
     while linked:
         first, *others = linked
-        # The smallest set comes first: what need not change with a dimension is not equal to it.
+        # The smallest set comes first: a dimension that can stay unchanged is not equal to the changed one.
         sets = ((first, *more) for number in range(1, len(linked)) for more in combinations(others, number))
         group = next(filter(may_change, islice(sets, _MOST_SETS)), (first,))
         groups.append(group)

@@ -1,4 +1,4 @@
-"""What a model's file says about rows and values, as far as a check can use it."""
+"""Facts in a model's file about rows and values, for the checks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class GraphFacts:
     levels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Input of floats -> numbers that trees compare it with."""
     tables: tuple[int, ...] = ()
-    """Sizes of constants of which the file takes as much as an input is long, as of a table of positions."""
+    """Sizes of constants that the model slices to an input's length, such as a table of positions."""
     words: tuple[str, ...] = ()
     """Texts that operators know: vocabularies, categories."""
     couples_rows: str = ""
-    """Why rows depend on each other, where the operators alone decide it: "DynamicQuantizeLinear takes one scale from
+    """Why rows depend on each other, if the operators alone decide it: "DynamicQuantizeLinear takes one scale from
     all rows"; "" = an experiment decides."""
     is_random: str = ""
     """The operator whose results differ between equal runs; "" = none."""
@@ -28,9 +28,9 @@ class GraphFacts:
     exposed: tuple[str, ...] = ()
     """Inner tensors from which labels and indices are chosen. The rows check sees more if they are outputs, too."""
     thresholds: tuple[float, ...] = ()
-    """Constants that decide which way the whole model goes: If and Where compare a number of the batch with them."""
+    """Constants that choose the model's branch: If and Where compare a number of the batch with them."""
     narrowed: Mapping[str, str] = field(default_factory=dict)
-    """Output of integers that not every float has a value in -> the tensor that a Cast makes them from."""
+    """Output of integers that cannot hold every float -> the tensor that a Cast makes them from."""
 
 
 NO_FACTS = GraphFacts()

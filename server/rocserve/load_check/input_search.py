@@ -1,4 +1,4 @@
-"""Searches for inputs that a model takes, and whose outputs change with them by far more than rounding does."""
+"""Searches for inputs that a model accepts, and with which its outputs change by far more than rounding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rocserve.load_check.tensors import CheckedInput, Feed, largest_integer
 _FEW = (1, 4)
 """Sizes of a first dimension that does not count rows, or of one called "batch" elsewhere."""
 _IMAGE = (64, 32, 48, 96, 224, 320, 640)
-"""Heights and widths. 64 runs in most models; 32 and 48 suit text, 224 to 640 what has fully connected layers."""
+"""Heights and widths. 64 runs in most models; 32 and 48 suit text, 224 to 640 networks with fully connected layers."""
 _LINE = (7, 16, 32, 64, 128, 576, 1024, 4096, 16000)
 """Lengths of sequences and signals. None is a number of rows, so no output has the right shape by chance."""
 _MOST_MIXED = 60
@@ -28,7 +28,7 @@ _SMALL_END = 5
 _MOST_RECIPES = 8
 """Recipes that run and are compared before the best of them is taken."""
 _LEAST_POWER = 1e-5
-"""Relative change of the outputs below which it is rounding, whatever a nudged input shows."""
+"""Relative change of the outputs below which it counts as rounding, regardless of nudged inputs."""
 _POWER_TO_NOISE = 10
 _ENOUGH_POWER = 5e-2
 """Relative change of the outputs that is enough beside any noise: a network whose answer turns over with the last place
@@ -41,12 +41,12 @@ _GROWN = 64
 
 
 class NoInputs(Exception):
-    """The model takes no made-up input; says why."""
+    """The model accepts no made-up input; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A recipe that runs, its rows "a" and "b", and what they give."""
+    """A recipe that runs, its rows "a" and "b", and their outputs."""
 
     recipe: Recipe
     rows: Sequence[Feed]
@@ -58,14 +58,14 @@ class Found:
 
     @property
     def quality(self) -> float:
-        """Above 1, the outputs tell one row from another."""
+        """Above 1, the outputs distinguish rows."""
         noise = _POWER_TO_NOISE * max(self.noise.values(), default=0.0)
         return self.power / max(_LEAST_POWER, min(noise, _ENOUGH_POWER))
 
 
 def find_inputs(trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMaker) -> Found:
-    """Return the first recipe whose outputs say enough, or the best of those that run. `run` gives the outputs of one
-    row, None if the engine refuses it. Raises NoInputs or OutOfTime."""
+    """Return the first recipe whose outputs change enough, or the best of those that run. `run` returns the outputs of
+    one row, None if the engine refuses it. Raises NoInputs or OutOfTime."""
     best: Found | None = None
     why = ""
     compared = 0
@@ -91,7 +91,7 @@ def find_inputs(trials: Trials, run: Callable[[Feed], Feed | None], maker: Input
 
 
 def _recipes(trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMaker) -> Iterator[tuple[Recipe, Feed]]:
-    """Yield recipes, most likely ones first, with what row "a" gives."""
+    """Yield recipes, most likely ones first, with the outputs of row "a"."""
     candidates, too_large = _candidates(maker), ""
     for recipe in (Recipe(from_samples=True), *candidates) if maker.sample_rows else candidates:
         if reason := _too_large(recipe, maker):
@@ -152,7 +152,7 @@ def _widened(
     recipe: Recipe, least: Feed, trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMaker
 ) -> Iterator[Recipe]:
     """Raise the ends of the integers without a known one, one input after the other, while the model runs, is not slow,
-    and its outputs stay small. If such outputs say nothing, small ends may."""
+    and its outputs stay small. If such outputs do not change, small ends may help."""
     most = 1000 + _GROWN * sum(values.size for values in least.values())
     risen = False
     for given in maker.inputs:

@@ -1,4 +1,4 @@
-"""Runs a model at chosen lengths of its open dimensions, on inputs that it takes."""
+"""Runs a model at chosen lengths of its open dimensions, on inputs that it accepts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LengthTrials:
 
     def groups(self, padding: Padding) -> Sequence[Sequence[int]] | None:
         """Return the padding's dimensions by their indices, in groups: the lengths of those of a group must be equal.
-        None = nothing shows it."""
+        None = unknown."""
         return equal_lengths(partial(self.takes, padding), padding, self.usual(padding))
 
     def usual(self, padding: Padding) -> Lengths:
@@ -66,7 +66,7 @@ class LengthTrials:
         return tuple(self._shorts(padding).usual_lengths())
 
     def outputs(self, padding: Padding, lengths: Lengths) -> Feed | None:
-        """Return the outputs of a row of these lengths; None = the engine refuses it, or none can be made."""
+        """Return the outputs of a row of these lengths; None = the engine refuses it, or it cannot be made."""
         if unknown_lengths(self.inputs, padding):
             return None
         row = self._shorts(padding).row("a", lengths)

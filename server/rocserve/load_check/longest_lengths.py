@@ -1,4 +1,4 @@
-"""Finds the longest input that a model takes: one beyond the table of its positions ends in an error."""
+"""Finds the longest input that a model accepts: inputs longer than its table of positions cause an error."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MOST_ELEMENTS = 1 << 24
 
 def longest_lengths(model: LengthTrials, padding: Padding, usual: int) -> Sequence[int]:
     """Return for each dimension the longest length that the model takes, but no more than `usual`, unless a table in
-    the file ends further on, within the dimension's sizes. Where nothing shows the length it is `usual`: the check of
-    the padding then says why it must not be."""
+    the file ends further on, within the dimension's sizes. An unknown length is `usual`: the check of the
+    padding then reports why it must not be padded."""
     longest = [min(usual, one.sizes[-1]) for one in padding.dimensions]
     if model.facts.couples_rows or unknown_lengths(model.inputs, padding):
         return longest
@@ -49,8 +49,8 @@ def longest_lengths(model: LengthTrials, padding: Padding, usual: int) -> Sequen
 
 
 def _last(taken: int, refused: int, takes: Callable[[int], bool]) -> int:
-    """Return the longest length that is taken. The one before the first that is known to be refused is tried first: it
-    is the size of a table."""
+    """Return the longest accepted length. The one before the first length known to be refused is tried first: it is the
+    size of a table."""
     middle = refused - 1
     while refused - taken > 1:
         taken, refused = (middle, refused) if takes(middle) else (taken, middle)

@@ -1,4 +1,4 @@
-"""Makes inputs of which only name, type and shape are known. Equal seeds give equal inputs in every process."""
+"""Makes inputs from only their names, types and shapes. Equal seeds give equal inputs in every process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TRUE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How inputs are made. One that a model takes is searched for."""
+    """How inputs are made. `input_search` searches for a recipe that a model accepts."""
 
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Open dimension -> its size."""
@@ -42,7 +42,7 @@ class Recipe:
     sentences: bool = False
     """Texts are several words, not one word or category."""
     mask: int = 1
-    """Value of masks: what "do not hide" means to the model."""
+    """Value of masks that means "do not hide" to the model."""
     full_lengths: bool = True
     """Inputs of lengths are the largest size, not free numbers."""
     ends: Mapping[str, int] = field(default_factory=dict)
@@ -69,10 +69,10 @@ class InputMaker:
         self.levels = facts.levels
         self._words = facts.words or _WORDS
         self.ends = {given.name: end for given in inputs if (end := given.end or facts.ends.get(given.name))}
-        """Input -> exclusive end of its values, where the model tells it."""
+        """Input -> exclusive end of its values, if the model defines it."""
         rows = [row for sample in samples for row in _rows_of(sample, inputs)]
         self.sample_rows = [row for row in rows if _shapes(row) == _shapes(rows[0])]
-        """Rows of the samples, as far as they can share a batch with the first one."""
+        """Rows of the samples that can share a batch with the first one."""
 
     def row(self, recipe: Recipe, name: str, has_largest: bool = False) -> dict[str, Array]:
         """Make the inputs of one row. An input without rows is the same for all names, if rows are joined.
@@ -152,7 +152,7 @@ class InputMaker:
         return {**row, **ids} if ids else None
 
     def near(self, row: Feed, other: Feed) -> dict[str, Array]:
-        """Return a row that hardly differs: its floats by 3 %, the last of its integers and texts."""
+        """Return a similar row: its floats differ by 3 %, and the last of its integers and texts."""
         result = {name: np.array(values) for name, values in changed_floats(row, lambda x: x * 1.03).items()}
         for name, values in result.items():
             if values.dtype.kind in "iuO" and values.size > 1:
@@ -169,7 +169,7 @@ class InputMaker:
             return None
         index = row_number(name) if given.has_rows or self._are_requests else 0
         values = rows[index % len(rows)]
-        # What a mask or a length is does not follow from its values alone.
+        # Values alone do not identify a mask or a length.
         if index < len(rows) or given.is_mask or given.is_length or values.size < 2:
             return np.array(values)
         return np.asarray(rng.choice(values.reshape(-1), values.shape), values.dtype)
@@ -190,7 +190,7 @@ class InputMaker:
             values = np.full(shape, max(recipe.sizes.values()))
         elif kind in "iu" or given.name in recipe.ends:
             end = recipe.ends.get(given.name, given.least + 1)
-            # 0 stands for "nothing" in most tables, so it is left to the row of zeros.
+            # 0 means "nothing" in most tables, so only the row of zeros has it.
             least = given.least + 1 if end > given.least + 3 else given.least
             values = rng.integers(least, max(end, least + 1), shape)
         elif recipe.floats == "levels" and given.name in self.levels:
@@ -236,7 +236,7 @@ def has_floats(row: Feed) -> bool:
 
 def nudged(row: Feed) -> dict[str, Array]:
     """Return the row with its floats moved by a few units of their last place, up and down: a network that normalises
-    would not see them move together. Whole numbers move away from 0, so that as integers they stay what they are."""
+    would not see them move together. Whole numbers move away from 0, so that they stay the same as integers."""
 
     def move(values: Array) -> Array:
         directions = np.where(values == np.round(values), 1, np.resize(_DIRECTIONS, values.shape))

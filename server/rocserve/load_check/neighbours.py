@@ -1,5 +1,5 @@
-"""Groups of batches that differ in some rows only. What differs decides which dependence shows: of 39 models whose rows
-depend on each other, usual rows beside usual rows show 27."""
+"""Groups of batches that differ in some rows only. Different neighbours show different dependences: of 39 models whose
+rows depend on each other, usual rows beside usual rows show 27."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LARGE, _LARGEST, _LARGE_HALF = 1e3, 1e5, 30.0
 """Factors of large values: some engines refuse the largest, and squares overflow soon in half precision."""
 _FAR = 16
 """Neighbours between two rows, for models that look farther than the next row: dilated convolutions along the rows. The
-batch has an even number of rows; those of one or three rows do not show what follows whether it is even."""
+batch has an even number of rows; those of one or three rows do not show dependences on an even number."""
 _OUTLIER, _OUTLIER_STEP = 30.0, 64
-"""One value of so many is so many times larger; more of them would be no outliers."""
+"""One value in 64 is 30 times larger; more of them would not be outliers."""
 _OUTLIERS = {"an outlier": _OUTLIER, "a negative outlier": -_OUTLIER, "NaN": math.nan}
-"""Values in a row that a model may replace by what all rows tell."""
+"""Values in a row that a model may replace by a value from all rows."""
 _USUAL, _QUIET, _NEAR, _ZEROS = "a usual row", "quiet", "near", "zeros"
 MANY_ROWS = 25
 """Rows of a batch of a model that answers with classes or texts only, which seldom show a difference."""
@@ -51,7 +51,7 @@ class Group:
 def groups(
     maker: InputMaker, recipe: Recipe, facts: GraphFacts, two: Sequence[Feed], says_little: bool, most_rows: float
 ) -> Iterator[Group]:
-    """Yield the groups, those that find most first. `says_little`: no output is a float. `most_rows`: rows that a batch
+    """Yield the groups, the most effective first. `says_little`: no output is a float. `most_rows`: rows that a batch
     may have."""
     a, b = two
     c, d = (maker.row(recipe, name) for name in "cd")
@@ -59,7 +59,7 @@ def groups(
     if most_rows == 2:
         yield from _pairs(maker, recipe, neighbours, (a, c, d), says_little)
     else:
-        # Classes and texts that are compared between rows are seldom equal by chance.
+        # Among many rows, classes and texts are seldom all equal by chance.
         same: Mapping[str, Feed] = {"the same": a} if says_little else {}
         same_c: Mapping[str, Feed] = {"the same": c} if says_little else {}
         yield Group([a, b], 1, {_USUAL: c, **neighbours, **same})
@@ -85,7 +85,7 @@ def _pairs(
     maker: InputMaker, recipe: Recipe, neighbours: Mapping[str, Feed], rows: Sequence[Feed], says_little: bool
 ) -> Iterator[Group]:
     """Yield groups of two rows, for models that are slow. They show nearly all that batches of three rows show, in a
-    small part of the time. A quiet row stands for several neighbours: it is unlike the usual row, though along the same
+    small part of the time. A quiet row replaces several neighbours: it differs from the usual row, but in the same
     direction; zeros are close to it, and the usual row is large beside it."""
     a, c, d = rows
     more: Mapping[str, Feed] = {_USUAL: c, "another": d, "the same": a} if says_little else {}
@@ -105,13 +105,13 @@ def _differ(one: Feed, other: Feed) -> bool:
 
 
 def _shared(maker: InputMaker, row: Feed) -> Feed:
-    """Return what all rows share, which is no neighbour's."""
+    """Return the inputs that all rows share, which do not belong to a neighbour."""
     return {given.name: row[given.name] for given in maker.inputs if not given.has_rows}
 
 
 def _neighbours(maker: InputMaker, recipe: Recipe, facts: GraphFacts, a: Feed, d: Feed) -> Mapping[str, Feed]:
     """Return the neighbours of row a, by kind."""
-    # Of one sign, so that a sum or an extreme of the batch goes beyond what it is compared with, on either side.
+    # Of one sign, so that a sum or an extreme of the batch exceeds any threshold in that direction.
     result: dict[str, Feed] = {"large": _large(d, _LARGEST), "large and negative": _large(d, -_LARGE)}
     result |= {_NEAR: maker.near(a, d), _ZEROS: maker.zeros(a)}
     if (ids := maker.largest_ids(recipe, d)) is not None:

@@ -1,4 +1,4 @@
-"""Reads from an ONNX graph what made-up inputs need, and what no experiment shows."""
+"""Reads facts from an ONNX graph that made-up inputs need, or that no experiment shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
 
 _ONE_SCALE = frozenset(("DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"))
-"""Operators that take one scale from the whole tensor. Saturated outputs may hide what that does."""
+"""Operators that take one scale from the whole tensor. Saturated outputs may hide the effect."""
 _RANDOM = frozenset(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"))
 _RANDOM |= {"RandomUniformLike"}
 _TABLES: Mapping[str, Sequence[tuple[int, int]]] = {
@@ -33,9 +33,9 @@ _COMPARISONS = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrE
 _CONDITIONS = frozenset(("And", "Cast", "Identity", "Not", "Or", "Reshape", "Squeeze", "Unsqueeze", "Xor"))
 _OVER_ALL = frozenset(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"))
 _CONDITIONS |= _OVER_ALL
-"""Operators between a comparison and the operator that it steers."""
+"""Operators between a comparison and the operator that it controls."""
 _WHOLE = frozenset(("ArgMax", "NonZero", "Shape", "Size"))
-"""Operators that, as those whose names begin with Reduce, make one number of a whole tensor."""
+"""Operators that, like those named Reduce..., make one number of a whole tensor."""
 _MOST_THRESHOLDS = 4
 """Each costs two runs of a batch. Graphs with more compare sizes of loops, seldom values."""
 _MOST_EXPOSED = 4
@@ -85,7 +85,7 @@ def _facts(graph: OnnxGraph) -> GraphFacts:
 def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> None:
     """Make inner tensors outputs of the model."""
     for name in tensors:
-        # ONNX Runtime finds out the type.
+        # ONNX Runtime infers the type.
         model.graph.output.add().name = name
 
 
@@ -161,7 +161,8 @@ def _inputs_below(tensor: str, end: int, graph: OnnxGraph) -> Iterator[tuple[str
 
 
 def _before_arithmetic(tensor: str, end: int, graph: OnnxGraph) -> Iterator[tuple[str, int]]:
-    """Yield what a constant was added to, subtracted from or multiplied by to make a tensor, with its end."""
+    """Yield the tensor that a constant was added to, subtracted from or multiplied by to make a tensor, with its
+    end."""
     node = graph.makers.get(tensor)
     if node is None or node.op_type not in ("Add", "Mul", "Sub") or len(node.input) != 2:
         return
@@ -230,8 +231,8 @@ def _is_random(node: Node, graph: OnnxGraph) -> bool:
 
 
 def _thresholds(graph: OnnxGraph) -> Iterator[float]:
-    """Yield the constants that one number of a tensor is compared with, and those of comparisons that steer If or Loop,
-    or of which one number is made."""
+    """Yield the constants that one number of a tensor is compared with, and those in comparisons that control If or
+    Loop or that are reduced to one number."""
     starts = {"If": slice(0, 1), "Loop": slice(1, 2), **dict.fromkeys(_OVER_ALL, slice(0, 1))}
     steering = {
         source
@@ -283,8 +284,8 @@ def _chosen_from(graph: OnnxGraph) -> Iterator[str]:
 
 
 def _narrowed(graph: OnnxGraph) -> Iterator[tuple[str, str]]:
-    """Yield outputs that a Cast makes of few bits or without a sign, and the Cast's input. An integer of 32 or 64 bits
-    shows by its value that a float was beyond it."""
+    """Yield outputs that a Cast makes of few bits or without a sign, and the Cast's input. The value of an integer of
+    32 or 64 bits shows that a float did not fit."""
     unsigned = {ElementType.UINT8, ElementType.UINT16, ElementType.UINT32, ElementType.UINT64}
     narrow = {ElementType.INT8, ElementType.INT16, *unsigned}
     outer = {*graph.inputs, *(name for node in graph.graph.nodes for name in node.output)}

@@ -1,4 +1,4 @@
-"""An ONNX graph with its subgraphs, as one list of nodes that can be followed from a tensor to what made it."""
+"""An ONNX graph with its subgraphs, as one list of nodes that can be followed from a tensor to its origin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHAPED = frozenset(("Cast", "Constant", "DequantizeLinear", "Identity", "Transp
 _NUMBERS = ("value_float", "value_floats", "value_int", "value_ints")
 """Attributes of Constant with numbers."""
 _MOST_STEPS = 64
-"""Nodes between a tensor and what is looked for; a file with a cycle is not followed forever."""
+"""Limit of nodes on a path; a file with a cycle is not followed forever."""
 
 
 class OnnxGraph:
@@ -46,7 +46,7 @@ class OnnxGraph:
         return frozenset(found | inner)
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return a small constant; None if it is none, large, or in another file."""
+        """Return a small constant; None if it is not a constant, large, or in another file."""
         tensor = self.initializers.get(name)
         node = self.makers.get(name)
         if tensor is None and node is not None and node.op_type == "Constant":
@@ -57,14 +57,14 @@ class OnnxGraph:
         return tensor.values(_MOST_VALUES) if isinstance(tensor, Tensor) else None
 
     def number(self, name: str) -> float | None:
-        """Return the largest value of a small numeric constant; None if it is none."""
+        """Return the largest value of a small numeric constant; None if it is not one."""
         value = self.constant(name)
         if value is None or value.dtype.kind not in "fiu" or not value.size:
             return None
         return float(value.max())
 
     def shape(self, name: str) -> Sequence[int | None]:
-        """Return the shape of a tensor as far as the file tells it: of weights, also of quantised ones."""
+        """Return the known part of a tensor's shape: of weights, including quantised ones."""
         orders: list[Sequence[int] | None] = []
         shape: Sequence[int | None] = []
         for _ in range(_MOST_STEPS):

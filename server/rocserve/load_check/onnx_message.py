@@ -1,4 +1,4 @@
-"""The messages of an ONNX file as far as the load check reads them. Package onnx is not used, because importing it
+"""The parts of an ONNX file's messages that the load check reads. Package onnx is not used, because importing it
 takes longer than loading a small model. Weights are not copied: those of a mapped file, which may be
 gigabytes, stay on the disk. The field numbers are those of onnx.proto."""
 
@@ -27,7 +27,7 @@ _EXTERNAL = 1
 
 
 class ElementType(enum.IntEnum):
-    """TensorProto.DataType, as far as the load check tells types apart."""
+    """TensorProto.DataType: the types that the load check distinguishes."""
 
     UNDEFINED = 0
     FLOAT = 1
@@ -71,7 +71,7 @@ _STORED: Mapping[int, tuple[str, int]] = {
     12: ("<u4", 11),
     13: ("<u8", 11),
 }
-"""Element type -> numpy's type, and the field with the values where a tensor does not have them as bytes."""
+"""Element type -> numpy's type, and the field for values that are not stored as bytes."""
 
 
 class Tensor:
@@ -118,7 +118,7 @@ class Node:
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute's value: a number, the bytes of a text, a Tensor, or several numbers or texts."""
         part = self._attributes.get(name)
-        # A forest has millions of values, which are taken out of bytes several times faster than out of a view.
+        # A forest has millions of values, and reading them from bytes is several times faster than from a view.
         return default if part is None else _value(WireMessage(bytes(part)), default)
 
 
@@ -165,7 +165,7 @@ def graph_of(model: Buffer) -> Graph:
 
 
 def _name_and_content(attribute: Buffer) -> tuple[str, int]:
-    """Return an attribute's name, and in which field it has its value, without reading that: it may be a forest."""
+    """Return an attribute's name and the field of its value, without reading the value: it may be a forest."""
     name, content = "", 0
     for span in field_spans(attribute):
         if span.number == _ATTRIBUTE_NAME:
@@ -193,5 +193,5 @@ def _value(attribute: WireMessage, default: Any) -> Any:
 
 
 def _text(name: Buffer) -> str:
-    """Return a name, of which protobuf does not require that it is UTF-8."""
+    """Return a name; protobuf does not require UTF-8."""
     return str(name, "utf-8", "surrogateescape")

@@ -1,8 +1,8 @@
-"""Decides whether open dimensions may be padded: whether the answer to an input stays what it is when the input is
-filled up to a larger size, alone and beside longer ones.
+"""Decides whether open dimensions may be padded: whether the answer to an input stays the same when the input is padded
+to a larger size, alone and beside longer ones.
 
-Inputs are filled up as the server does it (core.padding). Outputs are cut back at the places whose sizes follow the
-length, and compared with those of the input as it was. Shapes, kernels and so rounding differ, hence the tolerance."""
+Inputs are padded as in the server (core.padding). Outputs are cut back at the places whose sizes follow the length, and
+compared with those of the unpadded input. Shapes and kernels differ, and so does rounding, hence the tolerance."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from rocserve.load_check.short_inputs import Reading, ShortInputs, readings, unk
 from rocserve.load_check.tensors import Array, Feed
 
 _TOLERANCES: Mapping[str, float] = {"fp32": 5e-5, "fp16": 1e-2, "bf16": 5e-2, "quantised": 2e-2}
-"""Precision of the file -> how far an answer may be from that of the input as it was, relative to its largest value:
-what other shapes do to its rounding. A step of int8 is 1/127."""
+"""Precision of the file -> largest difference from the answer to the unpadded input, relative to its largest value: the
+effect of other shapes on rounding. A step of int8 is 1/127."""
 _NOISE_FACTOR = 30
-"""Or so many times what the last place of the inputs does ..."""
+"""Or so many times the effect of the inputs' last place ..."""
 _MOST = 5e-2
 """... but no more than this."""
 _TELLING = 10
-"""Answers to two inputs differ by so many times the tolerance, or they say nothing."""
+"""Answers to two inputs must differ by so many times the tolerance to show anything."""
 _PAIRS = ("ab", "cd", "ef", "gh")
-"""Pairs of rows that show what hides."""
+"""Pairs of rows that show what hides padding."""
 _SHORTEST = "abcd"
 """Rows of the shortest length that are tried."""
 _OTHERS = "fgh"
@@ -49,20 +49,20 @@ _OTHERS = "fgh"
 
 
 class _Changed(Exception):
-    """An answer is another one when the input is padded; says which."""
+    """An answer changes when the input is padded; the text names it."""
 
 
 class _Unclear(Exception):
-    """Nothing can be compared; says why."""
+    """Nothing can be compared; the text is the reason."""
 
 
 def check_padding(
     model: LengthTrials, padding: Padding, written_values: frozenset[str] = frozenset()
 ) -> PaddingVerdict:
-    """Decide by experiment, and by what the file says, which dimensions may be padded to their sizes.
+    """Decide by experiment, and by the file's facts, which dimensions may be padded to their sizes.
 
-    `written_values`: inputs whose value somebody has chosen; for others, one that hides is looked for. Never raises
-    OutOfTime."""
+    `written_values`: inputs whose padding value is configured; for others, a value that hides is searched for. Never
+    raises OutOfTime."""
     if coupled := model.facts.couples_rows:
         reason = refused(padding.dimensions, f"{coupled}, and from added elements")
         return all_dimensions(padding, PaddingState.REFUSED, reason)
@@ -88,7 +88,7 @@ def check_padding(
         refusal = f" ({none})" if str(none) else ""
         reason = f"the engine takes no made-up input{refusal}; give warm-up samples or check.npz"
         return undecided(padding, reason, is_lasting=isinstance(none, NoInputs))
-    # The usual reading says best why a dimension must not be padded.
+    # The usual reading has the best reason why a dimension must not be padded.
     final = [
         old if new.state is not PaddingState.ALLOWED and old.state is not PaddingState.ALLOWED else new
         for old, new in zip(usual, best, strict=True)
@@ -144,7 +144,7 @@ class _PaddingCheck:
         return {index: DimensionVerdict(self._dimensions[index].label, state, reason) for index in unit.indices}
 
     def _units(self) -> Iterator[Unit]:
-        """Yield the dimensions, together where the engine refuses unlike lengths of them."""
+        """Yield the dimensions, together if the engine refuses different lengths of them."""
         linked: list[int] = []
         for index in range(len(self._dimensions)):
             unit = self._with_places([index])
@@ -161,7 +161,7 @@ class _PaddingCheck:
         tried = (trial.lengths for trial in self._lengths.short(indices))
         for lengths in (*tried, *self._lengths.whole(indices)):
             length = lengths[indices[0]]
-            # A dimension of 1 may be dropped, and does not tell a length from rows.
+            # A dimension of 1 may be dropped, and cannot distinguish a length from rows.
             if length > 1 and all(length != other for other, _ in seen):
                 outputs = self._answer("a", lengths)
                 seen += [(length, outputs)] if outputs is not None else []
@@ -187,7 +187,7 @@ class _PaddingCheck:
             raise _Unclear(f"the engine takes no two lengths{self._refusal}")
         first = next((trial for trial in self._lengths.short(unit.indices) if self._answer("a", trial.lengths)), None)
         if first is None:
-            raise _Unclear(f"the engine takes no made-up input to fill up{self._refusal}")
+            raise _Unclear(f"the engine takes no made-up input to pad{self._refusal}")
         if not self._reading.is_usual:
             self._check_hiding(unit, first.lengths)
         self._try_kinds([unit], first)
@@ -199,7 +199,7 @@ class _PaddingCheck:
     def _try_kinds(self, units: Sequence[Unit], trial: Trial) -> None:
         one, other = (self._answer(name, trial.lengths) for name in "ab")
         if one is None or other is None:
-            raise _Unclear(f"the engine takes no made-up input to fill up{self._refusal}")
+            raise _Unclear(f"the engine takes no made-up input to pad{self._refusal}")
         if all(difference(one[name], other[name]) <= _TELLING * self._limit(name) for name in one):
             raise _Unclear("the outputs hardly change with the inputs")
         for row in "ab":
@@ -211,8 +211,8 @@ class _PaddingCheck:
             self._compare_beside_longer(units, trial, one)
 
     def _try_shortest(self, unit: Unit) -> None:
-        """Fill up the shortest input that runs: what a largest value over the length hides shows if there is only one,
-        of either sign."""
+        """Pad the shortest input that runs: with only one element, of either sign, a maximum over the length cannot
+        hide the padding."""
         trial = next((one for one in self._lengths.shortest(unit.indices) if self._is_whole(unit, one)), None)
         if trial is None:
             return
@@ -238,7 +238,7 @@ class _PaddingCheck:
             self._compare_with(units, row, right, trial)
 
     def _compare_with(self, units: Sequence[Unit], row: Feed, right: Feed, trial: Trial, kind: str = "") -> None:
-        """Compare a row's answer with that of the row filled up. Raises _Changed or _Unclear."""
+        """Compare a row's answer with that of the padded row. Raises _Changed or _Unclear."""
         padded = self._batches.single(self._shorts.padded(row, trial.sizes))
         if padded is None:
             raise _Changed(f"the engine refuses an input when {trial}{self._refusal}")
@@ -258,7 +258,7 @@ class _PaddingCheck:
                 raise _Changed(f"output '{name}' changes{_by(size)} when {trial}{kind}")
 
     def _difference(self, name: str, right: Array, found: Array, trial: Trial) -> float:
-        """Return how far two outputs are apart, also beside large constants, such as the -1e9 of what is hidden."""
+        """Return the difference of two outputs, even beside large constants, such as the -1e9 of hidden elements."""
         whole = difference(right, found)
         one, other = (self._answers.get((row, trial.lengths)) for row in "ab")
         if one is None or other is None or not one[name].shape == other[name].shape == right.shape == found.shape:
@@ -279,7 +279,7 @@ class _PaddingCheck:
         return False
 
     def _compare_beside_longer(self, units: Sequence[Unit], trial: Trial, right: Feed) -> None:
-        """Compare a row that is filled up beside one that is not with the row as it was."""
+        """Compare a padded row beside an unpadded one with the row alone."""
         row = self._shorts.row("a", trial.lengths)
         longer = self._shorts.row("c", trial.sizes) or self._shorts.row("c", trial.lengths)
         if row is None or longer is None:
@@ -301,8 +301,8 @@ class _PaddingCheck:
                 raise _Changed(f"output '{name}' changes{_by(size)} when {trial} beside a longer row")
 
     def _check_hiding(self, unit: Unit, lengths: Lengths) -> None:
-        """Raise _Changed unless the model hides what the reading says that it hides, and nothing else: a network that
-        looks at nothing but its own element would be equal under any reading."""
+        """Raise _Changed unless the model hides exactly the elements of the reading: a network that reads only its own
+        element would be equal under any reading."""
         half = tuple(length // 2 if index in unit.indices else length for index, length in enumerate(lengths))
         trial = Trial(half, lengths)
         for is_hidden in (False, True):
@@ -315,7 +315,7 @@ class _PaddingCheck:
                 raise _Changed("nothing shows what hides added elements")
 
     def _is_seen(self, unit: Unit, trial: Trial, rows: Sequence[Feed]) -> bool:
-        """Return whether two rows that differ in what is cut off differ in the rest, too."""
+        """Return whether two rows that differ only in the cut-off part differ in the rest of their answers."""
         answers = [self._batches.single(row) for row in rows]
         if len(answers) < 2 or answers[0] is None or answers[1] is None:
             return False
@@ -326,7 +326,7 @@ class _PaddingCheck:
         return False
 
     def _cut(self, units: Sequence[Unit], name: str, padded: Feed, trial: Trial) -> Array | None:
-        """Return an output without what belongs to added elements; None = an inner tensor that cannot be cut. Raises
+        """Return an output without the added elements' part; None = an inner tensor that cannot be cut. Raises
         _Changed if the output is not as long as the padded input."""
         values = padded[name]
         places = [slice(None)] * values.ndim
@@ -341,7 +341,7 @@ class _PaddingCheck:
         return values[tuple(places)]
 
     def _answer(self, name: str, lengths: Lengths) -> Feed | None:
-        """Return the answer to a row as it is; None = the engine refuses it."""
+        """Return the answer to an unpadded row; None = the engine refuses it."""
         if (name, lengths) not in self._answers:
             row = self._shorts.row(name, lengths)
             self._answers[name, lengths] = None if row is None else self._batches.single(row)
@@ -349,11 +349,11 @@ class _PaddingCheck:
 
     @property
     def _refusal(self) -> str:
-        """What the engine said last, in one line and in brackets."""
+        """The engine's last message, in one line and in brackets."""
         return f" ({' '.join(self._trials.refusal.split())})" if self._trials.refusal else ""
 
     def _limit(self, name: str) -> float:
-        """Return how far an answer may be from the right one."""
+        """Return the largest allowed difference from the right answer."""
         return max(_TOLERANCES[self._facts.precision], min(_NOISE_FACTOR * self._noise.get(name, 0.0), _MOST))
 
 

@@ -1,4 +1,4 @@
-"""The lengths at which a model is tried, and the sizes to which they are filled up."""
+"""The lengths at which a model is tried, and the sizes to which they are padded."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from operator import sub
 from rocserve.core.padding import Lengths, PaddedDimension
 
 _STARTS = (7, 3, 2, 5, 12, 32, 64, 96, 128, 160, 224, 320, 1)
-"""Lengths that are tried where those of the search for inputs do not fit."""
+"""Lengths that are tried if those of the search for inputs do not fit."""
 _MULTIPLE = 32
 """Heights and widths of images must often be multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Dimensions that have one length, because the engine refuses unlike ones."""
+    """Dimensions with one common length, because the engine refuses different ones."""
 
     indices: Sequence[int]
     follows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Lengths, and the sizes to which they are filled up."""
+    """Lengths, and the sizes to which they are padded."""
 
     lengths: Lengths
     sizes: Lengths
@@ -53,7 +53,7 @@ class TrialLengths:
         yield from (self._at(indices, size) for size in self._dimensions[indices[0]].sizes)
 
     def short(self, indices: Sequence[int]) -> Iterator[Trial]:
-        """Yield lengths that are filled up as the server does it, usual ones first."""
+        """Yield lengths that are padded as in the server, usual ones first."""
         sizes = self._dimensions[indices[0]].sizes
         lengths = [self._base[indices[0]], *_STARTS]
         for before, size in pairwise((0, *sizes)):
@@ -81,7 +81,7 @@ class TrialLengths:
                 yield Trial(self._at(indices, length), self._sizes(indices, length))
 
     def joined(self, firsts: Iterable[tuple[Unit, Trial]]) -> Trial:
-        """Return the trial in which the dimensions of several units are filled up at once."""
+        """Return the trial in which the dimensions of several units are padded together."""
         lengths, sizes = [*self._base], [*self._base]
         for unit, trial in firsts:
             for index in unit.indices:
@@ -92,7 +92,7 @@ class TrialLengths:
         return tuple(length if index in indices else base for index, base in enumerate(self._base))
 
     def _sizes(self, indices: Sequence[int], length: int) -> Lengths:
-        """Return the sizes to which these dimensions are filled up; the others stay as they are."""
+        """Return the sizes to which these dimensions are padded; the others stay unchanged."""
         return tuple(
             next((size for size in dimension.sizes if size >= length), length) if index in indices else base
             for index, (base, dimension) in enumerate(zip(self._base, self._dimensions, strict=True))

@@ -1,4 +1,4 @@
-"""What the padding check finds of a model's dimensions, and what users read of it."""
+"""The padding check's findings about a model's dimensions, and its texts for users."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class PaddingVerdict:
 
     dimensions: tuple[DimensionVerdict, ...]
     values: Mapping[str, float]
-    """Input -> the value to pad with, where that is not 0."""
+    """Input -> the value to pad with, if not 0."""
     runs: int = 0
     is_lasting: bool = True
-    """Whether another check would find the same; not if the time ended it."""
+    """Whether another check would find the same; False if the time ended it."""
 
     def in_state(self, state: PaddingState) -> Sequence[DimensionVerdict]:
         return [one for one in self.dimensions if one.state is state]
@@ -47,11 +47,11 @@ class PaddingVerdict:
 
     @property
     def refusals(self) -> str:
-        """Why dimensions must not be padded; "" = nothing shows that."""
+        """Why dimensions must not be padded; "" = they may be, as far as known."""
         return listed([*dict.fromkeys(one.reason for one in self.in_state(PaddingState.REFUSED))], "; ")
 
     def report(self, warns_of_undecided: bool) -> LoadCheckReport:
-        """Return what users read where `sizes` is written: it is obeyed, with a warning if answers change, and with
+        """Return the report for a written `sizes`: it is obeyed, with a warning if answers change, and with
         `warns_of_undecided` also if nothing is known of them."""
         refused, undecided = self.in_state(PaddingState.REFUSED), self.in_state(PaddingState.UNDECIDED)
         doubts = dict.fromkeys(one.reason for one in (*refused, *(undecided if warns_of_undecided else ())))
@@ -63,12 +63,12 @@ class PaddingVerdict:
 
 
 def undecided(padding: Padding, reason: str, is_lasting: bool = False) -> PaddingVerdict:
-    """Return the verdict where nothing is known of any dimension."""
+    """Return the verdict if nothing is known of any dimension."""
     return all_dimensions(padding, PaddingState.UNDECIDED, unclear(padding.dimensions, reason), is_lasting)
 
 
 def all_dimensions(padding: Padding, state: PaddingState, reason: str, is_lasting: bool = True) -> PaddingVerdict:
-    """Return the verdict where one reason holds for all dimensions."""
+    """Return the verdict if one reason applies to all dimensions."""
     verdicts = tuple(DimensionVerdict(one.label, state, reason) for one in padding.dimensions)
     return PaddingVerdict(verdicts, padding.values, is_lasting=is_lasting)
 

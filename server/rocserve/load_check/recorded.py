@@ -1,5 +1,5 @@
-"""Recorded answers: check.npz says what a model has to answer. It has an array `input.NAME` for each input of one
-request, an array `output.NAME` for each output that is compared, and may have a number `tolerance`."""
+"""Recorded answers: check.npz holds the answers that a model must give. It has an array `input.NAME` for each input of
+one request, an array `output.NAME` for each output that is compared, and may have a number `tolerance`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _INPUT, _OUTPUT, _TOLERANCE = "input.", "output.", "tolerance"
 _MOST_BYTES = 1 << 30
 """Of all arrays: a small file may unpack to any size."""
 _TOLERANCES = {DataType.FP64: 1e-3, DataType.FP32: 1e-3, DataType.FP16: 2e-2, DataType.BF16: 1e-1}
-"""Datatype of an output -> tolerance if the file has none: how far two engines may be apart that compute the same model
-in this precision. Other datatypes must be equal."""
+"""Datatype of an output -> tolerance if the file has none: the largest difference of two engines that compute the same
+model in this precision. Other datatypes must be equal."""
 _LONGEST_VALUE = 60
 """Characters of a value in an error."""
 
@@ -49,7 +49,7 @@ def read_recorded(path: Path) -> RecordedAnswers:
     outputs = {name.removeprefix(_OUTPUT): array for name, array in arrays.items() if name.startswith(_OUTPUT)}
     unknown = [name for name in arrays if not name.startswith((_INPUT, _OUTPUT)) and name != _TOLERANCE]
     if unknown:
-        raise _wrong(f"array '{unknown[0]}' has no meaning; expected input.NAME, output.NAME and tolerance")
+        raise _wrong(f"array '{unknown[0]}' is unknown; expected input.NAME, output.NAME and tolerance")
     if not outputs:
         raise _wrong("it has no output; expected at least one array output.NAME with the recorded answer")
     tolerance: float | None = None
@@ -62,7 +62,7 @@ def read_recorded(path: Path) -> RecordedAnswers:
 
 
 def write_recorded(path: Path, answers: RecordedAnswers) -> None:
-    """Write a check.npz; a server sees it only when it is whole. Raises ValueError for texts that end with a zero
+    """Write a check.npz; a server sees it only when it is complete. Raises ValueError for texts that end with a zero
     character, which numpy's arrays of texts drop; OSError."""
     arrays = {f"{_INPUT}{name}": _storable(name, array) for name, array in answers.inputs.items()}
     arrays |= {f"{_OUTPUT}{name}": _storable(name, array) for name, array in answers.outputs.items()}
@@ -103,8 +103,8 @@ def recorded_request(answers: RecordedAnswers, config: ModelConfig) -> InferRequ
 
 
 def compare_recorded(answers: RecordedAnswers, given: Mapping[str, Array | Tensor], config: ModelConfig) -> str:
-    """Compare a model's answer with the recorded one; return what was found, as a part of a LoadCheckReport. `given`:
-    outputs as the model gives them. Raises LoadCheckFailed with the first output that differs too much."""
+    """Compare a model's answer with the recorded one; return the finding, as a part of a LoadCheckReport. `given`: the
+    model's outputs. Raises LoadCheckFailed with the first output that differs too much."""
     declared = {output.name: output for output in config.outputs}
     largest = 0.0
     for name, recorded in answers.outputs.items():
@@ -172,7 +172,7 @@ def _clients_shape(shape: tuple[int, ...], tensor: TensorConfig, config: ModelCo
 def _declared_shape(
     shape: tuple[int, ...], output: OutputConfig, config: ModelConfig, recorded: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the shape in which clients get an output: as configured, with sizes of 1 that the model has dropped."""
+    """Return an output's shape for clients: the configured one, with sizes of 1 that the model has dropped."""
     shape = _clients_shape(shape, output, config)
     alike = [size for size in shape if size != 1] == [size for size in recorded if size != 1]
     return recorded if alike else shape
@@ -200,7 +200,7 @@ def _shown(value: Any) -> str:
 
 
 def _input(name: str, array: Array, config: ModelConfig) -> Tensor:
-    """Return an input as a client would send it. The validation refuses unknown names."""
+    """Return an input in the form of a client's. The validation refuses unknown names."""
     entry = next((entry for entry in config.inputs if entry.name == name), None)
     expected = None
     if entry is None:

@@ -1,4 +1,4 @@
-"""Holds an engine against a reference: the same inputs must give the same outputs, as far as the precision allows."""
+"""Compares an engine with a reference: the same inputs must give the same outputs, within the precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rocserve.load_check.made_inputs import InputMaker, bits_of, nudged, row_nam
 from rocserve.load_check.tensors import Array, CheckedInput, Feed, Run
 
 _TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 2e-2, "quantised": 5e-2, "bf16": 1e-1}
-"""Precision -> error, relative to the output's largest value, that an engine may have in any model. Right programs of
+"""Precision -> error, relative to the output's largest value, that an engine may have in any model. Correct programs of
 one network differ by 1e-6 in float32 and 1e-3 in float16 for nine models of ten. "quantised": the file itself holds the
 scales, so engines differ by a step of them here and there."""
 _LEAST_SCALE = 0.01
@@ -28,31 +28,31 @@ _LEAST_SCALE = 0.01
 _NOISE_FACTOR = 100
 """An engine may be off by so many times the reference's own noise: an ill-conditioned network amplifies rounding."""
 _MOST_SPECIAL = 0.7
-"""Share of NaN or infinity in an output beyond which it has spread, however many inputs have some."""
+"""Share of NaN or infinity in an output above which it has spread, however many inputs have some."""
 _DESCRIPTION = "description"
 _QUANTISED_REMARK = 0.15
-"""Error of a quantised model that a user should know of. Only the user can judge what calibration may cost."""
+"""Error of a quantised model that users should know. Only they can judge the acceptable cost of calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An input, and what the reference answers to it."""
+    """An input, and the reference's answer to it."""
 
     name: str
-    """What kind of values the input has: "plain", "large", ..."""
+    """The kind of the input's values: "plain", "large", ..."""
     feed: Feed
     outputs: Feed
     noise: Mapping[str, float]
     """Output -> how much the reference's own answer moves when the input moves in its last place."""
     precision: str = "fp32"
-    """What the file computes in: "fp32", "fp16", "bf16" or "quantised"."""
+    """The file's precision: "fp32", "fp16", "bf16" or "quantised"."""
     drawn: tuple[str, ...] = ()
     """Outputs that are left out because they differ between equal runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceVerdict:
-    """Whether an engine computes what the reference computes."""
+    """Whether an engine's results equal the reference's."""
 
     right: bool
     cases: int
@@ -66,7 +66,7 @@ class ReferenceVerdict:
     reason: str
     """A clause for log and index; names output, case, difference and limit."""
     remark: str = ""
-    """What is no failure, but worth a warning; "" = nothing."""
+    """A finding that is not a failure but deserves a warning; "" = none."""
 
 
 def reference_cases(
@@ -79,7 +79,7 @@ def reference_cases(
     rows: int = 0,
     samples: Sequence[Feed] = (),
 ) -> Sequence[Case]:
-    """Make inputs that the reference takes, and run it on them. `rows`: the size of each batch; 0 = inputs have no
+    """Make inputs that the reference accepts, and run it on them. `rows`: the size of each batch; 0 = inputs have no
     rows, or one. Returns no cases if nothing made-up runs, fewer if the time ends. Outputs that differ between equal
     runs are left out. `reference` may give inner tensors, too: see GraphFacts.narrowed."""
     encode = bits_of(inputs)
@@ -120,7 +120,7 @@ def reference_cases(
             }
             noise = differences(answer, moved)
             if name == TIES and cases:
-                # A nudge decides a tie, but an engine gets it as it is. Classes may be equally likely after arithmetic.
+                # A nudge decides a tie, but an engine gets the tie itself. Arithmetic may make classes equally likely.
                 floats = {one for one, values in answer.items() if values.dtype.kind == "f"}
                 noise |= {one: cases[0].noise[one] for one in floats & cases[0].noise.keys()}
             cases.append(Case(name, encode(feed), answer, noise, facts.precision, drawn if name == PLAIN else ()))
@@ -130,7 +130,7 @@ def reference_cases(
 
 
 def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budget | None = None) -> ReferenceVerdict:
-    """Run the candidate on the cases, as long as the time lasts. `precision` is what the engine computes in: "fp32",
+    """Run the candidate on the cases, as long as the time lasts. `precision`: the engine's: "fp32",
     "fp16", "bf16", "quantised", or "int8" and others that calibration quantises, whose errors only lead to a remark."""
     is_quantised = precision not in _TOLERANCES
     trials = Trials(candidate, budget or Budget(math.inf))
@@ -144,7 +144,7 @@ def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budge
             break
         if answer is None:
             if case.name == PLAIN:
-                reason = f"it refuses what the reference takes: {trials.refusal}"
+                reason = f"it refuses an input that the reference accepts: {trials.refusal}"
                 return ReferenceVerdict(False, compared, math.inf, "", case.name, reason)
             # A client gets the error; no answer is wrong.
             continue
@@ -175,9 +175,10 @@ def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budge
 
 def _where_it_stays(case: Case, answer: Feed, plain: Case) -> tuple[Case, Feed]:
     """Return the elements that are NaN (in the case NAN; else infinite), of those entries of the outputs' first
-    dimensions in which no larger share is so than is special in the entries of all inputs together. Engines lose NaN in
-    a Relu, and so in every convolutional network; where NaN has spread, the reference's answer says nothing anyway. An
-    output of one dimension is one entry. Of other outputs, return the elements that are made of a special value."""
+    dimensions whose share of such elements is not larger than the share of special values in all inputs together.
+    Engines lose NaN in a Relu, and so in every convolutional network; if NaN has spread, the reference's answer shows
+    nothing anyway. An output of one dimension is one entry. Of other outputs, return the elements that are made of a
+    special value."""
     special = [is_special(values) for values in case.feed.values() if values.dtype.kind == "f" and values.size]
     shares = [_entries(places).mean(axis=1).max() for places in special]
     right, given = {}, {}
@@ -198,8 +199,8 @@ def _where_it_stays(case: Case, answer: Feed, plain: Case) -> tuple[Case, Feed]:
 
 def _made_of_one(values: Array, plain: Array | None, special: Sequence[Array]) -> Array:
     """Return where an output of BOOL or integers has a special value at the same place of an input; nowhere if it
-    differs at other places, too, from the plain output, or if that is one value everywhere, and so shows nothing. What
-    integer of few bits NaN becomes is open: those are quantised."""
+    differs from the plain output at other places too, or if that output is one value everywhere, and so shows nothing.
+    The integer that NaN becomes in few bits is undefined: those are quantised."""
     places = np.zeros(values.shape, bool)
     for one in special:
         if one.shape == values.shape:
@@ -217,7 +218,7 @@ def _entries(values: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """How far an output of the candidate is from the reference's."""
+    """The difference of a candidate's output from the reference's."""
 
     size: float = 0.0
     output: str = ""
@@ -227,7 +228,7 @@ class _Error:
 
     @property
     def counts(self) -> bool:
-        """Whether it is more than rounding. Unlike shapes, or NaN at other places, are, whatever a precision costs."""
+        """Whether it is more than rounding. Different shapes, or NaN at other places, always are."""
         return self.size > self.allowed or (self.size == math.inf and self.example != "")
 
     def __str__(self) -> str:
@@ -236,7 +237,7 @@ class _Error:
 
 
 def _same_again(case: Case, answer: Feed, candidate: Run) -> str:
-    """Return an output that another run gives again, of those that differ between runs of the reference; "" = none."""
+    """Return an output that another run repeats, among those that differ between runs of the reference; "" = none."""
     again = candidate(case.feed)
     return next((name for name in case.drawn if difference(answer[name], again[name]) == 0), "")
 
@@ -246,7 +247,7 @@ def _errors(case: Case, answer: Feed, tolerance: float, scales: Mapping[str, flo
     for output, size in differences(case.outputs, answer, least=scales).items():
         noise = _NOISE_FACTOR * case.noise.get(output, 0.0)
         if noise == math.inf:
-            # The reference itself is inf or NaN at other places after a nudge.
+            # After a nudge, the reference itself has inf or NaN at other places.
             continue
         given = np.asarray(answer[output]) if output in answer else None
         text = "it is missing" if given is None else example(case.outputs[output], given) if size else ""
@@ -254,8 +255,8 @@ def _errors(case: Case, answer: Feed, tolerance: float, scales: Mapping[str, flo
 
 
 def _is_defined(values: Array, narrowed: Array | None) -> bool:
-    """Return whether ONNX defines what the output is: a float beyond an integer type becomes any integer, with x86's
-    instructions the least one of 32 or 64 bits. `narrowed`: what the output was made from; None = unknown."""
+    """Return whether ONNX defines the output: a float beyond an integer type becomes any integer, with x86's
+    instructions the least one of 32 or 64 bits. `narrowed`: the Cast's input; None = unknown."""
     if values.dtype.kind not in "iu":
         return True
     limits = np.iinfo(values.dtype)

@@ -28,22 +28,22 @@ _ROWS = 3
 """Of a batch: two whose outputs are compared, and their neighbour."""
 _USUAL_BATCHES = 8
 _LONG_SECONDS = 0.1
-"""Of all these batches together: what a user does not notice beside the start of a worker."""
+"""Of all these batches together: unnoticed beside the start of a worker."""
 _BESIDE = 1e-6
 """Largest difference of a row beside others. On a CPU it is 0."""
 _ALONE = 5e-2
 """Largest difference of a row alone and in a batch. Ill-conditioned networks reach 1.3e-2."""
 _ALONE_TO_NOISE = 100
 _REPEATED = 1e-3
-"""Difference of equal runs from which on a model counts as random."""
+"""Difference of equal runs above which a model counts as random."""
 _NOISE_FACTOR = 30
 """A difference beside others counts if it is so many times the difference of equal runs."""
 _REPETITIONS = 3
-"""Equal runs that tell the noise of an engine known to be noisy; two of them may be equal by chance."""
+"""Equal runs that measure the noise of an engine known to be noisy; two of them may be equal by chance."""
 _SAME = 1e-5
 """Difference up to which two rows count as equal, and so compare nothing."""
 _TRIES = 10
-"""Further rows that are tried where outputs are equal, or the same number everywhere: regions that hit nothing."""
+"""Further rows that are tried if outputs are equal, or the same number everywhere."""
 _MOST_ROWS = 128
 """Rows of the largest batch that is tried because the model compares something with a number."""
 _DEPENDENT = "rows depend on each other: {}"
@@ -58,7 +58,7 @@ class Independence(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RowsVerdict:
-    """Whether rows are independent, and what shows it."""
+    """Whether rows are independent, with the evidence."""
 
     state: Independence
     reason: str
@@ -69,7 +69,7 @@ class RowsVerdict:
     """How much a row's output changes with its neighbours, relative to its largest value; inf = its shape changes."""
     runs: int = 0
     is_lasting: bool = True
-    """Whether another check would find the same; not if the time ended it."""
+    """Whether another check would find the same; False if the time ended it."""
 
     @property
     def doubt(self) -> str:
@@ -77,8 +77,8 @@ class RowsVerdict:
         return "" if self.state is Independence.INDEPENDENT else self.reason
 
     def report(self, batching_is_written: bool, warns_of_undecided: bool) -> LoadCheckReport:
-        """Return what users read. A written batching is kept, with a warning if rows depend on each other, and with
-        `warns_of_undecided` also if nothing is known of them."""
+        """Return the report for users. A written batching is kept, with a warning if rows depend on each other, and
+        with `warns_of_undecided` also if nothing is known of them."""
         depends = self.state is Independence.DEPENDENT
         if not batching_is_written or not (depends or (self.doubt and warns_of_undecided)):
             return LoadCheckReport((self.reason,))
@@ -89,7 +89,7 @@ class RowsVerdict:
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """A batch, and what it gave."""
+    """A batch, and its outputs."""
 
     rows: Sequence[Feed]
     outputs: Feed
@@ -120,12 +120,12 @@ def check_rows(
     is_noisy: bool = False,
     fixed_rows: int | None = None,
 ) -> RowsVerdict:
-    """Decide by experiment, and by what the file says, whether the outputs of a row depend on the other rows.
+    """Decide by experiment, and by the file's facts, whether the outputs of a row depend on the other rows.
 
-    `outputs` may name tensors of `facts.exposed` that `run` gives beside the model's outputs. `samples` are warm-up
-    samples of one or more rows. `is_noisy`: equal runs may differ slightly (GPUs), so a repeated batch tells the
-    noise. `fixed_rows`: the engine takes batches of exactly this size. Never raises OutOfTime: a check that runs out
-    of time is undecided."""
+    `outputs` may name tensors of `facts.exposed` that `run` returns beside the model's outputs. `samples` are warm-up
+    samples of one or more rows. `is_noisy`: equal runs may differ slightly (GPUs), so a repeated batch measures the
+    noise. `fixed_rows`: the engine takes batches of exactly this size. Never raises OutOfTime: a check that runs out of
+    time is undecided."""
     encode = bits_of(inputs)
     trials = Trials(lambda feed: run(encode(feed)), budget)
     maker = InputMaker(inputs, facts, seed, samples)
@@ -206,13 +206,13 @@ class _RowsCheck:
             raise _undecided("the outputs hardly change with the inputs")
 
     def _most_rows(self) -> float:
-        """Return how many rows a batch may have: two where more would last so long that a user notices."""
+        """Return how many rows a batch may have: two if more would take so long that a user notices."""
         if self._fixed_rows:
             return self._fixed_rows
         return 2 if self._trials.fastest_row * _ROWS * _USUAL_BATCHES > _LONG_SECONDS else math.inf
 
     def _two_rows(self, found: Found) -> tuple[tuple[Sequence[Feed], Sequence[Feed]], bool]:
-        """Return two rows and their outputs alone, and whether these outputs differ and say something."""
+        """Return two rows and their outputs alone, and whether these outputs differ and vary."""
         names = ["a", "b", *map(str, range(_TRIES))]
         pairs: list[tuple[Feed, Feed]] = []
         first: list[tuple[Feed, Feed]] = []
@@ -278,7 +278,7 @@ class _RowsCheck:
         for kind, row in neighbours:
             then = self._batches.run(group.batch(row))
             if then is None:
-                # Large values may be refused even where they couple nothing.
+                # Large values may be refused even if they couple no rows.
                 continue
             self._compared += 1
             name, largest = _largest(group.kept(first.outputs), group.kept(then))
@@ -301,7 +301,7 @@ class _RowsCheck:
 
 
 def _says_something(outputs: Feed) -> bool:
-    """Return whether some output is no single number in all places."""
+    """Return whether some output has different numbers in different places."""
     return any(
         values.size == 1 or (values.size > 1 and (values != values.flat[0]).any()) for values in outputs.values()
     )
@@ -322,7 +322,7 @@ def _largest(one: Feed, other: Feed) -> tuple[str, float]:
 
 
 def _by(size: float) -> str:
-    """Return how far values differ; texts, and NaN at other places, are not so and so far apart."""
+    """Return the difference as text; "" for texts, and for NaN at other places, which have no distance."""
     return "" if math.isinf(size) else f" by {size:.2g}"
 
 

@@ -1,4 +1,4 @@
-"""Makes inputs of chosen lengths, and fills them up as the server does."""
+"""Makes inputs of chosen lengths, and pads them as the server does."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _LARGE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is supposed of the inputs that tell real elements from added ones."""
+    """An assumption about the inputs that distinguish real elements from added ones."""
 
     fills: Mapping[str, float]
-    """Input -> the value of added elements; 0 if it is not here."""
+    """Input -> the value of added elements; 0 if missing."""
     lengths: frozenset[str] = field(default_factory=frozenset)
     """Inputs that are the length."""
     is_usual: bool = True
-    """Whether it follows from what is written and from names alone; else the model must show that it hides so."""
+    """Whether it follows from the configuration and from names alone; else the model must show that it hides so."""
 
 
 def readings(
     inputs: Sequence[CheckedInput], recipe: Recipe, padding: Padding, written: frozenset[str]
 ) -> Iterator[Reading]:
-    """Yield the readings to try, usual ones first. `written`: inputs whose value for padding somebody has chosen."""
+    """Yield the readings to try, usual ones first. `written`: inputs whose padding value is configured."""
     carriers = Buckets(padding).inputs
     flags = [one.name for one in inputs if one.name in carriers and one.name not in written and _may_hide(one)]
     named = frozenset(one.name for one in inputs if one.is_length and one.kind in "iu" and recipe.full_lengths)
@@ -55,7 +55,7 @@ def _may_hide(given: CheckedInput) -> bool:
 
 
 class ShortInputs:
-    """Makes rows, and fills them up. A row has a length for each dimension of the padding."""
+    """Makes rows, and pads them. A row has a length for each dimension of the padding."""
 
     def __init__(self, maker: InputMaker, recipe: Recipe, padding: Padding, reading: Reading) -> None:
         self._maker = maker
@@ -91,7 +91,7 @@ class ShortInputs:
         return row
 
     def kinds(self, lengths: Lengths) -> Iterator[tuple[str, Feed]]:
-        """Yield rows of these lengths that show what usual ones may not, with what they are called."""
+        """Yield rows of these lengths that show more than usual ones, with their names."""
         usual, other = self.row("a", lengths), self.row("b", lengths)
         if usual is None or other is None:
             return
@@ -102,7 +102,7 @@ class ShortInputs:
             changed["large"] = changed_floats(usual, lambda values: np.abs(values) * values.dtype.type(_LARGE))
         changed["largest ids"] = self._maker.largest_ids(self._recipe, usual)
         changed["first ids"] = self._maker.first_ids(self._recipe, usual)
-        # What hides stays as it is: with all hidden, an answer may be anything.
+        # Masks stay unchanged: with everything hidden, an answer may be anything.
         hiding = {name: usual[name] for name in self._hiding}
         yield from ((kind, {**row, **hiding}) for kind, row in changed.items() if row is not None)
         if min(lengths) > 1 and (hidden := self._hidden(usual, [length // 2 for length in lengths])) is not None:
@@ -112,7 +112,7 @@ class ShortInputs:
         return {**changed_floats(row, lambda values: -values), **{name: row[name] for name in self._hiding}}
 
     def padded(self, row: Feed, sizes: Lengths) -> dict[str, Array]:
-        """Fill a row up to these sizes."""
+        """Pad a row to these sizes."""
         filled = dict(row)
         for name in self._buckets.inputs:
             values = row[name]
@@ -122,8 +122,8 @@ class ShortInputs:
         return filled
 
     def changed_behind(self, names: str, real: Lengths, lengths: Lengths, is_hidden: bool) -> Sequence[Feed]:
-        """Return two rows that differ only behind the lengths `real`, where all is hidden or nothing. `names`: of two
-        rows whose values they have."""
+        """Return two rows that differ only after the lengths `real`, where everything or nothing is hidden. `names`:
+        the names of the two rows that supply the values."""
         one, other = (self.row(name, lengths) for name in names)
         if one is None or other is None:
             return ()
@@ -136,7 +136,7 @@ class ShortInputs:
         return [self._hidden(row, real) or row for row in rows] if is_hidden else rows
 
     def _hidden(self, row: Feed, real: Sequence[int]) -> dict[str, Array] | None:
-        """Return the row with all hidden behind these lengths; None if nothing hides."""
+        """Return the row with everything hidden after these lengths; None if nothing hides."""
         changed = {
             name: self._joined(row[name], np.full_like(row[name], self._buckets.value(name)), name, real)
             for name in self._hiding - self._reading.lengths

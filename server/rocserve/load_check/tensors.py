@@ -1,4 +1,4 @@
-"""The words of this package: what an input looks like, and what runs a model. Knows no engine."""
+"""The types of this package: a model's inputs, and the function that runs it. Knows no engine."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _SUM = " + "
 
 @dataclass(frozen=True, slots=True)
 class CheckedInput:
-    """An input as the model's file or signature describes it."""
+    """An input, from the model's file or signature."""
 
     name: str
     datatype: DataType
     shape: tuple[int | str, ...]
-    """Numbers, and names of open dimensions. Equal names are one size, "past + 1" is a sum, each "" is a size of its
-    own. The first dimension is ROWS if it counts rows; an input without ROWS is one for all rows of a batch."""
+    """Numbers, and names of open dimensions. Equal names are one size, "past + 1" is a sum, each "" is a separate
+    size. The first dimension is ROWS if it counts rows; an input without ROWS is one for all rows of a batch."""
     end: int | None = None
-    """Exclusive end of an integer input's values, where the model tells it."""
+    """Exclusive end of an integer input's values, if the model defines it."""
     least: int = 0
     """Least value of an integer input."""
 
@@ -50,7 +50,7 @@ class CheckedInput:
 
     @property
     def kind(self) -> str:
-        """What numpy calls the kind of its values: "f" (with BF16), "i", "u", "b" or "O"."""
+        """numpy's kind of its values: "f" (with BF16), "i", "u", "b" or "O"."""
         return "f" if self.datatype is DataType.BF16 else self.datatype.numpy_dtype.kind
 
     def open_dimensions(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Keeps verdicts, so that a check runs once for all that it depends on. A verdict is a small JSON file in the cache."""
+"""Caches verdicts, so that a check runs once for the same model and engine. A verdict is a small JSON file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_VERDICTS = 4000
 _WORTH_BYTES = 1 << 20
 """Size from which on a file's digest is kept, too: reading less takes about as long as finding what is kept."""
 _POLL_SECONDS = 0.02
-"""How often a process that waits for another's verdict looks again: small models are checked in some 50 ms."""
+"""How often a process that waits for another's verdict checks again: small models take some 50 ms."""
 _UNCHANGED_SECONDS = 0.1
 """A file counts as unchanged if it has the same times as before, and these were so old then: file systems count time in
 ticks of some 10 ms."""
@@ -113,9 +113,9 @@ class VerdictCache:
         is_lasting: Callable[[Verdict], bool],
         wait_seconds: float,
     ) -> Known[Verdict]:
-        """Return the verdict, and check if there is none. Of the workers of one version one checks, and the others wait
-        for it, at most `wait_seconds`. `is_lasting`: whether another check would find the same; else the verdict holds
-        for those who wait now."""
+        """Return the verdict, and check if there is none. One worker of a version checks, and the others wait for it,
+        at most `wait_seconds`. `is_lasting`: whether another check would find the same; else only the workers that wait
+        now use the verdict."""
         end, passing, lock = time.monotonic() + wait_seconds, verdict_key("passing", key), None
         old = self._written(passing)
 
@@ -142,7 +142,7 @@ class VerdictCache:
                     lock.release()
 
     def _written(self, key: str) -> tuple[int, int] | None:
-        """Return what tells whether a verdict has been written anew; None = there is none."""
+        """Return a stamp that changes when a verdict is written again; None = there is none."""
         try:
             found = (self._folder / key).stat()
         except OSError:

@@ -88,7 +88,7 @@ def test_files_that_hold_no_recorded_answers(file: Path) -> None:
         "check.npz: it has no output; expected at least one array output.NAME with the recorded answer"
     )
     np.savez(file, **{"output.y": np.zeros(2), "x": np.zeros(2)})
-    assert refusal(file) == "check.npz: array 'x' has no meaning; expected input.NAME, output.NAME and tolerance"
+    assert refusal(file) == "check.npz: array 'x' is unknown; expected input.NAME, output.NAME and tolerance"
     np.savez(file, **{"output.y": np.array(["text"], object)})
     assert refusal(file).endswith("it holds Python objects; write texts as arrays of str or bytes")
     with zipfile.ZipFile(file, "w") as archive:

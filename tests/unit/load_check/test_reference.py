@@ -150,7 +150,7 @@ def test_an_engine_that_refuses_plain_inputs_is_wrong() -> None:
         raise RuntimeError("no kernel")
 
     verdict = verdict_on(_NEGATION, refuse)
-    assert (verdict.right, verdict.reason) == (False, "it refuses what the reference takes: no kernel")
+    assert (verdict.right, verdict.reason) == (False, "it refuses an input that the reference accepts: no kernel")
 
 
 def test_an_engine_may_refuse_values_at_the_edges() -> None:
