@@ -116,7 +116,7 @@ def test_a_client_s_requests_are_counted_over_all(server: RocserveProcess) -> No
         answers = [each.result() for each in asked]
     refused = [answer for status, answer in answers if status == 429]
     assert len(refused) == refusals
-    assert all("as many as one client may have (--max-requests-per-client)" in answer["error"] for answer in refused)
+    assert all("the most for one client (--max-requests-per-client)" in answer["error"] for answer in refused)
     assert infer(server, "gated")[0] == 200
 
 

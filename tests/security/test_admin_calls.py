@@ -163,7 +163,7 @@ def test_clients_of_this_machine_only(server: RocserveProcess) -> None:
             assert call(forwarder.port, method, request) == (
                 "PERMISSION_DENIED",
                 f"{method} is an admin call, which this server takes from this machine, and this one comes from"
-                f" {FOREIGN}; --admin-address says where they may come from",
+                f" {FOREIGN}; --admin-address sets the allowed sources",
             )
             assert call(server.port, method, request)[0] != "PERMISSION_DENIED", method
         for method, request in READS.items():
@@ -249,7 +249,7 @@ def test_protected_calls_come_from_anywhere_and_secrets_from_files(
             wait_until(lambda: call(forwarder.port, *load, ((key, "second"),))[0] == "OK")
             assert call(forwarder.port, *load, ((key, "first"),))[0] == "UNAVAILABLE"
             secret.unlink()
-            wait_until(lambda: "stays as it was" in _asked(running, forwarder.port, load, key))
+            wait_until(lambda: "stays unchanged" in _asked(running, forwarder.port, load, key))
             assert call(forwarder.port, *load, ((key, "second"),))[0] == "OK"
         assert "model-repository from anywhere" in running.log_text
         assert "with header 'triton-grpc-protocol-key' model-repository" in running.log_text

@@ -24,7 +24,7 @@ def folder_digest(path: Path) -> str:
         return file_digest(path)
     listing = folder_listing(path)
     if not listing:
-        raise unavailable(f"expected a file, or a folder of files, at {path}; there is none")
+        raise unavailable(f"expected a file, or a folder of files, at {path}, found none")
     return hashlib.sha256(listing).hexdigest()
 
 

@@ -119,7 +119,7 @@ def make_private(folder: Path) -> None:
 
 
 def make_folder(folder: Path, mode: int) -> None:
-    """Create a folder and its missing parents, all with this mode, whatever the umask. Raises OSError."""
+    """Create a folder and its missing parents, all with this mode, regardless of the umask. Raises OSError."""
     # One by one, because `parents=True` would apply the umask to the parents.
     for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
@@ -130,7 +130,9 @@ def check_private(folder: Path) -> None:
     """Raises ServeError (UNAVAILABLE) if users except this one and root may write to it, OSError if it is missing."""
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
-        raise unavailable(f"cache directory {folder} is not used: it is no folder; name another with --cache-directory")
+        raise unavailable(
+            f"cache directory {folder} is not used: it is not a folder; name another with --cache-directory"
+        )
     if not _is_trusted(found.st_uid):
         reason = f"it belongs to user {found.st_uid}, not to {os.geteuid()}, who runs this"
         raise _refusal(folder, reason, "name another")
@@ -155,14 +157,14 @@ def _is_trusted(user: int) -> bool:
 
 def _refusal(folder: Path, reason: str, remedy: str) -> ServeError:
     return unavailable(
-        f"cache directory {folder} is not used: {reason}, and the compiled programs in it are run as they are;"
-        f" {remedy} with --cache-directory, which is then made with mode 0700"
+        f"cache directory {folder} is not used: {reason}, and the compiled programs in it are executed;"
+        f" {remedy} with --cache-directory, which the server then creates with mode 0700"
     )
 
 
 _DIGESTS = ".sha256"
 _LOCK, _NEW = ".lock", ".new"
-ANOTHER_PLACE = "make room, or name another folder with --cache-directory"
+ANOTHER_PLACE = "free disk space, or name another folder with --cache-directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,7 @@ class FolderCache:
             try:
                 return self.remove(name)
             except ServeError as error:
-                # The fault may be this folder's alone, for example if another user has created it.
+                # The fault may concern only this folder, for example if another user has created it.
                 failures.append(error)
                 return False
 
@@ -331,14 +333,14 @@ class FolderCache:
         try:
             with ExitStack() as stack:
                 file = stack.enter_context((folder / _DIGESTS).open("rb"))
-                # An exclusive lock belongs to a process that is about to remove the folder.
+                # An exclusive lock belongs to a process that will remove the folder.
                 if not lock_file(file, shared=True) or not still_names(folder / _DIGESTS, file):
                     return None
                 states = [one.stat() for one in folder.rglob("*")]
                 if not all(_is_trusted(one.st_uid) and not one.st_mode & _WRITABLE_BY_OTHERS for one in states):
                     raise _DamagedError("others may write to it")
                 if file.read() != folder_listing(folder):
-                    raise _DamagedError("its files are not those that were stored")
+                    raise _DamagedError("its files differ from the stored ones")
                 if not self._is_known(folder):
                     raise _DamagedError("another version of rocserve has written it")
                 with suppress(OSError):  # The place may be read-only.

@@ -36,7 +36,7 @@ class TemporaryFolder:
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """Yield a folder that exists within the context, after removing those that killed processes have left. Raises
-    OSError if none can be made."""
+    OSError if it cannot be made."""
     remove_left(prefix)
     folder = TemporaryFolder(prefix)
     try:

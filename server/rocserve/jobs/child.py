@@ -53,8 +53,8 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
     try:
         job = from_json(getattr(importlib.import_module(module_name), class_name), order.job.encode())
         if order.low_priority:
-            # Set for the whole process group, because nice(2) affects only the calling thread. Set after the imports,
-            # so that threads which they started (numpy's) get it too. The engine's threads inherit it.
+            # Set for the whole process group, because nice(2) affects only the calling thread, and after the imports,
+            # so that their threads (numpy's) get it too. The engine's threads inherit it.
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PGRP, 0, _LOWEST)
             if (number := _IOPRIO_SET.get(platform.machine())) is not None:

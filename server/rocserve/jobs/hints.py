@@ -22,7 +22,7 @@ def add_hint(message: str, hints: Mapping[str, str]) -> str:
 
 MACHINE_HINTS = read_hints(r"""
 ^it was killed by signal 9
-    the kernel does that where memory runs out, and says so in its log (dmesg): then use smaller batch_sizes, compile
+    the kernel does this when memory runs out, and logs it (dmesg): then use smaller batch_sizes, compile
     fewer models at once, or give the server (its container) more memory
 bad_alloc|Cannot allocate memory
     this machine's memory does not suffice (or a damaged file asks for far too much): use smaller batch_sizes, compile

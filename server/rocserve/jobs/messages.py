@@ -19,7 +19,7 @@ class Job(Protocol):
 
     @property
     def title(self) -> str:
-        """Return what the job does, for people: "compiling batch size 4 of model 'x'"."""
+        """Return the job's name for people: "compiling batch size 4 of model 'x'"."""
 
 
 class JobError(ServeError):

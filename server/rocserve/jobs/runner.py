@@ -1,6 +1,6 @@
 """Runs a job in a child process, watches it, and kills it after a timeout. Compiling, loading a program from a file and
-running it for the first time may take hours, abort, or hang. So a child process does each of these first, before a
-process that answers requests does it."""
+running it for the first time may take hours, abort, or hang. So a child process does each of these first, and a process
+that answers requests only after that."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class JobProcess:
         return 0
 
     def take_replies(self) -> list[bytes] | None:
-        """Return the new lines; None if the child has closed its replies and is about to end."""
+        """Return the new lines; None if the child has closed its replies and will end."""
         try:
             data = os.read(self.replies, _READ_BYTES)
         except BlockingIOError:
@@ -189,15 +189,15 @@ def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: s
 
 
 _FIRST_REPORT_SECONDS = 5.0
-"""The time before a job's first report, and between the first two reports of a phase. Later reports come less often,
-because each has less news."""
+"""The time before a job's first report, and between the first two reports of a phase. Later reports are less frequent,
+because less changes between them."""
 _RAREST_REPORT_SECONDS = 60.0
 _REPORT_GROWTH = 1.5
 _LONGEST_MESSAGE = 160
 _START = "starting"
 _MARKS_OF_WARNINGS = ("[WARNING]", "[WARN]", "[ERROR]")
 _MOST_LINES = 500
-"""Lines of one job's output in the log; the last one says that the rest is left out."""
+"""Lines of one job's output in the log; the last one reports that the rest is dropped."""
 
 
 class JobWatch:
@@ -242,7 +242,7 @@ class JobWatch:
                 level = logging.WARNING if any(mark in line for mark in _MARKS_OF_WARNINGS) else logging.INFO
                 self._log.log(level, "%s: %s", self._title, line)
             elif self._lines_left == 0:
-                self._log.warning("%s: writes very much; the rest is left out", self._title)
+                self._log.warning("%s: writes too much; the rest is dropped", self._title)
 
     def report_when_due(self) -> None:
         now = self._clock()
@@ -272,7 +272,7 @@ _POLL_SECONDS = 0.25
 """Interval of reading the child's output and checking the timeout."""
 _NO_VARIABLES: Mapping[str, str] = {}
 TEMPORARY_PREFIX = "rocserve-job-"
-"""Begins the names of the folders for what engines leave among the temporary files."""
+"""Begins the names of the folders for engines' temporary files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,8 +377,8 @@ class JobRunner:
 
 @contextmanager
 def _temporary_folder(title: str) -> Iterator[str]:
-    """Yield a folder for the child's temporary files, which goes with whatever the engine leaves there: MIGraphX (2.15
-    and later) leaves a program with all its weights when a compile fails. Raises JobError."""
+    """Yield a folder for the child's temporary files, and remove it with the engine's leftovers: MIGraphX (2.15 and
+    later) leaves a program with all its weights when a compile fails. Raises JobError."""
     with ExitStack() as at_the_end:
         try:
             folder = at_the_end.enter_context(temporary_folder(TEMPORARY_PREFIX))

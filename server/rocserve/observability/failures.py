@@ -80,7 +80,7 @@ class RequestFailures:
                 self._left_out[line] += 1
                 return
             left_out = self._left_out.pop(line, 0)
-        since = f" ({left_out} more like it since the last that was logged)" if left_out else ""
+        since = f" ({left_out} more like it since the last logged one)" if left_out else ""
         self._log.error("%s%s", text, since, exc_info=error)
 
 

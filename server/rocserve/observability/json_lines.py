@@ -10,15 +10,15 @@ from typing import Any
 from rocserve.observability.log_fields import fields_of
 
 LONGEST_LINE = 4096
-"""Bytes, with the end of the line. The kernel writes so many into a pipe at once or not at all (PIPE_BUF), whoever else
-writes there and whenever the process is killed. A longer message takes several lines."""
+"""Bytes, with the end of the line. The kernel writes up to this many into a pipe at once or not at all (PIPE_BUF), even
+if other processes write there or this process is killed. A longer message takes several lines."""
 _LONGEST_FIELD = 600
 """Bytes of a field, such as a client's id for its request; longer ones are cut. Five of them leave room for a text."""
 _FIRST = '{"time":'
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a JSON object in a line. All of it is ASCII, so no text can break a line or a terminal."""
+    """Formats a record as a JSON object in a line. It is pure ASCII, so no text can break a line or a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

@@ -1,4 +1,4 @@
-"""What a line of the log is about, apart from its text: fields of `--log-format=json` (docs/reference/logging.md)."""
+"""The subject of a line of the log, apart from its text: fields of `--log-format=json` (docs/reference/logging.md)."""
 
 from __future__ import annotations
 

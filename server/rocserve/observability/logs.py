@@ -23,7 +23,7 @@ from rocserve.settings import LogSettings
 ROOT = "rocserve"
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 _NO_COLOURS = "NO_COLOR"
-"""The variable by which users turn off colours in all programs, with any value but an empty one (no-color.org)."""
+"""The variable by which users turn off colours in all programs, with any value except "" (no-color.org)."""
 _COLOURS = {"E": "\x1b[31m", "W": "\x1b[33m"}
 """Red errors, yellow warnings."""
 _NORMAL = "\x1b[0m"
@@ -83,8 +83,8 @@ def _standard_error() -> WholeLines:
 
 class _LogFile(WatchedFileHandler):
     """Reopens a file that was moved away, for example by logrotate. A line that cannot be written (missing folder, full
-    disk) goes to standard error: logging never fails. The file has no part of a line: what a full disk leaves of one is
-    taken back, and so is what a killed server has left of JSON."""
+    disk) goes to standard error: logging never fails. The file never keeps part of a line: the part that a full disk
+    leaves is removed, and so is the part that a killed server has left of JSON."""
 
     def __init__(self, file: Path, is_json: bool) -> None:
         self._is_json = is_json

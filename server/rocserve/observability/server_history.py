@@ -1,4 +1,4 @@
-"""Keeps what all models together have done in the last ten minutes, for the page at the HTTP port."""
+"""Keeps the work of all models together in the last ten minutes, for the page at the HTTP port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAUSE_FACTOR = 500
 """A point of thousands of models takes long to make; the next one follows after this many times as long, so that points
 cost at most 0.2 % of a CPU."""
 _WATCHED_SECONDS = 60.0
-"""How long after the last look at the points the quantiles of latencies are still made."""
+"""How long after the last reading of points the quantiles of latencies are still computed."""
 _QUANTILES = (0.5, 0.99)
 
 _NOTHING = Outcomes(0, 0, 0)
@@ -31,7 +31,7 @@ _VersionKey = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class ServerPoint:
-    """What all models have done since the previous point. A step of an ensemble is a request of its model, too."""
+    """The work of all models since the previous point. A step of an ensemble is a request of its model, too."""
 
     at_ms: int
     """Since the epoch."""
@@ -41,7 +41,7 @@ class ServerPoint:
     mean_us: float
     """Of the answered requests; 0 = there was none."""
     p50_us: float
-    """Of the last minute, as `p99_us`; 0 = there was no request, or nobody has looked in the last minute."""
+    """Of the last minute, like `p99_us`; 0 = there was no request, or nobody has read points in the last minute."""
     p99_us: float
     waiting: int
     """Requests in queues, now."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class WholeLines:
-    """A stream for handlers of `logging`. Nothing is kept back, so what was logged is written even if the process is
+    """A stream for handlers of `logging`. Nothing is buffered, so every logged line is written even if the process is
     killed right after, and lines of several processes do not mix. If a line can be written only in part, because the
     disk is full, `take_back` is called with the number of its bytes that were written."""
 
@@ -33,7 +33,7 @@ class WholeLines:
                 try:
                     written += os.write(self._descriptor, line[written:])
                 except BlockingIOError:
-                    # Whoever gave the server its standard error may have made it non-blocking.
+                    # The parent process may have made the standard error non-blocking.
                     select.select((), (self._descriptor,), ())
         except OSError:
             if written and self._take_back is not None:
@@ -41,7 +41,7 @@ class WholeLines:
             raise
 
     def flush(self) -> None:
-        """Do nothing: nothing is kept back."""
+        """Do nothing: nothing is buffered."""
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -26,7 +26,7 @@ def plain_values(message: Message) -> dict[str, Any]:
 
 
 def _is_optional(field: Any) -> bool:
-    """Return whether a single value is declared as optional: protoc makes a oneof of its own for each such field."""
+    """Return whether a single value is declared as optional: protoc makes a separate oneof for each such field."""
     choice = field.containing_oneof
     return field.message_type is None and choice is not None and choice.name == f"_{field.name}"
 

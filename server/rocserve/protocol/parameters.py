@@ -50,7 +50,7 @@ def write_parameters(values: Parameters, parameters: MutableMapping[str, InferPa
         elif isinstance(value, int) and 0 <= value < 1 << 64:
             parameter.uint64_param = value
         elif isinstance(value, int):
-            raise internal(f"parameter '{name}' is {value}, which 64 bits do not hold")
+            raise internal(f"parameter '{name}' is {value}, which does not fit into 64 bits")
         elif isinstance(value, float):
             parameter.double_param = value
         elif isinstance(value, str):
@@ -82,7 +82,8 @@ def read_sequence(parameters: Mapping[str, InferParameter]) -> SequenceTag | Non
 
 def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
     """Split a request's serialised head into the head without its sequence parameters, and the sequence. None if there
-    are none, or not as clients' libraries write them. Raises ServeError (INVALID_ARGUMENT) if they are invalid."""
+    are none, or their encoding differs from clients' libraries. Raises ServeError (INVALID_ARGUMENT) if they are
+    invalid."""
     kept: list[bytes] = []
     cut: list[bytes] = []
     try:

@@ -1,1 +1,1 @@
-"""Answers what clients ask of the server, independent of transports: messages in, messages out."""
+"""Answers clients' calls independently of transports: messages in, messages out."""

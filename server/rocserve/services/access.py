@@ -103,7 +103,7 @@ class SecretFile:
                     self._stamp, self._value = stamp, self._read()
                     self._log.info("the secret in %s has been renewed", self._path)
             except (OSError, ValueError) as error:
-                self._log.warning("the secret in %s stays as it was: %s", self._path, error)
+                self._log.warning("the secret in %s stays unchanged: %s", self._path, error)
         return self._value
 
     def _read_stamp(self) -> tuple[int, int, int]:
@@ -123,7 +123,7 @@ _READ_ONLY = {"RepositoryIndex", "ModelList", "SystemSharedMemoryStatus", "CudaS
 ADMIN_METHODS = _CHANGES_SETTINGS | ({*_METHODS["model-repository"], *_METHODS["shared-memory"]} - _READ_ONLY)
 
 FORWARDING_HEADERS = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via", "origin"})
-"""Header names in lower case. A call with one of them comes from a proxy that speaks for another client, or from a
+"""Header names in lower case. A call with one of them comes from a proxy on behalf of another client, or from a
 browser (`Origin`), whose pages come from anywhere and may send anything to the browser's machine."""
 
 _LOOPBACK = frozenset({ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")})
@@ -152,7 +152,7 @@ class Peer:
         return address is not None and any(address in network for network in addresses.networks)
 
     def __str__(self) -> str:
-        return f"{self.address or 'nobody knows where'}{', which forwards it' if self.is_forwarded else ''}"
+        return f"{self.address or 'an unknown address'}{', which forwards it' if self.is_forwarded else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,7 @@ class Access:
         return cls(restricted, settings.admin_addresses, ADMIN_METHODS if port.use_ssl_mutual else restricted)
 
     def check_admin(self, method: str, peer: Peer, request: Callable[[], Any]) -> None:
-        """Raise ServeError (PERMISSION_DENIED) if an admin call may not come from `peer`. `request` returns its
-        message."""
+        """Raise ServeError (PERMISSION_DENIED) if `peer` may not make an admin call. `request` returns its message."""
         if method not in ADMIN_METHODS:
             return
         addresses = self._admin_addresses(method)
@@ -182,7 +181,7 @@ class Access:
         raise ServeError(
             StatusCode.PERMISSION_DENIED,
             f"{method} is an admin call, which this server takes from {addresses}, and this one comes from {peer};"
-            " --admin-address says where they may come from",
+            " --admin-address sets the allowed sources",
         )
 
     def describe(self) -> str:

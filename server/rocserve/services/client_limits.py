@@ -53,13 +53,13 @@ class ClientLimits:
         if self._most_in_flight and client.in_flight >= self._most_in_flight:
             raise ServeError(
                 StatusCode.RESOURCE_EXHAUSTED,
-                f"the client {name} has {client.in_flight} requests in flight, as many as one client may have"
+                f"the client {name} has {client.in_flight} requests in flight, the most for one client"
                 " (--max-requests-per-client); wait for answers, and try again",
             )
         if self._rate and not client.allowance.take():
             raise ServeError(
                 StatusCode.RESOURCE_EXHAUSTED,
-                f"the client {name} sends more than the {self._rate:g} requests a second that one client may send"
+                f"the client {name} sends more than {self._rate:g} requests a second, the most for one client"
                 " (--max-request-rate-per-client); send fewer, and try again",
             )
         client.in_flight += 1

@@ -56,7 +56,7 @@ class RepositoryControlService:
             parameter = request.parameters[VERSION]
             version = parse_version(getattr(parameter, parameter.WhichOneof("parameter_choice") or "", b""))
             if with_dependents:
-                raise invalid_argument("'unload_dependents' is for a whole model; leave it or 'version' out")
+                raise invalid_argument("'unload_dependents' applies to a whole model; remove it or 'version'")
         await self._repository.unload(request.model_name, with_dependents, version)
         return pb.RepositoryModelUnloadResponse()
 
@@ -200,8 +200,8 @@ class LogControlService:
         return answer
 
     def _check_format(self, value: str) -> None:
-        """Raises ServeError (INVALID_ARGUMENT). JSON is not begun or ended while it is written: what reads it reads all
-        of it."""
+        """Raises ServeError (INVALID_ARGUMENT). A log is JSON from its beginning to its end: its reader reads all of
+        it."""
         current = self._log.settings.format
         if value == current:
             return

@@ -45,9 +45,9 @@ class RequestOrigin:
     protocol: str
     """"GRPC" or "HTTP"."""
     received_ns: tuple[int, int]
-    """time.monotonic_ns() when the request's first bytes came, and when all were there; over gRPC both are the same."""
+    """time.monotonic_ns() when the request's first and last bytes arrived; equal over gRPC."""
     headers: Mapping[str, str]
-    """The request's headers, names in lower case. Of a header that came twice one value is kept."""
+    """The request's headers, names in lower case. Of a repeated header one value is kept."""
     address: str
     """The client's address, or that of the last proxy."""
 
@@ -59,7 +59,7 @@ class ClientResponder(Responder, Protocol):
     """"GRPC" or "HTTP"."""
 
     def origin(self) -> RequestOrigin:
-        """Return the request's source. Called only for observed or limited requests, when they come."""
+        """Return the request's source. Called only for observed or limited requests, when they arrive."""
 
 
 class Inference(Protocol):
@@ -125,7 +125,7 @@ class InferenceService:
             exchange.send(error)
             return
         if is_observed and request.trace is not None:
-            # Now all inputs are there, also those in shared memory.
+            # Now all inputs are present, including those in shared memory.
             note_inputs(request.trace, request, exchange)
         self._dispatcher.dispatch(request, exchange, copying)
 
@@ -153,7 +153,7 @@ class RequestObserver:
             self.on_switched()
 
     def begin(self, request: InferRequest, exchange: Exchange, origin: RequestOrigin) -> None:
-        """Record that a request has come, and later its end."""
+        """Record a request's arrival, and later its end."""
         head, now_ns = request.head, time.monotonic_ns()
         if self._log.isEnabledFor(logging.DEBUG):
             exchange.add(LogHook(request, now_ns, self._log, origin.address))
@@ -221,7 +221,7 @@ class LogHook(Hook):
         self._model = f"model '{head.model_name}'"
         self._requested = f"{self._model} version {head.model_version}" if head.model_version else self._model
         self._prefix = request_prefix([request.id])
-        """Triton's prefix, with which many error texts begin already."""
+        """Triton's prefix; many error texts already begin with it."""
         self._fields: dict[str, Any] = {
             "model": head.model_name,
             "version": head.model_version,

@@ -1,4 +1,4 @@
-"""What operators do on the page at the HTTP port. The front end checks that the client may do it."""
+"""Carries out operators' acts on the page at the HTTP port. The front end checks their permission."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PageActService:
         if not hmac.compare_digest(request.token.encode(), self._token.encode()):
             raise ServeError(
                 StatusCode.PERMISSION_DENIED,
-                "expected this server's token, as /v2/page/acts gives it to the page, got another; load the page again",
+                "expected this server's token from /v2/page/acts, got another; load the page again",
             )
         name, response = request.name, page_pb2.ActResponse()
         match request.act:

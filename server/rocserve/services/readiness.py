@@ -1,4 +1,4 @@
-"""Whether the server and its models may get requests."""
+"""Whether the server and its models are ready for requests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Readiness:
     _tables: ServingTableHolder
     _is_repository_ready: Callable[[], bool]
     _asks_models: bool
-    """A model that says by its own check that it is not ready makes the server unready: Triton's strict readiness."""
+    """A model whose own check fails makes the server unready: Triton's strict readiness."""
     is_exiting: bool = False
     """The server and its models are no longer ready."""
 
     def is_ready(self) -> bool:
-        """Whether the server is ready as far as is known without asking models."""
+        """Whether the server is ready, without asking models."""
         return not self.is_exiting and self._is_repository_ready()
 
     def of_server(self) -> Ready:

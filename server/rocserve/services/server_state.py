@@ -1,4 +1,4 @@
-"""Answers how the whole server does, for the page at the HTTP port."""
+"""Reports the state of the whole server, for the page at the HTTP port."""
 
 from __future__ import annotations
 

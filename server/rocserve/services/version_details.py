@@ -1,4 +1,4 @@
-"""Answers what tells the versions of a model apart, for the page at the HTTP port."""
+"""Reports the differences between the versions of a model, for the page at the HTTP port."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _with_config(config_message: bytes, file: ConfigText) -> page_pb2.VersionDet
         try:
             lines = compared(parse_model_config(file.text, file.file), completed)
         except ServeError:
-            pass  # The file has changed since: the report of its load tells what is wrong.
+            pass  # The file has changed since: the report of its load shows the fault.
     if lines is not None:
         response.config_file = file.file
     for mark, text in lines if lines is not None else (("", line) for line in config_lines(completed)):

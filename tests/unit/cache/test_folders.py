@@ -53,7 +53,7 @@ def test_a_folder_whose_files_have_changed_is_made_again(cache: Cache, file: str
     (warning,) = cache.warnings
     unreadable = content is None and file == ".sha256"
     assert warning.startswith(f"{cache.place / 'name'} is damaged, and not used: ")
-    assert ("it cannot be read: " if unreadable else "its files are not those that were stored") in warning
+    assert ("it cannot be read: " if unreadable else "its files differ from the stored ones") in warning
     cache.folder()
     assert cache.made == 2
 

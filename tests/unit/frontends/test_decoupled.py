@@ -209,7 +209,7 @@ def test_a_response_that_cannot_be_said_is_told_as_an_error(
         parameters: dict[str, int] = {"n": 1 << 64}
         models[model].next().send(InferResponse.of(model, "1", "a", [], parameters), final)
 
-    reason = "parameter 'n' is 18446744073709551616, which 64 bits do not hold"
+    reason = "parameter 'n' is 18446744073709551616, which does not fit into 64 bits"
     future = served.unary(INFER).future(
         pb.ModelInferRequest(model_name="one").SerializeToString(), timeout=PATIENCE_SECONDS
     )

@@ -54,7 +54,7 @@ def test_the_same_fault_again_is_logged_once_in_a_while(
     failures.report("elsewhere", fail_elsewhere())
     now += 10.0
     failures.report("later", fail("y"))
-    assert caplog.messages[1:] == ["elsewhere", "later (999 more like it since the last that was logged)"]
+    assert caplog.messages[1:] == ["elsewhere", "later (999 more like it since the last logged one)"]
 
 
 async def test_what_nobody_awaits_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -62,7 +62,7 @@ def test_a_client_has_so_many_requests_in_flight_however_they_end(last: Answer) 
     first = admit(limits, "10.0.0.1")
     admit(limits, "10.0.0.1")
     assert refusal(limits, "10.0.0.1") == (
-        "the client 10.0.0.1 has 2 requests in flight, as many as one client may have (--max-requests-per-client); wait"
+        "the client 10.0.0.1 has 2 requests in flight, the most for one client (--max-requests-per-client); wait"
         " for answers, and try again"
     )
     admit(limits, "10.0.0.2")

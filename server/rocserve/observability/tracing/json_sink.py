@@ -78,7 +78,7 @@ class WriterThread(Generic[Item]):
                 dropped, self._dropped = self._dropped, 0
                 is_last = self._closing
             if dropped:
-                self._log.warning("%d traces were dropped: they came faster than they can be written", dropped)
+                self._log.warning("%d traces were dropped: they arrived faster than they can be written", dropped)
             try:
                 if items:
                     self._handle(items)
@@ -106,8 +106,9 @@ def _write_all(file: FileIO, data: bytes) -> None:
 
 class JsonSink:
     """Writes traces to JSON files (a TraceSink). For a TraceSetting without a count, it appends traces to one file as
-    they come, or writes a file per `log_frequency` traces. With a count, it writes only such files, the last one after
-    the last trace, as Triton does. If the disk is full or the folder is missing, traces are lost; the log says so."""
+    they finish, or writes a file per `log_frequency` traces. With a count, it writes only such files, the last one
+    after the last trace, as Triton does. If the disk is full or the folder is missing, traces are lost; the log says
+    so."""
 
     def __init__(self, path: str, log: logging.Logger) -> None:
         self._path = path

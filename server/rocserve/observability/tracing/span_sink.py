@@ -72,9 +72,9 @@ class SpanSink:
     def close(self) -> None:
         self._writer.close()
 
-        # The exporter retries on this thread longer than the time it was given, so a timer's thread stops it.
+        # The exporter retries on this thread beyond its time limit, so a timer's thread stops it.
         def call_off() -> None:
-            self._log.warning("spans are lost: the collector has not taken them within %g s of the end", _CLOSE_SECONDS)
+            self._log.warning("spans are lost: the collector did not take them within %g s of the end", _CLOSE_SECONDS)
             self._exporter_warnings.is_silent = True
             self._exporter.shutdown()
 
@@ -134,9 +134,7 @@ class SpanSink:
         state = None if above is None else above.trace_state
         context = SdkContext(span.trace_id, span.span_id, False, _SAMPLED, state)
         offset_ns = group.wall_offset_ns
-        shown = [
-            Event(event.activity, timestamp=offset_ns + event.ns) for event in sorted(events, key=attrgetter("ns"))
-        ]
+        shown = [Event(one.activity, timestamp=offset_ns + one.ns) for one in sorted(events, key=attrgetter("ns"))]
         self._processor.on_end(
             ReadableSpan(
                 name,

@@ -1,4 +1,4 @@
-"""The settings of traces: what --trace-config says, and the settings of a model as they change."""
+"""The settings of traces: those of --trace-config, and the current ones of each model."""
 
 from __future__ import annotations
 

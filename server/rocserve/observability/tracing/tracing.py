@@ -1,4 +1,4 @@
-"""Chooses the requests to trace: keeps each model's settings as they change, and begins traces."""
+"""Chooses the requests to trace: keeps each model's current settings, and begins traces."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def create_tracing(
     options = trace_options(config, environment)
     if options.mode == "triton":
         if options.values.level is not TraceLevel.OFF and not options.file:
-            log.warning("nothing is traced: the trace file is not named; --trace-config=triton,file=FILE does so")
+            log.warning("nothing is traced: no trace file is named; name it with --trace-config=triton,file=FILE")
         elif options.file and (why := write_problem(options.file)):
             log.warning("traces will be lost: the trace file %s cannot be written: %s", options.file, why)
         return Tracing(options, JsonSink(options.file, log))

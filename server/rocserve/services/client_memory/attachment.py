@@ -30,7 +30,7 @@ from rocserve.services.client_memory.regions import (
 
 _ZERO = np.zeros(1, dtype=np.uint8)
 _READ_AT_ONCE = 64 * 1024
-"""Bytes up to which an input is copied when its request comes."""
+"""Bytes up to which an input is copied when its request arrives."""
 
 PartInPlace = tuple[ClientRegion, GuardedMapping, int]
 """A part of a region that a model reads in place: the region, its mapping, and the part's end."""
@@ -71,7 +71,7 @@ class ClientMemory:
                 continue
             left -= reference.nbytes
             if not fits:
-                # Validation refuses the input for its length. Zeros of that length take no memory and need no reading.
+                # Validation refuses the input for its length, so zeros replace the data: they take no memory.
                 data[index] = np.broadcast_to(_ZERO, reference.nbytes).data
             elif left < 0:
                 raise ServeError(
@@ -184,7 +184,7 @@ def _placed(head: RequestHead, in_place: Sequence[PartInPlace]) -> PlacedTensors
     """Return the inputs in the region's file for workers to read; None if they do not lie as in a heap's slot."""
     places = TensorPlaces([TensorHead(entry.name, DataType(entry.datatype), entry.shape) for entry in head.inputs])
     if places.sizes is None:
-        return None  # Strings for a model that takes none.
+        return None  # Strings for a model without BYTES inputs.
     region, _, end = in_place[0]
     begin = end - places.sizes[0]
     at = region.offset + begin

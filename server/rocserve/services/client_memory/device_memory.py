@@ -35,7 +35,7 @@ _DONE = b"+"
 """The answer to a command that succeeded. Any other answer is the reason of a failure."""
 _LONGEST_REASON = 500
 _GONE = b"/gone"
-"""Replaces PyTorch's own counter of the memory's users, which other programs do not keep."""
+"""Replaces PyTorch's counter of the memory's users, which other programs do not maintain."""
 
 
 class DeviceProcess:
@@ -52,7 +52,7 @@ class DeviceProcess:
             self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             parent_pipe, writer = os.pipe2(os.O_CLOEXEC)
             self._parent_pipe = os.fdopen(writer, "wb", 0)
-            """Its end ends the process; it is closed with this object."""
+            """Closing it ends the process; it is closed with this object."""
             with peer, os.fdopen(parent_pipe):
                 passed = (parent_pipe, peer.fileno(), memory)
                 command = [sys.executable, "-m", __name__, *map(str, passed)]
@@ -63,7 +63,7 @@ class DeviceProcess:
 
     @property
     def has_ended(self) -> bool:
-        # A killed process ends late, because the driver takes long; its socket is closed long before.
+        # A killed process ends late, because the driver takes long; its socket closes long before.
         return self._is_given_up or self._process.poll() is not None
 
     def open(self, handle: bytes, device: int, nbytes: int) -> int:
@@ -111,7 +111,7 @@ class DeviceProcess:
             raise invalid_argument(answer.decode(errors="replace"))
 
     def _ended(self, reason: object) -> ServeError:
-        """Kill the process, whose next answer would be to an earlier command; return the error."""
+        """Kill the process, because its next answer would belong to an earlier command; return the error."""
         self._is_given_up = True
         self._process.kill()
         return unavailable(f"the process that opens the memory of GPUs has ended ({reason}); register the region again")
@@ -126,7 +126,7 @@ def main(arguments: list[str]) -> None:
     memory = anonymous_file.map_file(shared, to_write=True)
     torch: Any = importlib.import_module("torch")
     if not torch.cuda.is_available():
-        connection.send(f"PyTorch {torch.__version__} finds no GPU here that it can use".encode())
+        connection.send(f"PyTorch {torch.__version__} finds no usable GPU".encode())
         return
     # Copies are faster if the driver knows the memory, and work if it does not.
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> None:
 
 def _open(torch: Any, handle: bytes, device: int, nbytes: int) -> Any:
     if device >= torch.cuda.device_count():
-        raise ValueError(f"there is no GPU {device}, only {torch.cuda.device_count()}")
+        raise ValueError(f"there is no GPU {device}; this machine has {torch.cuda.device_count()} GPUs")
     storage = torch.UntypedStorage._new_shared_cuda(device, handle, nbytes, 0, _GONE, 0, b"", False)
     region = torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", device)).set_(storage)
     # The region's end shows whether it is as large as its client says.
@@ -164,5 +164,5 @@ def _open(torch: Any, handle: bytes, device: int, nbytes: int) -> Any:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    # Skips the driver's work at the end of a process, which has no use.
+    # Skips the driver's useless work at the end of a process.
     os._exit(0)

@@ -1,6 +1,7 @@
 """Registers clients' regions of shared memory by name, lists and unregisters them. A region is a part of a file of
-POSIX shared memory, or memory of a GPU (`device_memory.py`). Clients may cut a mapped file at any time, by mistake or
-not: see `plane/guarded_mapping.py`. Data that a request has read or written is therefore checked afterwards."""
+POSIX shared memory, or memory of a GPU (`device_memory.py`). Clients may truncate a mapped file at any time, by mistake
+or on purpose: see `plane/guarded_mapping.py`. Data that a request has read or written is therefore checked
+afterwards."""
 
 from __future__ import annotations
 

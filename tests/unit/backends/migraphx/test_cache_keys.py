@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServeError, match=r"file .*/none\.onnx cannot be read: No such file") as caught:
         file_digest(tmp_path / "none.onnx")
     assert caught.value.code is StatusCode.UNAVAILABLE
-    with pytest.raises(ServeError, match=r"expected a file, or a folder of files, at .*; there is none"):
+    with pytest.raises(ServeError, match=r"expected a file, or a folder of files, at .*, found none"):
         folder_digest(tmp_path)
 
 

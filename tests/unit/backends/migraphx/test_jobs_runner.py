@@ -231,7 +231,7 @@ def test_a_flood_of_words_is_cut_in_the_log(jobs: Jobs, caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO, LOG.name):
         jobs.run("write", "line\n" * 2000)
     assert len(caplog.records) == 500
-    assert caplog.records[-1].message == "doing write: writes very much; the rest is left out"
+    assert caplog.records[-1].message == "doing write: writes too much; the rest is dropped"
 
 
 class Clock:

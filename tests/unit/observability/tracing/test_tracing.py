@@ -206,7 +206,7 @@ def test_the_settings_of_spans() -> None:
             ("opentelemetry", "resource", "service.name=vision=2"),
             ("opentelemetry", "resource", "zone=a"),
             ("opentelemetry", "bsp_max_queue_size", "10"),
-            ("triton", "file", "passed over"),
+            ("triton", "file", "ignored"),
         ],
         {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "5"},
     )
