@@ -42,7 +42,7 @@ _VERBS: Mapping[str, tuple[str, str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     for descriptor in range(3):
-        # A closed descriptor 0, 1 or 2 would become one of this process's pipes or sockets, to which others then print.
+        # A pipe or socket of this process could get a closed descriptor 0, 1 or 2, and others would print into it.
         try:
             os.fstat(descriptor)
         except OSError:
@@ -70,8 +70,8 @@ def _run(words: Sequence[str]) -> int:
         from rocserve.core.extras import install_command
 
         parser.error(
-            f"'{name}' is none of the verbs {', '.join(verbs)}; the others (bench, tune, get, ...) are in the package"
-            f" rocserve_tools, which is not installed here; run: {install_command('tools')}"
+            f"unknown verb '{name}', expected one of {', '.join(verbs)}; bench, tune, get and others are in the package"
+            f" rocserve_tools, which is not installed; run: {install_command('tools')}"
         )
     of_verbs = {name: parsers.add_parser(name, help=text, allow_abbrev=False) for name, (_, text) in verbs.items()}
     verb: Verb | None = None

@@ -136,7 +136,7 @@ class Server:
         mail.trimmer.trim_process(FreedMemory(), lambda: self._memory.used_bytes)
         self._latencies, problems = read_latency_options(dict(settings.metrics.config))
         for problem in problems:
-            log.warning("--metrics-config: %s; this is passed over", problem)
+            log.warning("--metrics-config: %s; ignored", problem)
         registry, warnings = with_backend_config(discover_backends(), settings.backend_config)
         for warning in warnings:
             log.warning("%s", warning)
@@ -198,7 +198,7 @@ class Server:
             stopped.cancel()
         if refusals := await front_ends.start():
             for error in refusals:
-                # For users the errno means nothing, but the name of an unreadable file does.
+                # Users need the name of an unreadable file, not the errno.
                 self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
             self._manager.close()
@@ -208,7 +208,7 @@ class Server:
             loads = started or asyncio.ensure_future(self._repository.start())
             status = await self._serve(loads, ending, front_ends)
         except Exception:
-            self._log.critical("the server cannot go on", exc_info=True)
+            self._log.critical("the server failed unexpectedly", exc_info=True)
             status = 1
         readiness.is_exiting = True
         if history is not None:
@@ -296,7 +296,7 @@ class Server:
             self._repository.log_failures()
             names = ", ".join(failed)
             self._log.error(
-                "ending, as these models failed to load: %s; --exit-on-error=false serves the others", names
+                "ending, because these models failed to load: %s; --exit-on-error=false serves the others", names
             )
             stopped.cancel()
             return 1
@@ -378,7 +378,7 @@ class Ending:
             self._log.info("%s: %sfinishing the work in flight (at most %g s)", name, pause, self._exit_timeout_seconds)
             self.asked.set()
             return
-        self._log.warning("%s again: ending at once", name)
+        self._log.warning("%s again: ending immediately", name)
         self.end_now.set()
 
     async def end(self, part: str, work: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
@@ -389,11 +389,11 @@ class Ending:
         cut_short.cancel()
         if not task.done():
             if not self.end_now.is_set():
-                self._log.warning("the exit time-out passed: %s had not ended", part)
+                self._log.warning("%s did not end within the exit timeout", part)
             task.cancel()
             await asyncio.wait((task,), timeout=_CANCEL_SECONDS)
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("%s did not end as it should; the other parts end all the same", part, exc_info=error)
+            self._log.error("%s did not end properly; the other parts end anyway", part, exc_info=error)
 
 
 async def _call(end: Callable[[], object]) -> None:

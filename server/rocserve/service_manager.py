@@ -1,4 +1,4 @@
-"""Tells a service manager how the server is: systemd's protocol of NOTIFY_SOCKET (sd_notify(3)), `Type=notify`.
+"""Reports the server's state to a service manager: systemd's protocol of NOTIFY_SOCKET (sd_notify(3)), `Type=notify`.
 
 A message is one datagram of lines NAME=VALUE. Container engines such as podman speak the protocol, too.
 """
@@ -16,7 +16,7 @@ _SOCKET, _WATCHDOG, _WATCHDOG_PROCESS = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCH
 _PINGS_PER_LIMIT = 3
 """Signs of life within the manager's time limit, so that a late one does not end the server."""
 _EXTENSION_SECONDS = 60
-"""Time that each message of a start asks for. Loads have limits of their own."""
+"""Time that each message of a start asks for. Loads have separate limits."""
 _EXTENSIONS_PER_TIME = 4
 
 
@@ -42,7 +42,7 @@ class ServiceManager:
 
     def begin(self, check: Callable[[Callable[[], None]], object]) -> None:
         """The server starts. From now on signs of life are sent if the manager wants them. `check` calls its argument
-        on any thread when all that must live has shown that it does."""
+        on any thread when all required parts have shown that they are alive."""
         if not self._address:
             return
         loop = asyncio.get_running_loop()
@@ -58,13 +58,13 @@ class ServiceManager:
         self.show(status)
 
     def show(self, status: str) -> None:
-        """Tell the manager's users in one line how the server is, if that has changed."""
+        """Report the server's state in one line for the manager's users, if it has changed."""
         if status != self._status:
             self._status = status
             self._send(f"STATUS={' '.join(status.splitlines())}")
 
     def stopping(self, seconds: float) -> None:
-        """The server ends within `seconds`, whatever the manager's limit is."""
+        """The server ends within `seconds`, regardless of the manager's limit."""
         self._send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}", "STATUS=finishing the work in flight")
 
     def close(self) -> None:
@@ -97,4 +97,4 @@ class ServiceManager:
                 sender.sendto("\n".join(lines).encode(), address)
             except OSError as error:
                 # A manager that reads late loses messages; the next ones come.
-                self._log.debug("the service manager at %s could not be told %s: %s", self._address, lines[0], error)
+                self._log.debug("cannot send %s to the service manager at %s: %s", lines[0], self._address, error)

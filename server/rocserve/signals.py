@@ -12,8 +12,8 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Notes signals until the server takes them. Without it a signal during the start would end the process without a
-    word, or, if it is a container's first process, would be lost. On the main thread."""
+    """Notes signals until the server takes them. Without it a signal during the start would end the process
+    silently, or, if it is a container's first process, would be lost. On the main thread."""
 
     def __init__(self) -> None:
         self._noted: list[int] = []
@@ -27,7 +27,7 @@ class Signals:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def watch(self, on_signal: Callable[[int], object]) -> None:
-        """Report each signal to `on_signal`, on the running asyncio loop, also those that came before."""
+        """Report each signal to `on_signal`, on the running asyncio loop, including earlier ones."""
         loop = asyncio.get_running_loop()
 
         def deliver(number: int) -> None:

@@ -11,7 +11,7 @@ from typing import TextIO
 
 
 class Printed(io.TextIOWrapper):
-    """Collects text for `stream`, with its answer to isatty(), and with characters escaped that its encoding lacks."""
+    """Collects text for `stream`, with its answer to isatty(), and escapes characters that its encoding lacks."""
 
     def __init__(self, stream: TextIO) -> None:
         self._is_terminal = stream.isatty()
@@ -44,7 +44,7 @@ class PatientWriter:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything is written, or cannot be written any more."""
+        """Whether everything is written, or can no longer be written."""
         return not self._left
 
     def close(self) -> None:

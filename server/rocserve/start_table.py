@@ -179,7 +179,7 @@ def python_lines(config: ModelConfig, address: str, *, takes_files: bool) -> tup
 
 
 def _wanted(config: ModelConfig) -> tuple[OutputConfig, ...]:
-    """Return the outputs of an image model that a person reads: names, and what has few numbers."""
+    """Return the outputs of an image model for people: names, and outputs with few numbers."""
     return tuple(one for one in config.outputs if math.prod(max(1, size) for size in one.dims) <= _MOST_WRITTEN)
 
 

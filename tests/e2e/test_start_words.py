@@ -38,7 +38,7 @@ def test_a_start_that_fails_is_told_once(repository: Path) -> None:
     assert "model 'broken' failed to load" not in log
     assert log.count(f"model 'none' failed to load: {ends}") == 1
     assert "next try" not in log
-    assert "ending, as these models failed to load: broken, none; --exit-on-error=false serves the others" in log
+    assert "ending, because these models failed to load: broken, none; --exit-on-error=false serves the others" in log
 
 
 def test_all_ports_in_use_are_told_at_once(repository: Path) -> None:

@@ -93,7 +93,7 @@ def test_endpoints_are_bounded_and_the_same_for_the_same_parameters(bounded: Roc
         others = list(threads.map(lambda batch: worker_load(bounded, model=MODEL, batch=batch), range(10, 20)))
     full = (
         "RESOURCE_EXHAUSTED",
-        f"there are {MOST} endpoints, as many as there may be; unload one, or start the server with a larger"
+        f"there are already {MOST} endpoints, the most allowed; unload one, or start the server with a larger"
         " --max-amd-endpoints",
     )
     assert sorted(status for status, _ in others) == ["OK"] * (MOST - 1) + ["RESOURCE_EXHAUSTED"] * (11 - MOST)

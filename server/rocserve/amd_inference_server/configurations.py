@@ -1,7 +1,7 @@
 """Translates AMD Inference Server's configurations to ModelConfig messages. These are config.toml, one model or the
 stages of a chain as [[models]], and config.pbtxt with `inputs`, `outputs`, `datatype: "FP32"`, `shape: [...]`. Their
 shapes are those of one item, and that server's workers batch. A translated model therefore has a max_batch_size, which
-falls to 0 if the loaded model turns out not to batch."""
+becomes 0 if the loaded model cannot batch."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ _TRITON_FIELD = re.compile(
 
 
 def is_pbtxt(text: str) -> bool:
-    """Return whether a text that is not a ModelConfig is meant as AMD Inference Server's dialect."""
+    """Return whether a text that is not a ModelConfig is in AMD Inference Server's dialect."""
     bare = _COMMENT.sub("", text)
     return bool(_AMD_FIELD.search(bare)) and not _TRITON_FIELD.search(bare)
 
@@ -261,7 +261,7 @@ def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, sourc
     written = Counter(one for stage in stages for one in stage.output_ids if one)
     for tensor_id, count in written.items():
         if count > 1:
-            raise invalid_argument(f"{source}: {count} outputs have the id '{tensor_id}'; each id may stand once")
+            raise invalid_argument(f"{source}: {count} outputs have the id '{tensor_id}'; each id may occur once")
     inner = written.keys() & {one for stage in stages for one in stage.input_ids if one}
     ensemble = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
     ensemble.max_batch_size = min(stage.message.max_batch_size for stage in stages)
@@ -283,14 +283,14 @@ def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, sourc
                         f"{where}: input '{end}' has id '{link}', which no output has; ids of outputs:"
                         f" {', '.join(sorted(written)) or 'none'}"
                     )
-                # An ensemble's tensors share one namespace, so an output with an input's name takes its id as its name.
+                # An ensemble's tensors share one namespace, so an output with an input's name is named by its id.
                 input_names = {one.name for one in ensemble.input}
                 if what == "output" and end in input_names:
                     end = link
                     if not end or end in input_names:
                         raise invalid_argument(
-                            f"{where}: output '{tensor.name}' has the name of an input of the chain; give it an id of"
-                            " its own, under which it will be answered"
+                            f"{where}: output '{tensor.name}' has the name of an input of the chain; give it an id,"
+                            " which then names it in answers"
                         )
                 ends = getattr(ensemble, what)
                 if any(one.name == end for one in ends):

@@ -47,12 +47,12 @@ _PLATFORMS: Mapping[str, Mapping[str, str]] = {
 """Worker -> (suffix -> platform), best first. As in that server, a file with another suffix replaces a missing one."""
 _UNSUPPORTED = {
     "ptzendnn": "export the model to ONNX and load it with the worker 'migraphx'",
-    "xmodel": "such models run on FPGAs only; load the ONNX model that it was made from with the worker 'migraphx'",
-    "cplusplus": "it is a library against that server's own C++ interface; write a Python model of the repository",
+    "xmodel": "such models run on FPGAs only; load the original ONNX model with the worker 'migraphx'",
+    "cplusplus": "it is a library for that server's C++ interface; write a Python model in the repository",
     "python": "its file is a program; put it into the repository, as a model with the backend 'python'",
 }
 _ENDPOINT_PARAMETERS = frozenset(("model", "share", "next", "batchers"))
-"""Parameters of the endpoint, and tuning parameters of that server's own workers: they are not the model's."""
+"""Parameters of the endpoint, and tuning parameters of that server's workers, which do not belong to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Worker:
     platforms: Mapping[str, str]
     """File suffix -> platform, best first."""
     file: str
-    """The model's file as the client wrote it."""
+    """The model's file in the client's spelling."""
     parameters: Mapping[str, str]
     """The parameters for the model's configuration, including `batch`."""
 
@@ -109,7 +109,7 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
     if not set(inputs) <= set(outputs) and len(inputs) != len(outputs):
         wanted, offered = (", ".join(f"'{name}'" for name in names) for names in (inputs, outputs))
         raise invalid_argument(
-            f"'{following.name}' cannot come next: its inputs are {wanted}, and what comes before gives {offered}"
+            f"'{following.name}' cannot come next: its inputs are {wanted}, and the outputs before it are {offered}"
         )
     # Input of the following model -> the output that it takes.
     joined = dict(zip(inputs, inputs if set(inputs) <= set(outputs) else outputs, strict=True))
@@ -172,7 +172,7 @@ class _Endpoint:
     copies: int = 0
     """Loads that need an unload, including one in progress. A load that shares a loaded endpoint adds none."""
     served: tuple[ModelContent, ...] = ()
-    """The models as last loaded, a chain's ensemble first."""
+    """The models of the last load, a chain's ensemble first."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a load or unload."""
 
@@ -261,12 +261,10 @@ class WorkerEndpoints:
 
     def _named(self, name: str) -> _Endpoint | None:
         """Return the endpoint that has this name, or whose own model has it: a chain's stages are unloaded together."""
-        return next(
-            (endpoint for endpoint in self._endpoints.values() if name in (endpoint.name, endpoint.model)), None
-        )
+        return next((one for one in self._endpoints.values() if name in (one.name, one.model)), None)
 
     def _endpoint(self, worker_name: str, parameters: Mapping[str, ParameterValue], worker: Worker) -> _Endpoint:
-        """Return the endpoint with equal parameters, or a new one, with a number behind the worker's name if
+        """Return the endpoint with equal parameters, or a new one, with a number after the worker's name if
         necessary."""
         for endpoint in self._endpoints.values():
             if endpoint.worker_name == worker_name and endpoint.parameters == parameters:
@@ -287,7 +285,7 @@ class WorkerEndpoints:
             if sum(endpoint.copies for endpoint in self._endpoints.values()) > most:
                 raise ServeError(
                     StatusCode.RESOURCE_EXHAUSTED,
-                    f"there are {most} endpoints, as many as there may be; unload one, or start the server with a"
+                    f"there are already {most} endpoints, the most allowed; unload one, or start the server with a"
                     " larger --max-amd-endpoints",
                 )
             await self._serve(endpoint)
@@ -342,7 +340,6 @@ class WorkerEndpoints:
                 await self._apply(endpoint, (*ensemble, *own))
         except ServeError:
             if endpoint.served:
-                # Return to the models that were loaded before.
                 self.table.apply(endpoint.folder, endpoint.served)
             raise
         endpoint.served = (*ensemble, *own)

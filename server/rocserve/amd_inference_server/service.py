@@ -38,7 +38,7 @@ class AmdInferenceServerService:
         if request.parameters:
             raise invalid_argument(
                 f"failed to load '{name}', a model of the repository takes no parameters from a client, got"
-                f" {', '.join(sorted(request.parameters))}; write them into its configuration"
+                f" {', '.join(sorted(request.parameters))}; set them in its configuration"
             )
         try:
             self._tables.table.find(name, request.version)

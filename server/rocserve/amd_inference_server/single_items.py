@@ -31,8 +31,8 @@ class SingleItems:
         """Client's head -> (the model's head, whether the answer must lack the batch dimension)."""
 
     def take(self, request: InferRequest, exchange: Exchange) -> InferRequest:
-        """Return the request as the model expects it; the answer becomes what the client expects. The original stays
-        for another version."""
+        """Return the request in the model's form; the answer gets the client's form. The original stays for another
+        version."""
         head, data = request.head, request.data
         known = self._heads.get(head)
         if known is None:

@@ -1,7 +1,7 @@
 """Command line flags: converts a command line to the server's settings.
 
-The flags of `rocserve serve` are declared in settings/: tritonserver's, and a few of rocserve's own. tritonserver.py
-has the other flags of tritonserver, and says why each of them is refused or has no effect.
+The flags of `rocserve serve` are declared in settings/: tritonserver's, and a few more. tritonserver.py has the other
+flags of tritonserver, with the reason why each of them is refused or has no effect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rocserve.settings.unix_place import unix_place
 
 
 class FlagError(Exception):
-    """The command line is unusable; the text says why and what to do."""
+    """The command line is unusable; the text has the reason and the remedy."""
 
 
 def check_tls(settings: ServerSettings) -> None:
@@ -70,7 +70,7 @@ def check_tls(settings: ServerSettings) -> None:
                     f"--{locked.lower()}-use-ssl-mutual admits to {locked} only clients that show a certificate, but"
                     f" {other} at {port.address}:{port.port} would serve the same to anybody. Choose:"
                     f" --{flag}-use-ssl-mutual (with the same certificates), --{flag}-address=127.0.0.1,"
-                    f" --allow-{flag}=false, or --allow-mixed-tls where that is meant"
+                    f" --allow-{flag}=false, or --allow-mixed-tls if that is intended"
                 )
 
 
@@ -102,7 +102,7 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
 
 
 def _wait_for(what: Path) -> None:
-    """Wait for files that another container of the pod brings. KServe sets MODEL_INIT_MODE for models in OCI images:
+    """Wait for files from another container of the pod. KServe sets MODEL_INIT_MODE for models in OCI images:
     the image's container links them when it starts, maybe after this one."""
     if not what.exists():
         print(f"rocserve serve: waiting for '{what}' (MODEL_INIT_MODE=async)", file=sys.stderr, flush=True)
@@ -131,7 +131,7 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
         )
     if what is not None:
         if named:
-            raise FlagError(f"'{what}' and --model-repository both say what to serve; leave one of them out")
+            raise FlagError(f"'{what}' and --model-repository both name what to serve; remove one of them")
         named = (what if isinstance(what, RemotePlace) or what.is_dir() else what.absolute().parent,)
     cache, own = cache_directory(settings.engines), settings.repository
     # A remote repository is served from its copy.
@@ -169,7 +169,7 @@ def _check(settings: ServerSettings) -> None:
     if (cache := settings.engines.cache_directory) and is_of_triton_caches(Path(cache)):
         raise FlagError(
             f"--cache-directory={cache}: this is tritonserver's folder of response caches, which are not loaded here."
-            " Leave the flag out, or name a folder for the programs that MIGraphX compiles"
+            " Remove the flag, or name a folder for the programs that MIGraphX compiles"
         )
     if not settings.grpc.allow and not settings.http.allow:
         raise FlagError("--allow-grpc=false and --allow-http=false leave nothing to serve; allow one of them")
@@ -190,8 +190,8 @@ def _check_unix_sockets(settings: ServerSettings) -> None:
     places = settings.unix_sockets
     if places and settings.front_ends:
         raise FlagError(
-            f"--front-ends={settings.front_ends}: the kernel cannot share {places[0]} among processes; leave the flag"
-            " out, and the server's process serves all clients"
+            f"--front-ends={settings.front_ends}: the kernel cannot share {places[0]} among processes; remove the flag,"
+            " and the server's process serves all clients"
         )
     metrics = unix_place(settings.metrics.address) if settings.metrics.allow else None
     paths = [place.path for place in (*places, metrics) if place is not None]
@@ -220,13 +220,15 @@ def _single_model(settings: ServerSettings) -> SingleModel | None:
     registry = discover_backends()
     endings = model_endings(registry)
     if not what.is_dir() and not what.name.lower().endswith(endings):
-        raise FlagError(f"'{what}' does not end as a model file does; expected {', '.join(endings)}, or a folder")
+        raise FlagError(f"'{what}' has no model file's ending; expected {', '.join(endings)}, or a folder")
     # KServe sets this variable.
     single = find_single_model(what, repository.model_name or os.environ.get("MODEL_NAME", ""), registry)
     if single is None and flag:
-        raise FlagError(f"{flag} is for one model; '{what}' is a repository, whose models say it in their folders")
+        raise FlagError(f"{flag} is for one model; '{what}' is a repository, whose models set it in their folders")
     if single is not None and repository.control_mode is ControlMode.EXPLICIT:
-        raise FlagError(f"'{what}' is one model, and is served; --model-control-mode=explicit is for repositories")
+        raise FlagError(
+            f"--model-control-mode=explicit is for repositories, but '{what}' is one model; remove the flag"
+        )
     return single
 
 
@@ -236,4 +238,4 @@ def _check_restricted(flag: str, kind: str, groups: Sequence[RestrictedProtocols
             raise FlagError(f"{flag}: restricted {kind} '{protocol}' can not be specified in multiple config groups")
     for group in groups:
         if group.file is not None and not group.file.is_file():
-            raise FlagError(f"{flag}: there is no file {group.file}, which is to hold the value of '{group.header}'")
+            raise FlagError(f"{flag}: there is no file {group.file} with the value of '{group.header}'")

@@ -1,4 +1,4 @@
-"""The flag that a misspelt one probably means."""
+"""Finds the flag that a misspelt one probably means."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ALIKE = 0.7
 
 
 def meant_flag(word: str, flags: Sequence[str]) -> str:
-    """Return the flag of `flags` that `word` spells wrongly; "" = none is certain. A flag that begins with the word is
+    """Return the flag of `flags` that `word` spells wrongly; "" = uncertain. A flag that begins with the word is
     meant if it is the only one. Else all words between hyphens must be alike: two flags that differ in a whole word
     have different meanings, however few letters that word has."""
     begun = {flag for flag in flags if flag.startswith(word)}

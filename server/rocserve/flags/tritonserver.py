@@ -1,4 +1,4 @@
-"""tritonserver's flags: what each of them does here.
+"""The effect of each of tritonserver's flags here.
 
 The names are those of tritonserver 2.51 (24.10), those added until 2.73 (26.09), --grpc-infer-cq-count, which was
 proposed in September 2026, and those that releases before 2.2 had.
@@ -18,7 +18,7 @@ _DEFAULT_CACHES = Path("/opt/tritonserver/caches")
 _PREFIX = "tritonserver."
 """Begins the arguments' names of flags that no setting declares."""
 _FALSE = ("false", "0", "off")
-"""Values of a boolean flag that ask for nothing."""
+"""Values that turn a boolean flag off."""
 
 
 class Handling(enum.Enum):
@@ -38,7 +38,7 @@ class TritonFlag:
     text: str = ""
     """UNNEEDED: why it has no effect; REFUSED: what to do instead."""
     is_boolean: bool = False
-    """May stand alone, which means true."""
+    """Needs no value, which means true."""
     switch: str = ""
     """The flag that turns the part of a refused flag on and off: with the value false both are accepted. "" = none."""
 
@@ -138,7 +138,7 @@ def add_triton_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def refusal(arguments: argparse.Namespace) -> str:
-    """Return the first refused flag of the command line with what to do instead; "" = none."""
+    """Return the first refused flag of the command line with the alternative; "" = none."""
     given = _given(arguments)
     for one in map(TRITON_FLAGS.__getitem__, given):
         if one.handling is Handling.REFUSED and not _is_false(given.get(one.switch, ())):
@@ -159,7 +159,7 @@ def without_effect(arguments: argparse.Namespace) -> list[str]:
 
 
 def is_of_triton_caches(folder: Path) -> bool:
-    """Return whether the folder is tritonserver's --cache-directory, which has another meaning here."""
+    """Return whether the folder is tritonserver's --cache-directory, which has a different meaning here."""
     return folder == _DEFAULT_CACHES or any(folder.glob("*/libtritoncache*.so"))
 
 

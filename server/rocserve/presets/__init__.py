@@ -7,9 +7,9 @@ TEXT = "text"
 NAMES = (*IMAGES, TEXT)
 """The presets; config/preprocess makes their models."""
 TEXT_FACTS = ("output", "pooling", "normalise", "activation", "max_tokens", "prompt", "matryoshka")
-"""The parameters by which an ensemble of text tells how it answers; its metadata have them as properties."""
+"""The parameters of a text ensemble that describe its answers; they are properties in its metadata."""
 
 
 def ensemble_name(model: str, preset: str) -> str:
-    """Return the name of the ensemble that clients of a model's preset ask."""
+    """Return the name of the ensemble of a model's preset."""
     return f"{model}_{'text' if preset == TEXT else 'image'}"

@@ -1,4 +1,4 @@
-"""Makes probabilities of a network's scores."""
+"""Converts a network's scores to probabilities."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Post-processes a classifier's scores as a Python model: probabilities, and the best class with its name. The
-parameter `activation` says what makes probabilities of the scores; without it, rows that are probabilities already are
-kept."""
+parameter `activation` names the function from scores to probabilities; without it, rows that are already probabilities
+are kept."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TritonPythonModel:
 
 
 def probabilities(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the softmax of each row of scores. Rows that are probabilities already are returned unchanged."""
+    """Return the softmax of each row of scores. Rows that are already probabilities are returned unchanged."""
     is_done = (scores >= 0).all(axis=1) & (np.abs(scores.sum(axis=1) - 1) < _ROUNDING)
     result: np.ndarray[Any, Any] = np.where(is_done[:, np.newaxis], scores, softmax(scores))
     return result

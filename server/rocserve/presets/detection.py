@@ -85,7 +85,8 @@ class TritonPythonModel:
             raise ValueError(f"there are {len(self._labels)} labels, but HEAD_0 has shape {list(shape)}")
 
     def _labels_of(self, classes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the names of classes; without any names, the classes' numbers. Raises ValueError if one has none."""
+        """Return the names of classes; without any names, the classes' numbers. Raises ValueError if a name is
+        missing."""
         if not any(self._labels):
             return np.array([str(number).encode() for number in classes.tolist()], dtype=object)
         if len(classes) and not 0 <= classes.min() <= classes.max() < len(self._labels):

@@ -1,5 +1,5 @@
-"""Makes a text's vector of an encoder's output, as a Python model: the mean, the first or the last of its tokens'
-vectors (input HIDDEN), or a vector that is finished (input POOLED), normalised or not."""
+"""Makes a text's vector from an encoder's output, as a Python model: the mean, the first or the last of its tokens'
+vectors (input HIDDEN), or a finished vector (input POOLED), normalised or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 _LEAST_NORM = 1e-12
 """PyTorch's and sentence-transformers' bound, below which a vector is not made longer."""
-# Each row is pooled by itself, so that its vector is the same to the bit beside any other rows.
+# Each row is pooled separately, so that its vector is bit-identical beside any other rows.
 _POOLINGS: Mapping[str, Callable[[Array], Array]] = {
     "mean": lambda tokens: np.asarray(tokens.mean(axis=0)),
     "cls": lambda tokens: tokens[0],
@@ -32,9 +32,7 @@ class TritonPythonModel:
         self._normalises = parameters.get("normalise") == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("EMBEDDING", self._vectors(request))]) for request in requests
-        ]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("EMBEDDING", self._vectors(one))]) for one in requests]
 
     def _vectors(self, request: Any) -> Array:
         if self._pool is None:

@@ -1,4 +1,4 @@
-"""Makes a reranker's score of its output, as a Python model."""
+"""Makes a score from a reranker's output, as a Python model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Turns texts into an encoder's inputs, as a Python model: token ids, padded to the longest text of a request, with the
-mask, types and positions that the encoder takes. config.pbtxt says which output is which: `ids_output`, `mask_output`,
+mask, types and positions that the encoder takes. config.pbtxt names the outputs: `ids_output`, `mask_output`,
 `types_output`, `positions_output`."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 _FILE = "tokenizer.json"
 _PADDINGS = ("[PAD]", "<pad>", "<|endoftext|>")
-"""The tokens that stand for padding where no file names one. The mask hides them."""
+"""The padding tokens if no file names one. The mask hides them."""
 
 _SHOWN_IDS = 8
 """Ids up to which an error shows a whole list."""
@@ -57,7 +57,7 @@ class TritonPythonModel:
         self._encode = self._tokenizer.encode_batch if self._has_places else self._tokenizer.encode_batch_fast
 
     def _truncate(self, is_pair: bool) -> None:
-        """Raises ServeError if no room for a text is left."""
+        """Raises ServeError if there is no room left for a text."""
         tokenizer = self._tokenizer
         direction = (tokenizer.truncation or {}).get("direction", "right")
         tokenizer.no_truncation()
@@ -66,7 +66,7 @@ class TritonPythonModel:
         added = tokenizer.num_special_tokens_to_add(is_pair)
         if self._limit <= added:
             raise invalid_argument(
-                f"max_tokens is {self._limit}, but the tokenizer adds {added} tokens of its own; expected more"
+                f"max_tokens is {self._limit}, but the tokenizer itself adds {added} tokens; expected more"
             )
         tokenizer.enable_truncation(self._limit, strategy="longest_first", direction=direction)
 
@@ -81,7 +81,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
 
     def _tensors(self, request: Any) -> dict[str, Array]:
-        """Raises ValueError if the texts cannot be taken."""
+        """Raises ValueError if the texts are invalid."""
         texts, ids = (pb_utils.get_input_tensor_by_name(request, name) for name in ("TEXT", "IDS"))
         if (texts is None) == (ids is None):
             got = "neither" if texts is None else "both"
@@ -149,7 +149,7 @@ class TritonPythonModel:
         if least < 0 or highest >= self._vocabulary:
             raise ValueError(
                 f"{name} has the token id {least if least < 0 else highest}, but the encoder knows 0 to"
-                f" {self._vocabulary - 1}; expected ids of this model's own tokenizer"
+                f" {self._vocabulary - 1}; expected ids from this model's tokenizer"
             )
 
     def _inputs(self, rows: Array, types: Array, counts: Sequence[int]) -> dict[str, Array]:
@@ -211,8 +211,8 @@ def _padding(tokenizer: Any, written: str | None) -> int:
 
 
 def _vocabulary(tokenizer: Any, tokens: int, written: str | None) -> int:
-    """Return the number of the encoder's ids: that of its own file, else that of the tokenizer (`tokens`). Raises
-    ServeError if the tokenizer has more. Added tokens do not count: some files have some that no text has."""
+    """Return the number of the encoder's ids: from its file, else that of the tokenizer (`tokens`). Raises
+    ServeError if the tokenizer has more. Added tokens do not count: some files have unused ones."""
     if written is None:
         return tokens
     own = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0) + 1

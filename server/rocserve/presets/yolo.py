@@ -4,7 +4,7 @@ Up to version 7 a head is an FP32 array [rows, columns, anchors, 5 + classes], o
 has four raw values (x, y, width, height), then the probability of an object, then one for each class. The ONNX Model
 Zoo's YOLOv4 has such heads, and the formulas are those of its description.
 
-Exported networks give one head of boxes, in a form of `HeadForm`, in pixels of the network's input.
+Exported networks have one head of boxes, in a form of `HeadForm`, in pixels of the network's input.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HeadForm(enum.Enum):
     OBJECT_ROWS = "object_rows"
     """[boxes, 5 + classes]: the probability of an object comes before those of the classes (YOLOv5, YOLOv7)."""
     FINISHED = "finished"
-    """[boxes, 6]: left, top, right, bottom, score and class of the boxes that are left of all."""
+    """[boxes, 6]: left, top, right, bottom, score and class of the boxes after suppression."""
 
 
 @dataclass(frozen=True, slots=True)

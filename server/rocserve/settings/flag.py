@@ -194,7 +194,7 @@ def regular_expression(text: str) -> str:
 
 
 SWITCH = Kind("", boolean, alone="true")
-"""A flag alone, or with =true or =false; the next word is not its value."""
+"""A flag alone, or with =true or =false; the next argument is not its value."""
 BOOLEAN = Kind("true|false", boolean, alone="true")
 PORT = number("PORT", 0, most=65535)
 COUNT = number("N", 0, most=LARGEST_INT32)

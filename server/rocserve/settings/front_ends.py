@@ -62,16 +62,16 @@ class RestrictedProtocols:
 
 
 def restricted_protocols(text: str) -> RestrictedProtocols:
-    """Read `protocol,protocol:header=value`; or `header@file=path` or `header@env=name`, which say where to find the
+    """Read `protocol,protocol:header=value`; or `header@file=path` or `header@env=name`, which name the source of the
     value. The `@` is unambiguous because no header's name has one."""
     names, separator, header = text.partition(":")
     protocols = tuple(name.strip() for name in names.split(","))
     place, equals, value = header.partition("=")
     key, at, source = place.partition("@")
     if not separator or not equals or not key or not all(protocols) or (at and source not in ("file", "env")):
-        # The text itself may hold a secret.
+        # The text may contain a secret.
         raise ValueError(
-            "expected PROTOCOL[,PROTOCOL...]:HEADER=VALUE, HEADER@file=PATH or HEADER@env=NAME in place of HEADER=VALUE"
+            "expected PROTOCOL[,PROTOCOL...]:HEADER=VALUE, or with @file=PATH or @env=NAME instead of =VALUE"
         )
     if not value:
         # For example from a shell variable that is not set.
@@ -86,7 +86,7 @@ def restricted_protocols(text: str) -> RestrictedProtocols:
     if source == "env":
         name, value = value, os.environ.get(value, "")
         if not value:
-            raise ValueError(f"the environment variable '{name}' is not there, or empty")
+            raise ValueError(f"the environment variable '{name}' is not set, or empty")
     return RestrictedProtocols(protocols, key, value)
 
 

@@ -43,7 +43,7 @@ class ReadinessRule(enum.Enum):
     STARTED = "false"
     """After the first loads, even if they failed."""
     KEPT = "true"
-    """After all models that were present at the start serve, as long as every model that has served still does."""
+    """After all models present at the start serve, as long as every model that has served still does."""
     ALWAYS = "always"
     """While every wanted version serves: Triton's rule."""
 

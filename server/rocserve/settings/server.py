@@ -51,7 +51,7 @@ DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
 _MOST_SPIN = 100_000
 """Polls; some 0.3 s in which a CPU does nothing else."""
 _MOST_FRONT_ENDS_ASKED = 64
-"""Bound of --front-ends, against typing errors."""
+"""Bound of --front-ends, against typos."""
 
 
 _USER = "uid:"
@@ -368,12 +368,12 @@ class ServerSettings:
 
     @property
     def unix_sockets(self) -> tuple[UnixPlace, ...]:
-        """Return those that clients connect to."""
+        """Return the Unix sockets that clients connect to."""
         places = (unix_place(part.address) for part in (self.grpc, self.http) if part.allow)
         return tuple(place for place in places if place is not None)
 
     @property
     def tells_users_apart(self) -> bool:
-        """Return whether it matters which user a client on a Unix socket is."""
+        """Return whether the user of a client on a Unix socket matters."""
         names_users = self.admin_addresses is not None and bool(self.admin_addresses.users)
         return bool(names_users or self.max_requests_per_client or self.max_request_rate_per_client)

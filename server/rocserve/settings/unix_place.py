@@ -13,7 +13,7 @@ _MODE = 0o600
 _LONGEST_PATH = 107
 """Bytes that the kernel accepts (unix(7))."""
 PRIVATE_NAME = "/.r-12345678/s"
-"""The form of the name, within the folder, that a socket has until clients may connect."""
+"""The form of a socket's name in the folder until clients may connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class UnixPlace:
 
 
 def unix_place(address: str) -> UnixPlace | None:
-    """Return what an address says; None if it is not that of a Unix socket. Raises ValueError."""
+    """Parse an address; None if it is not that of a Unix socket. Raises ValueError."""
     if not address.startswith(SCHEME):
         if address.startswith("unix-abstract:"):
             raise ValueError(f"{_EXPECTED}, got '{address}': anybody on the machine may connect to an abstract socket")

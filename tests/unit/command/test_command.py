@@ -133,8 +133,8 @@ def test_without_the_tools_it_says_how_to_install_them(
         main(["bench", "model_repository/digits_classifier"])
     assert ended.value.code == 2
     *before, last = capsys.readouterr().err.splitlines()
-    assert "'bench' is none of the verbs serve, config, status" in last
-    assert "in the package rocserve_tools, which is not installed here; run: pip install " in last
+    assert "unknown verb 'bench', expected one of serve, config, status" in last
+    assert "in the package rocserve_tools, which is not installed; run: pip install " in last
     assert any("No module named 'absent_module'" in line for line in before) is bool(found)
 
 
@@ -185,8 +185,8 @@ async def test_a_part_that_fails_or_takes_too_long_keeps_no_other_from_its_end(c
     await ending.end("the workers", succeed())
     assert ended == ["workers"]
     assert [record.message for record in caplog.records] == [
-        "the watch did not end as it should; the other parts end all the same",
-        "the exit time-out passed: the models had not ended",
+        "the watch did not end properly; the other parts end anyway",
+        "the models did not end within the exit timeout",
     ]
 
 

@@ -219,8 +219,8 @@ HERE = "--model-repository=."
     [
         ([], "name what to serve: a model's file, its folder, or a repository"),
         (["none.onnx"], "there is no file or folder 'none.onnx'"),
-        (["notes.txt"], "'notes.txt' does not end as a model file does; expected .mxr, .onnx, "),
-        ([".", "--model-name=m"], "'.' is a repository, whose models say it in their folders"),
+        (["notes.txt"], "'notes.txt' has no model file's ending; expected .mxr, .onnx, "),
+        ([".", "--model-name=m"], "'.' is a repository, whose models set it in their folders"),
         (["net.onnx", HERE], "'net.onnx' and --model-repository both say what to serve"),
         (["net.onnx", "--model-control-mode=explicit"], "'net.onnx' is one model, and is served"),
         ([HERE, "--model-name=m"], "--model-name is for one model"),
@@ -254,7 +254,7 @@ HERE = "--model-repository=."
         ),
         (
             [HERE, "--http-restricted-api=trace:a@file=/absent"],
-            "there is no file /absent, which is to hold the value of 'a'",
+            "there is no file /absent with the value of 'a'",
         ),
         (
             [HERE, "--trace-config=rate=often"],
@@ -337,7 +337,7 @@ def test_secrets_of_restricted_protocols_may_be_elsewhere(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("trace:a@env=NO_SUCH_VARIABLE", "the environment variable 'NO_SUCH_VARIABLE' is not there, or empty"),
+        ("trace:a@env=NO_SUCH_VARIABLE", "the environment variable 'NO_SUCH_VARIABLE' is not set, or empty"),
         ("trace:a@dir=secret", "expected PROTOCOL"),
         ("trace:a=", "the value of the header 'a' is empty, which anybody could send"),
         ("trace:secret", "expected PROTOCOL"),
