@@ -237,7 +237,7 @@ def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewher
     row = next(row for row in rows_of(server) if row.name == elsewhere.url)
     assert row.state == "UNAVAILABLE"
     assert "503" in row.reason
-    assert "what was taken before goes on being served" in row.reason
+    assert "the earlier copy stays served" in row.reason
     assert answer(server, "m") == [2.0, 3.0]
     before = asked[""]
     wait_until(lambda: asked[""] > before + 8, "two more looks, each with its retries")

@@ -121,7 +121,7 @@ def _plan(config: ModelConfig, members: Mapping[ModelKey, ModelConfig]) -> _Plan
         if start == unwritten:
             nodes[unwritten] = (NodeKind.UNWRITTEN, "", "")
     row_of = dict.fromkeys(nodes, 0)
-    # As many rounds as nodes are enough, and end also for steps that wait for each other.
+    # As many rounds as nodes suffice; a bound also ends the loop for steps that wait for each other.
     for _ in nodes:
         for start, end in arrows:
             row_of[end] = max(row_of[end], min(row_of[start] + 1, answer))

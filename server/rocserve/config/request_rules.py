@@ -198,7 +198,7 @@ def _check(
 
 
 def _settings(message: Any, path: str = "") -> Iterator[tuple[str, Rule, Any]]:
-    """Yield each set field, also of nested messages: its path, rule and value."""
+    """Yield each set field, including those of nested messages: its path, rule and value."""
     kind = message.DESCRIPTOR.full_name.removeprefix("inference.")
     for entry, value in message.ListFields():
         where, rule = f"{path}{entry.name}", RULES.get(f"{kind}.{entry.name}", Rule.REPOSITORY)

@@ -102,6 +102,6 @@ class SequenceOrder:
         while waiting:
             waiting.popleft()()
             if key in self.held:
-                # That request is held too; the rest wait behind it.
+                # That request is held too; the rest wait after it.
                 self.held[key] += waiting
                 return

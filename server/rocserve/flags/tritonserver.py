@@ -36,7 +36,7 @@ class TritonFlag:
     """Without the leading dashes."""
     handling: Handling = Handling.SERVED
     text: str = ""
-    """UNNEEDED: why it has no effect; REFUSED: what to do instead."""
+    """UNNEEDED: why it has no effect; REFUSED: the alternative."""
     is_boolean: bool = False
     """Needs no value, which means true."""
     switch: str = ""

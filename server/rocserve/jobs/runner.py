@@ -283,7 +283,7 @@ class JobEngine:
     python: tuple[str, ...] = (sys.executable,)
     """The command that starts Python in the child process."""
     context: str = ""
-    """JSON that tells the module what to open before it runs a job."""
+    """JSON for the module: the resources to open before it runs a job."""
     with_hint: Callable[[str], str] = with_hint
 
 

@@ -10,7 +10,7 @@ from rocserve.plane.loop import PlaneLoop, TimerHandle
 
 
 class Outbox:
-    """Posts entries at the end of the turn in which they were given, in their order. On the plane's thread."""
+    """Posts entries in their order, at the end of the current turn. On the plane's thread."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Outbox:
             self.ring()
 
     def post_waiting(self) -> int:
-        """Post what the ring has room for, and try again later with the rest. Returns how many entries were posted."""
+        """Post the entries that fit the ring, and the rest later. Returns how many entries were posted."""
         queue = self._queue
         count = min(len(queue), self._room())
         if count:

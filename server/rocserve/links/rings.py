@@ -34,7 +34,7 @@ _POSTED, _TAKEN, _ASLEEP = range(3)
 
 
 class LinkBroken(Exception):
-    """The other end has written impossible numbers; it must not be read any more."""
+    """The other end has written impossible numbers; it must no longer be read."""
 
 
 def create_file(name: str, rings: Sequence[int]) -> int:

@@ -181,7 +181,7 @@ class TensorReader:
         return bytes(self._heap.checked(place, text_length(nbytes)))
 
     def read(self, number: int, place: int, details: int) -> tuple[list[Tensor], bytes]:
-        """Return the tensors of a slot, as views, and the details behind them."""
+        """Return the tensors of a slot, as views, and the details after them."""
         places = self.get(number)
         bounds, end = bounds_of(places, self._heap.checked(place, places.table_bytes))
         view = self._heap.checked(place, end + text_length(details))

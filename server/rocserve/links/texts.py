@@ -19,7 +19,7 @@ class Text:
 
     def __init__(self) -> None:
         self.number = 0
-        """0 = the reader does not know the text (any more)."""
+        """0 = the reader does not know the text, or no longer knows it."""
         self.index = 0
         """Counts the numbers given, to recognise an answer about an older text of the same number."""
         self.pins = 0

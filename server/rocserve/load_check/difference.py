@@ -51,7 +51,7 @@ def largest(values: Array) -> float:
 
 
 def example(right: Array, other: Array) -> str:
-    """Return where two arrays differ most: "0.5 instead of 0.98 at [0, 3]", or which shapes they have."""
+    """Return where two arrays differ most: "0.5 instead of 0.98 at [0, 3]", or their shapes."""
     if right.shape != other.shape:
         return f"shape {list(other.shape)} instead of {list(right.shape)}"
     if right.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":

@@ -48,7 +48,7 @@ class Recipe:
     ends: Mapping[str, int] = field(default_factory=dict)
     """Integer input -> exclusive end of its values; absent = only zeros are known to run."""
     from_samples: bool = False
-    """Values are those of warm-up samples, drawn anew for all rows but the samples' own."""
+    """Values come from warm-up samples; rows that are not samples draw them at random."""
 
 
 class InputMaker:

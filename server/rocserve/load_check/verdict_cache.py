@@ -23,7 +23,7 @@ _MOST_VERDICTS = 4000
 """The oldest are removed first. A verdict has less than a block of a file system."""
 
 _WORTH_BYTES = 1 << 20
-"""Size from which on a file's digest is kept, too: reading less takes about as long as finding what is kept."""
+"""Size from which a file's digest is cached too: reading a smaller file takes as long as finding its digest."""
 _POLL_SECONDS = 0.02
 """How often a process that waits for another's verdict checks again: small models take some 50 ms."""
 _UNCHANGED_SECONDS = 0.1

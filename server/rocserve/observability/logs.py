@@ -158,7 +158,8 @@ class _LineFormatter(logging.Formatter):
 
 
 class LinesWithLevels(logging.Formatter):
-    """Formats a child process's lines for the server's log: each, also of a traceback, begins with the level."""
+    """Formats a child process's lines for the server's log: each, including those of a traceback, begins with the
+    level."""
 
     def __init__(self, prefix: Callable[[], str] = str) -> None:
         """`prefix`: returns the text between the level and the line."""

@@ -102,7 +102,7 @@ def give_back_pieces(descriptor: int, start: int, end: int, piece: int) -> Steps
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-            return  # No memory behind `start`.
+            return  # No memory after `start`.
         if start >= end:
             return
         give_back(descriptor, start, min(piece, end - start))

@@ -92,7 +92,7 @@ class FreedMemory:
                         break
                     held.append(address)
                     begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-                    # The last page may be shared with memory behind the block.
+                    # The last page may be shared with memory after the block.
                     nbytes = (address + GIVEN_BACK_AT_ONCE - begin) // mmap.PAGESIZE * mmap.PAGESIZE
                     libc.madvise(begin, nbytes, mmap.MADV_DONTNEED)
                     yield

@@ -1,7 +1,7 @@
 """Guarded mappings survive when another process shortens the mapped file: zeros replace the missing part.
 
 A thread gets SIGBUS, which ends its process, if it touches a page beyond the end of a mapped file, or a page for which
-the file system has no room. Here a handler replaces that page and the pages behind it by zeros. The thread goes on, and
+the file system has no room. Here a handler replaces that page and the following ones by zeros. The thread goes on, and
 checks afterwards whether this has happened. The kernel's own copies (pread, pwrite) return an error instead, but take
 three to four times as long.
 

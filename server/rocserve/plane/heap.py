@@ -154,7 +154,7 @@ class Heap:
         self._descriptor = descriptor
         self._shift = _shift_of(descriptor, shares)
         self.limit = 1 << self._shift
-        """Bytes, also of the largest tensor."""
+        """Bytes; also the size of the largest tensor."""
         self._mask = self.limit - 1
         count = _class_count(self._shift)
         self._first_part = first = share * count
@@ -200,7 +200,7 @@ class Heap:
         return Slot(self.free, offset, remains=self._remains), view
 
     def free(self, offset: int) -> None:
-        """Free a slot that no process uses any more."""
+        """Free a slot that no process uses any longer."""
         self._classes[(offset >> self._shift) - self._first_part].free.append(offset)
 
     def trim(self) -> Steps[None]:

@@ -189,7 +189,7 @@ def _open(path: Path) -> Any:
 
 
 def _added(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the ids that the tokenizer puts before each text and behind it."""
+    """Return the ids that the tokenizer puts before and after each text."""
     encoding = tokenizer.encode("a")
     own = [place for place, is_added in enumerate(encoding.special_tokens_mask) if not is_added]
     if not own:

@@ -45,7 +45,7 @@ class LoadedVersion(ServedVersion, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """What a load is doing now."""
+    """The current work of a load."""
 
     text: str = ""
     """One line; "" = nothing to report."""

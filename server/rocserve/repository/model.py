@@ -382,7 +382,7 @@ class ManagedModel:
         return own if own is not None or of_members is None else Failure(of_members)
 
     def last_load(self, number: int | None) -> LastLoad:
-        """Return what is known of a version's load. `number`: None = the model's row without a version."""
+        """Return the known facts of a version's load. `number`: None = the model's row without a version."""
         version, content, failure = self._versions.get(-1 if number is None else number), self.content, self._problem
         if version is not None and version.has_failed:
             failure = version.failure
@@ -411,7 +411,7 @@ class ManagedModel:
         return None if content is None or self._rejection is not None else content.definition.message
 
     def problem_text(self) -> str:
-        """Return why the model cannot be loaded, or what to do if it `lacks_files`."""
+        """Return why the model cannot be loaded, or the remedy if it `lacks_files`."""
         problem = self._problem
         return "" if problem is None else problem.text
 

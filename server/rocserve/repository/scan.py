@@ -202,7 +202,7 @@ class ModelScan:
     has_links: bool = field(default=False, compare=False)
     """The folder or a part of it may lie elsewhere."""
     fingerprint: tuple[object, ...] = field(init=False, repr=False, compare=False)
-    """What the debounce compares."""
+    """The value that the debounce compares."""
 
     @property
     def key(self) -> ModelKey:

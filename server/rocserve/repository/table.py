@@ -1,5 +1,5 @@
-"""The table of models: assigns models to folders, and publishes what they serve. A folder may define several models,
-and a name belongs to one folder. Only the table changes the serving table."""
+"""The table of models: assigns models to folders, and publishes their served versions. A folder may define several
+models, and a name belongs to one folder. Only the table changes the serving table."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class RepositoryEvents:
 
 
 class ModelTable:
-    """Gives the contents of folders to their models, and publishes what the models serve. Calls are made on the loop's
+    """Gives the contents of folders to their models, and publishes the served versions. Calls are made on the loop's
     thread unless stated otherwise."""
 
     def __init__(self, context: RepositoryContext, holder: ServingTableHolder) -> None:
@@ -253,7 +253,7 @@ class ModelTable:
         self._removed[model.key] = None
         model.remove()
 
-    # What is served
+    # Publication
 
     def publish(self, *changed: ModelKey) -> None:
         """Replace the serving table, then unload the retired versions. Ensembles are compared with their members first.

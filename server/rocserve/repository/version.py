@@ -294,7 +294,7 @@ class ManagedVersion:
     # Loads
 
     def _warnings_of(self, content: ModelContent) -> set[str]:
-        """Return the warnings that loads of this content have logged, which it adds to."""
+        """Return the set of warnings that loads of this content have logged, and to which they add."""
         key = content.key(self.number)
         reported = self._reported_warnings.get(key, set())
         self._reported_warnings = {key: reported}

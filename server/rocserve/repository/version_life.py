@@ -44,7 +44,7 @@ PHASES: Mapping[Phase, Set[Phase]] = {
     Phase.DRAINING: {Phase.REGISTERED, Phase.GONE},
     Phase.GONE: set(),
 }
-"""What may follow each phase."""
+"""Phase -> the phases that may follow it."""
 
 FILES_CHANGED = (
     "its files have changed since it was registered; load it again, or restart the server if it has"
@@ -151,7 +151,7 @@ class VersionLife:
 
     @property
     def doing(self) -> str:
-        """What the load does now; "" = nothing to report."""
+        """The load's current work; "" = nothing to report."""
         return "waits for room" if self._waits_for_room else self._progress.text
 
     @property

@@ -17,7 +17,7 @@ them late. Therefore:
   and Jacobson, ACM Queue 10(5), 2012; RFC 8289). Here it is half of the time that the oldest request may wait for its
   instance, because models take from microseconds to minutes. A request that was dropped for lack of time since the
   level was last empty has the same effect. If the order must be kept, the requests that waited too long are dropped
-  instead, as CoDel drops at the head of the queue, as long as others wait behind them.
+  instead, as CoDel drops at the head of the queue, as long as others wait after them.
 - Requests without deadlines keep their order and are never dropped. Under overload they take turns with the others.
 
 The simulation had deadlines of 60 ms, 200 ms and both, single arrivals and bursts of ten, constant and varying compute
@@ -267,7 +267,7 @@ class Triage:
         self.dropped.append(request)
 
     def _overdue(self, members: Sequence[InferRequest], begins: float) -> list[InferRequest]:
-        """Return the requests of the next batch to drop in favour of requests behind them, if order must be kept."""
+        """Return the requests of the next batch to drop in favour of later requests, if order must be kept."""
         surplus = len(self._queue) - len(members)
         if not self._keeps_order or not surplus:
             return []

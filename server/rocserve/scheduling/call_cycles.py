@@ -6,7 +6,7 @@ Who waits for whom:
 - a caller, an instance with open calls, waits for the place of each call;
 - a call at an instance waits for the calls that this instance makes;
 - a call in a model's queue waits for an instance of the model, each of which may be running or in the limiter's line;
-- an instance in the line waits for those who hold what it lacks, and for those before it that need the same.
+- an instance in the line waits for the holders of its missing resources, and for those before it that need the same.
 
 Everything else ends by itself: an instance that runs and makes no calls, a model that is about to form a batch.
 """
@@ -50,7 +50,7 @@ class LimitedModel:
     name: str
     keeps_order: bool = False
     """Whether its requests may have to wait for each of its instances: they belong to sequences, or are answered in the
-    order in which they came. Else one instance that takes batches is enough."""
+    order of their arrival. Otherwise one instance that takes batches is enough."""
     instances: dict[object, LimitedInstance] = field(default_factory=dict)
     """By the Instance."""
     has_warned: bool = False
@@ -121,7 +121,7 @@ class Standstill:
 
     def first_to_run(self) -> LimitedInstance | None:
         """Return an instance in the line that waits for itself, and for which a caller waits: each end of another
-        instance would come too late for it. Not before all others have given back what it needs."""
+        instance would come too late for it. Only after all others have given back its resources."""
         for caller in self._callers:
             for claim in self._called_in_cycle(caller):
                 if all(self._held.get(key, 0) <= self._held_for_good[key] for key in claim.needs):

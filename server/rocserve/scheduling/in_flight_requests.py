@@ -41,7 +41,7 @@ class _InFlight:
     responded_ns: int = 0
     """time.monotonic_ns() of the last response. This and `response_count` are only kept for decoupled models."""
     trace: Trace | None = None
-    """None once the batch has come back."""
+    """None once the batch has returned."""
     large_slot: weakref.ref[object] | None = None
     """The slot of a large response that is being sent."""
     held_back: list[tuple[Result | None, bool]] = field(default_factory=list)
@@ -229,7 +229,7 @@ class InFlightRequests:
         in_flight.batch.instance.close_requests((in_flight.number,))
 
     def _count_if_done(self, running: _InFlightBatch) -> bool:
-        """Count and forget a batch that has come back, once all its requests have ended. Returns whether it did."""
+        """Count and forget a batch that has returned, once all its requests have ended. Returns whether it did."""
         times = running.times
         if times is None or running.open_count:
             return False

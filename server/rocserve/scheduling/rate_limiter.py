@@ -220,7 +220,7 @@ class RateLimiter:
     # Calls
 
     def follow(self, request: InferRequest, exchange: Exchange, model: LimitedModel) -> None:
-        """Follow a call, which has come to a model, until its last answer."""
+        """Follow a call that has reached a model until its last answer."""
         caller = request.caller
         assert isinstance(caller, LimitedInstance), "InstancePool.caller returned it"
         call = self._calls[request] = Call(caller, (model, None))

@@ -141,7 +141,8 @@ class CachedAnswers:
         self._statistics.record_cache_miss(lookup_ns + time.monotonic_ns() - started_ns)
 
     def close(self) -> None:
-        """Delete the answers, also of requests in flight: the version, or a member of the ensemble, is gone."""
+        """Delete the answers, including those of requests in flight: the version, or a member of the ensemble, is
+        gone."""
         self._cache.forget(self._owner)
         self._owner = object()
 

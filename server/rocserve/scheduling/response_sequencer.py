@@ -28,7 +28,7 @@ class ResponseSequencer:
         return not self._is_sending and self._tickets[0] is ticket
 
     def send_due(self) -> None:
-        """Send the responses that need not wait any more."""
+        """Send the responses whose wait is over."""
         if self._is_sending:
             return
         self._is_sending = True

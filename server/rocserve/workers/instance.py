@@ -80,7 +80,7 @@ class Instance:
         self._sent: dict[int, SentBatch] = {}
         """By id, in the order of sending, which is also the order of running."""
         self._unposted: deque[SentBatch] = deque()
-        """Batches that wait for the copy of their inputs, or behind such a batch, because they may use its layouts."""
+        """Batches that wait for the copy of their inputs, or after such a batch, because they may use its layouts."""
         self._places_to_return: list[int] = []
         self._files_to_forget: deque[int] = deque()
         self._forget_timer: TimerHandle | None = None
@@ -122,7 +122,7 @@ class Instance:
 
     def execute(self, is_grouped: bool, members: Sequence[Member], on_outcome: Callable[[BatchOutcome], None]) -> None:
         """Write a batch's inputs where the worker reads them, and start the batch. `is_grouped`: its requests run one
-        by one. Raises WorkerGone if the instance takes no batches any more, ServeError (UNAVAILABLE) if the worker does
+        by one. Raises WorkerGone if the instance no longer takes batches, ServeError (UNAVAILABLE) if the worker does
         not read its batches, and as BatchWriter.write."""
         try:
             has_place = self._work.reserve()

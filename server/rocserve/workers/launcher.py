@@ -104,7 +104,7 @@ class WorkerLauncher:
         self._models_as_other_user: set[str] = set()
         """Models whose workers do not run as the preferred user."""
         self._pipe, self._pipe_writer = os.pipe2(os.O_CLOEXEC)
-        # Workers, also those of other users, open the pipe a second time (core/exit_with_parent.py).
+        # Workers, including those of other users, open the pipe a second time (core/exit_with_parent.py).
         os.fchmod(self._pipe, 0o444)
         self._started_at = self._last_message_at = time.monotonic()
         """When the zygote last sent something; less than `_started_at` if it has sent nothing yet."""

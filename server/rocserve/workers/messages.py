@@ -107,7 +107,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Reports what the engine is doing. Comes at any time after Load; after Loaded, it reports background work."""
+    """Reports the engine's current work. Sent at any time after Load; after Loaded, it reports background work."""
 
     text: str
     properties: Mapping[str, str] = field(default_factory=dict)

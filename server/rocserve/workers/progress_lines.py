@@ -1,4 +1,4 @@
-"""Lines that say what the workers of a version are doing."""
+"""Makes the lines about the current work of a version's workers."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class VersionWorkers:
 
     @property
     def load_check(self) -> LoadCheckReport:
-        """What the workers' checks of the model have found, each finding once."""
+        """The findings of the workers' checks of the model, each once."""
         return merged(worker.load_check for worker in self._workers)
 
     @property
@@ -126,8 +126,8 @@ class VersionWorkers:
         """All workers run again."""
 
     def progress(self, text: str, is_check: bool) -> None:
-        """What the workers' engines are doing, in one line; "" = nothing. Also called during the load. `is_check`: they
-        check the model."""
+        """The current work of the workers' engines, in one line; "" = none. Also called during the load. `is_check`:
+        they check the model."""
 
     def described(self, properties: Mapping[str, str]) -> None:
         """The engines have described the model."""
@@ -342,7 +342,7 @@ class VersionWorkers:
 
         self._loop.call_soon_threadsafe(report)
 
-    # What the workers are doing
+    # Progress
 
     def _note_down(self, worker: Worker, reason: str, delay_seconds: float) -> None:
         self.restarts += not worker.is_down

@@ -65,7 +65,7 @@ class ServerGone(ServeError):
 
 
 RESULT_START = data_start(2)
-"""Where the only result of a batch begins in its slot, behind the header and the result's entry."""
+"""The start of a batch's only result in its slot, after the header and the result's entry."""
 
 
 @dataclass(slots=True, eq=False)

@@ -53,7 +53,7 @@ class WorkerOutput:
         self._pause_timer: asyncio.TimerHandle | None = None
         self._partial_line = b""
         self._drops_rest_of_line = False
-        # Lines and characters: as many at once, and then as many a second.
+        # Lines and characters: so many as a burst, and so many a second.
         self._line_allowance = Allowance(500, 100)
         self._character_allowance = Allowance(256 * 1024, 32 * 1024)
         self._dropped_lines = 0

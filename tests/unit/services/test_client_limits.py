@@ -91,7 +91,7 @@ def test_a_client_sends_so_many_requests_a_second() -> None:
     limits = ClientLimits(0, 10, clock)
     for _ in range(10):
         admit(limits, "10.0.0.1").send(None)
-    assert "more than the 10 requests a second" in refusal(limits, "10.0.0.1")
+    assert "more than 10 requests a second" in refusal(limits, "10.0.0.1")
     admit(limits, "10.0.0.2")
     clock.now += 0.25
     for _ in range(2):

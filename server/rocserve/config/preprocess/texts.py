@@ -42,7 +42,7 @@ _ROLES = {
 _IDS_TYPES = frozenset({DataType.INT64, DataType.INT32})
 _EXPECTED = (
     "integer inputs [batch, sequence] (INT64 or INT32): token ids, and attention_mask, token_type_ids and position_ids"
-    " as far as it takes them"
+    " if the model has them"
 )
 _POOLED, _UNPOOLED = ("sentence_embedding",), ("last_hidden_state", "token_embeddings")
 """The outputs that hold a text's vector, and its tokens' vectors, by the names that exporters give them."""

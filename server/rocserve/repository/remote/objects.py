@@ -22,7 +22,7 @@ _LONGEST_NAME = 255
 
 
 class StoreError(Exception):
-    """A store fails to provide something. The text says what was expected, what was received and what to do."""
+    """A store fails to provide something. The text has the expectation, the fact and the remedy."""
 
 
 class ObjectChanged(StoreError):

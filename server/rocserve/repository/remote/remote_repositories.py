@@ -152,7 +152,7 @@ class RemoteRepository:
                 # The cache was cleared meanwhile.
                 self.open_copy()
         except (StoreError, OSError) as error:
-            goes_on = "; what was taken before goes on being served" if self.has_copy else ""
+            goes_on = "; the earlier copy stays served" if self.has_copy else ""
             text = f"{self.place.url}: {error}{goes_on}"
             if text != self.failure:
                 self._log.error("%s", text)

@@ -106,7 +106,7 @@ class Room(Generic[AnyTenant]):
             tenant.stage = Stage.UNLOADED
 
     def loaded(self, tenant: AnyTenant, needs: Mapping[str, int]) -> None:
-        """Note that the tenant is loaded, or stays loaded because it got a request, and what it needs."""
+        """Note that the tenant is loaded, or stays loaded because it got a request, with its needs."""
         tenant.stage, tenant.needs = Stage.LOADED, needs
 
     def remove(self, tenant: AnyTenant) -> None:

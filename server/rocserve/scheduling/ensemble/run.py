@@ -4,7 +4,7 @@ As in Triton, a step runs when all tensors that it reads exist, independent step
 that a wanted output needs run. A tensor is released after its last reader. Each request looks members up by name, so a
 member that was replaced serves the next request.
 
-A decoupled member answers any number of times. Each answer opens an iteration: the steps behind the member run once for
+A decoupled member answers any number of times. Each answer opens an iteration: the steps after the member run once for
 each iteration, on its tensors. The ensemble answers once for each iteration, in their order.
 """
 
@@ -200,7 +200,7 @@ class EnsembleRun:
                 self.parts.memory.steps.release(self._holding, -more)
             sequence = request.sequence
             if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
-                # A model may give the steps behind it a separate sequence.
+                # A model may give the steps after it a separate sequence.
                 sequence, _ = take_sequence(response.parameters)
             for tensor in outputs:
                 name, data, slot = step.output_map[tensor.name], tensor.data, response.slot

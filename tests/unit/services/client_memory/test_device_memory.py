@@ -59,6 +59,6 @@ def test_a_process_that_is_stuck_in_a_driver_ends_with_the_server(tmp_path: Path
 
 @pytest.mark.long
 def test_a_process_that_finds_no_gpu_says_so_and_ends() -> None:
-    why = "finds no GPU here" if importlib.util.find_spec("torch") else "it has closed its socket"
+    why = "finds no usable GPU" if importlib.util.find_spec("torch") else "it has closed its socket"
     with pytest.raises(ServeError, match=why):
         DeviceProcess()
