@@ -18,7 +18,7 @@ def path_within(base: Path, name: str, roots: Sequence[Path], what: str) -> Path
     try:
         target = (base / pure).resolve()
     except (OSError, RuntimeError):
-        raise invalid_argument(f"{what} '{name}' is a broken link") from None
+        raise invalid_argument(f"{what} '{name}' is a link that leads nowhere") from None
     if not any(target.is_relative_to(root.resolve()) for root in roots):
         raise invalid_argument(f"{what} '{name}' is a link that leads out of the model's folder, to {target}")
     try:

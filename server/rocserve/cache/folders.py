@@ -164,7 +164,7 @@ def _refusal(folder: Path, reason: str, remedy: str) -> ServeError:
 
 _DIGESTS = ".sha256"
 _LOCK, _NEW = ".lock", ".new"
-ANOTHER_PLACE = "free disk space, or name another folder with --cache-directory"
+ANOTHER_PLACE = "make room, or name another folder with --cache-directory"
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ print(*warnings, sep="\\n")
     lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
     assert lines[:2] == [f"True {3 << 20}", "True"]
     assert f"nothing can be compiled into {disk}/cache: the disk has " in lines[2]
-    assert " MiB free, and a program may take 64 MiB; free disk space, or name" in lines[2]
+    assert " MiB free, and a program may take 64 MiB; make room, or name" in lines[2]
 
 
 @pytest.mark.parametrize("full_while", ["saving", "describing"])
@@ -184,8 +184,8 @@ print(*warnings, sep="\\n")
     lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
     assert lines == [
         f"True {100 << 20} []",
-        f"nothing can be compiled into {disk}/cache: No space left on device; free disk space, or name another folder"
-        " with --cache-directory",
+        f"nothing can be compiled into {disk}/cache: No space left on device; make room, or name another folder with"
+        " --cache-directory",
     ]
 
 
@@ -250,7 +250,7 @@ except Exception as error:
     (line,) = printed_lines(start(SPARE_OPENED + script, disk / "cache", disk / "spare", before=small))
     assert "UNAVAILABLE" in line
     assert f"there is no place to compile into ({disk}/cache: the disk has 2 MiB free" in line
-    assert line.endswith("free disk space, or name another folder with --cache-directory')")
+    assert line.endswith("make room, or name another folder with --cache-directory')")
 
 
 def test_a_folder_that_cannot_be_made_is_replaced(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ class TestExternalData:
             ({"location": "../w"}, "external data of model.onnx: '../w' must be a path within its folder"),
             ({"location": "/etc/passwd"}, "'/etc/passwd' must be a path within its folder"),
             ({"location": "out"}, "'out' is a link that leads out of the model's folder, to /etc"),
-            ({"location": "loop"}, "'loop' is a broken link"),
+            ({"location": "loop"}, "'loop' is a link that leads nowhere"),
             ({"location": "folder"}, "needs external data file 'folder', which is not there"),
             ({"location": "pipe"}, "needs external data file 'pipe', which is not there"),
             ({"location": "w" * 256}, "wwww' cannot be read: File name too long"),
