@@ -129,7 +129,7 @@ PARAMETER_CASES = [
             ("timeout", "a minute", 60_000_000),
             ("timeout", "below zero", -1),
             ("timeout", "text", "5"),
-            ("timeout", "text that is no number", "soon"),
+            ("timeout", "text that is not a number", "soon"),
             ("timeout", "flag", True),
             ("timeout", "fraction", 1.5),
             ("timeout", "unsigned", unsigned(60_000_000)),

@@ -137,7 +137,7 @@ REFUSED_LOADS = [
     exchange("load with a configuration that is bytes", load("control_asked", config=override().encode())),
     exchange("load with a configuration that has no value", load("control_asked", config=None)),
     exchange("load with an empty configuration", load("control_asked", config="")),
-    exchange("load with a configuration that is no JSON", load("control_asked", config="{")),
+    exchange("load with a configuration that is not JSON", load("control_asked", config="{")),
     exchange("load with a configuration of an unknown field", load("control_asked", config=override(colour="red"))),
     exchange("load with a configuration of another name", load("control_asked", config=override(name="other"))),
     exchange(

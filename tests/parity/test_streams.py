@@ -30,7 +30,7 @@ ONE_ANSWER_CASES = [
     stream("one request", add_sub()),
     stream("one request with an id", add_sub(request_id="one")),
     stream("three requests", *(add_sub(request_id=str(index)) for index in range(3))),
-    stream("one request whose last answer is told", add_sub(parameters=TELL_THE_LAST, request_id="a")),
+    stream("one request whose last answer is reported", add_sub(parameters=TELL_THE_LAST, request_id="a")),
     stream("last answer told and not told", add_sub(parameters=TELL_THE_LAST), add_sub()),
     stream("last answer expressly not told", add_sub(parameters={"triton_enable_empty_final_response": False})),
     stream("classes", add_sub(outputs=[Output("OUTPUT0", {"classification": 2})])),
@@ -64,13 +64,13 @@ REFUSED_CASES = [
     stream("wrong shape in a stream", infer("add_sub", FIRST, raw_input("INPUT1", [[1]]))),
     stream("wrong datatype in a stream", infer("add_sub", FIRST, raw_input("INPUT1", ROW, "float32"))),
     stream("no data in a stream", infer("add_sub", FIRST, Input("INPUT1", "INT32", [1, 4]))),
-    stream("unknown model whose last answer is told", infer("missing", request_id="a", parameters=TELL_THE_LAST)),
+    stream("unknown model whose last answer is reported", infer("missing", request_id="a", parameters=TELL_THE_LAST)),
     stream(
-        "missing input whose last answer is told", infer("add_sub", FIRST, request_id="a", parameters=TELL_THE_LAST)
+        "missing input whose last answer is reported", infer("add_sub", FIRST, request_id="a", parameters=TELL_THE_LAST)
     ),
     stream("error of a model in a stream", infer("faults", raw_input("MODE", [b"error"], "object"), request_id="a")),
     stream(
-        "error of a model whose last answer is told",
+        "error of a model whose last answer is reported",
         infer("faults", raw_input("MODE", [b"error"], "object"), request_id="a", parameters=TELL_THE_LAST),
     ),
     stream(

@@ -198,7 +198,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         [
             "load with files",
             "load with files of a model that there is none of",
-            "HTTP: load with a file that is no base64",
+            "HTTP: load with a file that is not base64",
         ],
         "^OK|^400: .*load failed for model 'http_missing': version 1 is at UNAVAILABLE state",
         "^(PERMISSION_DENIED|403): .*models of backend 'python' are only loaded from the repository, not from",
@@ -344,7 +344,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "A wrong JSON length or compression is an error, and is not read as a raw tensor",
-        ["HTTP: header length that is no number", "HTTP: gzip that is none"],
+        ["HTTP: header length that is not a number", "HTTP: gzip that is none"],
         "Raw request must only have 1 input",
         "Unable to parse Inference-Header-Content-Length|is not valid gzip or deflate data",
     ),
@@ -409,7 +409,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         r"^INVALID_ARGUMENT: .* 'ID' data-type is 'BYTES', but model 'sequence_\d+' expects 'UINT64'$",
     ),
     Difference(
-        "The end of an iterative sequence is no failure; Triton counts its internal request for it",
+        "The end of an iterative sequence is not a failure; Triton counts its internal request for it",
         ["sequences: iterative", "sequences: iterative, oldest", "sequences: iterative, not again"],
         r"'fail': {'count': '\d+', 'ns': 1}",
         r"'fail': {}",
@@ -420,8 +420,8 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
             "no message",
             "message that is cut off",
             "field number zero",
-            "model name that is no UTF-8",
-            "id that is no UTF-8",
+            "model name that is not UTF-8",
+            "id that is not UTF-8",
             "group that does not end",
             "malformed ServerLive",
             "malformed ModelReady",
