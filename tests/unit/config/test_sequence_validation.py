@@ -117,7 +117,7 @@ def test_faults_are_told_in_tritons_words(batching: str, text: str) -> None:
 def test_controls_and_states_are_no_inputs() -> None:
     for name, what in (("S", "an input and a sequence batching control"), ("SI", "an input and a state input")):
         message = config(START + STATE % "", f"input {{ name: '{name}' data_type: TYPE_FP32 dims: [1] }}")
-        with pytest.raises(ServeError, match=f"tensor '{name}' is {what} for m; the server gives the model"):
+        with pytest.raises(ServeError, match=f"tensor '{name}' is {what} for m; the server adds controls"):
             check_readable(message)
 
 
