@@ -91,7 +91,11 @@ RULES = (
         ),
     ),
     Rule(r"\bwhoever\b", "name them: 'a user', 'the caller'"),
-    Rule(r"\bpass(?:ed|es|ing)? over\b", "'ignore' or 'skip'"),
+    Rule(
+        r"\bpass(?:ed|es|ing)? over\b",
+        "'ignore' or 'skip'",
+        (r"\ba preferred size passed over\b",),  # A digest of this name is recorded.
+    ),
     Rule(r"\bof (?:its|his|her|their|your|our|one's) own\b", "'its own ...', 'a separate ...', or nothing"),
     Rule(r"\b(?:comes?|came|coming) to be\b", "'becomes', 'is created'"),
     Rule(r"\b(?:is|are|was|were|be|been|being) told\b", "say who does it: 'the server notifies ...', 'reads', 'logs'"),

@@ -147,7 +147,7 @@ CASES = [
     Case("other shapes", "", [RUNNING, *waiting(1, 1), Arrival(width=2), Arrival(), Arrival()]),
     Case("a preferred size", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(*[1] * 10)]),
     Case("a preferred size, filled ahead", "preferred_batch_size: [ 4 ]", [RUNNING, *waiting(*[1] * 10)]),
-    Case("a skipped preferred size", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(3, 3, 2)]),
+    Case("a preferred size passed over", f"preferred_batch_size: [ 4 ] {NO_PREFETCH}", [RUNNING, *waiting(3, 3, 2)]),
     Case("two preferred sizes", f"preferred_batch_size: [ 2, 4 ] {NO_PREFETCH}", [RUNNING, *waiting(*[1] * 7)]),
     Case(
         "a delay that waits for a preferred size",
