@@ -214,7 +214,7 @@ def test_clients_that_ask_at_once_share_an_endpoint(serve, connect, repository: 
         missing = [threads.submit(client.worker_load, "onnx", {"model": "none.onnx"}) for _ in range(4)]
     assert set(same) == {"onnx"}
     assert sorted(different) == ["onnx-0", "onnx-1", "onnx-2", "onnx-3"]
-    assert all(isinstance(each.exception(), grpc.RpcError) for each in missing)
+    assert all(isinstance(one.exception(), grpc.RpcError) for one in missing)
     assert client.model_list() == ["onnx", *sorted(different)]
     for endpoint in ["onnx", *different]:
         client.worker_unload(endpoint)

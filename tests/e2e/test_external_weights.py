@@ -52,7 +52,7 @@ def test_weights_that_come_late_or_go(serve, repository: Path) -> None:
     (folder / "weights.bin").unlink()
     server: RocserveProcess = serve(repository, flags=FLAGS)
     client = server.client()
-    missing = "needs external data file 'weights.bin', which is not there; copy it into the same folder"
+    missing = "needs external data file 'weights.bin', which is missing; copy it into the same folder"
     wait_until(lambda: missing in reason(client), "the reason")
     (folder / "weights.bin").write_bytes(weights)
     wait_until(lambda: client.is_model_ready("external"), "the model")

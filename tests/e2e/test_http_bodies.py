@@ -76,7 +76,7 @@ def test_a_body_for_another_call_names_that_call(http_server: RocserveProcess) -
     assert (status, answer["error"]) == (
         500,
         "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'; the body has the inputs as"
-        " its members, which is the form of /v2/models/add_sub/generate: send it there",
+        " its members, the form of the generate call: send it to /v2/models/add_sub/generate",
     )
     # Small JSON is parsed at once, large JSON in another process.
     for size in (100, 500_000):

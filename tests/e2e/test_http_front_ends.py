@@ -110,10 +110,10 @@ def test_a_client_s_requests_are_counted_over_all(server: RocserveProcess) -> No
     with ThreadPoolExecutor(2 * CLIENTS) as pool:
         asked = [pool.submit(infer, server, "gated") for _ in range(2 * CLIENTS)]
         try:
-            wait_until(lambda: sum(each.done() for each in asked) == refusals, "the refusals")
+            wait_until(lambda: sum(one.done() for one in asked) == refusals, "the refusals")
         finally:
             gate_of(server).touch()
-        answers = [each.result() for each in asked]
+        answers = [one.result() for one in asked]
     refused = [answer for status, answer in answers if status == 429]
     assert len(refused) == refusals
     assert all("the most for one client (--max-requests-per-client)" in answer["error"] for answer in refused)

@@ -61,11 +61,11 @@ def test_base64_of_an_image_that_is_parsed_elsewhere(http_server: RocserveProces
 @pytest.mark.parametrize(
     ("element", "text"),
     [
-        ({"b64": "no base64!"}, "input 'INPUT_BYTES' has an element that is no base64"),
-        ({"b64": "QQ"}, "input 'INPUT_BYTES' has an element that is no base64: Incorrect padding"),
-        ({"b64": 1}, "input 'INPUT_BYTES': bytes in base64 are given as a text, or as {\"b64\": text}"),
-        ({"b64": "QQ==", "more": 1}, "input 'INPUT_BYTES': bytes in base64 are given as a text"),
-        ({}, "input 'INPUT_BYTES': bytes in base64 are given as a text"),
+        ({"b64": "no base64!"}, "input 'INPUT_BYTES' has an element that is not base64"),
+        ({"b64": "QQ"}, "input 'INPUT_BYTES' has an element that is not base64: Incorrect padding"),
+        ({"b64": 1}, "input 'INPUT_BYTES': expected base64 as a text, or as {\"b64\": text}"),
+        ({"b64": "QQ==", "more": 1}, "input 'INPUT_BYTES': expected base64 as a text"),
+        ({}, "input 'INPUT_BYTES': expected base64 as a text"),
     ],
 )
 def test_what_is_no_base64(http_server: RocserveProcess, element: Any, text: str) -> None:
@@ -101,7 +101,7 @@ def test_a_form_for_the_only_input(http_server: RocserveProcess) -> None:
     ("body", "text"),
     [
         (form(("nothing", b"")), "unexpected inference input 'nothing' for model 'types'"),
-        (b"", "with the boundary that its Content-Type tells: it ends within a part"),
+        (b"", "for the boundary in Content-Type: it ends within a part"),
         (form(("INPUT_BYTES", b"a"))[:-8], "it ends within a part"),
         (f"--{BOUNDARY}\r\nContent-Disposition: form-data\r\n\r\n\r\n--{BOUNDARY}--".encode(), "part 1 has no name"),
         (f"--{BOUNDARY}\r\n{'x' * 9000}\r\n\r\n\r\n--{BOUNDARY}--".encode(), "part 1 has no head of at most 8190"),

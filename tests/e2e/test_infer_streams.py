@@ -78,8 +78,8 @@ def repeat_body(count: int, **more: Any) -> dict[str, Any]:
 def test_each_response_of_a_decoupled_model_is_one_object(http_server: RocserveProcess, accept: str) -> None:
     told = answers(http_server, "repeat", repeat_body(3, id="seven"), accept)
     assert len(told) == 3
-    assert {(each["id"], each["model_name"], each["model_version"]) for each in told} == {("seven", "repeat", "1")}
-    assert all(len(values(each, "OUT")) == 1 for each in told)
+    assert {(one["id"], one["model_name"], one["model_version"]) for one in told} == {("seven", "repeat", "1")}
+    assert all(len(values(one, "OUT")) == 1 for one in told)
     assert answers(http_server, "repeat", repeat_body(0), accept) == []
 
 
@@ -116,7 +116,7 @@ def test_inputs_may_be_binary_but_outputs_may_not(http_server: RocserveProcess) 
     ):
         connection, response = begin(http_server, "repeat", repeat_body(1, **more), LINES)
         assert response.status == 400
-        assert json.loads(response.read())["error"].startswith("a stream has its outputs in JSON: ")
+        assert json.loads(response.read())["error"].startswith("a stream sends outputs as JSON: ")
         connection.close()
 
 

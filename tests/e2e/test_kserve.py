@@ -50,7 +50,7 @@ class Question:
 
 def answers(kserve: Environment, *questions: Question) -> list[Mapping[str, Any]]:
     """The models' answers to KServe's clients, which are the same over REST and gRPC."""
-    words = [word for each in questions for word in (each.grpc_address, each.http_address, each.model, each.data)]
+    words = [word for one in questions for word in (one.grpc_address, one.http_address, one.model, one.data)]
     ran = subprocess.run(
         [kserve.programs / "python", SUPPORT / "kserve_calls.py", *words],
         capture_output=True,
@@ -98,7 +98,7 @@ def test_the_objects_are_as_kserve_has_them(kserve: Environment) -> None:
         check=False,
     )
     assert (ran.stdout, ran.returncode) == ("", 0), ran.stderr
-    kinds = [(each["kind"], each["metadata"]["name"]) for each in objects(text)]
+    kinds = [(one["kind"], one["metadata"]["name"]) for one in objects(text)]
     assert kinds[:4] == [
         (kind, name) for kind in ("ClusterServingRuntime", "ServingRuntime") for name in ("rocserve", "rocserve-rocm")
     ]

@@ -90,14 +90,14 @@ class Prometheus:
             f"http://127.0.0.1:{self._port}/api/v1/query?{words}", timeout=PATIENCE_SECONDS
         ) as answer:
             series = json.load(answer)["data"]["result"]
-        return [each for each in series if each["value"][1] != "NaN"]
+        return [one for one in series if one["value"][1] != "NaN"]
 
     def _is_ready(self) -> bool:
         assert self._process is not None
         listening = [
-            each.laddr.port
-            for each in psutil.Process(self._process.pid).net_connections("tcp")
-            if each.status == psutil.CONN_LISTEN
+            one.laddr.port
+            for one in psutil.Process(self._process.pid).net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN
         ]
         if not listening:
             return False
@@ -148,8 +148,8 @@ ELEMENTS = 115_000
 def test_the_objects_are_as_their_schemas_have_them(overlay: str) -> None:
     text = rendered(f"kustomize/overlays/{overlay}")
     found = objects(text)
-    others = [(KINDS_OF_OTHERS[each["apiVersion"]], each) for each in found if each["apiVersion"] in KINDS_OF_OTHERS]
-    own = yaml.safe_dump_all([each for each in found if each["apiVersion"] not in KINDS_OF_OTHERS])
+    others = [(KINDS_OF_OTHERS[one["apiVersion"]], one) for one in found if one["apiVersion"] in KINDS_OF_OTHERS]
+    own = yaml.safe_dump_all([one for one in found if one["apiVersion"] not in KINDS_OF_OTHERS])
     assert len(found) == 9
     validate = tool("venv/bin/kubernetes-validate")
     ran = subprocess.run([validate, "--strict", "-"], input=own, capture_output=True, text=True, check=False)
@@ -176,11 +176,11 @@ def test_models_in_an_image(overlay: str, tmp_path: Path) -> None:
     }
     own = {kind: [os.path.relpath(folder, tmp_path) for folder in folders] for kind, folders in parts.items()}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own))
-    found = [each for each in objects(rendered(str(tmp_path))) if each["kind"] in ("Deployment", "StatefulSet")]
+    found = [one for one in objects(rendered(str(tmp_path))) if one["kind"] in ("Deployment", "StatefulSet")]
     (workload,) = found
     before, after = (
-        {volume["name"]: volume for volume in each["spec"]["template"]["spec"]["volumes"]}
-        for each in (the(workload["kind"], rendered(f"kustomize/overlays/{overlay}")), workload)
+        {volume["name"]: volume for volume in one["spec"]["template"]["spec"]["volumes"]}
+        for one in (the(workload["kind"], rendered(f"kustomize/overlays/{overlay}")), workload)
     )
     image = {"reference": "registry.example.com/models:1", "pullPolicy": "IfNotPresent"}
     assert after == {**before, "models": {"name": "models", "image": image}}
@@ -192,8 +192,8 @@ def test_models_in_an_image(overlay: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_names_other_objects_names_some_that_are_there(overlay: str) -> None:
     found = objects(rendered(f"kustomize/overlays/{overlay}"))
-    (workload,) = [each for each in found if each["kind"] in ("Deployment", "StatefulSet")]
-    (scaler,) = [each for each in found if each["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
+    (workload,) = [item for item in found if item["kind"] in ("Deployment", "StatefulSet")]
+    (scaler,) = [item for item in found if item["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
     assert scaler["spec"]["scaleTargetRef"] == {
         "apiVersion": workload["apiVersion"],
         "kind": workload["kind"],
@@ -203,13 +203,13 @@ def test_what_names_other_objects_names_some_that_are_there(overlay: str) -> Non
     labels = {"matchLabels": workload["spec"]["template"]["metadata"]["labels"]}
     (container,) = workload["spec"]["template"]["spec"]["containers"]
     ports = {port["name"] for port in container["ports"]}
-    for each in found:
-        if each["kind"] == "Service":
-            assert {"matchLabels": each["spec"]["selector"]} == labels
-            assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
-        elif each["kind"] in ("PodDisruptionBudget", "NetworkPolicy"):
-            assert labels in (each["spec"].get("selector"), each["spec"].get("podSelector"))
-        elif each["kind"] == "ServiceMonitor":
+    for item in found:
+        if item["kind"] == "Service":
+            assert {"matchLabels": item["spec"]["selector"]} == labels
+            assert {port["targetPort"] for port in item["spec"]["ports"]} <= ports
+        elif item["kind"] in ("PodDisruptionBudget", "NetworkPolicy"):
+            assert labels in (item["spec"].get("selector"), item["spec"].get("podSelector"))
+        elif item["kind"] == "ServiceMonitor":
             scraped = [one for one in found if one["metadata"].get("labels", {}).get("rocserve/scraped") == "true"]
             assert [one["metadata"]["name"] for one in scraped] == [LABELS["service"]]
     arguments = dict(word.lstrip("-").split("=") for word in container["args"])
@@ -287,7 +287,7 @@ def test_every_alert_is_raised_by_what_it_is_for(monitored: Monitored) -> None:
 
 
 def restarts(prometheus: Prometheus) -> list[str]:
-    return [each["value"][1] for each in prometheus.query('rocserve_worker_restarts_total{model="slow"}')]
+    return [one["value"][1] for one in prometheus.query('rocserve_worker_restarts_total{model="slow"}')]
 
 
 def test_every_query_has_data(monitored: Monitored) -> None:

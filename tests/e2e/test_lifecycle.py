@@ -38,7 +38,7 @@ def test_sigterm_finishes_the_work_in_hand(serve, repository: Path, whole_group:
         server.begin_end(whole_group)
         gate.touch()
         assert server.process.wait(PATIENCE_SECONDS) == 0
-        assert [each.result() for each in asked] == [[1, 2]] * 4
+        assert [one.result() for one in asked] == [[1, 2]] * 4
     assert "ended" in server.log_text
 
 

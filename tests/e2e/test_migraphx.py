@@ -195,7 +195,7 @@ class TestSharedPrograms:
         wait_until(lambda: index_entry(client, "mlp") == ("READY", ""), "all programs")
         (worker,) = server.workers("mlp")
         worker.kill()
-        wait_until(lambda: [each.pid for each in server.workers("mlp")] not in ([], [worker.pid]), "another worker")
+        wait_until(lambda: [one.pid for one in server.workers("mlp")] not in ([], [worker.pid]), "another worker")
         inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 2)
         wait_until(lambda: answers(client, "mlp", inputs), "an answer")
         assert server.log_text.count("of model 'mlp': saving") == 2

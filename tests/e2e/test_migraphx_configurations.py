@@ -207,7 +207,7 @@ def test_instances_have_programs_of_their_own_and_all_answer(server: RocservePro
         thread.join()
     assert not wrong
     maps = [Path(f"/proc/{worker.pid}/maps") for worker in server.workers() if "two_instances" in title(worker.pid)]
-    assert len(maps) == 2 and all("libmigraphx" in each.read_text() for each in maps)
+    assert len(maps) == 2 and all("libmigraphx" in one.read_text() for one in maps)
 
 
 def title(pid: int) -> str:

@@ -124,7 +124,7 @@ def test_token_ids(served: Served) -> None:
     assert answer["usage"]["prompt_tokens"] == 5
     status, message, param, _ = served.fault("/v1/embeddings", {"model": "plain", "input": [7, 8]})
     assert (status, param) == (400, "input")
-    assert "model 'plain' takes texts, and input has token ids" in message
+    assert "model 'plain': expected texts as input, got token ids" in message
     assert "check_embedding_ctx_length=False" in message
 
 
@@ -224,7 +224,7 @@ def test_other_refusals_have_the_form_too(served: Served) -> None:
         400, "failed to parse the request JSON buffer: Missing a name for object member. at 1", None, None,
     )  # fmt: skip
     status, message, _, _ = served.fault("/v1/chat/completions", {"model": "letters"})
-    assert (status, "and none that write it" in message) == (404, True)
+    assert (status, "not models that generate it" in message) == (404, True)
     status, answer = served.get("/v1/embeddings")
     assert (status, answer["error"]["type"]) == (405, "invalid_request_error")
     status, message, _, _ = served.fault("/v1/embeddings", {"model": "plain", "input": ["a", "fail"]})
@@ -314,7 +314,7 @@ def test_openais_client(served: Served, openai: Any) -> None:
         with pytest.raises(openai.BadRequestError, match="expected a text of at least one character") as faulty:
             client.embeddings.create(model="letters", input=["a", ""])
         assert (faulty.value.type, faulty.value.param) == ("invalid_request_error", "input")
-        with pytest.raises(openai.NotFoundError, match="none that write it"):
+        with pytest.raises(openai.NotFoundError, match="not models that generate it"):
             client.chat.completions.create(model="letters", messages=[{"role": "user", "content": "Hello"}])
 
 
@@ -342,10 +342,10 @@ def test_coheres_clients(served: Served, monkeypatch: pytest.MonkeyPatch) -> Non
     first, second = cohere.Client(**flags), cohere.ClientV2(**flags)
     for client in (first, second):
         answer = client.rerank(**asked, top_n=1)
-        assert [(each.index, each.relevance_score) for each in answer.results] == [(1, 3.0)]
+        assert [(one.index, one.relevance_score) for one in answer.results] == [(1, 3.0)]
         assert answer.meta.tokens.input_tokens == 7
     answer = first.rerank(**asked, return_documents=True)
-    assert [each.document.text for each in answer.results] == [*reversed(asked["documents"])]
+    assert [one.document.text for one in answer.results] == [*reversed(asked["documents"])]
     with pytest.raises(cohere.BadRequestError, match="unknown member 'priority'"):
         second.rerank(**asked, priority=1, request_options={"max_retries": 0})
     with pytest.raises(cohere.NotFoundError, match="model_not_found"):

@@ -114,7 +114,7 @@ def test_a_configuration_that_batches_a_batch_1_export_is_served(tmp_path: Path)
     (folder / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG)
     with RocserveProcess([], str(folder), "--log-verbose=1", log=tmp_path / "server.log") as server:
         server.wait_until_ready()
-        text = "has the batch size 1 in its file: the rows of a batch are run one by one"
+        text = "has batch size 1 in its file: the rows of a batch run one by one"
         wait_until(lambda: text in server.log_text, "the worker's line in the log")
         assert asked(server, "m", [[1, 2], [3, 4], [5, 6]]) == [[-1, -2], [-3, -4], [-5, -6]]
 
@@ -147,7 +147,7 @@ def test_a_model_is_sent_no_more_rows_than_its_worker_has_memory_for(tmp_path: P
         most = server.client().get_model_config("wide").config.max_batch_size
         # How many depends on the machine's free memory too.
         assert most < 32
-        text = f"its memory suffices for batches of {most} rows"
+        text = f"memory suffices for batches of {most} rows"
         wait_until(lambda: text in server.log_text, "the worker's line in the log")
         assert asked(server, "wide", [[1, 2]] * most) == [[-1, 0]] * most
         assert "memory limit" not in server.log_text

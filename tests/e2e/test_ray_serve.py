@@ -230,8 +230,8 @@ def kill_a_node(cluster: RayCluster) -> tuple[set[str], list[psutil.Process]]:
         running = cluster.replicas()
         for node in cluster.raylets[1:]:
             family = node.children(recursive=True)
-            lost = {name for name, process in running.items() if process in {each.pid for each in family}}
-            servers = [each for each in family if "rocserve.cli" in command_of(each)]
+            lost = {name for name, process in running.items() if process in {one.pid for one in family}}
+            servers = [one for one in family if "rocserve.cli" in command_of(one)]
             if lost and servers:
                 cluster.raylets.remove(node)
                 for process in {node, *family} - set(servers):

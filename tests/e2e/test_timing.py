@@ -85,8 +85,8 @@ def test_each_response_of_a_decoupled_model_tells(http_server: RocserveProcess) 
         client.start_stream(lambda result, error: answers.put(error or result.get_response()))
         client.async_stream_infer("repeat", inputs, parameters={"timing": True})
         told = [read_parameters(answers.get(timeout=PATIENCE_SECONDS).parameters) for _ in range(3)]
-    assert [each["timing_instance"] for each in told] == ["repeat_0"] * 3
-    totals = [each["timing_total_ns"] for each in told]
+    assert [one["timing_instance"] for one in told] == ["repeat_0"] * 3
+    totals = [one["timing_total_ns"] for one in told]
     assert totals == sorted(totals)
 
 

@@ -92,13 +92,13 @@ def test_the_clients_wheel_needs_three_packages(
     packages = next(environment.glob("lib/python*/site-packages"))
     (metadata,) = distributions(name="rocserve_client", path=[str(packages)])
     assert metadata.version == rocserve.__version__
-    assert sorted(each.name for each in map(Requirement, metadata.requires or ())) == list(NEEDED)
+    assert sorted(one.name for one in map(Requirement, metadata.requires or ())) == list(NEEDED)
     # What they need is installed here; nothing else of this environment is in that one.
     lacking = list(NEEDED)
     while lacking:
         found = distribution(lacking.pop())
         requirements = map(Requirement, found.requires or ())
-        lacking += [each.name for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+        lacking += [one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
         for top in {Path(str(file)).parts[0] for file in found.files or ()} - {".."}:
             if not (packages / top).exists():
                 (packages / top).symlink_to(found.locate_file(top))

@@ -37,12 +37,12 @@ def test_a_draining_server_is_not_ready_and_serves(
     client, before = server.client(), connect(server)
     with grpc.insecure_channel(server.address) as channel:
         told = [watch(channel, service) for service in ("", "m")]
-        assert [next(each).status for each in told] == [SERVING, SERVING]
+        assert [next(one).status for one in told] == [SERVING, SERVING]
         assert ready(before) == (200, None)
         with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
             assert server.process is not None
             server.process.send_signal(signal.SIGTERM)
-            assert [next(each).status for each in told] == [NOT_SERVING, NOT_SERVING]
+            assert [next(one).status for one in told] == [NOT_SERVING, NOT_SERVING]
             load.wait_until_answered_by(1.0, times=20)
         assert load.failures == load.wrong == []
         # Each front end learns it by itself.
@@ -54,9 +54,9 @@ def test_a_draining_server_is_not_ready_and_serves(
         wait_until(lambda: ready(connect(server)) == (400, "close"), "the same for a new client")
         # A second signal ends the server immediately.
         assert server.terminate() == 1
-        for each in told:
+        for one in told:
             with pytest.raises(grpc.RpcError):
-                next(each)
+                next(one)
 
 
 def connect(server: RocserveProcess) -> http.client.HTTPConnection:
@@ -113,7 +113,7 @@ def answers_of_one_connection(server: RocserveProcess) -> int:
 def connections(server: RocserveProcess) -> set[int]:
     """The ports of gRPC's clients."""
     return {
-        each.raddr.port
-        for each in server.server_process().net_connections("tcp")
-        if each.laddr.port == server.port and each.status == "ESTABLISHED"
+        one.raddr.port
+        for one in server.server_process().net_connections("tcp")
+        if one.laddr.port == server.port and one.status == "ESTABLISHED"
     }

@@ -52,7 +52,7 @@ def lasting_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Ro
 
 
 def both_listen(server: RocserveProcess) -> bool:
-    return [listens(each, server.port) for each in server.front_ends()] == [True, True]
+    return [listens(one, server.port) for one in server.front_ends()] == [True, True]
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_the_server_ends_without_those_that_stand_still(ending_server: RocserveP
     front_ends = ending_server.front_ends()
     front_ends[0].send_signal(signal.SIGSTOP)
     assert ending_server.terminate() == 0
-    assert "has not ended in time; it is killed" in ending_server.log_text
+    assert "did not end in time and is killed" in ending_server.log_text
     wait_until_ended(front_ends)
 
 
@@ -260,7 +260,7 @@ def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, r
 
         def all_listen() -> bool:
             return first not in server.front_ends() and all(
-                [listens(each, port) for each in server.front_ends()] == [True, True] for port in ports
+                [listens(one, port) for one in server.front_ends()] == [True, True] for port in ports
             )
 
         wait_until(all_listen, "both front ends on both ports")
@@ -294,7 +294,7 @@ def test_a_port_that_somebody_else_has_is_an_error(tmp_path: Path, repository: P
             [repository], *FLAGS, f"--grpc-port={port}", "--reuse-grpc-port", log=tmp_path / "shared.log"
         ) as shared:
             assert shared.port == port
-            assert all(listens(each, port) for each in shared.front_ends())
+            assert all(listens(one, port) for one in shared.front_ends())
 
 
 def serve_on(repository: Path, port: int) -> subprocess.CompletedProcess[str]:

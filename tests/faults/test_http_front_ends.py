@@ -81,7 +81,7 @@ def wait_for_both(server: RocserveProcess, gone: psutil.Process) -> None:
     wait_until(
         lambda: (
             gone not in server.front_ends()
-            and [listens(each, server.http_port) for each in server.front_ends()] == [True, True]
+            and [listens(one, server.http_port) for one in server.front_ends()] == [True, True]
         ),
         "both front ends",
     )

@@ -50,7 +50,7 @@ def kill_and_wait(server, load: ConstantLoad) -> None:
     """Kill the worker, and wait until another one answers."""
     (worker,) = server.workers()
     worker.kill()
-    wait_until(lambda: {each.pid for each in server.workers()} - {worker.pid}, "the new worker")
+    wait_until(lambda: {one.pid for one in server.workers()} - {worker.pid}, "the new worker")
     # Each client may still count one answer of the old worker.
     load.wait_until_answered_by(1.0, times=THREADS + 1)
     wait_until(lambda: len(server.workers()) == 1, "the end of the old worker")

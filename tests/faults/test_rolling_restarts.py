@@ -56,7 +56,7 @@ class Clients:
         self.answers: Counter[str] = Counter()
         self.failures: list[tuple[str, str]] = []
         self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=each) for each in ways.items() for _ in range(THREADS)]
+        self._threads = [threading.Thread(target=self._ask, args=one) for one in ways.items() for _ in range(THREADS)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -102,7 +102,7 @@ def nginx(folder: Path, grpc_servers: Sequence[str], http_servers: Sequence[str]
         ROCSERVE_HTTP_LISTEN=own[1],
     )
     (folder / "site.conf").write_text(site)
-    paths = "".join(f"{each}_temp_path {folder};" for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    paths = "".join(f"{one}_temp_path {folder};" for one in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     whole = f"daemon off; pid {folder}/pid; error_log {folder}/error.log; events {{}}"
     (folder / "nginx.conf").write_text(f"{whole} http {{ access_log off; {paths} include {folder}/site.conf; }}")
     command = [program, "-c", folder / "nginx.conf", "-e", folder / "error.log"]
@@ -127,7 +127,7 @@ def http_way(address: str) -> Way:
 def connections_to(port: int) -> int:
     """This process's connections to a server: one for each thread of tritonclient, and one of rocserve_client."""
     found = psutil.Process().net_connections("tcp")
-    return sum(each.status == psutil.CONN_ESTABLISHED and each.raddr.port == port for each in found if each.raddr)
+    return sum(one.status == psutil.CONN_ESTABLISHED and one.raddr.port == port for one in found if one.raddr)
 
 
 @pytest.mark.timeout(1200 * ROUNDS)

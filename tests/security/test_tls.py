@@ -288,4 +288,4 @@ def test_a_pair_that_does_not_belong_together_ends_the_start(
         *(f"--grpc-server-cert={ours.certificate}", f"--grpc-server-key={theirs.key}"),
     )
     assert refused.returncode == 1
-    assert "cannot serve HTTP with TLS: expected PEM files that belong together" in refused.stderr
+    assert "cannot serve HTTP with TLS: expected a matching certificate and key as PEM files" in refused.stderr

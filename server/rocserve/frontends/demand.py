@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When front ends come and go. A share is of one CPU's time."""
+    """When front ends start and end. A share is a share of one CPU's time."""
 
     busy_share: float = 0.6
-    """The server's process is busy if its data plane works for more than this share while there are several requests at
-    once. Two clients that ask without a pause reach 0.8, and no number of clients more than 0.95. A client that asks
-    one by one reaches 0.3 to 0.8, but answers take 1.4 times as long with a process in between."""
+    """The server's process is busy if its data plane works for more than this share while several requests are in
+    flight. Two clients without pauses reach 0.8; no number of clients exceeds 0.95. A client with one request at a time
+    reaches 0.3 to 0.8, but its answers take 1.4 times as long with a process in between."""
     busy_seconds: float = 2.0
-    """Front ends come if the process has been busy for so long: they take half a second to start, so a burst would end
-    before they helped."""
+    """Front ends start if the process has been busy for this time. They take half a second to start, so a short burst
+    ends before they help."""
     quiet_share: float = 0.3
     """It is quiet if the data planes of all processes together work for less than this share, or if there is one
-    request at a time: half of `busy_share`, because a load at the limit must not move its clients to and fro."""
+    request at a time. Half of `busy_share`, so that a load at the limit does not move clients back and forth."""
     quiet_seconds: float = 600.0
-    """Front ends go if it has been quiet for so long. They cost memory only."""
+    """Front ends end if it has been quiet for this time. They cost only memory."""
     sample_seconds: float = 0.5
-    """Interval of the looks at the planes' work."""
+    """Interval of the samples."""
     renewal_seconds: float = 20.0
     """Age at which gRPC connections are renewed, because gRPC moves clients in no other way without losing calls. A
     renewal costs a client less than 2 ms."""
@@ -44,8 +44,8 @@ class Demand:
     """The time since which every sample has asked for a change."""
 
     def note(self, now: float, worked_seconds: float, in_flight: int) -> bool:
-        """Take a sample: the time, the seconds that the planes of all processes have worked until then, and the number
-        of requests in flight. Returns whether `has_front_ends` has changed."""
+        """Take a sample: the time, the seconds that the planes of all processes have worked so far, and the number of
+        requests in flight. Returns whether `has_front_ends` has changed."""
         last, self._last = self._last, (now, worked_seconds)
         if last is None or now <= last[0]:
             return False
@@ -65,6 +65,6 @@ class Demand:
         return True
 
     def forget(self, has_front_ends: bool) -> None:
-        """Begin anew, with front ends or without."""
+        """Forget all samples, and begin with front ends or without."""
         self.has_front_ends = has_front_ends
         self._last = self._since = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 LEAST_BYTES_PER_SECOND = 64 << 10
-"""Each so many bytes of a message grant a second to send or to read it, so only a client slower than half a megabit per
+"""This many bytes of a message grant a second to send or to read it, so only a client slower than half a megabit per
 second is late."""
 
 

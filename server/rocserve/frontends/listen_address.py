@@ -44,7 +44,7 @@ class ListenAddress:
         return unix_place(self.address)
 
     def shown(self, port: int) -> str:
-        """Return the address for people. `port`: the one that was found for 0."""
+        """Return the address as users read it. `port`: the one that was found for 0."""
         return str(self.unix or f"{self.address}:{port}")
 
     def bind(self) -> socket.socket:
@@ -82,7 +82,7 @@ class ListenAddress:
 
 
 def begin_no_handshakes(listening: socket.socket) -> None:
-    """Ignore new connections before a listening socket is closed: the kernel would reset those that come between the
+    """Ignore new connections before a listening socket is closed: the kernel would reset those that arrive between the
     last `accept` and the close, with their requests. Clients try again a second later."""
     with contextlib.suppress(OSError):  # A kernel without filters.
         set_filter(listening, _SO_ATTACH_FILTER, _NO_HANDSHAKE_BEGINS)
@@ -90,5 +90,5 @@ def begin_no_handshakes(listening: socket.socket) -> None:
 
 def set_filter(listening: socket.socket, option: int, instructions: Filter) -> None:
     """Set an option of SOL_SOCKET that takes a classic filter (struct sock_fprog of linux/filter.h). Raises OSError."""
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in instructions))
     listening.setsockopt(socket.SOL_SOCKET, option, struct.pack("HP", len(instructions), ctypes.addressof(code)))

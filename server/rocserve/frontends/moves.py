@@ -31,8 +31,9 @@ class Moves:
         processes: Callable[[], FrontEndProcesses],
         log: logging.Logger,
     ) -> None:
-        """`own` listens already. `has_filters`: see `kernel_has_filters`; otherwise front ends that have come stay,
-        because clients would come to them again and again. `processes` returns the front ends, not started yet."""
+        """`own` listens already. `has_filters`: see `kernel_has_filters`; without filters, front ends stay once they
+        have started, because they would get new clients again and again. `processes` returns the front ends, not
+        started yet."""
         self._demand = demand
         self._plane = plane
         self._own = own
@@ -43,7 +44,7 @@ class Moves:
         self._log = log
 
     async def run(self) -> None:
-        """Watch the demand, until cancelled, or until front ends have come to stay."""
+        """Watch the demand, until cancelled, or until front ends have started that stay."""
         loop, demand = asyncio.get_running_loop(), self._demand
         while self._has_filters or not demand.has_front_ends:
             await asyncio.sleep(demand.pace.sample_seconds)
@@ -68,7 +69,7 @@ class Moves:
             if self._has_filters:
                 self._ports.give_to_others(processes.count)
         except (OSError, RuntimeError) as error:
-            self._log.error("the server's process serves all clients: front ends cannot be started: %s", error)
+            self._log.error("front ends cannot be started, so the server's process serves all clients: %s", error)
             if self._has_filters:
                 self._ports.give_to_this_process()
             self._demand.forget(has_front_ends=False)

@@ -35,7 +35,7 @@ from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, defaul
 from rocserve.settings.unix_place import unix_place
 
 if TYPE_CHECKING:
-    # The modules of what is switched off are not imported.
+    # The modules of a service that is switched off are not imported.
     from rocserve.frontends.http.inference import HttpParts
     from rocserve.frontends.http.listener import HttpListener
     from rocserve.frontends.processes.supervisor import FrontEndProcesses
@@ -66,7 +66,7 @@ class _Started:
 
     port: int
     line: str
-    """For the log: where it listens, in Triton's words."""
+    """For the log: its address, in Triton's words."""
     details: Sequence[str] = ()
     """For the log, if it is verbose."""
 
@@ -104,7 +104,7 @@ class FrontEnds:
         shares_ports = any(where.reuse_port for where in self._addresses)
         # Other servers' sockets would be among those that the kernel chooses from.
         self._on_demand = asked is None and self._count > 0 and not shares_ports
-        """Whether the front ends come and go."""
+        """Whether the front ends start and end by demand."""
         self._renewal_ms = round(1000 * PACE.renewal_seconds) if self._on_demand else 0
         self._ports = SharedPorts(self._addresses)
         self._own: Transports | None = None
@@ -132,7 +132,7 @@ class FrontEnds:
             await self.drain(time.monotonic())
             await self.stop_metrics()
             return refusals
-        for _, started in sorted(self._started.items(), key=lambda each: _ORDER.index(each[0])):
+        for _, started in sorted(self._started.items(), key=lambda one: _ORDER.index(one[0])):
             for line in started.details:
                 self._log.debug("%s", line)
             self._log.info("%s", started.line)
@@ -141,7 +141,7 @@ class FrontEnds:
         return ()
 
     def status_command(self) -> str:
-        """Return the command that shows people this server's models."""
+        """Return the command by which users see this server's models."""
         grpc = self._settings.grpc
         if not grpc.allow:
             return "the repository index"
@@ -182,7 +182,7 @@ class FrontEnds:
         """Stop listening, let requests finish until the deadline (time.monotonic()), close all but metrics; immediately
         if cancelled. Raises the first error after all are closed."""
         grace = max(0.0, deadline - time.monotonic())
-        stopping = [each.stop(grace) for each in (self._own, self._processes) if each is not None]
+        stopping = [one.stop(grace) for one in (self._own, self._processes) if one is not None]
         self._own = self._processes = None
         try:
             outcomes = await asyncio.gather(*stopping, return_exceptions=True)
@@ -301,7 +301,7 @@ class FrontEnds:
         if has_filters:
             self._ports.give_to_this_process()
         else:
-            self._log.debug("the kernel cannot choose the process of a connection: front ends that have come stay")
+            self._log.debug("the kernel cannot choose the process of a connection: front ends stay once started")
         moves = Moves(Demand(PACE), self._plane, self._own, self._ports, has_filters, self._make_processes, self._log)
         self._moving = asyncio.create_task(moves.run())
 
@@ -309,7 +309,7 @@ class FrontEnds:
         settings = self._part(where)
         who = f"{self._count} processes" if self._count else "this process"
         if self._on_demand:
-            who = f"this process, and while that is busy by {who}"
+            who = f"this process, and by {who} while it is busy"
         line = f"Started {_SERVICES[where.protocol]} at {where.shown(port)}"
         if isinstance(settings, HttpSettings) and settings.allow_ui and where.unix is None:
             scheme, host = "https" if settings.use_ssl or settings.use_ssl_mutual else "http", _host(settings)

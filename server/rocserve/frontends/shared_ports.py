@@ -81,10 +81,10 @@ def kernel_has_filters() -> bool:
     with contextlib.ExitStack() as opened:
         first, second = (opened.enter_context(socket.socket()) for _ in range(2))
         try:
-            for each in (first, second):
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                each.bind(("127.0.0.1", 0) if each is first else first.getsockname())
-                each.listen(_TRIALS)
+            for one in (first, second):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                one.bind(("127.0.0.1", 0) if one is first else first.getsockname())
+                one.listen(_TRIALS)
             set_filter(first, _SO_ATTACH_REUSEPORT_CBPF, [(_RETURN, 0, 0, 1)])
             for _ in range(_TRIALS):
                 opened.enter_context(socket.create_connection(first.getsockname(), _TRIAL_SECONDS))
@@ -113,7 +113,7 @@ def sockets_of(place: int | str) -> Iterator[tuple[int, socket.socket]]:
     """Yield the descriptor of each of this process's sockets that are bound to the port, or to the path under which a
     Unix socket was bound, and a duplicate that is open until the next one."""
     for entry in Path("/proc/self/fd").iterdir():
-        # Descriptors come and go meanwhile.
+        # Other threads open and close descriptors meanwhile.
         with contextlib.suppress(OSError):
             if not str(entry.readlink()).startswith("socket:"):
                 continue

@@ -19,7 +19,7 @@ class CertificateFiles:
     chain: Path
     private_key: Path
     root: Path | None
-    """Clients must show a certificate that this one vouches for; None = clients need no certificate."""
+    """The root certificate that must have signed clients' certificates; None = clients need no certificate."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -27,7 +27,7 @@ class CertificateFiles:
 
     @property
     def expected(self) -> str:
-        return f"expected PEM files that belong together: {', '.join(map(str, self.paths))}"
+        return f"expected a matching certificate and key as PEM files: {', '.join(map(str, self.paths))}"
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class CertificateReloader:
                 if str(error) != self._fault:
                     self._fault = str(error)
                     self._log.warning(
-                        "the renewed certificate '%s' cannot be used (%s); %s goes on with the earlier one",
+                        "cannot use the renewed certificate '%s' (%s); %s keeps the earlier one",
                         self._files.chain,
                         error,
                         self._user,
@@ -127,7 +127,7 @@ def certificate_files(
     if grpc.server_cert is None or grpc.server_key is None:
         raise ValueError("TLS needs the server's certificate and its key (server_cert, server_key)")
     if port.use_ssl_mutual and grpc.root_cert is None:
-        raise ValueError("mutual TLS needs the root certificate that vouches for clients (root_cert)")
+        raise ValueError("mutual TLS needs the root certificate of the clients' certificates (root_cert)")
     return CertificateFiles(grpc.server_cert, grpc.server_key, grpc.root_cert if port.use_ssl_mutual else None)
 
 

@@ -68,7 +68,7 @@ class Transports:
         self._http: HttpListener | None = None
 
     async def start(self, where: ListenAddress) -> int:
-        """Listen at the address of a protocol, and return the port, which means nothing for a Unix socket. Raises
+        """Listen at the address of a protocol, and return the port (meaningless for a Unix socket). Raises
         OSError, RuntimeError or ValueError if that is impossible."""
         port = await (self._start_http(where) if where.protocol == "HTTP" else self._start_grpc(where))
         self._ports.append(port)
@@ -124,7 +124,7 @@ class Transports:
         calls = 0 if self._grpc is None else len(self._grpc.calls.live)
         # Copied in one step, because the plane's thread changes the set.
         connections = [] if self._http is None else list(self._http.connections)
-        return calls + sum(each.current is not None for each in connections)
+        return calls + sum(one.current is not None for one in connections)
 
     def has_clients(self) -> bool:
         return any(map(has_connections, self._ports))

@@ -1,8 +1,8 @@
-"""Puts listening Unix sockets in their places, takes them away, and names their clients by their users.
+"""Puts listening Unix sockets in their places, removes them, and names their clients by their users.
 
-A socket is bound in a folder that only this process's user can enter, gets its mode and owner, and is then moved to its
-place, once it listens. So nobody connects too early, and the place never has a socket that does not answer, except
-that of a server that has died. Servers look at the place, and move, one after the other.
+A socket is bound in a folder that only this process's user can enter, gets its mode and owner, and is moved to its
+place once it listens. So no client connects too early, and the place never has a socket that does not answer, except
+that of a server that has died. A lock lets only one server at a time check the place and move its socket.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PublishedSocket:
     """Device and inode, because another server may replace the socket."""
 
     def withdraw(self) -> None:
-        """Let nobody connect any more; those who have connected are not affected. A second call does nothing."""
+        """Refuse new connections; existing ones are not affected. A second call does nothing."""
         with contextlib.suppress(OSError), _locked(self.place):
             if _identity(self.place.path) == self.file:
                 Path(self.place.path).unlink()
@@ -108,9 +108,9 @@ def _check_free(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise OSError(errno.EEXIST, "a file is there, which is no socket")
+        raise OSError(errno.EEXIST, "a file exists there that is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        # Anything else, also no right to connect, may come from a server that lives.
+        # Any other error, also a missing right to connect, may come from a living server.
         if probe.connect_ex(path) != errno.ECONNREFUSED:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 

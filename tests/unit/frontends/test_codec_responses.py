@@ -226,7 +226,7 @@ def test_an_answer_whose_strings_are_not_those_of_its_shape_is_an_error(data: by
     with pytest.raises(ServeError) as refused:
         list(typed_parts(response(Tensor("OUT", DataType.BYTES, (2,), data))))
     assert refused.value.code is StatusCode.INTERNAL
-    assert refused.value.text == "output 'OUT' does not have the 2 strings that its shape says"
+    assert refused.value.text == "output 'OUT' does not have the 2 strings of its shape"
 
 
 def test_a_datatype_without_a_field_is_refused() -> None:

@@ -83,17 +83,17 @@ def test_each_question_has_one_answer_in_order(serve: Serve, version: str) -> No
     answers = ask(serve(reflection_routes(None)), version, *questions)
     assert [answer.original_request for answer in answers] == [*questions]
     assert answers[0].valid_host == "h"
-    assert [each.name for each in answers[0].list_services_response.service] == SERVICES
+    assert [one.name for one in answers[0].list_services_response.service] == SERVICES
     assert names(answers[1]) == ["model_config.proto"]
     assert names(answers[2]) == names(answers[3]) == ["grpc_service.proto", "model_config.proto"]
     # What the HTTP port alone serves is not told.
     not_found = grpc.StatusCode.NOT_FOUND.value[0]
     failures = [answer.error_response for answer in answers]
-    errors = [(each.error_code, each.error_message) for each in failures[4:6]]
+    errors = [(one.error_code, one.error_message) for one in failures[4:6]]
     assert errors == [(not_found, "there is no symbol 'rocserve.Page'"), (not_found, "there is no file 'page.proto'")]
     numbers = answers[6].all_extension_numbers_response
     assert (numbers.base_type_name, [*numbers.extension_number]) == ("inference.ModelConfig", [])
-    assert [each.error_code for each in failures[7:9]] == [not_found] * 2
+    assert [one.error_code for one in failures[7:9]] == [not_found] * 2
     assert failures[9].error_code == grpc.StatusCode.UNIMPLEMENTED.value[0]
 
 

@@ -40,7 +40,7 @@ class Listeners:
         """The number of connections that each of the sockets gets."""
         for _ in range(CONNECTIONS):
             socket.create_connection(("127.0.0.1", self.port)).close()
-        return [self._accept_all(each) for each in self.sockets]
+        return [self._accept_all(one) for one in self.sockets]
 
     def _accept_all(self, listening: socket.socket) -> int:
         count = 0
@@ -100,7 +100,7 @@ def test_all_ports_that_others_have_are_reported(listeners: Listeners) -> None:
     shared = SharedPorts(addresses)
     refusals = shared.reserve()
     shared.close()
-    assert [each.errno for each in refusals if isinstance(each, OSError)] == [errno.EADDRINUSE] * 2
+    assert [one.errno for one in refusals if isinstance(one, OSError)] == [errno.EADDRINUSE] * 2
     assert "cannot serve gRPC at 127.0.0.1" in str(refusals[1])
 
 

@@ -153,7 +153,7 @@ def test_clients_that_speak_no_http2_harm_nobody(serve: Any) -> None:
     served = serve(one(echo))
     source = random.Random(11)
     noise = [source.randbytes(source.randrange(1, 500)) for _ in range(50)]
-    for sent in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(1000), *noise, *[PREFACE + each for each in noise]):
+    for sent in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(1000), *noise, *[PREFACE + item for item in noise]):
         with socket.create_connection(("127.0.0.1", served.port)) as client:
             client.sendall(sent)
     assert served.unary()(b"well", timeout=PATIENCE_SECONDS) == b"well"

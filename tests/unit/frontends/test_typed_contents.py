@@ -77,8 +77,8 @@ def message_of(datatype: str, field: str, elements: Iterable[Any]) -> ModelInfer
 def written(*contents: bytes, datatype: str = "INT32") -> bytes:
     """A message with an input whose contents are these bytes, one field of contents for each."""
     tensor = ModelInferRequest.InferInputTensor(name="I", datatype=datatype, shape=[3]).SerializeToString()
-    for each in contents:
-        tensor += length_prefix(ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER, len(each)) + each
+    for one in contents:
+        tensor += length_prefix(ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER, len(one)) + one
     rest = ModelInferRequest(model_name="m").SerializeToString()
     return rest + length_prefix(ModelInferRequest.INPUTS_FIELD_NUMBER, len(tensor)) + tensor
 
@@ -115,7 +115,7 @@ def elements(tensor: ModelInferRequest.InferInputTensor) -> bytes:
 def assert_as_by_protobuf(data: bytes) -> None:
     message = ModelInferRequest.FromString(data)
     request = decoded(RequestDecoder(), data)
-    assert [bytes(each) for each in request.data] == [elements(tensor) for tensor in message.inputs]
+    assert [bytes(one) for one in request.data] == [elements(tensor) for tensor in message.inputs]
     assert [(head.name, head.datatype, head.shape) for head in request.head.inputs] == [
         (tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in message.inputs
     ]
@@ -138,7 +138,7 @@ def test_elements_each_behind_its_tag_come_as_protobuf_reads_them(kind: str) -> 
     }
     wire_type, of = write.get(field, (VARINT, lambda element: varint(int(element) % (1 << 64))))
     assert_as_by_protobuf(
-        written(b"".join(varint(number << 3 | wire_type) + of(each) for each in elements), datatype=datatype)
+        written(b"".join(varint(number << 3 | wire_type) + of(one) for one in elements), datatype=datatype)
     )
 
 

@@ -97,7 +97,7 @@ def test_the_largest_connections_oldest_go_first_when_all_are_too_many(serve: An
         # Of 80 and one, with some more as a margin.
         assert statuses(greedy, streams).count(None) > 40
         assert set(statuses(greedy, streams)) == {None, StatusCode.RESOURCE_EXHAUSTED}
-        assert "the server has more than 64 calls" in greedy.answers[streams[0]].text
+        assert "more than 64 calls wait" in greedy.answers[streams[0]].text
         modest.send(first, b"hole", ends=True)
         [answer] = modest.wait(first)
         assert (answer.status, bytes(answer.data)) == (StatusCode.OK, prefixed(b"whole"))
@@ -112,7 +112,7 @@ def test_the_largest_connection_loses_its_oldest_once_they_have_waited_for_long(
         streams = [greedy.begin(method) for _ in range(44)]
         wait_until(lambda: statuses(greedy, streams)[:5] == [StatusCode.RESOURCE_EXHAUSTED] * 5)
         assert statuses(greedy, streams)[5:] == [None] * 39
-        assert "the server has more than 40 calls" in greedy.answers[streams[0]].text
+        assert "more than 40 calls wait" in greedy.answers[streams[0]].text
         modest.send(first, b"hole", ends=True)
         [answer] = modest.wait(first)
         assert (answer.status, bytes(answer.data)) == (StatusCode.OK, prefixed(b"whole"))
@@ -165,7 +165,7 @@ def test_calls_whose_messages_come_slowly_end_when_the_process_has_too_much_memo
             return {answer.text for answer in answers if answer.status == StatusCode.RESOURCE_EXHAUSTED}
 
         wait_until(refused)
-        assert [text for text in refused() if "of memory, its share of the machine's" in text]
+        assert [text for text in refused() if "its share of the machine's" in text]
         assert served.unary(UNARY)(b"x", timeout=PATIENCE_SECONDS) == b"x"
 
 

@@ -43,7 +43,7 @@ def place() -> Iterator[UnixPlace]:
 
 
 def left(place: UnixPlace) -> list[str]:
-    return sorted(each.name for each in Path(place.path).parent.iterdir())
+    return sorted(one.name for one in Path(place.path).parent.iterdir())
 
 
 # Addresses
@@ -138,7 +138,7 @@ def test_the_socket_of_a_living_server_stays(place: UnixPlace) -> None:
 def test_a_file_that_is_no_socket_stays(place: UnixPlace) -> None:
     Path(place.path).write_text("mine")
     where = ListenAddress("HTTP", "http", f"unix:{place.path}", 8000)
-    with pytest.raises(OSError, match="a file is there, which is no socket") as raised:
+    with pytest.raises(OSError, match="a file exists there that is not a socket") as raised:
         listen(place, 1)
     assert str(place.path) in str(where.refusal(raised.value))
     assert "name another with --http-address" in str(where.refusal(raised.value))
@@ -230,7 +230,7 @@ async def test_a_client_of_a_relay_without_a_core_is_told(
         await relay.close()
 
     await guest.run(stop())
-    assert "could not be relayed: [Errno 2] No such file or directory" in caplog.text
+    assert "cannot relay a connection of the Unix socket: [Errno 2] No such file or directory" in caplog.text
     assert left(place) == []
 
 

@@ -1,8 +1,8 @@
 """Decodes serialised ModelInferRequests without copying tensors, and encodes responses, copying tensors once.
 
 A message is a head (names, datatypes, shapes, parameters), an id and the tensors' bytes. The head nearly always equals
-an earlier request's, so it is looked up by its bytes; protobuf parses only new heads. It also parses the messages that
-this does not understand (fields in an unusual order, groups), and writes them anew. For responses, the encoder
+an earlier request's, so it is looked up by its bytes; protobuf parses only new heads. Messages in an unusual form
+(field order, groups) are parsed by protobuf and serialised again in the usual one. For responses, the encoder
 remembers all bytes before the tensors, and inserts the id and the parameters.
 """
 
@@ -171,9 +171,9 @@ class RequestDecoder:
     def _without_contents(self, data: bytes, cut: CutMessage, request_id: str, raw: list[Buffer]) -> TypedRequest:
         parsed = self._typed_heads.get(cut.skeleton) or self._parse_head(cut.skeleton, self._typed_heads)
         head, assigned = parsed.head, _assign(parsed, raw)
-        for each in cut.cuts:
-            entry = head.inputs[each.index]
-            each.field.refuse_other(entry.datatype, entry.name, head.model_name)
+        for one in cut.cuts:
+            entry = head.inputs[one.index]
+            one.field.refuse_other(entry.datatype, entry.name, head.model_name)
         request = InferRequest(head, request_id, assigned, sequence=parsed.sequence)
         return TypedRequest(request, data, cut.cuts, self)
 
@@ -206,7 +206,7 @@ class RequestDecoder:
         return parsed
 
     def decode_by_protobuf(self, data: bytes) -> InferRequest | TypedRequest:
-        """Decode a message in an unusual form: protobuf writes it anew in the usual form."""
+        """Decode a message in an unusual form: protobuf serialises it again in the usual form."""
         message = parse_message(data, pb.ModelInferRequest)
         check_id(len(message.id))
         _check_entries(message)
@@ -248,7 +248,7 @@ class TypedRequest:
 
 
 def refused_request_id(data: bytes) -> str:
-    """Return the id of a message from which no request could be made; "" if it cannot be read."""
+    """Return the id of a message that could not be decoded as a request; "" if it cannot be read."""
     try:
         return parse_message(data, pb.ModelInferRequest).id
     except ServeError:
@@ -301,7 +301,7 @@ def _read_head(message: pb.ModelInferRequest) -> _ParsedHead:
 
 def _assign(parsed: _ParsedHead, raw: Sequence[Buffer]) -> list[Buffer]:
     """Return the data of each input. Raw entries go to the inputs without other data; surplus entries are ignored.
-    Raises ServeError (INVALID_ARGUMENT). A remembered head says nothing of raw entries, so they are looked at here."""
+    Raises ServeError (INVALID_ARGUMENT). A remembered head does not cover raw entries, so they are checked here."""
     inputs = parsed.head.inputs
     sources = parsed.sources or (None,) * len(inputs)
     if raw and parsed.head.is_typed:
@@ -401,7 +401,7 @@ class ResponseEncoder:
         """Return a serialised ModelStreamInferResponse with the reason why a request failed, and the request's id.
 
         `model_name`: the model that answered with the error; "" if the request reached no model. `final`: whether this
-        is the request's last answer; None = not said.
+        is the request's last answer; None = unspecified.
         """
         message = pb.ModelStreamInferResponse(error_message=_without_surrogates(text))
         message.infer_response.id = _without_surrogates(request_id)

@@ -1,9 +1,9 @@
-"""Keeps the calls that have not ended, and bounds those that wait for their clients: their number, and the time until a
-message has come in full.
+"""Tracks open calls, and bounds those that wait for their clients: their number, and the time until a message has been
+received in full.
 
-A unary call waits for its client until its message has come; a stream waits whenever it has nothing to answer. How much
-of a message has come is not known, only that it is no more than the largest message. So the number of waiting calls
-bounds the memory that clients can hold by messages that they never finish.
+A unary call waits for its client until its message is complete; a stream waits whenever it has nothing to answer. gRPC
+does not report how much of a message has been received, only that it is at most the largest message. So the number of
+waiting calls bounds the memory that clients can hold with unfinished messages.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OpenCall:
     @property
     @abstractmethod
     def is_watched(self) -> bool:
-        """Return whether somebody must be told when the client leaves."""
+        """Return whether a watcher must be notified when the client leaves."""
 
     @property
     def peer(self) -> str:
@@ -97,7 +97,7 @@ class WaitingCalls:
         if limits.message_seconds:
             self._end_late(limits.message_seconds, self._waiting_since(now - limits.message_seconds - CHECK_SECONDS))
         self._end_beyond(limits.most, self._waiting_since(now - limits.patience_seconds - CHECK_SECONDS))
-        # Some more are ended, or the next call would need another check.
+        # A few more are ended; otherwise the next call would need another check.
         self._end_beyond(limits.burst, list(self.since), limits.burst // 16)
 
     def end_slow(self, error: ServeError) -> None:
@@ -122,8 +122,8 @@ class WaitingCalls:
     def _end_late(self, seconds: float, calls: Sequence[OpenCall]) -> None:
         late = ServeError(
             StatusCode.DEADLINE_EXCEEDED,
-            f"the request's message has not come whole within {seconds:g} s (--grpc-message-timeout-secs); send smaller"
-            " requests, or have the time raised",
+            f"request message not fully received within {seconds:g} s; send smaller requests, or raise"
+            " --grpc-message-timeout-secs on the server",
         )
         for call in calls:
             if not call.is_stream:
@@ -137,9 +137,8 @@ class WaitingCalls:
             return
         error = ServeError(
             StatusCode.RESOURCE_EXHAUSTED,
-            f"the server has more than {most} calls that wait for their clients' messages"
-            " (--grpc-max-waiting-calls), and this connection the most: the oldest, of which this is one, are ended;"
-            " begin fewer calls at once, and send their messages at once",
+            f"more than {most} calls wait for their clients' messages (--grpc-max-waiting-calls); the server ended this"
+            " one, because its connection has the most; begin fewer calls at once, and send each message immediately",
         )
         connections: dict[str, list[OpenCall]] = {}
         for call in calls:

@@ -48,7 +48,7 @@ class QueuePolling:
     def __init__(self, queue: Any, descriptor: int) -> None:
         """`descriptor`: gRPC's epoll. Must be made before the first connection."""
         self.wake_descriptor: int | None = descriptor
-        # Called about four times per request, so no function lies between.
+        # Called about four times per request, so there is no wrapper function.
         self.next: Callable[[], Event] = partial(queue.poll, 0.0)
         self._watched_file = os.open(f"/proc/self/fdinfo/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         self._count()
@@ -85,8 +85,8 @@ class QueuePolling:
 class WaitingThread:
     """Waits in the queue, and hands the events to the loop.
 
-    Its thread is needed if gRPC's core works its sockets on its own threads, as it does by default, because waiting for
-    events blocks in C.
+    Its thread is needed if gRPC's core serves its sockets on its own threads, as it does by default, because waiting
+    for events blocks in C.
     """
 
     wake_descriptor: int | None = None
@@ -126,7 +126,7 @@ class WaitingThread:
                     continue
             self._events.append(event)
             self._wake()
-            # The event keeps its call alive, which must not last until the next event.
+            # The event keeps its call alive; drop it before waiting for the next one.
             del event
 
 
@@ -136,7 +136,7 @@ def find_epoll(place: int | str, address: str | None = None) -> int | None:
     if _POLLING_EXPERIMENT not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
         return None
     for entry in Path("/proc/self/fd").iterdir():
-        # Descriptors come and go meanwhile.
+        # Other threads open and close descriptors meanwhile.
         with contextlib.suppress(OSError):
             if "eventpoll" not in str(entry.readlink()):
                 continue
@@ -157,7 +157,7 @@ def _wakes(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
         # A connection to the wildcard address reaches this machine.
         with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
             client.connect_ex(address)
-            # Seconds. A connection on loopback takes less to appear.
+            # Seconds. A connection on loopback appears sooner.
             if select.select([epoll], [], [], 0.005)[0]:
                 # The core's own threads would have accepted it by then.
                 time.sleep(0.01)
@@ -182,7 +182,7 @@ def stop_listening(place: int | str) -> bool:
             waiting.register(found, select.POLLIN)
             if waiting.poll(0):
                 return False
-            # The core keeps the descriptor, on which nothing will ever come.
+            # The core keeps the descriptor, which never becomes ready again.
             with socket.socket() as silent:
                 os.dup2(silent.fileno(), descriptor, inheritable=False)
     return True

@@ -84,7 +84,7 @@ class ServedFiles:
                 if imported.name not in found:
                     found[imported.name] = imported
                     waiting.append(imported)
-        return [each.serialized_pb for each in found.values()]
+        return [one.serialized_pb for one in found.values()]
 
 
 def _as_v1_alpha(v1: bytes) -> bytes:
@@ -118,7 +118,7 @@ class _Reflection:
         try:
             self._answer(request, response)
         except ServeError as error:
-            # An error is one request's own, and the stream goes on.
+            # An error belongs to its request; the stream goes on.
             response.error_response.error_code = int(error.code)
             response.error_response.error_message = error.text
         self._call.send(response.SerializeToString())
@@ -144,7 +144,7 @@ class _Reflection:
             self._files.check_message(extension.containing_type)
             raise not_found(f"message '{extension.containing_type}' has no extension {extension.extension_number}")
         else:
-            raise unimplemented("expected one of ServerReflectionRequest's questions, got none that this server knows")
+            raise unimplemented("expected a ServerReflectionRequest that this server knows, got an unknown kind")
 
     def on_half_close(self) -> None:
         self._call.finish(StatusCode.OK, "")

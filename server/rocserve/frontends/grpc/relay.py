@@ -1,4 +1,4 @@
-"""Tells gRPC's server which user a call over a Unix socket comes from, if the settings tell users apart.
+"""Tells gRPC's server which user makes a call over a Unix socket, if the settings distinguish users.
 
 gRPC's core accepts connections itself, and does not show their sockets. So the relay accepts them, asks the kernel for
 the user, and connects to the core from a socket whose own name says the user: the core reports that name as the
@@ -30,7 +30,7 @@ class UserRelay:
     """On the event loop of the plane's thread."""
 
     def __init__(self, place: UnixPlace, core: str, log: logging.Logger) -> None:
-        """`core`: the path of the core's socket. Raises OSError if the place cannot be had."""
+        """`core`: the path of the core's socket. Raises OSError if the address cannot be bound."""
         self._core = core
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ class UserRelay:
         self._listen()
 
     def stop_listening(self) -> None:
-        """Accept those who have connected, and nobody else."""
+        """Accept the clients that have connected already, and no further ones."""
         self._published.withdraw()
         self._loop.remove_reader(self._listening.fileno())
         self._accept()
@@ -66,7 +66,7 @@ class UserRelay:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._log.error("connections cannot be accepted: %s", error.strerror)
+            self._log.error("cannot accept connections: %s", error.strerror)
             self._loop.remove_reader(self._listening.fileno())
             self._loop.call_later(_PAUSE_SECONDS, self._listen)
 
@@ -74,8 +74,8 @@ class UserRelay:
         try:
             await self._relay(client)
         except OSError as error:
-            # For example because no more files may be open.
-            self._log.error("a connection through the Unix socket could not be relayed: %s", error)
+            # For example at the limit of open files.
+            self._log.error("cannot relay a connection of the Unix socket: %s", error)
 
     async def _relay(self, client: socket.socket) -> None:
         """Raises OSError if the core cannot be reached."""
@@ -89,7 +89,7 @@ class UserRelay:
                 await asyncio.sleep(_PAUSE_SECONDS)
             ways = [self._loop.create_task(_copy(*ends)) for ends in ((client, core), (core, client))]
             try:
-                # gRPC has no use for a connection that is open in one direction.
+                # gRPC cannot use a connection that is open in one direction only.
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for way in ways:

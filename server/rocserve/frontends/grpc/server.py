@@ -57,7 +57,7 @@ from rocserve.settings import GrpcSettings
 MOST_EVENTS = 48
 """The most events in one turn. They take about 1 ms, after which the loop must handle the workers' answers."""
 _REQUESTED_TOGETHER = 16
-"""Calls that are requested from the core together, after as many have come."""
+"""Calls that are requested from the core together, after as many have arrived."""
 OUTSTANDING_REQUESTS = MOST_EVENTS + _REQUESTED_TOGETHER
 """Calls that the core may hand over before the server requests others."""
 
@@ -150,8 +150,8 @@ class GrpcServer:
             self._polling = QueuePolling(self._queue, epoll)
         else:
             self._log.debug(
-                "gRPC works its sockets on threads of its own, which costs time;"
-                " GRPC_EXPERIMENTS=-event_engine_listener has the data plane's thread do it"
+                "gRPC serves its sockets on its own threads, which is slower; set"
+                " GRPC_EXPERIMENTS=-event_engine_listener to serve them on the data plane's thread"
             )
             self._polling = WaitingThread(self._queue, self.plane.wake)
         self.wake_descriptor: int | None = self._polling.wake_descriptor
@@ -209,7 +209,7 @@ class GrpcServer:
                 event = next_event()
             except Exception as error:
                 # The event is lost. It may have been the arrival of a call, so one more call is requested.
-                self.calls.failures.report("an event of the gRPC completion queue could not be read", error)
+                self.calls.failures.report("cannot read an event of the gRPC completion queue", error)
                 self._unrequested += 1
                 continue
             tag = event.tag
@@ -223,7 +223,7 @@ class GrpcServer:
             try:
                 tag(event)
             except Exception as error:
-                self.calls.failures.report("an event of the gRPC completion queue could not be handled", error)
+                self.calls.failures.report("cannot handle an event of the gRPC completion queue", error)
         return busy
 
     def _begin(self) -> None:
@@ -239,7 +239,7 @@ class GrpcServer:
         self.plane.work_off(self._bound_memory())
         if not self._stopping:
             return
-        # These requests would be refused when they have come in full.
+        # These requests would be refused once complete.
         self.calls.waiting.end_unary(ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING))
         if self.calls.live or self.calls.sending:
             self._idle_since = None
@@ -250,8 +250,8 @@ class GrpcServer:
             self._server.cancel_all_calls()
 
     def _bound_memory(self) -> Steps[None]:
-        """If this process has too much memory, give freed memory back. If that is not enough, unfinished messages may
-        hold the rest, so the calls that wait for these are ended."""
+        """If this process uses too much memory, give freed memory back. If that is not enough, unfinished messages may
+        hold the rest, so the calls that wait for them are ended."""
         most = self.calls.limits.most_private_bytes
         # Reading /proc fails without a free descriptor; the next check may succeed.
         with suppress(OSError):
@@ -260,8 +260,8 @@ class GrpcServer:
             yield from FreedMemory.give_back()
             if private_bytes() > most:
                 text = (
-                    f"the server has more than {readable_size(most)} of memory, its share of the machine's or"
-                    " container's: calls whose messages come slowly are ended; try again later"
+                    f"the server uses more than {readable_size(most)}, its share of the machine's or container's"
+                    " memory, and ends calls whose messages arrive slowly; try again later"
                 )
                 self.calls.waiting.end_slow(ServeError(StatusCode.RESOURCE_EXHAUSTED, text))
 
@@ -328,7 +328,7 @@ class GrpcServer:
         self._on_ended()
 
     def _request_calls(self) -> None:
-        """Request calls from the core in place of those that have come."""
+        """Request calls from the core in place of those that have arrived."""
         request_call, queue, on_call = self._server.request_call, self._queue, self._on_call
         try:
             while self._unrequested and not self._stopping:
@@ -351,7 +351,7 @@ class GrpcServer:
             waiting.check(time.monotonic())
         most = calls.limits.max_concurrent_calls
         if len(calls.live) - count >= most:
-            text = f"the server has {most} calls in flight, as many as it takes; try again later"
+            text = f"the server has {most} calls in flight, the most that it accepts; try again later"
             refuse(event, StatusCode.UNAVAILABLE, text)
             return
         route = self._unary.get(name)

@@ -158,7 +158,7 @@ class ServerUnaryCall(OpenCall):
             try:
                 callback()
             except Exception as error:
-                self._calls.failures.report(f"{self.method}: a cancellation could not be passed on", error)
+                self._calls.failures.report(f"{self.method}: cannot pass a cancellation on", error)
 
 
 class ServerStreamCall(OpenCall):
@@ -246,7 +246,7 @@ class ServerStreamCall(OpenCall):
         try:
             receiver.on_cancel()
         except Exception as error:
-            self._calls.failures.report(f"{self.method}: a cancellation could not be passed on", error)
+            self._calls.failures.report(f"{self.method}: cannot pass a cancellation on", error)
 
     # Sending.
 

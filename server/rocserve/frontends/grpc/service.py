@@ -45,7 +45,7 @@ class HealthHandlers:
     watches: set[HealthWatch] = field(default_factory=set, init=False)
 
     def check(self, request: pb.HealthCheckRequest) -> Any:
-        """Asks the models that have a check of their own. Returns a HealthCheckResponse, or a coroutine for it."""
+        """Asks the models that define a check. Returns a HealthCheckResponse, or a coroutine for it."""
         service = request.service
         is_server = service in SERVER_SERVICES
         if not is_server and service not in self._tables.table.models:
@@ -60,7 +60,7 @@ class HealthHandlers:
         return answer(ready)
 
     def status(self, service: str) -> pb.HealthCheckResponse.ServingStatus:
-        """Return what is known without asking models."""
+        """Return the status that is known without asking models."""
         if service in SERVER_SERVICES:
             return _status(self._readiness.is_ready())
         model = self._tables.table.models.get(service)
@@ -123,9 +123,9 @@ class ServerRoutes:
     """The routes of all methods but inference. Full name -> route."""
 
     guarded: Mapping[str, Route]
-    """These decide which clients may make the call."""
+    """Routes that decide which clients may make the call."""
     open: Mapping[str, Route]
-    """These do not: a front end has decided."""
+    """Routes that do not: a front end has decided."""
 
 
 class MethodRoutes:

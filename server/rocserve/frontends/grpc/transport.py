@@ -27,12 +27,12 @@ Metadata = Sequence[tuple[str, str | bytes]]
 """If a key ends in "-bin" its value is bytes, else text."""
 
 _GRPC_SHARE = 2
-"""gRPC's connections may take one half of the files that a process may open. gRPC's core counts only connections; the
-other half is for models, however many, and for HTTP."""
+"""gRPC's connections may take half of the files that a process may open. gRPC's core counts only connections; the other
+half is for models and for HTTP."""
 
 _PRIVATE_PART = 2
-"""The processes that speak gRPC may take one half of the machine's or container's memory. By default, requests and
-answers take no more; the other half is for models."""
+"""The processes that serve gRPC may take half of the machine's or container's memory. By default, requests and answers
+take no more; the other half is for models."""
 
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
@@ -181,11 +181,12 @@ class WaitingLimits:
     most: int = 8192
     """Calls that may wait for longer than `patience_seconds`."""
     patience_seconds: float = 1.0
-    """A burst of requests takes some time to come, and must lose none."""
+    """A burst of requests takes some time to arrive, and none may be lost."""
     burst: int = 8192
-    """Calls that may wait, however short; they take about 110 MB."""
+    """Calls that may wait for any time; they take about 110 MB."""
     message_seconds: float = 60.0
-    """From the beginning of a unary call until its message has come; 0 = no limit. Streams may be opened in advance."""
+    """From the beginning of a unary call until its message is complete; 0 = no limit. Streams may be opened in
+    advance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ class TransportLimits:
     """Calls in flight; one more is refused with UNAVAILABLE. Calls that wait for their clients have separate bounds."""
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
     most_private_bytes: int | None = None
-    """Memory of this process beyond which calls whose messages come slowly are ended; None = any amount."""
+    """Memory of this process beyond which calls whose messages arrive slowly are ended; None = any amount."""
     stream_unanswered_limit: int = 1024
     """Unanswered messages of one stream at which the next is not read. Many, because the next message may end the
     sequence for whose slot the earlier ones wait."""

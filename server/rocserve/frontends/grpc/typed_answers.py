@@ -55,8 +55,8 @@ def _contents(tensor: Tensor) -> Steps[list[Buffer]]:
     number = _NUMBERS.get(tensor.datatype)
     if number is None:
         raise unimplemented(
-            f"output '{tensor.name}' is of datatype {tensor.datatype.value}, which has no typed contents; send the"
-            " inputs as raw_input_contents, and it comes as raw_output_contents"
+            f"output '{tensor.name}' has datatype {tensor.datatype.value}, which has no typed contents; send the inputs"
+            " as raw_input_contents to get raw_output_contents"
         )
     if tensor.datatype is DataType.BYTES:
         return (yield from _strings(tensor))
@@ -109,7 +109,7 @@ def _strings(tensor: Tensor) -> Steps[list[Buffer]]:
 
 
 def _wrong_count(tensor: Tensor) -> ServeError:
-    return internal(f"output '{tensor.name}' does not have the {tensor.element_count} strings that its shape says")
+    return internal(f"output '{tensor.name}' does not have the {tensor.element_count} strings of its shape")
 
 
 def _varints(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -3,7 +3,7 @@ out of the message; protobuf parses the rest. Contents are decoded some elements
 second for 16 million integers, and no other client would be answered in that time.
 
 Contents may be packed, as clients write them, or not packed. Other forms (contents in two pieces or of two datatypes,
-unknown fields) raise `Unusual`; protobuf then writes the whole message anew in the usual form.
+unknown fields) raise `Unusual`; protobuf then serialises the whole message again in the usual form.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Cut:
             elements[begin:end] = numbers != 0 if dtype == np.bool_ else numbers
             yield
         if is_tag:
-            raise WireError("they end behind a tag")
+            raise WireError("they end after a tag")
         return octets(elements)
 
     def _tagged(self, itemsize: int, admit: Callable[[int], object]) -> Steps[Buffer]:

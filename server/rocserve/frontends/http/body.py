@@ -108,7 +108,7 @@ def decompressed(data: Buffer, limit: int) -> bytearray:
     return plain
 
 
-_EXTRA_DATA = "something stands behind its end, which may be a second member of gzip; send one"
+_EXTRA_DATA = "trailing data after the compressed stream (a second gzip member?); send a single member"
 
 
 def _not_compressed(fault: str) -> ServeError:
@@ -128,19 +128,19 @@ def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
 
 
 _BODY_SECONDS = 60.0
-"""Time for a body, in addition to the time granted for the bytes that have come."""
+"""Time for a body, in addition to the time granted for the bytes received."""
 
 
 @dataclass(eq=False)
 class BodyReader:
-    """Reads what a client sends. The request's holder counts the bytes as they come. The maker of the holder must
-    release it, even if no request comes of the body."""
+    """Reads a request's body. The request's holder counts the bytes as they arrive. The maker of the holder must
+    release it, even if the body does not become a request."""
 
     max_input_size: int
     """The limit in bytes for JSON, and for the plain form of compressed bodies."""
     _memory: RequestMemory
     body_seconds: float = _BODY_SECONDS
-    """Time for a body; each 64 KiB that have come grant one second more."""
+    """Time for a body; each 64 KiB received grant one second more."""
 
     async def read_compressed(self, request: Request, holder: Holder) -> Buffer:
         """Return the body of an inference request in plain form. Raises ServeError and HttpError as `read` does."""
@@ -174,7 +174,7 @@ class BodyReader:
         """Return a body of at most `limit` bytes; None = the limit for JSON.
 
         Raises ServeError: INVALID_ARGUMENT if the body is too large, RESOURCE_EXHAUSTED if there is no memory for it.
-        Raises HttpError if it does not come in full or in time.
+        Raises HttpError if it does not arrive in full or in time.
         """
         limit = self.max_input_size if limit is None else limit
         if request.is_complete:
@@ -192,21 +192,21 @@ class BodyReader:
                     raise HttpError(400, f"the request's body cannot be read: {request.fault}")
                 if len(request.data) > limit:
                     raise _too_large(len(request.data), limit)
-                # Only bytes that have come count, whatever length was promised.
+                # Only received bytes count, whatever length was promised.
                 self._memory.unfinished.admit(part, len(request.data) - part.held_bytes)
         except TimeoutError:
-            come = len(request.data)
+            received = len(request.data)
             raise HttpError(
                 408,
-                f"the request's body did not come in time: {come} bytes within {self._seconds(come):.0f} s; there are"
-                f" {self.body_seconds:g} s for a body, and one more for each 64 KiB that have come",
+                f"request body not fully received: {received} bytes within {self._seconds(received):.0f} s; a body has"
+                f" {self.body_seconds:g} s, and one more for each 64 KiB received",
             ) from None
         finally:
             self._memory.unfinished.release(part)
         return self.complete_body(request, holder, limit)
 
     def complete_body(self, request: Request, holder: Holder, limit: int) -> Buffer:
-        """Return the body of a request that has come in full. Raises ServeError and HttpError as `read` does."""
+        """Return the body of a request that is complete. Raises ServeError and HttpError as `read` does."""
         body = request.data
         if len(body) > limit:
             raise _too_large(len(body), limit)
@@ -214,7 +214,7 @@ class BodyReader:
         return body
 
     def _seconds(self, nbytes: int) -> float:
-        """Return the time for a body of which `nbytes` have come."""
+        """Return the time for a body of which `nbytes` have been received."""
         return self.body_seconds + nbytes / LEAST_BYTES_PER_SECOND
 
 
@@ -252,15 +252,15 @@ class LargeBodies:
             try:
                 process = self._idle_process() or _Process()
             except OSError as error:
-                raise unavailable(f"no process can be started to parse a large body: {error.strerror}") from None
+                raise unavailable(f"cannot start a process to parse a large body: {error.strerror}") from None
             try:
                 result, refusal = await asyncio.to_thread(process.call, function, body)
             except (OSError, EOFError, pickle.UnpicklingError):
                 process.end()
                 raise ServeError(
                     StatusCode.UNAVAILABLE,
-                    f"the process that parses large bodies has ended, the system may have no memory for {len(body)}"
-                    " bytes of JSON; send less at once, or tensors in binary form",
+                    "the process that parses large bodies has ended, perhaps for lack of memory for"
+                    f" {len(body)} bytes of JSON; send less at once, or send tensors in binary form",
                 ) from None
             except BaseException:
                 process.end()  # The process may be in the middle of this body.
@@ -354,6 +354,6 @@ _PLAIN = frozenset({"application/json", "application/*", "*/*"})
 
 
 def accepted_stream(accept: str) -> tuple[str, bool]:
-    """Return the first form of stream that the header `Accept` names, "" = none, and whether it names JSON too."""
+    """Return the first stream format that the header `Accept` names, "" = none, and whether it names JSON too."""
     kinds = [kind.partition(";")[0].strip().lower() for kind in accept.split(",")]
     return next((kind for kind in kinds if kind in (EVENTS, LINES)), ""), not _PLAIN.isdisjoint(kinds)

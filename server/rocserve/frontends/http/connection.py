@@ -40,7 +40,7 @@ class _Refused(Exception):
 
 
 class Expects(enum.Enum):
-    """What a client's next bytes are."""
+    """The kind of a client's next bytes."""
 
     FIRST_REQUEST = enum.auto()
     NEXT_REQUEST = enum.auto()
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         self._bodiless_bytes = 0
         """Bytes that have come since the beginning of a head, or since the last part of a body."""
         self._unparsed_bytes = 0
-        """Bytes to come of a body that the parser leaves out, because its head offers another protocol."""
+        """Outstanding bytes of a body that the parser leaves out, because its head offers another protocol."""
         self._is_beginning = False
         self._target = b""
         self._pairs: list[tuple[bytes, bytes]] = []
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
         if self._waiting or self.fault is not None:
             self._begin_requests()
         incoming = self._incoming
-        # Of a body, 1 MiB is read before anybody asks for it; after that the sender must wait.
+        # At most 1 MiB of a body is read in advance; then the sender must wait.
         is_ahead = self._waiting or (incoming is not None and len(incoming.data) - incoming.seen_bytes > 1 << 20)
         if is_ahead:
             self.wire.pause_reading()
@@ -244,7 +244,9 @@ class Connection(asyncio.Protocol):
         for name, value in pairs:
             headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
-            raise _Refused("a request's body may come in chunks, but in no other Transfer-Encoding")
+            raise _Refused(
+                "expected Transfer-Encoding chunked, got another; send the body in chunks or with its length"
+            )
         if parser.should_upgrade():
             if "transfer-encoding" in headers:
                 raise _Refused("a request that offers another protocol (Upgrade) must state its Content-Length")

@@ -1,4 +1,4 @@
-"""Calls that become infer requests of their own making: reads their JSON, sends the requests, and writes JSON again."""
+"""Calls that become one or more infer requests: reads their JSON, sends the requests, and writes JSON again."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rocserve.plane.guest_loop import worked_off
 _Body = TypeVar("_Body")
 
 MOST_IN_FLIGHT = 8
-"""Requests of one call that the models have at once: enough that tokenizer, encoder and pooling work at the same time,
-on several instances; and so few that one call does not fill a model's queue."""
+"""Requests of one call that run at once: enough that tokenizer, encoder and pooling work at the same time, on several
+instances, and few enough that one call does not fill a model's queue."""
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class _Responder(SingleResponder):
 
 
 async def read_body(parts: HttpParts, request: Request, holding: Holding, read: Callable[[Buffer], _Body]) -> _Body:
-    """Return what `read` makes of a request's body, in another process if the body is large. Raises ServeError."""
+    """Return `read`'s result for a request's body, in another process if the body is large. Raises ServeError."""
     encoding = request_encoding(request.head.headers.get("content-encoding") or IDENTITY)
     receive = parts.bodies.read if encoding == IDENTITY else parts.bodies.read_compressed
     data = await receive(request, holding)

@@ -226,7 +226,7 @@ class AnswerStream(HttpResponder):
         """The deadline has passed, and the answer reports it."""
 
     async def next(self) -> Answer:
-        """Return the next response or error; None if no further one comes."""
+        """Return the next response or error; None after the last."""
         # The previous answer has been sent.
         self._parts.memory.answers.release(self._answers, self._sending_bytes)
         self._sending_bytes = 0

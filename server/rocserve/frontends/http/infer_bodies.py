@@ -234,8 +234,8 @@ class InferRequestReader:
             entry = entries.get(name)
             if entry is None:
                 raise invalid_argument(
-                    f"unexpected inference input '{name}' for model '{config.name}': the parts of a form are named as"
-                    f" its inputs, {', '.join(entries)}"
+                    f"unexpected inference input '{name}' for model '{config.name}': name each part of the form after"
+                    f" an input: {', '.join(entries)}"
                 )
             is_bytes = entry.datatype is DataType.BYTES
             shape = _shape(entry, config, len(contents), len(contents) if is_bytes else sum(map(len, contents)))
@@ -290,7 +290,7 @@ def _are_exactly_elements(count: int, json: bytes, parts: list[slice]) -> bool:
 
 
 def refused_request_id(json: Buffer) -> str:
-    """Return the id in a body from which no request could be made; "" if it cannot be read."""
+    """Return the id in a body that could not be read as a request; "" if it cannot be found."""
     try:
         return read_id(parse_json(json))
     except ServeError:
@@ -302,7 +302,7 @@ def read_id(head: Any) -> str:
     if value is MISSING:
         return ""
     request_id = text(value, "Unable to parse 'id'")
-    # JSON may contain lone surrogates, which take a byte each wherever the id is written.
+    # JSON may contain lone surrogates; each takes a byte wherever the id is written.
     check_id(len(request_id.encode(errors="replace")))
     return request_id
 
@@ -409,7 +409,7 @@ def form_boundary(content_type: str) -> bytes | None:
         return None
     found = _BOUNDARY.search(content_type)
     if found is None:
-        raise invalid_argument(f"the Content-Type {_KIND} has no boundary of at most 70 characters")
+        raise invalid_argument(f"Content-Type {_KIND}: expected a boundary of at most 70 characters, got none")
     return (found[1] or found[2]).encode("utf-8", "surrogateescape")
 
 
@@ -418,7 +418,7 @@ def _joined(contents: Sequence[Buffer], have_lengths: bool) -> Steps[Buffer]:
     nbytes = sum(map(len, contents)) + (_LENGTH.size * len(contents) if have_lengths else 0)
     if nbytes <= COPIED_AT_ONCE:
         return encode_bytes_elements(map(memoryview, contents)) if have_lengths else b"".join(contents)
-    pieces = chain.from_iterable((_LENGTH.pack(len(each)), each) for each in contents) if have_lengths else contents
+    pieces = chain.from_iterable((_LENGTH.pack(len(one)), one) for one in contents) if have_lengths else contents
     view = new_memory(nbytes, "a request")
     for begin, part in fill(view, pieces, COPIED_AT_ONCE):
         yield from copy_in_steps(view, begin, part)
@@ -465,7 +465,7 @@ def _next(delimiter: re.Pattern[bytes], view: memoryview, start: int) -> Steps[r
 
 
 def _broken(why: str) -> ServeError:
-    return invalid_argument(f"the request's body is no {_KIND} with the boundary that its Content-Type tells: {why}")
+    return invalid_argument(f"the body is not valid {_KIND} for the boundary in Content-Type: {why}")
 
 
 def _shape(entry: InputConfig, config: ModelConfig, rows: int, size: int) -> tuple[int, ...]:

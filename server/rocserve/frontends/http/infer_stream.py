@@ -20,7 +20,7 @@ from rocserve.plane.guest_loop import worked_off
 _FRAMES: Mapping[str, tuple[str, bytes, bytes]] = MappingProxyType(
     {EVENTS: (EVENT_STREAM, b"data: ", b"\n\n"), LINES: (LINES, b"", b"\n")}
 )
-"""Form of stream -> its content type, and what is before and behind each response."""
+"""Stream format -> its content type, and the text before and after each response."""
 
 
 async def infer_stream(head: InferHead, request: Request, config: ModelConfig) -> Response | None:
@@ -62,8 +62,8 @@ def _check_form(form: AnswerForm) -> None:
     """Raises ServeError (INVALID_ARGUMENT) if the request asks for binary outputs."""
     if form.otherwise_binary or any(is_binary for _, is_binary in form.binary):
         raise invalid_argument(
-            "a stream has its outputs in JSON: send the request without binary_data and binary_data_output for outputs,"
-            " or use ModelStreamInfer of gRPC"
+            "a stream sends outputs as JSON: leave binary_data and binary_data_output out, or use gRPC's"
+            " ModelStreamInfer"
         )
 
 

@@ -70,7 +70,8 @@ ONE_PIECE = 128 << 10
 
 @dataclass(eq=False)
 class HttpParts:
-    """The common parts of all HTTP requests: services, here or in the server, and readers. On the event loop."""
+    """The common parts of all HTTP requests: services (in this process or in the server) and readers. On the event
+    loop."""
 
     inference: Inference
     methods: Mapping[str, Method]
@@ -91,7 +92,7 @@ class HttpParts:
 
 OWN_HEADER = "X-Request-Timeout-Ms"
 ENVOY_HEADER = "X-Envoy-Expected-Rq-Timeout-Ms"
-"""Envoy sends this to the servers behind it: how long it waits for them."""
+"""Envoy sends it to the servers behind it: how long it waits for them."""
 _HEADERS = tuple((name, name.lower()) for name in (OWN_HEADER, ENVOY_HEADER))
 _MOST_DIGITS = 15
 """The most digits of milliseconds: 30,000 years."""
@@ -155,7 +156,7 @@ class HttpResponder(Cancellable, ClientResponder):
         return RequestOrigin("HTTP", received_ns, request.head.headers, request.remote)
 
     def cancel(self) -> None:
-        """Note that nobody waits for the answer. The callback runs later, because it may be the caller."""
+        """Note that the client has gone. The callback runs later, because it may be the caller."""
         self._parts.inference.plane.call_soon(super().cancel)
 
     def _copy(self, response: InferResponse, final: bool) -> None:
@@ -213,7 +214,7 @@ class InferHead:
     """The boundary of a form's parts; None = bodies are not forms."""
     answer_encoding: str = field(init=False)
     stream: str = field(init=False)
-    """The form of the stream that the client accepts; "" = none."""
+    """The stream format that the client accepts; "" = none."""
     _takes_json: bool = field(init=False)
     """The client accepts a single answer too."""
 
@@ -283,11 +284,11 @@ class InferBody:
         return memoryview(self._body)[: self._json_bytes]
 
     def request_id(self) -> str:
-        """Return the id in a body from which no request could be made."""
+        """Return the id in a body that could not be read as a request."""
         return refused_request_id(self.json)
 
     async def receive(self, request: Request, holder: HttpResponder) -> InferRequest:
-        """Wait for the body, and make the request. `holder`: has the memory of it. Raises ServeError or HttpError."""
+        """Wait for the body, and make the request. `holder` holds its memory. Raises ServeError or HttpError."""
         parts, head = self._head.parts, self._head
         bodies = parts.bodies
         if head.encoding == IDENTITY:
@@ -301,7 +302,7 @@ class InferBody:
         parse = partial(parse_infer_text, head.model, len(body) - length)
         text: InferText = await parts.large.parse(parse, memoryview(body)[:length])
         self.form = text.form
-        # The body may be large, and a request that was read needs it no more.
+        # The body may be large, and a request that was read no longer needs it.
         self._body, self._json_bytes = b"", 0
         return parts.reader.make_request(text, memoryview(body)[length:], head.model, head.version)
 
@@ -325,7 +326,7 @@ class InferCall(SingleResponder):
     """The body is an infer request."""
     _timer: TimerHandle | None = None
     _is_answered = False
-    """The answer has been sent, or nobody waits for it."""
+    """The answer has been sent, or its client has gone."""
 
     def __init__(self, head: InferHead, request: Request, config: ModelConfig) -> None:
         """`head`: its headers have been read."""
@@ -390,7 +391,7 @@ class InferCall(SingleResponder):
 
     def _answer(self, outcome: InferResponse | ServeError) -> None:
         if self._is_answered:
-            return  # The client has gone, or has been told that its deadline has passed.
+            return  # The client has gone, or got the answer that its deadline has passed.
         self._end()
         request, parts = self.request, self._parts
         try:
@@ -403,7 +404,7 @@ class InferCall(SingleResponder):
                 if not is_plain or sum(map(len, outcome.data)) > ONE_PIECE:
                     request.run(self._send(detached(outcome), layout))
                     return
-                # The connection takes the body immediately, so nobody must hold its memory.
+                # The connection takes the body immediately, so its memory need not be held.
                 body = result_of(layout.body(outcome))
                 response = Response(200, b"".join([*body.json, *body.tensors]), *_content(body, outcome))
             request.respond(response)

@@ -334,8 +334,8 @@ def _bytes_contents(elements: list[Any], input_name: str) -> bytes:
 def _decoded(value: Any, input_name: str) -> bytes:
     text = find(value, "b64")
     if type(text) is not str or len(value) != 1:
-        raise invalid_argument(f"input '{input_name}': bytes in base64 are given as a text, or as {{\"b64\": text}}")
+        raise invalid_argument(f"input '{input_name}': expected base64 as a text, or as {{\"b64\": text}}")
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise invalid_argument(f"input '{input_name}' has an element that is no base64: {error}") from None
+        raise invalid_argument(f"input '{input_name}' has an element that is not base64: {error}") from None

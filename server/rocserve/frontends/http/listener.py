@@ -32,7 +32,7 @@ _ARRIVING_SHARE = 4
 """One in four connections may be arriving, including its TLS handshake. A client thus has time for its handshake even
 if others begin theirs without end, and connections that have had a request keep the rest."""
 _FIRST_REQUEST_SECONDS = 1.0
-"""When the server ends: time for the first request of a connection, and for requests that have begun to come."""
+"""When the server ends: time for the first request of a connection, and for requests that have begun to arrive."""
 _POLL_SECONDS = 0.02
 """Interval of the checks whether such a client or a request in progress remains."""
 _CLOSE_SECONDS = 1.0
@@ -41,7 +41,7 @@ _WATCH_SECONDS = 1.0
 """Interval of the checks for connections whose clients keep them waiting."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_DESCRIPTORS_ADVICE = "; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or let fewer clients connect"
+_DESCRIPTORS_ADVICE = "; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or connect fewer clients"
 _RESERVED_DESCRIPTORS = 256
 """Of the files that the process may open, these are reserved for workers and for files that are read."""
 
@@ -59,7 +59,7 @@ async def _bind(loop: asyncio.AbstractEventLoop, where: ListenAddress) -> list[s
     bound = await loop.create_server(
         asyncio.Protocol, where.address, where.port, reuse_port=where.reuse_port or None, start_serving=False
     )
-    listening = [each.dup() for each in bound.sockets]
+    listening = [one.dup() for one in bound.sockets]
     bound.close()
     return listening
 
@@ -95,8 +95,8 @@ class HttpListener:
         self._warnings, self._accept_failures = (Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS) for _ in range(2))
 
     async def start(self, where: ListenAddress) -> int:
-        """Listen, and return the port; 0 for a Unix socket. Raises OSError if that is impossible; its text says
-        where, and what to do."""
+        """Listen, and return the port; 0 for a Unix socket. Raises OSError if that is impossible; its text has the
+        address and the remedy."""
         loop = self._loop = asyncio.get_running_loop()
         self._watch = loop.create_task(self._close_overdue())
         try:
@@ -120,7 +120,7 @@ class HttpListener:
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Accept no more connections, let requests finish within the grace time, and close all connections. Requests
-        that still come on open connections are answered, and the connection then closes."""
+        that still arrive on open connections are answered, and the connection then closes."""
         self.close_after_answers()
         if self._is_ending or self._watch is None:
             return
@@ -135,10 +135,10 @@ class HttpListener:
                 pass
             listening.close()
         await _wait_while(
-            lambda: bool(self.arriving) or any(each.awaits_request for each in self.connections),
+            lambda: bool(self.arriving) or any(one.awaits_request for one in self.connections),
             min(grace_seconds, _FIRST_REQUEST_SECONDS),
         )
-        await _wait_while(lambda: any(each.current is not None for each in self.connections), grace_seconds)
+        await _wait_while(lambda: any(one.current is not None for one in self.connections), grace_seconds)
         self._watch.cancel()
         while self.arriving:
             self._close_oldest_arriving()
@@ -165,7 +165,7 @@ class HttpListener:
                 self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._listen, listening)
                 if self._accept_failures.take():
                     advice = _DESCRIPTORS_ADVICE if error.errno in _EXHAUSTED else ""
-                    self._log.error("connections cannot be accepted: %s%s", error.strerror, advice)
+                    self._log.error("cannot accept connections: %s%s", error.strerror, advice)
                 return False
             self._admit(accepted)
         return True
@@ -198,7 +198,7 @@ class HttpListener:
             # asyncio has closed the socket, unless the task was cancelled before it began.
             accepted.close()
         if error is not None and not isinstance(error, OSError):
-            self._log.error("a connection could not be taken", exc_info=error)
+            self._log.error("cannot set up a connection", exc_info=error)
 
     def _close_oldest_arriving(self) -> None:
         _, task = self.arriving.pop(next(iter(self.arriving)))
@@ -217,7 +217,7 @@ class HttpListener:
             return True
         highest = self.limits.most_descriptors
         if highest is not None and accepted.fileno() > highest:
-            # The kernel gives the lowest free descriptor, so all lower ones are in use, for whatever purpose.
+            # The kernel gives the lowest free descriptor, so all lower ones are in use.
             self._fitting_connections = self._count_open() - 1
             return True
         if highest is None or not self._exceed(self._fitting_connections):
@@ -235,8 +235,8 @@ class HttpListener:
         return self._count_open() > most
 
     def _count_open(self) -> int:
-        """Return the number of arriving and of open connections, without closing ones."""
-        return len(self.arriving) + sum(each.wire.is_open for each in self.connections)
+        """Return the number of arriving and of open connections; closing ones do not count."""
+        return len(self.arriving) + sum(one.wire.is_open for one in self.connections)
 
     def _make_room(self) -> None:
         """Close one connection: the oldest arriving one if these have more than their share, because that loses no
@@ -255,14 +255,13 @@ class HttpListener:
         most = self.limits.most
         if most is not None and self._count_open() >= most:
             self._log.warning(
-                "there are %d connections, as many as there may be: for each one more, another whose client keeps it"
-                " waiting is closed",
+                "%d connections are open, the maximum: each further one closes another that waits for its client",
                 most,
             )
         else:
             self._log.warning(
-                "connections are closed whose clients keep them waiting: of the files that may be open only those are"
-                " left that the server needs for itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or let fewer"
+                "closing connections that wait for their clients: the limit of open files is reached, but for those"
+                " that the server needs itself; raise the hard limit (ulimit -Hn, LimitNOFILE), or connect fewer"
                 " clients connect"
             )
 

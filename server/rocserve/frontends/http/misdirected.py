@@ -1,4 +1,4 @@
-"""Names the call that takes a body which the infer call has refused: a picture, or inputs as members of one object."""
+"""Names the right call for a body that the infer call has refused: a picture, or inputs as members of one object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PICTURES = (
     (b"RIFF....WEBP", "WebP"),
     (b"BM", "BMP"),
 )
-"""What picture files begin with, as a regular expression of bytes; none of them begins JSON."""
+"""The first bytes of picture files, as a regular expression; none of them begins JSON."""
 
 
 def advised(error: ServeError, body: Buffer, config: ModelConfig) -> ServeError:
@@ -40,7 +40,7 @@ def _for_picture(kind: str, config: ModelConfig) -> str:
     # An image without its batch has rows, columns and channels.
     if entry is None or len(entry.dims) < 3:
         return refused
-    return f"{refused}: --preprocess, or the parameter `preprocess`, makes a model that takes pictures"
+    return f"{refused}: --preprocess, or the parameter `preprocess`, generates a model that takes pictures"
 
 
 def _for_members(body: memoryview, config: ModelConfig) -> str:
@@ -53,6 +53,6 @@ def _for_members(body: memoryview, config: ModelConfig) -> str:
     if not isinstance(members, dict) or "inputs" in members or not any(one.name in members for one in config.inputs):
         return ""
     return (
-        "the body has the inputs as its members, which is the form of"
-        f" /v2/models/{quote(config.name, safe='')}/generate: send it there"
+        "the body has the inputs as its members, the form of the generate call: send it to"
+        f" /v2/models/{quote(config.name, safe='')}/generate"
     )

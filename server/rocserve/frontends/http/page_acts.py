@@ -103,8 +103,8 @@ class PageActs:
         name = _name_of(host)
         if name.lower().rstrip(".") not in self._own_names and ip_address_of(name) is None:
             raise _denied(
-                f"expected this machine's name, its address or localhost in the page's URL, got '{name}', which may be"
-                " another site's; open the page by the address, or protect admin calls by a secret header"
+                f"expected this machine's name, address or localhost in the page's URL, got '{name}', which may belong"
+                " to another site; open the page by address, or protect admin calls with a secret header"
                 " (--http-restricted-api)"
             )
 
@@ -124,4 +124,4 @@ def _changing_settings() -> pb.LogSettingsRequest:
 
 
 def _denied(reason: str) -> ServeError:
-    return ServeError(StatusCode.PERMISSION_DENIED, f"{reason}; the page does nothing then")
+    return ServeError(StatusCode.PERMISSION_DENIED, f"{reason}; nothing was done")

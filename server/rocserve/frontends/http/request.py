@@ -1,4 +1,4 @@
-"""One HTTP request: its head, its body as it comes, and its answer as it goes out on the connection."""
+"""One HTTP request: its head, its body as it arrives, and its answer as it goes out on the connection."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _LARGEST_GROWING = 32 << 20
 """Bytes of a body that grows in place. The C library keeps memory blocks up to this size for reuse. It moves larger
 blocks while they grow, and unmaps them page by page; each takes 0.1 s per GiB."""
 _BYTES_BEFORE_ROOM = 4 << 20
-"""Bytes of a large body that must come before it gets its memory, because the memory begins with a page of 2 MiB, and a
-client may promise a body and send none."""
+"""Bytes of a large body that must arrive before it gets its memory, because the memory begins with a page of 2 MiB, and
+a client may promise a body and send none."""
 _NO_HEADERS: Mapping[str, str] = {}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
@@ -53,7 +53,7 @@ def path_of(target: bytes) -> str:
 
 
 def query_of(target: bytes) -> Mapping[str, Sequence[str]]:
-    """Return name -> values of the query. What is no UTF-8 is replaced."""
+    """Return name -> values of the query. Bytes that are not UTF-8 are replaced."""
     return parse_qs(target.partition(b"?")[2].decode("utf-8", "replace"), keep_blank_values=True)
 
 
@@ -126,7 +126,7 @@ class Head:
     method: str = ""
     target: bytes = b""
     pairs: Sequence[tuple[bytes, bytes]] = ()
-    """The headers as they came."""
+    """The headers as received."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Name in lower case -> value; of repeated headers, the first value."""
     is_http10: bool = False
@@ -190,7 +190,7 @@ class Request:
     _on_end: Callable[[Request], None]
     head: Head
     data: bytes | bytearray | memoryview = b""
-    """The part of the body that has come."""
+    """The received part of the body."""
     is_complete: bool = False
     answer: AnswerState = field(default=_NOTHING, init=False)
     is_last: bool = field(default=False, init=False)
@@ -216,19 +216,19 @@ class Request:
         if not data:
             self.data = part
             return
-        come = len(data)
-        end = come + len(part)
+        received = len(data)
+        end = received + len(part)
         if self._room is None or end > len(self._room):
-            self._room = self._make_room(come, end)
+            self._room = self._make_room(received, end)
         if self._room is not None:
-            self._room[come:end] = part
+            self._room[received:end] = part
             self.data = self._room[:end]
             return
         if not isinstance(data, bytearray):
             data = self.data = bytearray(data)
         data += part
 
-    def _make_room(self, come: int, end: int) -> memoryview | None:
+    def _make_room(self, received: int, end: int) -> memoryview | None:
         """Return memory for a large body: as much as the client has promised, or the most for any body. Unwritten pages
         take no memory, and numpy asks for huge pages. Returns None if the body is small, or memory is short."""
         if end <= _BYTES_BEFORE_ROOM:
@@ -242,7 +242,7 @@ class Request:
             room = np.empty(max(nbytes, end), np.uint8).data
         except MemoryError:
             return None
-        room[:come] = self.data
+        room[:received] = self.data
         return room
 
     async def wait_for_more(self) -> None:

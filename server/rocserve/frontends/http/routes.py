@@ -126,7 +126,7 @@ def _regions_json(response: pb.SystemSharedMemoryStatusResponse | pb.CudaSharedM
 
 def hardware_json(response: pb.HasHardwareResponse) -> None:
     if not response.found:
-        raise HttpError(404, "there is not so much of that hardware")
+        raise HttpError(404, "the server does not have that much of the hardware")
 
 
 # Requests.
@@ -172,7 +172,9 @@ def _parameters(body: Buffer) -> object:
     would be one for the whole model."""
     given = parse_json(body) if body else MISSING
     if find(given, VERSION) is not MISSING:
-        raise invalid_argument(f'expected {{"parameters": {{"{VERSION}": ...}}}}, got \'{VERSION}\' outside of them')
+        raise invalid_argument(
+            f'expected {{"parameters": {{"{VERSION}": ...}}}}, got \'{VERSION}\' outside "parameters"'
+        )
     return find(given, "parameters")
 
 

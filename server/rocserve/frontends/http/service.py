@@ -66,7 +66,7 @@ from rocserve.settings import ServerSettings
 
 _NO_SUCH_CALL = (
     "unknown URL; of OpenAI's API this server has POST /v1/embeddings, POST /v1/rerank, GET /v1/models and GET"
-    " /v1/models/NAME: it serves models that read text, and none that write it"
+    " /v1/models/NAME: it serves models that read text, not models that generate it"
 )
 _NO_SUCH_REST_CALL = (
     "unknown URL; of TensorFlow Serving's API and KServe's v1 this server has POST"
@@ -238,7 +238,7 @@ _CONTENT_TYPES = {
     ".json": JSON,
 }
 _HEADERS = {
-    # Allows nothing of another origin, no script or style within the page, and no text that becomes markup.
+    # Allows nothing from another origin, no inline script or style, and no text that becomes markup.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
     " require-trusted-types-for 'script'; trusted-types 'none'",
@@ -247,7 +247,7 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-"""For what the server's operators have written, as comments in a configuration."""
+"""For texts of the server's operators, such as comments in a configuration."""
 _MOST_STREAMS = 64
 """Open streams of one process. Unbounded, they could take all connections. The page works without streams, too."""
 
@@ -325,7 +325,7 @@ class Page:
         query = query_of(request.head.target)
         name, version, text = (query.get(field, [""])[0] for field in ("name", "version", "width"))
         if text and not (text.isascii() and text.isdecimal() and len(text) < 6):
-            raise invalid_argument(f"expected a number of pixels as width, got '{printable_name(text)}'")
+            raise invalid_argument(f"width: expected a number of pixels, got '{printable_name(text)}'")
         asked = page_pb2.EnsembleGraphRequest(name=name, version=version, width=int(text or 0))
         drawing = await self._methods["EnsembleGraph"].answer(asked)
         return Response(200, json_bytes(plain_values(drawing)), JSON)
@@ -334,7 +334,7 @@ class Page:
         """Send repository events with their numbers as server-sent events, until the client or the server ends, or the
         client must connect again, as browsers do. Raises ServeError if too many streams are open."""
         if self._open_streams >= _MOST_STREAMS:
-            raise unavailable(f"{_MOST_STREAMS} clients are sent events, as many as may be; ask /v2/overview")
+            raise unavailable(f"{_MOST_STREAMS} event streams are open, the maximum; poll /v2/overview")
         if request.head.method == "HEAD":
             return Response(200, b"", EVENT_STREAM)
         method = self._methods["RepositoryEvents"]
@@ -361,7 +361,7 @@ class Page:
 
 
 def _row_of(request: Request) -> tuple[str, str]:
-    """Return name and version of a query; "" for what it does not have."""
+    """Return name and version of a query; "" for a missing one."""
     query = query_of(request.head.target)
     return query.get("name", [""])[0], query.get("version", [""])[0]
 

@@ -18,7 +18,7 @@ class Wire:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.is_open = False
-        """False before the connection has been made, and when nothing is read or written any more."""
+        """False before the connection is made, and once nothing is read or written any more."""
         self.remote = ""
         """The client's address; "" if the client had left before the connection was set up."""
         self.ends_at = math.inf

@@ -84,15 +84,15 @@ _CACHE_COUNTERS = {
 _RESTARTS = {
     "rocserve_worker_restarts_total": (
         "version.worker_restarts",
-        "How often a worker of the version had to be started again",
+        "Restarts of the version's workers after they had ended",
     )
 }
 _PADDING = {
     "rocserve_real_elements_total": (
         "numbers.real_elements",
-        "Elements of the inputs that are padded, as clients sent them",
+        "Elements that clients sent in inputs that are padded",
     ),
-    "rocserve_padded_elements_total": ("numbers.padded_elements", "Elements that were added to these inputs"),
+    "rocserve_padded_elements_total": ("numbers.padded_elements", "Elements added to inputs by padding"),
 }
 _GAUGES = {
     "nv_inference_pending_request_count": (
@@ -195,7 +195,7 @@ def server_families(
     yield MetricFamily(
         "rocserve_model_engine_info",
         "gauge",
-        "1 for the engine that runs the model, and the one whose place it has taken",
+        "1; the labels name the engine that runs the model, and the engine that it replaces",
         [
             Sample({**reading.labels, "engine": known["engine"], "replaces": known.get("engine_replaces", "")}, 1)
             for reading in readings
@@ -205,7 +205,7 @@ def server_families(
     yield MetricFamily(
         "rocserve_engine_fallback_total",
         "counter",
-        "How often an engine has taken the place of one that could not load the model",
+        "Loads in which another engine replaced one that could not load the model",
         [
             Sample({name: str(value) for name, value in asdict(fallback).items()}, count)
             for fallback, count in tuple(fallbacks.items())
@@ -214,7 +214,7 @@ def server_families(
     yield MetricFamily(
         "rocserve_load_check_seconds",
         "gauge",
-        "Seconds that the load check of the version took; 0 if the results of an earlier load were used",
+        "Duration of the version's load check in seconds; 0 if the results of an earlier load were used",
         [
             Sample(reading.labels, reading.version.load_check.seconds)
             for reading in readings
@@ -229,7 +229,7 @@ def load_check_families(failed: Mapping[CheckFailure, int]) -> Iterable[MetricFa
     yield MetricFamily(
         "rocserve_load_check_failures_total",
         "counter",
-        "How often a load check of the version has failed",
+        "Failed load checks of the version",
         [
             Sample({name: str(value) for name, value in asdict(failure).items()}, count)
             for failure, count in tuple(failed.items())
@@ -246,7 +246,7 @@ def machine_metrics(settings: MetricsSettings, log: logging.Logger) -> MachineMe
         try:
             gauges.append(ProcessorGauges().families)
         except (OSError, ValueError, IndexError) as error:
-            log.warning("there are no metrics of the processors: %s", error)
+            log.warning("no CPU metrics: %s", error)
     return MachineMetrics(gauges, settings.interval_ms / 1000, log)
 
 
@@ -306,7 +306,7 @@ class GpuGauges:
             return []
         except Exception as error:
             # One of the library's exceptions, or a library that does not fit its module.
-            self._log.warning("there are no metrics of GPUs: amdsmi says %s: %s", type(error).__name__, error)
+            self._log.warning("no GPU metrics: amdsmi raised %s: %s", type(error).__name__, error)
             return []
 
     def _samples(self, name: str, read: Callable[[Any, Any], float | None]) -> Sequence[Sample]:
@@ -344,7 +344,7 @@ class MachineMetrics:
                     try:
                         self._families += source()
                     except (OSError, ValueError, KeyError, IndexError) as error:
-                        self._log.debug("gauges of the machine cannot be read: %s: %s", type(error).__name__, error)
+                        self._log.debug("cannot read the machine's gauges: %s: %s", type(error).__name__, error)
             return self._families
 
 
@@ -418,19 +418,19 @@ def memory_families(memory: RequestMemory) -> Iterable[MetricFamily]:
     yield MetricFamily(
         "rocserve_request_memory_bytes",
         "gauge",
-        "Bytes of requests that come in, wait and run, and of answers that are not yet read",
+        "Bytes of requests that arrive, wait or run, and of answers that clients have not read yet",
         _by("kind", {"request": use.request_bytes, "answer": use.answer_bytes}),
     )
     yield _single(
         "rocserve_request_memory_limit_bytes",
         "gauge",
-        "What requests and answers may take (--max-request-memory)",
+        "Limit of the bytes of requests and answers (--max-request-memory)",
         memory.limit_bytes,
     )
     yield MetricFamily(
         "rocserve_request_memory_refusals_total",
         "counter",
-        "Requests and answers that there was no memory for",
+        "Requests and answers refused for lack of memory",
         _by("kind", {"request": use.refused_requests, "answer": use.refused_answers}),
     )
 
@@ -441,15 +441,27 @@ def residency_families(residents: ResidentModels) -> Iterable[MetricFamily]:
         return
     counts = residents.counts
 
-    yield _single("rocserve_models_registered", "gauge", "Model versions that come and go", residents.registered)
-    yield _single("rocserve_models_resident", "gauge", "Of those, how many are loaded", residents.resident_count())
-    yield _single("rocserve_model_loads_total", "counter", "How often one was loaded", counts.loads)
-    yield _single("rocserve_model_load_failures_total", "counter", "How often a load failed", counts.failed_loads)
+    yield _single("rocserve_models_registered", "gauge", "Model versions that load on demand", residents.registered)
+    yield _single(
+        "rocserve_models_resident",
+        "gauge",
+        "Model versions that load on demand and are loaded",
+        residents.resident_count(),
+    )
+    yield _single("rocserve_model_loads_total", "counter", "Loads of model versions on demand", counts.loads)
+    yield _single(
+        "rocserve_model_load_failures_total", "counter", "Failed loads of model versions on demand", counts.failed_loads
+    )
     yield MetricFamily(
         "rocserve_model_unloads_total",
         "counter",
-        "How often one was unloaded, to make room or because nobody asked for it",
+        "Unloads of model versions that load on demand, to make room or after idle time",
         _by("reason", {"room": counts.unloads_for_room, "idle": counts.unloads_of_idle}),
     )
     yield _single("rocserve_cold_requests_total", "counter", "Requests that waited for a load", counts.cold_requests)
-    yield _single("rocserve_cold_seconds_total", "counter", "How long they have waited in all", counts.cold_seconds)
+    yield _single(
+        "rocserve_cold_seconds_total",
+        "counter",
+        "Seconds that requests waited for a load, in total",
+        counts.cold_seconds,
+    )

@@ -28,13 +28,13 @@ def metrics_listener(
 
     async def answer(request: Request) -> Response:
         if request.head.path.rstrip("/") != _PATH:
-            return _text(404, f"there is only {_PATH}\n")
+            return _text(404, f"not found; this port serves only {_PATH}\n")
         if request.head.method not in ("GET", "HEAD"):
             return _text(405, "only GET and HEAD\n", {"Allow": "GET, HEAD"})
         return _text(200, await asyncio.to_thread(write_metrics))
 
     def failure(request: Request, error: Exception) -> Response:
-        log.error("the metrics could not be written", exc_info=error)
+        log.error("cannot write the metrics", exc_info=error)
         return _text(500, "the server's log says why\n")
 
     return HttpListener(lambda request: request.run(answer(request)), log, limits, tls, failure)

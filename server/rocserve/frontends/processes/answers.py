@@ -34,7 +34,8 @@ class _AnswerText(Text):
 
 
 class FrontAnswers:
-    """Answers the exchanges of one front end, on the plane's thread. If that has ended, answers are dropped."""
+    """Answers the exchanges of one front end, on the plane's thread. If the front end has ended, answers are
+    dropped."""
 
     def __init__(
         self,
@@ -42,13 +43,13 @@ class FrontAnswers:
         heap_numbers: Iterator[int],
         send_file: Callable[[int], bool],
     ) -> None:
-        """`heap_numbers`: new numbers of heaps. `send_file`: sends a descriptor and closes it; returns False if the
+        """`heap_numbers`: numbers for new heaps. `send_file`: sends a descriptor and closes it; returns False if the
         front end does not get it."""
         self.give_back = end.give_back
-        """Takes a place in the front end's heap that nobody reads any more. From any thread."""
+        """Takes a place in the front end's heap that is no longer read. From any thread."""
         self.wake = end.plane.wake
         self.exchanges = Exchanges[Never, Cancellable]()
-        """All opened by the front end: the server asks it nothing."""
+        """All of them opened by the front end: the server opens none."""
         self._end = end
         self._heap_numbers = heap_numbers
         self._send_file = send_file

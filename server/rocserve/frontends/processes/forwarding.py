@@ -40,8 +40,8 @@ _STREAM_METHODS = frozenset({"Watch"})
 
 
 ABOUT = Struct("<I")
-"""The bytes of JSON (the method's full name, the metadata and the client's address) that follow in a CALL's details;
-behind them is the client's message."""
+"""The bytes of JSON (the method's full name, the metadata and the client's address) that follow in a CALL's details,
+before the client's message."""
 
 
 @dataclass(slots=True, eq=False)

@@ -87,7 +87,7 @@ class RemoteInference:
         self._heads = Memo[RequestHead, _Head]()
         self._sent_heads = SentTexts(REMEMBERED)
         self._received_files: deque[int] = deque()
-        """Descriptors of heaps that have come through the socket, and whose entries have not come yet."""
+        """Descriptors of heaps that have arrived through the socket before their entries."""
         self._output_heaps: dict[int, HeapReader] = {}
         """Number -> a worker's heap."""
         self._copies = Counter[int]()
@@ -147,7 +147,7 @@ class RemoteInference:
         self._copies[heap_number] += 1
         for begin, part in left_out:
             yield from copy_in_steps(view, begin, part)
-        # Later requests may have come meanwhile, and the server remembers only the last heads.
+        # Later requests may have arrived meanwhile, and the server remembers only the last heads.
         self._post(request, client, self._heads.get(request.head) or _Head(places), flags, place)
         self._copies[heap_number] -= 1
         if heap_number in self._ending_heaps and not self._copies[heap_number]:
@@ -155,7 +155,7 @@ class RemoteInference:
         self._order.release(request.sequence_key)
 
     def _post(self, request: InferRequest, client: ClientResponder, head: _Head, flags: int, place: int) -> None:
-        """Post a request whose slot has been filled, after its head if the server does not know that."""
+        """Post a request whose slot has been filled, after its head if the server does not know the head."""
         try:
             if not head.number:
                 self._send_head(request.head, head)
@@ -173,7 +173,7 @@ class RemoteInference:
         if client.protocol == "HTTP":
             flags |= entries.HTTP
         deadline_ns = 0
-        # A deadline after 500 years becomes none, because an entry could not hold it.
+        # A deadline after 500 years does not fit into an entry, and is dropped.
         if request.deadline is not None and request.deadline < 1 << 34:
             deadline_ns = max(int(request.deadline * 1e9), 1)
         self.end.post(ENTRY.pack(entries.REQUEST, flags, 0, head.number, number, place, deadline_ns))
@@ -245,7 +245,7 @@ class RemoteInference:
             try:
                 self._handle(*entry)
             except Exception:
-                self._log.exception("an answer of the server could not be handled")
+                self._log.exception("cannot handle an answer of the server")
         return True
 
     def _handle(self, kind: int, flags: int, count: int, text: int, number: int, place: int, nbytes: int) -> None:
@@ -254,8 +254,8 @@ class RemoteInference:
         elif kind == entries.RESPONSES:
             self._answer_together(count, text, place)
         elif kind == entries.RETURN:
-            for each in (number, place, nbytes)[:count]:
-                self.end.give_back(each)
+            for one in (number, place, nbytes)[:count]:
+                self.end.give_back(one)
         elif kind == entries.TEXT:
             known = from_json(AnswerHead, self._text(place, nbytes))
             self._answer_heads[text] = known, TensorPlaces(known.head.outputs)
@@ -340,7 +340,7 @@ class RemoteInference:
     def _answer_together(self, count: int, text: int, table_place: int) -> None:
         known, places = self._answer_heads[text]
         sizes = places.sizes
-        assert sizes is not None, "of a head that says no sizes"
+        assert sizes is not None, "the answer's head has no sizes"
         width = 1 + len(sizes)
         length = 4 + count * width
         table = numbers(length).unpack(self._answers_heap.view(table_place, 8 * length))
@@ -355,7 +355,7 @@ class RemoteInference:
             try:
                 client.send(InferResponse(known.head, request_id, data, slot=slot))
             except Exception:
-                self._log.exception("an answer of the server could not be handed on")
+                self._log.exception("cannot pass an answer of the server on")
 
     def cancel(self, number: int) -> None:
         """Tell the server that the client of an open exchange has gone."""

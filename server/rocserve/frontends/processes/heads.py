@@ -30,14 +30,14 @@ class AnswerHead:
 def input_places(head: RequestHead) -> TensorPlaces:
     """Return where the inputs of requests with this head lie; if a datatype does not exist, with a table of sizes."""
     try:
-        return TensorPlaces([TensorHead(each.name, DataType(each.datatype), each.shape) for each in head.inputs])
+        return TensorPlaces([TensorHead(one.name, DataType(one.datatype), one.shape) for one in head.inputs])
     except ValueError:
-        return TensorPlaces([TensorHead(each.name, DataType.BYTES, each.shape) for each in head.inputs])
+        return TensorPlaces([TensorHead(one.name, DataType.BYTES, one.shape) for one in head.inputs])
 
 
 def write_head(head: RequestHead) -> bytes:
-    inputs = [(each.name, each.datatype, each.shape, dict(each.parameters)) for each in head.inputs]
-    outputs = [(each.name, dict(each.parameters)) for each in head.outputs]
+    inputs = [(one.name, one.datatype, one.shape, dict(one.parameters)) for one in head.inputs]
+    outputs = [(one.name, dict(one.parameters)) for one in head.outputs]
     fields = (head.model_name, head.model_version, inputs, outputs, dict(head.parameters), head.is_typed)
     return json.dumps(fields).encode()
 

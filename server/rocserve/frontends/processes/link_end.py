@@ -46,8 +46,8 @@ class FrontLinkEnd(Outbox):
         self.to_return: list[int] = []
         """Places to return to the other end, with the next message or by `flush`."""
         self.give_back: Callable[[int], None] = self.to_return.append
-        """Takes a place in the other end's heap that nobody reads any more. Safe on any thread; a thread that is not
-        the plane's must wake the plane after the call, because it may be asleep."""
+        """Takes a place in the other end's heap that is no longer read. Safe on any thread; a thread other than the
+        plane's must wake the plane after the call, because it may be asleep."""
         self.trimmer = Trimmer(plane)
         self._slots: dict[int, object] = {}
         """Place -> slot that the other end may still read."""
@@ -149,7 +149,7 @@ class FrontLinkEnd(Outbox):
         to_return = self.to_return
         # Only AWAITED_OUTPUTS are worth waking the other end for: a model may wait for their memory.
         is_awaited = bool(to_return) and max(to_return) >= AWAITED_OUTPUTS
-        # A message of its own costs as much as returning 24 places.
+        # A separate message costs as much as returning 24 places.
         if to_return and (not count or is_awaited or len(to_return) >= 24):
             post_returns(self._returns, to_return)
         if count or is_awaited:

@@ -56,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     """
     parent_pipe, link, edition, uses, number, row, memory_bytes, renewal_ms, *ports = map(int, arguments[:10])
     # The whole process group may get these (Ctrl-C, systemd). The server decides when its front ends end.
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
     for descriptor in (parent_pipe, link, edition, uses):
         os.set_inheritable(descriptor, False)
     with suppress(OSError):
@@ -160,7 +160,7 @@ class FrontEnd:
     async def _retire(self) -> None:
         # Handshakes that have begun are completed meanwhile.
         await asyncio.sleep(_RETIREMENT_SECONDS)
-        while self._transports.has_clients():  # noqa: ASYNC110 - the kernel does not tell when the last has gone
+        while self._transports.has_clients():  # noqa: ASYNC110 - the kernel does not signal that the last has gone
             await asyncio.sleep(_REPORT_SECONDS)
         self._stop(_RETIREMENT_SECONDS)
 

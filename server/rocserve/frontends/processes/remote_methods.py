@@ -1,4 +1,4 @@
-"""Asks the server what HTTP needs besides inference: methods, and configurations of models."""
+"""Asks the server for the parts of HTTP besides inference: methods, and configurations of models."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> M
 
     inference = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
     described = {**inference, **page_pb2.DESCRIPTOR.services_by_name["Page"].methods_by_name}
-    return {name: method(name, GetMessageClass(each.output_type)) for name, each in described.items()}
+    return {name: method(name, GetMessageClass(one.output_type)) for name, one in described.items()}
 
 
 class RemoteModels:

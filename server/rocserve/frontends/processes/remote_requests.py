@@ -83,7 +83,7 @@ class ForwardedCall(Cancellable):
     unanswered = 1
 
     def __del__(self) -> None:
-        # Garbage collection may run this on any thread, and no other message may come to wake the plane.
+        # Garbage collection may run this on any thread, and there may be no other message that wakes the plane.
         self._link.give_back(self._place)
         self._link.wake()
 

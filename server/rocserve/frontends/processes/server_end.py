@@ -39,7 +39,7 @@ from rocserve.services.inference import InferenceService
 
 @dataclass(eq=False)
 class FrontLink:
-    """Links one front end to the server. A source of the plane's loop. On its thread unless a method says otherwise."""
+    """Links one front end to the server. A source of the plane's loop; on its thread unless a method says otherwise."""
 
     _connection: socket.socket
     plane: PlaneLoop
@@ -127,7 +127,7 @@ class FrontLink:
                 else:
                     self._handle(kind, count, text, number, place, nbytes)
         except Exception as error:
-            self._log.exception("a front end's message could not be handled")
+            self._log.exception("cannot handle a front end's message")
             self._end_link(f"it sent what cannot be read: {error}")
         return True
 
@@ -141,8 +141,8 @@ class FrontLink:
                     self._known_heads.keep(content, head)
             self._heads[text] = _Head(head, input_places(head), number)
         elif kind == entries.RETURN:
-            for each in (number, place, nbytes)[:count]:
-                self._end.give_back(each)
+            for one in (number, place, nbytes)[:count]:
+                self._end.give_back(one)
         elif kind == entries.FORGET:
             del self._shares[number]
         elif kind == entries.CANCEL:
@@ -181,7 +181,7 @@ class FrontLink:
                 sequence = SequenceTag(correlation_id, bool(of_sequence & 1), bool(of_sequence & 2))
         protocol = "HTTP" if flags & entries.HTTP else "GRPC"
         responder = RemoteResponder(self.answers, token, bool(flags & entries.SINGLE), protocol, place, origin)
-        # Not by `receive`: one ring brings requests and cancellations, so that none can be early.
+        # Not by `receive`: one ring carries requests and cancellations, so no cancellation can overtake its request.
         self.answers.exchanges.received[token] = responder
         data: Sequence[Buffer]
         if flags & entries.SIZED:

@@ -201,7 +201,7 @@ class FrontEndProcesses:
     parts: FrontEndParts
     log: logging.Logger
     parent_pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_CLOEXEC), init=False)
-    """The processes end when its writing end is gone."""
+    """The processes end when the writing end of this pipe is closed."""
     _running: dict[int, FrontEndProcess] = field(default_factory=dict, init=False)
     _supervisions: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _has_started: bool = field(default=False, init=False)
@@ -222,7 +222,7 @@ class FrontEndProcesses:
                 await asyncio.gather(*(front_end.listening for front_end in self._running.values()))
         except TimeoutError:
             await self._end_all(0.0)
-            raise RuntimeError(f"the front ends have not begun to listen within {_START_SECONDS:g} s") from None
+            raise RuntimeError(f"the front ends did not listen within {_START_SECONDS:g} s") from None
         except (OSError, RuntimeError):
             await self._end_all(0.0)
             raise
@@ -230,7 +230,7 @@ class FrontEndProcesses:
         self._post_exit(entries.STAY)
 
     def retire(self) -> None:
-        """Let each process end when it has no client any more. New connections must not come to it."""
+        """Let each process end when its last client has gone. It must not get new connections."""
         self._retires = True
         self._post_exit(entries.RETIRE)
 
@@ -272,7 +272,7 @@ class FrontEndProcesses:
         for front_end in running:
             if front_end.ended in late:
                 fields = about(front_end=front_end.number)
-                self.log.warning("front end %d has not ended in time; it is killed", front_end.number, extra=fields)
+                self.log.warning("front end %d did not end in time and is killed", front_end.number, extra=fields)
                 front_end.process.kill()
         if late:
             await asyncio.wait(late, timeout=_END_SECONDS)
@@ -285,7 +285,7 @@ class FrontEndProcesses:
     async def _supervise(self, number: int, front_end: FrontEndProcess) -> None:
         """Restart a front end whenever it dies."""
         deaths = 0
-        """Deaths in a row that came soon after the start, or failures to start."""
+        """Deaths in a row soon after the start, or failures to start."""
         while True:
             how = await asyncio.shield(front_end.ended)
             del self._running[number]
@@ -317,12 +317,12 @@ class FrontEndProcesses:
                 except OSError as error:
                     deaths += 1
                     pause = _RESTARTS.pause_seconds(deaths)
-                    text = "front end %d cannot be started (%s); it is tried again"
+                    text = "cannot start front end %d (%s); retrying"
                     self.log.error(text, number, error, extra=about(front_end=number))
 
     @property
     def worked_seconds(self) -> float:
-        """Return the work of those that run now."""
+        """Return the work of the running front ends."""
         return sum(front_end.worked_seconds for front_end in self._running.values())
 
     @property

@@ -98,7 +98,7 @@ async def test_where_no_process_can_be_started_the_client_may_try_again(monkeypa
 
     monkeypatch.setattr(subprocess, "Popen", start)
     before = open_descriptors()
-    with pytest.raises(ServeError, match="no process can be started to parse a large body: Resource temp") as refused:
+    with pytest.raises(ServeError, match="cannot start a process to parse a large body: Resource temp") as refused:
         await LargeBodies().parse(process_of, b"")
     assert refused.value.code is StatusCode.UNAVAILABLE
     assert open_descriptors() <= before

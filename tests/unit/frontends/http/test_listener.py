@@ -410,8 +410,8 @@ async def test_connections_that_cannot_be_accepted_are_one_line(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert caplog.messages == [
-        "connections cannot be accepted: Too many open files; raise the hard limit of open files (ulimit -Hn,"
-        " LimitNOFILE), or let fewer clients connect"
+        "cannot accept connections: Too many open files; raise the hard limit of open files (ulimit -Hn,"
+        " LimitNOFILE), or connect fewer clients"
     ]
     # Errors that gRPC's core writes about other servers of this process do not count.
     written = capfd.readouterr().err
@@ -447,9 +447,7 @@ async def test_the_last_descriptors_are_kept_for_the_server(
     assert answers == [b"HTTP/1.1 200 OK"] * 8
     reader, _ = connections[0]
     assert await is_closed(reader)
-    assert [text.partition(":")[0] for text in caplog.messages] == [
-        "connections are closed whose clients keep them waiting"
-    ]
+    assert [text.partition(":")[0] for text in caplog.messages] == ["closing connections that wait for their clients"]
     # A closed connection makes room.
     for _, writer in connections:
         writer.close()

@@ -300,7 +300,7 @@ async def test_vectors_of_unlike_lengths_are_refused() -> None:
     await turn()
     models.answer(0)
     models.answer(1, width=3)
-    with pytest.raises(ServeError, match="model 'm' gave vectors of unlike lengths for the texts of one call"):
+    with pytest.raises(ServeError, match="model 'm' gave vectors of different lengths for the texts of one call"):
         await running
 
 
@@ -368,7 +368,7 @@ def test_documents_are_cut_only_where_the_model_cuts_them() -> None:
 def test_a_faulty_list_of_lengths_is_named() -> None:
     model = text_model(config_of([TEXT], [EMBEDDING], parameters={"matryoshka": "1;2"}))
     assert model is not None
-    with pytest.raises(ServeError, match="parameter 'matryoshka': expected numbers with commas between them, or any"):
+    with pytest.raises(ServeError, match="parameter 'matryoshka': expected comma-separated numbers or 'any'"):
         _check_dimensions(model, 2, 1)
     anything = text_model(config_of([TEXT], [EMBEDDING], parameters={"matryoshka": "any"}))
     assert anything is not None

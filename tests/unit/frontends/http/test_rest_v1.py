@@ -137,7 +137,10 @@ def test_bfloat16_is_rounded_to_the_nearest() -> None:
             {"instances": [{"X": [1, 2]}, {"Y": 3}]},
             "instances[1]: expected an object with 'X', as instances[0] is, got",
         ),
-        ({"instances": [[1, 2], [3]]}, "input 'X': expected lists of equal length at each depth, got unlike ones in"),
+        (
+            {"instances": [[1, 2], [3]]},
+            "input 'X': expected lists of equal length at each depth, got different ones at",
+        ),
         ({"instances": [[1, 2], 3]}, "input 'X': expected lists of equal length at each depth"),
         ({"instances": [[1, "2"]]}, "input 'X': expected numbers (FP32), got a text"),
         ({"instances": [[1, True]]}, "input 'X': expected numbers (FP32), got a boolean"),
@@ -165,7 +168,7 @@ def test_faulty_bodies(body: Any, text: str) -> None:
         ((COUNT,), [1.5], "input 'COUNT': expected whole numbers (UINT8), got a number"),
         ((TEXT,), [1], 'input \'TEXT\': expected texts, or {"b64": "..."} (BYTES), got a number'),
         ((TEXT,), [{"b64": "?"}], "input 'TEXT': expected base64 in b64"),
-        ((TEXT,), ["\ud800"], "input 'TEXT': expected texts, got one with half of a surrogate pair"),
+        ((TEXT,), ["\ud800"], "input 'TEXT': expected texts, got one with a lone surrogate"),
     ],
 )
 def test_faulty_values(inputs: Sequence[InputConfig], value: Any, text: str) -> None:
@@ -230,7 +233,7 @@ def test_large_answers_keep_their_shape(shape: tuple[int, ...]) -> None:
 def test_outputs_without_a_row_for_each_instance() -> None:
     with pytest.raises(ServeError, match="output 'Y' has shape \\[1\\] for 2 instances; send `inputs`"):
         rows(2, response(Y=(DataType.INT32, [1])))
-    with pytest.raises(ServeError, match=r"unlike shapes for the rows of one call: \[1, 2\], \[1, 3\]"):
+    with pytest.raises(ServeError, match=r"different shapes for the rows of one call: \[1, 2\], \[1, 3\]"):
         rows(2, response(Y=(DataType.INT32, [[1, 2]])), response(Y=(DataType.INT32, [[1, 2, 3]])))
 
 

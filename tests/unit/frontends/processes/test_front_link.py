@@ -49,12 +49,12 @@ def test_requests_and_answers_travel_whole(ends: Ends) -> None:
 
 def test_equal_heads_of_several_front_ends_are_one_object(ends: Ends) -> None:
     other = Ends(ends.link._known_heads)
-    for each in (ends, other):
+    for one in (ends, other):
         for name in ("never", "echo"):
-            client = each.ask(request_of(name, np.arange(5, dtype=np.int32)))
+            client = one.ask(request_of(name, np.arange(5, dtype=np.int32)))
         assert client.ended.wait(PATIENCE_SECONDS)
     other.close()
-    first, second = (each.service.requests[0].head for each in (ends, other))
+    first, second = (one.service.requests[0].head for one in (ends, other))
     assert first is second
     assert first.model_name == "never"
 
@@ -89,7 +89,7 @@ def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends
     ends.front.call_soon(call)
     wait_until(lambda: len(ends.calls) == 3)
     assert ends.listening == [(98, "why \N{SNOWMAN}")]
-    assert [bytes(each.message) for each in ends.calls] == [b"", b"bad", large]
+    assert [bytes(one.message) for one in ends.calls] == [b"", b"bad", large]
     assert ends.calls[0].metadata == [("a", "1"), ("b-bin", b"\xff")]
     assert ends.calls[0].peer == "ipv4:127.0.0.1:1"
 
@@ -423,7 +423,7 @@ def test_a_share_of_a_version_that_has_gone_is_used_no_more(ends: Ends) -> None:
     # Messages under way are still read; then nothing is left on either side.
     wait_until(lambda: not ends.link._shares and len(ends.remote.end.heaps) == 1, "the end of the share")
     assert not isinstance(asked_and_held(ends, array).data, PlacedTensors)
-    assert [bytes(each) for each in held.data] == [array.tobytes()]
+    assert [bytes(one) for one in held.data] == [array.tobytes()]
 
 
 def test_a_share_of_a_version_that_goes_is_kept_while_a_request_is_copied_into_it(
@@ -461,7 +461,7 @@ def test_the_share_of_a_front_end_that_has_died_is_kept_until_nobody_reads_it(en
     wait_until(lambda: not ends.link._shares, "the link's end")
     gc.collect()
     assert len(heap._free_shares) == free
-    assert [bytes(each) for each in held.data] == [array.tobytes()]
+    assert [bytes(one) for one in held.data] == [array.tobytes()]
     del held
 
     def is_free_again() -> bool:

@@ -63,7 +63,7 @@ def test_requests_of_ever_new_heads_push_out_no_head_that_is_still_used(
 
     def heads_left() -> int:
         gc.collect()
-        return sum(isinstance(each, RequestHead) and "long" in each.parameters for each in gc.get_objects())
+        return sum(isinstance(one, RequestHead) and "long" in one.parameters for one in gc.get_objects())
 
     if parameter == LONG:
         # The loops' threads may be just letting the last ones go.

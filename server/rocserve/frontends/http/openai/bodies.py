@@ -90,7 +90,7 @@ def read_rerank(body: Mapping[str, Any]) -> RerankBody:
 
 
 def _members(body: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
-    """Return the members that are not null, which stands for a missing one."""
+    """Return the members that are not null; null means missing."""
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:
         if name not in known:
@@ -132,15 +132,14 @@ def _texts_or_ids(value: Any) -> tuple[Sequence[str], Sequence[Ids]]:
 
 
 def _item(member: str, where: str, value: Any) -> str:
-    """Return one of many texts. An empty one is refused, as by OpenAI: it is a mistake, and its vector would mean
-    nothing."""
+    """Return one of many texts. An empty one is refused, as by OpenAI, because its vector would mean nothing."""
     if type(value) is not str or not value:
         raise FieldFault(member, f"{where}: expected a text of at least one character, got {_shown(value)}")
     return _encodable(member, value)
 
 
 def _ids(value: Any, where: str) -> Ids:
-    """Return an array, which another process hands over at once, as it does not a list of millions of numbers."""
+    """Return an array: another process hands it over much faster than a list of millions of numbers."""
     if type(value) is not list or not value:
         raise FieldFault("input", f"{where}: expected a list of token ids, got {_shown(value)}")
     for place, number in enumerate(value):
@@ -191,7 +190,7 @@ def _kind(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as an error shows it: short, and never the client's text itself."""
+    """Return a value as an error text shows it: short, and never the client's text itself."""
     if type(value) in (int, float, bool):
         return repr(value)[:40]
     if type(value) in (str, list) and not value:

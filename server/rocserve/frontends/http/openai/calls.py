@@ -99,7 +99,7 @@ class TextCall:
         await call.run(requests(), take)
         if len({part.shape[1] for _, part in outcomes}) > 1:
             raise internal(
-                f"model '{self._model.config.name}' gave vectors of unlike lengths for the texts of one call"
+                f"model '{self._model.config.name}' gave vectors of different lengths for the texts of one call"
             )
         values = np.concatenate([part for _, part in outcomes])
         order = np.concatenate([rows.places for rows, _ in outcomes])
@@ -124,8 +124,8 @@ class TextCall:
             raise internal(f"model '{self._model.config.name}' gave {values.size} elements for {count} texts")
         if not np.isfinite(values).all():
             raise internal(
-                f"model '{self._model.config.name}' gave NaN or infinity, of which JSON has no form; the encoder"
-                " computes beyond its precision, or its weights are damaged"
+                f"model '{self._model.config.name}' gave NaN or infinity, which JSON cannot represent; the encoder"
+                " overflows its precision, or its weights are damaged"
             )
         return values.reshape(count, -1)
 

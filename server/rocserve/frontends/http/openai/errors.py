@@ -25,7 +25,7 @@ class FieldFault(ServeError):
 
 def openai_error(error: ServeError | HttpError, members: Mapping[str, Any] | None = None) -> Response:
     """Return an error's answer in OpenAI's form, with the status that OpenAI's clients know: they send a request again
-    after 408, 409, 429 and statuses from 500 on. `members`: what the body says beside the error."""
+    after 408, 409, 429 and statuses from 500 on. `members`: further members of the body."""
     given = error_response(error)
     status, headers = given.status, dict(given.headers)
     member = kind = None

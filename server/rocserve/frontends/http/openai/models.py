@@ -25,7 +25,7 @@ _ASKED_TOGETHER = 64
 
 
 class TextOutput(enum.Enum):
-    """What a model of text gives."""
+    """The kind of a text model's output."""
 
     EMBEDDING = "EMBEDDING"
     SCORE = "SCORE"
@@ -88,7 +88,7 @@ class TextModels:
 
     async def find(self, name: str, output: TextOutput | None = None) -> TextModel:
         """Return the ready model of text that clients call `name`: the model itself, or the one that was generated for
-        it. Raises FieldFault if there is none, or if it gives something else than `output` (None = anything);
+        it. Raises FieldFault if there is none, or if its output is not `output` (None = any);
         ServeError (UNAVAILABLE) if it is being loaded."""
         config, missing = await self._config(name)
         found = None if config is None else text_model(config)
@@ -153,7 +153,7 @@ class TextModels:
 
 
 def _unfit(config: ModelConfig, output: TextOutput | None) -> str:
-    expected = " or ".join(_SIGNATURES[each] for each in TextOutput if output in (None, each))
+    expected = " or ".join(_SIGNATURES[one] for one in TextOutput if output in (None, one))
     return (
         f"model '{config.name}': expected a model of text ({expected}), got inputs {_listed(config.inputs)}, outputs"
         f" {_listed(config.outputs)}; beside a tokenizer.json the parameter `preprocess: text` makes such a model of an"

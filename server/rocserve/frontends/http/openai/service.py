@@ -45,7 +45,7 @@ _MAX_TOKENS = "max_tokens"
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a call's body asks of a model."""
+    """A call's body, as the model's service needs it."""
 
     model: TextModel
     shares: Iterator[Rows]
@@ -108,8 +108,8 @@ class OpenAiService:
         if body.ids and not model.takes_ids:
             raise FieldFault(
                 "input",
-                f"model '{model.config.name}' takes texts, and input has token ids; send the texts themselves"
-                " (LangChain's OpenAIEmbeddings does with check_embedding_ctx_length=False)",
+                f"model '{model.config.name}': expected texts as input, got token ids; send the texts"
+                " (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)",
             )
 
         def write(outputs: TextOutputs) -> Steps[list[bytes]]:
@@ -130,14 +130,14 @@ class OpenAiService:
         return _Work(model, shares, lambda outputs: rerank_answer(model.config.name, outputs, body))
 
     def _check_query(self, body: RerankBody) -> None:
-        """Raise FieldFault if the query, of which each document gets a copy, would make a small body a large one."""
+        """Raise FieldFault if a small body would become a large one, because each document gets a copy of the query."""
         count, length = len(body.documents), len(body.query.encode())
         most = max(self._parts.settings.max_input_size // count, 1)
         if length > most:
             raise FieldFault(
                 "query",
-                f"query: expected at most {most} bytes beside {count} documents, as the model reads it again with each,"
-                f" got {length}; send fewer documents, or raise --http-max-input-size",
+                f"query: expected at most {most} bytes with {count} documents (the model reads it with each), got"
+                f" {length}; send fewer documents, or raise --http-max-input-size",
             )
 
 
@@ -166,8 +166,8 @@ def _check_dimensions(model: TextModel, width: int, wanted: int | None) -> None:
             lengths = [int(length) for length in allowed.split(",")]
         except ValueError:
             raise internal(
-                f"model '{model.config.name}': parameter '{_MATRYOSHKA}': expected numbers with commas between them, or"
-                f" any, got '{allowed}'"
+                f"model '{model.config.name}': parameter '{_MATRYOSHKA}': expected comma-separated numbers or 'any',"
+                f" got '{allowed}'"
             ) from None
     if wanted < width and (allowed == "any" or wanted in lengths):
         return

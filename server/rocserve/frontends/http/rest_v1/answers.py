@@ -41,7 +41,7 @@ def output_arrays(
                 joined[head.name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
         except ValueError:
             shapes = ", ".join(sorted({str(list(part.shape)) for part in parts}))
-            raise internal(f"output '{head.name}' has unlike shapes for the rows of one call: {shapes}") from None
+            raise internal(f"output '{head.name}' has different shapes for the rows of one call: {shapes}") from None
     return joined
 
 

@@ -21,12 +21,12 @@ from rocserve.frontends.http.json_text import DEEPEST_NESTING, nested_too_deeply
 ROWS, COLUMNS = "instances", "inputs"
 _SIGNATURE = "signature_name"
 _ONLY_SIGNATURE = "serving_default"
-"""How clients call the signature of a model that has one, as each model here."""
+"""The signature's name in TensorFlow Serving if a model has only one, as each model here."""
 _B64 = "b64"
 
 
 MOST_REQUESTS = 4096
-"""Infer requests that one body may become. It bounds the work that a small body of many rows makes."""
+"""Infer requests that one body may become; bounds the work that a small body with many rows causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ def read_predict(inputs: Sequence[InputConfig], max_batch_size: int, body: Buffe
 
 
 def _divided(given: Sequence[_Given], most: int) -> Sequence[Sequence[Column]]:
-    """Divide inputs among requests of at most `most` rows; 0 = any number. Inputs of unlike numbers of rows stay
-    together, and are refused as any such request is."""
+    """Divide inputs among requests of at most `most` rows; 0 = any number. Inputs with different numbers of rows stay
+    together, and the model refuses them."""
     counts = {one.shape[0] if one.shape else 0 for one in given}
     rows = counts.pop() if len(counts) == 1 else 0
     if not most or rows <= most:
@@ -111,8 +111,8 @@ def _divided(given: Sequence[_Given], most: int) -> Sequence[Sequence[Column]]:
 
 
 def _part(given: _Given, begin: int, end: int) -> Column:
-    each = len(given.elements) // given.shape[0]
-    return _column(given, (end - begin, *given.shape[1:]), given.elements[begin * each : end * each])
+    row_size = len(given.elements) // given.shape[0]
+    return _column(given, (end - begin, *given.shape[1:]), given.elements[begin * row_size : end * row_size])
 
 
 def _column(given: _Given, shape: tuple[int, ...], elements: Sequence[Any]) -> Column:
@@ -187,7 +187,7 @@ def _given(entry: InputConfig, values: Any) -> _Given:
         lengths = {len(value) if type(value) is list else -1 for value in level}
         if len(lengths) > 1:
             raise invalid_argument(
-                f"input '{entry.name}': expected lists of equal length at each depth, got unlike ones in depth"
+                f"input '{entry.name}': expected lists of equal length at each depth, got different ones at depth"
                 f" {len(shape) + 1}"
             )
         shape.append(len(level[0]))
@@ -232,7 +232,7 @@ def _element(name: str, value: Any) -> bytes:
         try:
             return value.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            raise invalid_argument(f"input '{name}': expected texts, got one with half of a surrogate pair") from None
+            raise invalid_argument(f"input '{name}': expected texts, got one with a lone surrogate") from None
     if type(value) is dict and value.keys() == {_B64} and type(value[_B64]) is str:
         try:
             return base64.b64decode(value[_B64], validate=True)
