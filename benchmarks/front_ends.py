@@ -262,10 +262,10 @@ def measure(options: argparse.Namespace, triton: TritonPeer | None = None) -> li
                 if time.monotonic() > deadline:
                     progress("the time is over")
                     return results
-                found = [one_result(each, subject.case(in_flight), number, options.seconds) for each in in_turn]
+                found = [one_result(one, subject.case(in_flight), number, options.seconds) for one in in_turn]
                 results += found
                 # It is not asked again before the next model, because each failure may take a minute.
-                in_turn = [each for each, result in zip(in_turn, found, strict=True) if result.measurement]
+                in_turn = [one for one, result in zip(in_turn, found, strict=True) if result.measurement]
     return results
 
 
@@ -381,8 +381,8 @@ def ratio(values: Sequence[float]) -> str:
 
 def process_cores(cores: dict[str, list[float]]) -> str:
     """The busy processes, the busiest of each name first."""
-    shown = {name: sorted((used for used in each if used >= SHOWN_CORES), reverse=True) for name, each in cores.items()}
-    return "; ".join(f"{name} " + " ".join(f"{used:.2f}" for used in each) for name, each in shown.items() if each)
+    shown = {name: sorted((used for used in one if used >= SHOWN_CORES), reverse=True) for name, one in cores.items()}
+    return "; ".join(f"{name} " + " ".join(f"{used:.2f}" for used in one) for name, one in shown.items() if one)
 
 
 def progress(line: str) -> None:

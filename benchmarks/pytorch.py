@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for _ in range(options.rounds):
                     bare.append(bare_seconds(module, images, options.batches))
                     served.append(asyncio.run(served_seconds(address, images, options.batches)))
-                slow, fast = (statistics.median(each) for each in (served, bare))
+                slow, fast = (statistics.median(one) for one in (served, bare))
                 print(
                     f"batch {size}: bare {size / fast:.2f} images/s, served {size / slow:.2f}, ratio {fast / slow:.3f}",
                     flush=True,

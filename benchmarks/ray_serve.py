@@ -88,8 +88,8 @@ def table(compared: Sequence[Comparison]) -> str:
                 scaled([one.rate for one in served], 1, 0),
                 f"{ratio.median:.3f}",
                 f"{ratio.least:.3f} to {ratio.most:.3f}",
-                *(scaled([one.p50 for one in each], 1e3, 2) for each in (direct, served)),
-                *(scaled([one.cpu for one in each], 1e6, 0) for each in (direct, served)),
+                *(scaled([one.p50 for one in item], 1e3, 2) for item in (direct, served)),
+                *(scaled([one.cpu for one in item], 1e6, 0) for item in (direct, served)),
             ]
         )
     return markdown_table(header, rows)

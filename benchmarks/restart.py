@@ -51,7 +51,7 @@ def main() -> int:
                 began = time.monotonic()
                 process.kill()
                 process.wait()
-                wait_until(lambda each=family: not any(map(runs, each)))
+                wait_until(lambda one=family: not any(map(runs, one)))
                 took["all processes have ended"].append(time.monotonic() - began)
                 process = start()
                 with InferenceServerClient(f"127.0.0.1:{ports[1]}") as client:

@@ -138,9 +138,7 @@ def simulate(load: np.ndarray, policy: Policy, target: float, start_seconds: int
 def mean_outcome(policy: Policy, target: float, gpus: int, start_seconds: int) -> tuple[float, float]:
     """Share late, GPU hours by the ideal's."""
     outcomes = [simulate(load_of_a_day(seed, gpus * CAPACITY), policy, target, start_seconds) for seed in SEEDS]
-    return float(np.mean([each.late_share for each in outcomes])), float(
-        np.mean([each.over_ideal for each in outcomes])
-    )
+    return float(np.mean([one.late_share for one in outcomes])), float(np.mean([one.over_ideal for one in outcomes]))
 
 
 def fixed(gpus: int, peak_gpus: int) -> tuple[float, float]:

@@ -46,7 +46,7 @@ def imports(file: Path) -> Iterator[str]:
             unread += node.orelse
             continue
         if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names if each.name.split(".")[0] == _SERVER)
+            yield from (one.name for one in node.names if one.name.split(".")[0] == _SERVER)
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == _SERVER:
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+            yield from (f"{node.module}.{one.name}" for one in node.names)
         unread += ast.iter_child_nodes(node)

@@ -90,11 +90,11 @@ class Layers:
         target: Target = _MOSTLY_POSITIVE,
     ) -> str:
         """Add a normalised convolution. `pads`: top, left, bottom, right; None = keep the image's size."""
-        around = kernel // 2
+        padding = kernel // 2
         attributes: dict[str, object] = {
             "kernel_shape": [kernel, kernel],
             "strides": [stride, stride],
-            "pads": list(pads or (around, around, around, around)),
+            "pads": list(pads or (padding, padding, padding, padding)),
         }
         return self._normalised(
             "Conv", name, source, (channels, self.channels[source], kernel, kernel), target, attributes

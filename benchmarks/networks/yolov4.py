@@ -80,14 +80,14 @@ def _stage(layers: Layers, name: str, source: str, channels: int, blocks: int) -
     part = channels if blocks == 1 else channels // 2
     inside = channels // 2
     down = _mish(layers, f"{name}_down", source, channels, 3, stride=2)
-    around = _mish(layers, f"{name}_around", down, part, 1)
+    pooled = _mish(layers, f"{name}_around", down, part, 1)
     tensor = _mish(layers, f"{name}_in", down, part, 1)
     for block in range(blocks):
         inner = _mish(layers, f"{name}_block{block}_a", tensor, inside, 1)
         inner = _mish(layers, f"{name}_block{block}_b", inner, part, 3)
         tensor = layers.node("Add", [tensor, inner], f"{name}_block{block}")
     tensor = _mish(layers, f"{name}_out", tensor, part, 1)
-    return _mish(layers, f"{name}_join", layers.concatenation(f"{name}_parts", tensor, around), channels, 1)
+    return _mish(layers, f"{name}_join", layers.concatenation(f"{name}_parts", tensor, pooled), channels, 1)
 
 
 def _upsampled_join(layers: Layers, name: str, coarse: str, fine: str, channels: int) -> str:
@@ -159,5 +159,5 @@ def _mish(layers: Layers, name: str, source: str, channels: int, kernel: int, st
 
 def _pads(kernel: int, stride: int) -> tuple[int, int, int, int]:
     """Return the padding. A convolution that halves the sides pads only at the top and on the left."""
-    around = kernel // 2
-    return (1, 1, 0, 0) if stride == 2 else (around, around, around, around)
+    padding = kernel // 2
+    return (1, 1, 0, 0) if stride == 2 else (padding, padding, padding, padding)

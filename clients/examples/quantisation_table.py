@@ -243,9 +243,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for axes, network in zip(figure.subplots(1, len(networks), squeeze=False)[0], networks, strict=True):
         own = [row for row in rows if row.network == network]
         for place, engine in enumerate(ENGINES):
-            there = [(spot, row.milliseconds[engine]) for spot, row in enumerate(own) if engine in row.milliseconds]
-            if there:
-                axes.bar([spot + 0.28 * (place - 1) for spot, _ in there], [ms for _, ms in there], 0.27, label=engine)
+            bars = [(spot, row.milliseconds[engine]) for spot, row in enumerate(own) if engine in row.milliseconds]
+            if bars:
+                axes.bar([spot + 0.28 * (place - 1) for spot, _ in bars], [ms for _, ms in bars], 0.27, label=engine)
         axes.set_xticks(range(len(own)), [f"{row.way}\n{row.served:.4g}\n{row.kilobytes:.0f} KiB" for row in own])
         axes.tick_params(labelsize=7)
         axes.set_title(f"{network}: CPU ms a batch of {ROWS}; below: {own[0].measure}, size", fontsize=9)

@@ -149,8 +149,8 @@ def pair_overlap(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     common = (high - low).clamp(min=0).prod(-1)
     areas = (left[..., 2:] - left[..., :2]).prod(-1) + (right[..., 2:] - right[..., :2]).prod(-1)
     union = (areas - common).clamp(min=1e-6)
-    around = torch.maximum(left[..., 2:], right[..., 2:]) - torch.minimum(left[..., :2], right[..., :2])
-    hull = around.prod(-1).clamp(min=1e-6)
+    hull_sides = torch.maximum(left[..., 2:], right[..., 2:]) - torch.minimum(left[..., :2], right[..., :2])
+    hull = hull_sides.prod(-1).clamp(min=1e-6)
     return common / union, common / union - (hull - union) / hull
 
 

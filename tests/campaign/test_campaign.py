@@ -74,8 +74,8 @@ def killed_worker(stage: Stage, random: random.Random) -> None:
     wait_until(lambda: is_replaced(stage, gone), "the next worker")
     while "honest request failed" not in stage.findings.counts:
         time.sleep(0.3)
-        for each in stage.poll.workers(models.PYTHON):
-            send(each, signal.SIGKILL)
+        for one in stage.poll.workers(models.PYTHON):
+            send(one, signal.SIGKILL)
         time.sleep(0.3)
 
 
@@ -92,7 +92,7 @@ def failing(stage: Stage, random: random.Random) -> None:
 
 
 def run_only(folder: Path, *breaks: Callable[[Stage, random.Random], None], **changes: float) -> Outcome:
-    kinds = [Kind(f"break.{each.__name__}", each) for each in breaks]
+    kinds = [Kind(f"break.{one.__name__}", one) for one in breaks]
     return run(dataclasses.replace(OPTIONS, **changes), [Action(kind.name, 1) for kind in kinds], kinds, folder)  # type: ignore[arg-type]
 
 

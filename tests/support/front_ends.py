@@ -72,7 +72,7 @@ def check_others_go_on(asking: Sequence[Asking], still: psutil.Process, other: p
 def clients_of(front_end: psutil.Process, port: int = 0) -> int:
     """The number of its connections, or of those to this port."""
     connections = front_end.net_connections("tcp")
-    return sum(each.status == psutil.CONN_ESTABLISHED and port in (0, each.laddr.port) for each in connections)
+    return sum(one.status == psutil.CONN_ESTABLISHED and port in (0, one.laddr.port) for one in connections)
 
 
 def listens(process: psutil.Process, port: int) -> bool:
@@ -80,4 +80,4 @@ def listens(process: psutil.Process, port: int) -> bool:
         connections = process.net_connections("tcp")
     except psutil.NoSuchProcess:
         return False
-    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)

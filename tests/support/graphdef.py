@@ -124,7 +124,7 @@ def _attribute(value: Attribute) -> bytes:
     if isinstance(value, str):
         return _length(2, value.encode())
     if isinstance(value, Sequence):
-        return _length(1, _length(3, b"".join(_varint(each) for each in value)))
+        return _length(1, _length(3, b"".join(_varint(one) for one in value)))
     return _type_attribute(value)
 
 

@@ -29,7 +29,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 def the(kind: str, text: str, name: str = "") -> dict[str, Any]:
     """The one object of a kind (and of a name, if there are several)."""
-    (found,) = [each for each in objects(text) if each["kind"] == kind and name in ("", each["metadata"]["name"])]
+    (found,) = [one for one in objects(text) if one["kind"] == kind and name in ("", one["metadata"]["name"])]
     return found
 
 

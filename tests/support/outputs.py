@@ -14,4 +14,4 @@ def outputs_from(tensors: Sequence[Tensor]) -> Outputs:
 
 def tensors_of(outputs: Outputs) -> list[Tensor]:
     heads, data = outputs
-    return [Tensor(*head, each) for head, each in zip(heads, data, strict=True)]
+    return [Tensor(*head, one) for head, one in zip(heads, data, strict=True)]

@@ -61,7 +61,7 @@ def main(model: Path, folder: Path) -> None:
     network = as_network(onnx.load(model))
     small = np.ascontiguousarray(images[..., ::SMALLER, ::SMALLER])
     with torch.no_grad():
-        scores, small_scores = (network(torch.from_numpy(each)).numpy() for each in (images, small))
+        scores, small_scores = (network(torch.from_numpy(one)).numpy() for one in (images, small))
     save_program(network, torch.zeros(2, 3, SIDE, SIDE), folder / "exported.pt2")
     save_program(network, torch.from_numpy(small), folder / "small.pt2")
     torch.jit.trace(network, torch.zeros(2, 3, SIDE, SIDE)).save(folder / "scripted.pt")

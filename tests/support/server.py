@@ -114,7 +114,7 @@ class RocserveProcess:
         try:
             wait_until(self._has_started_or_ended)
         except AssertionError:
-            at = [_state(each) for each in self.family()]
+            at = [_state(one) for one in self.family()]
             self.kill()
             raise AssertionError(f"the server did not start: {at}\n{self.log_text}") from None
 

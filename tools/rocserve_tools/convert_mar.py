@@ -144,10 +144,10 @@ def _configuration(options: ConvertOptions, handler: str, needs_inputs: bool) ->
                 f"TorchScript does not say its inputs: name each, as in --input={_PIXELS}, without the batch dimension"
             )
         lines += ['platform: "pytorch_libtorch"', f"max_batch_size: {options.max_batch_size}"]
-        for each in inputs:
-            name = json.dumps(each.name, ensure_ascii=False)
-            datatype = "STRING" if each.datatype is DataType.BYTES else each.datatype.value
-            lines.append(f"input {{ name: {name} data_type: TYPE_{datatype} dims: {list(each.dims)} }}")
+        for one in inputs:
+            name = json.dumps(one.name, ensure_ascii=False)
+            datatype = "STRING" if one.datatype is DataType.BYTES else one.datatype.value
+            lines.append(f"input {{ name: {name} data_type: TYPE_{datatype} dims: {list(one.dims)} }}")
     if handler == _IMAGE_CLASSIFIER:
         lines.append('parameters { key: "preprocess" value { string_value: "imagenet" } }')
     return lines

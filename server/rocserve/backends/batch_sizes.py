@@ -113,8 +113,8 @@ def rows_that_fit(
     run(_RUN_ROWS)
     used = private_bytes()
     row_bytes = used - before
-    around = (host or Host()).free_memory()
-    free = [around.free_bytes] if around is not None else []
+    host_memory = (host or Host()).free_memory()
+    free = [host_memory.free_bytes] if host_memory is not None else []
     if memory_bytes:
         free.append(max(memory_bytes - used, 0))
     if row_bytes <= 0 or not free:

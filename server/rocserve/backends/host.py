@@ -144,9 +144,9 @@ class Host:
         if gpu.memory_bytes <= own_total:
             return FreeMemory(place, own_total, max(own_total - own_used, 0))
         shared_used = _number(device / "mem_info_gtt_used") or 0
-        around = self.free_memory()
+        host_memory = self.free_memory()
         free = max(gpu.memory_bytes - shared_used, 0)
-        return FreeMemory(place, gpu.memory_bytes, min(free, around.free_bytes) if around else free)
+        return FreeMemory(place, gpu.memory_bytes, min(free, host_memory.free_bytes) if host_memory else free)
 
     def _gpu_nodes(self) -> Sequence[_Node]:
         folders = [path for path in (self.system / _NODES).glob("*") if path.name.isdecimal()]

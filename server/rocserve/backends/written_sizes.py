@@ -109,11 +109,11 @@ def written_padding(config: ModelConfig, signature: Signature, groups: Groups | 
     as the file has them. Raises ServeError (INVALID_ARGUMENT)."""
     text = config.parameters.get(SIZES, "").strip()
     dimensions = open_dimensions(config, signature) if text else ()
-    padded = _written_sizes(text, config, {each.label: each for each in dimensions}) if text else ()
+    padded = _written_sizes(text, config, {one.label: one for one in dimensions}) if text else ()
     if groups is not None and padded and len(found := _with_unwritten(padded, dimensions)) > 1:
         texts = {spec.name for spec in signature.inputs if spec.datatype is DataType.BYTES}
         wholes = (_equal(config, [found[index] for index in group], texts) for group in groups(found))
-        padded = tuple(each for each in wholes if each.sizes)
+        padded = tuple(one for one in wholes if one.sizes)
     return Padding(padded, padding_values(config, signature, padded))
 
 
@@ -122,9 +122,9 @@ def _with_unwritten(
 ) -> Sequence[PaddedDimension]:
     """Return all open dimensions, those without written sizes without sizes."""
     found: list[PaddedDimension] = []
-    for each in dimensions:
-        name, (place, *_) = next(iter(each.inputs.items()))
-        own = next((one for one in written if place in one.inputs.get(name, ())), each.padded(()))
+    for item in dimensions:
+        name, (place, *_) = next(iter(item.inputs.items()))
+        own = next((one for one in written if place in one.inputs.get(name, ())), item.padded(()))
         if own not in found:
             found.append(own)
     return found
@@ -251,9 +251,9 @@ def padding_values(
             hint = names_hint("the padded inputs are", name, specs)
             raise _unfit(config, f"names the input '{name}', which is not padded{hint or ': no input is'}")
         # Whatever is written for all inputs, added elements are not real.
-        meant = [name] if is_pair else [each for each in specs if not is_mask(each)]
-        for each in meant:
-            values[each] = _value(number.strip(), specs[each], config)
+        meant = [name] if is_pair else [one for one in specs if not is_mask(one)]
+        for one in meant:
+            values[one] = _value(number.strip(), specs[one], config)
     return {name: value for name, value in values.items() if value}
 
 

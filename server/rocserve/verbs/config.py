@@ -91,8 +91,8 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
     with advised(reading):
         written = reading.written()
         definitions = reading.definitions(written)
-        newest = {each.name: newest_version(each) for each in definitions if each.backend is not None}
-    signatures = [describe(each, newest[each.name]) if each.name in newest else None for each in definitions]
+        newest = {one.name: newest_version(one) for one in definitions if one.backend is not None}
+    signatures = [describe(one, newest[one.name]) if one.name in newest else None for one in definitions]
     complete = [
         complete_definition(definition, signature, strict=strict)
         for definition, signature in zip(definitions, signatures, strict=True)

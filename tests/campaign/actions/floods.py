@@ -75,13 +75,13 @@ def half_requests(stage: Stage, random: random.Random) -> None:
         sockets = []
         for _ in range(random.randint(40, 120)):
             with suppress(OSError):
-                each = opened.enter_context(connected(port))
-                send(each, whole[: random.randint(1, len(whole))])
-                sockets.append(each)
+                one = opened.enter_context(connected(port))
+                send(one, whole[: random.randint(1, len(whole))])
+                sockets.append(one)
         end = time.monotonic() + HELD_SECONDS
         while time.monotonic() < end:
-            for each in random.sample(sockets, min(5, len(sockets))):
-                send(each, b"x")
+            for one in random.sample(sockets, min(5, len(sockets))):
+                send(one, b"x")
             time.sleep(0.1)
 
 
@@ -117,12 +117,12 @@ def unread_grpc(stage: Stage, random: random.Random) -> None:
     with ExitStack() as opened:
         for _ in range(random.randint(2, 10)):
             with suppress(OSError):
-                each = opened.enter_context(_small_receiver(stage.poll.port))
-                send(each, opening((4, 0)))
+                one = opened.enter_context(_small_receiver(stage.poll.port))
+                send(one, opening((4, 0)))
                 for stream in (1, 3):
                     pieces = [data[start : start + 16_000] for start in range(0, len(data), 16_000)]
                     frames = [frame(DATA, 0, stream, piece) for piece in pieces] + [frame(DATA, END_STREAM, stream)]
-                    send(each, frame(HEADERS, END_HEADERS, stream, head()) + b"".join(frames))
+                    send(one, frame(HEADERS, END_HEADERS, stream, head()) + b"".join(frames))
         time.sleep(HELD_SECONDS)
 
 

@@ -76,13 +76,13 @@ def stop(stage: Stage, random: random.Random) -> None:
     """Stop a worker (SIGSTOP) for a moment: its requests wait, other models' requests do not."""
     server, model = choose(stage, random)
     stopped = server.workers(model)
-    for each in stopped:
-        send(each, signal.SIGSTOP)
+    for one in stopped:
+        send(one, signal.SIGSTOP)
     try:
         time.sleep(random.uniform(0.1, LONGEST_STOP_SECONDS))
     finally:
-        for each in stopped:
-            send(each, signal.SIGCONT)
+        for one in stopped:
+            send(one, signal.SIGCONT)
 
 
 def front_end(stage: Stage, random: random.Random) -> None:

@@ -40,7 +40,7 @@ def config(*dims: tuple[int, ...], max_batch_size: int = 8, datatype: DataType =
         name="m",
         backend="onnx",
         max_batch_size=max_batch_size,
-        inputs=tuple(InputConfig(f"IN{index}", datatype, each) for index, each in enumerate(dims)),
+        inputs=tuple(InputConfig(f"IN{index}", datatype, one) for index, one in enumerate(dims)),
         outputs=(OutputConfig("OUT", DataType.FP32, (2,)),),
     )
 

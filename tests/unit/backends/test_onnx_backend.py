@@ -302,7 +302,7 @@ def test_fp8_has_no_name_in_the_protocol(model_source: SourceMaker) -> None:
     model = helper.make_model(fp8, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
     with pytest.raises(
         ServeError,
-        match=r"input 'X' has ONNX type tensor\(float8e4m3fn\), which has no datatype in the KServe protocol",
+        match=r"input 'X' has ONNX type tensor\(float8e4m3fn\), which the KServe protocol does not have",
     ):
         load(model_source("model.onnx", model.SerializeToString()))
 
@@ -384,7 +384,7 @@ def test_an_operator_that_the_engine_lacks(model_source: SourceMaker) -> None:
 
 def test_a_missing_file(model_source: SourceMaker) -> None:
     source = model_source("model.onnx", add_sub())
-    with pytest.raises(ServeError, match=r"other.onnx does not exist or is no file"):
+    with pytest.raises(ServeError, match=r"other.onnx does not exist or is not a file"):
         load(replace(source, model_file=source.version_folder / "other.onnx"))
 
 
@@ -498,7 +498,7 @@ def test_an_automatic_warm_up_takes_declared_dims(model_source: SourceMaker, cap
     inputs = [InputConfig("X", DataType.FP32, (4,))]
     outputs = [OutputConfig("Y", DataType.FP32, (4,))]
     load(model_source("model.onnx", square_of_four())).warm_up([])
-    assert "could not be warmed up" in caplog.text
+    assert "warm-up with zeros failed" in caplog.text
     caplog.clear()
     load(model_source("model.onnx", square_of_four(), inputs=inputs, outputs=outputs, max_batch_size=2)).warm_up([])
     assert not caplog.text
@@ -509,14 +509,14 @@ def test_parameters_that_are_migraphx_s_are_said_to_do_nothing(
 ) -> None:
     source = model_source("model.onnx", square_of_four())
     for parameters, what in (
-        ({"precision": "fp16"}, "parameter 'precision' is"),
-        ({"precision": "FP32", "fast_math": "0", "batch_sizes": "1"}, "parameters 'batch_sizes', 'fast_math' are"),
+        ({"precision": "fp16"}, "parameter 'precision' has"),
+        ({"precision": "FP32", "fast_math": "0", "batch_sizes": "1"}, "parameters 'batch_sizes', 'fast_math' have"),
     ):
         caplog.clear()
         load(replace(source, config=replace(source.config, parameters=parameters)))
         (record,) = caplog.records
         assert record.levelname == "WARNING"
-        assert record.message.endswith(f": {what} MIGraphX's; ONNX Runtime runs the model as it is")
+        assert record.message.endswith(f": {what} no effect with ONNX Runtime, only with MIGraphX")
 
 
 def test_strings_are_warmed_up(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:

@@ -72,4 +72,4 @@ def test_without_lists_of_files_no_winner_is_made_up(packages: Path) -> None:
     for record in packages.glob("*/RECORD"):
         record.unlink()
     problem = installed_onnx_runtimes().problem
-    assert problem == "each of these packages is the whole module onnxruntime, so only one of them can run"
+    assert problem == "each of these packages contains the whole module onnxruntime, so only one can be used"

@@ -62,9 +62,9 @@ def test_onnx_models(model: ModelConfig, machine: ToldMachine, engine: str, fall
 @pytest.mark.parametrize(
     ("model", "machine", "reason"),
     [
-        (config(), WITH_BOTH, "MIGraphX and an AMD GPU are there"),
-        (config(), WITHOUT_GPU, "no AMD GPU was found, without which MIGraphX is taken only where it is named"),
-        (config(), WITH_GPU_ONLY, "an AMD GPU is there, but MIGraphX is not in /opt/rocm/lib"),
+        (config(), WITH_BOTH, "MIGraphX and an AMD GPU were found"),
+        (config(), WITHOUT_GPU, "no AMD GPU was found; without one MIGraphX runs only models that name it"),
+        (config(), WITH_GPU_ONLY, "an AMD GPU was found, but MIGraphX is not in /opt/rocm/lib"),
         (
             config(InstanceKind.GPU, gpus=(2,)),
             WITHOUT,
@@ -130,8 +130,8 @@ def test_an_engine_that_nobody_knows() -> None:
 @pytest.mark.parametrize(
     ("machine", "why"),
     [
-        (WITHOUT_GPU, "no AMD GPU was found, without which MIGraphX is taken only where it is named"),
-        (WITH_GPU_ONLY, "an AMD GPU is there, but MIGraphX is not in /opt/rocm/lib"),
+        (WITHOUT_GPU, "no AMD GPU was found; without one MIGraphX runs only models that name it"),
+        (WITH_GPU_ONLY, "an AMD GPU was found, but MIGraphX is not in /opt/rocm/lib"),
     ],
 )
 def test_the_target_gpu_is_not_moved_to_the_cpu(machine: ToldMachine, why: str) -> None:

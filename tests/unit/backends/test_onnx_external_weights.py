@@ -95,7 +95,7 @@ def test_weights_that_are_written_to_while_the_model_runs(
     [
         (
             "gone",
-            "ONNX file model.onnx needs external data file 'gone', which is not there; copy it into the same folder",
+            "ONNX file model.onnx needs external data file 'gone', which is missing; copy it into the same folder",
         ),
         ("../../weights.bin", "'../../weights.bin' must be a path within its folder, without '..' and not absolute"),
     ],
@@ -117,11 +117,9 @@ def test_weights_that_cannot_be_copied_are_no_fault_of_the_model_s(model_source:
     with full_disk(), pytest.raises(ServeError) as refused:
         load(source)
     assert refused.value.code is StatusCode.UNAVAILABLE
-    assert "the external data of model.onnx cannot be copied to where ONNX Runtime may map them: " in refused.value.text
+    assert "cannot copy the external data of model.onnx to a temporary file for ONNX Runtime: " in refused.value.text
     assert "File too large" in refused.value.text
-    assert refused.value.text.endswith(
-        "make room among the temporary files, or name another folder for them by $TMPDIR"
-    )
+    assert refused.value.text.endswith("free space in the temporary folder, or set another one with $TMPDIR")
     assert load(source).signature.inputs
 
 
@@ -153,6 +151,6 @@ def test_a_file_that_has_been_emptied_or_cannot_be_read_is_for_the_engine_to_tel
 
 def test_a_name_that_is_no_text(model_source: SourceMaker) -> None:
     source = model_source("model.onnx", adding("weights.bin").replace(b"weights.bin", b"weights\xffbin"))
-    with pytest.raises(ServeError, match=r"model.onnx is damaged: it says of external data what is no text") as caught:
+    with pytest.raises(ServeError, match=r"model.onnx is damaged: its external data entries are not text") as caught:
         load(source)
     assert caught.value.code is StatusCode.INVALID_ARGUMENT

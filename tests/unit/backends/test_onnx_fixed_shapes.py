@@ -171,8 +171,8 @@ def test_dimensions_that_stay_open_are_refused(
         fixed_dimensions({"X": dims}, ModelConfig("m", inputs=inputs), "SomeProvider", batch_size)
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert caught.value.text == (
-        f"model 'm': dimension {place} of input 'X' may have any size ({name}), but SomeProvider compiles each shape,"
-        " and nothing may be compiled when a request comes; give all dims of the input in config.pbtxt, each as a"
+        f"model 'm': dimension {place} of input 'X' may have any size ({name}), but SomeProvider compiles each shape in"
+        " advance; give all dims of the input in config.pbtxt, each as a"
         " number"
     )
 

@@ -155,7 +155,7 @@ def test_bfloat16(model_source: SourceMaker, load_with: Loader) -> None:
 def test_text(model_source: SourceMaker, setting: Setting, load_with: Loader) -> None:
     source = model_source("model.onnx", identity(TensorProto.STRING, ["batch", 1]))
     if setting.on_gpu:
-        with pytest.raises(ServeError, match="takes none of the model's operators, so all would run on the CPU: Ident"):
+        with pytest.raises(ServeError, match="runs none of the model's operators, so all would run on the CPU: Ident"):
             load_with(source)
         return
     model = load_with(source)

@@ -36,7 +36,7 @@ def test_a_library_is_given_to_onnx_runtime(model_source: SourceMaker) -> None:
     library = source.model_folder / "operators.so"
     library.write_bytes(b"no library")
     text = fault(with_library(source, "operators.so"))
-    assert text.startswith("ONNX Runtime cannot take the custom operators of 'operators.so': ")
+    assert text.startswith("ONNX Runtime cannot load the custom operators of 'operators.so': ")
     assert "operators.so" in text.partition(": ")[2], "ONNX Runtime's own words"
 
 

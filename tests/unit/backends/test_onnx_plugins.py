@@ -248,7 +248,7 @@ def test_a_plugin_is_registered_with_the_libraries_that_it_needs(
     packages, root = stub_of_amds_plugin(tmp_path)
     text = loaded(source(), packages, ROCSERVE_MIGRAPHX_ROOT=str(root))
     assert text.startswith("UNAVAILABLE model 'm': onnxruntime-ep-migraphx is installed, but its MIGraphXExecutionProv")
-    assert "finds no device here that it can use (ONNX Runtime sees: CPU of " in text
+    assert "finds no device that it can use (ONNX Runtime sees: CPU of " in text
     missing = loaded(source(), packages, ROCSERVE_MIGRAPHX_ROOT=str(tmp_path))
     assert "ONNX Runtime cannot register it: " in missing
     assert MISSING in missing

@@ -163,7 +163,9 @@ def test_folders_that_were_used_least_lately_go(
 
 def test_a_cache_that_cannot_be_written(source: ModelSource, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(ServeError, match=r"cannot be used: .*; name another folder with --cache-directory") as caught:
+    with pytest.raises(
+        ServeError, match=r"cannot use the cache of compiled programs .*; set another folder with --cache-directory"
+    ) as caught:
         with_caches(source, migraphx(), NO_WEIGHTS)
     assert caught.value.code is StatusCode.UNAVAILABLE
 

@@ -106,7 +106,7 @@ def test_an_accelerator_that_is_not_there(plan_for: PlanMaker, caplog: pytest.Lo
         plan_for(CPU, cpu=[openvino])
     assert caught.value.code is StatusCode.UNAVAILABLE
     assert kinds(plan_for(CPU, cpu=[openvino], engine="auto")) == []
-    assert "going on without, as parameter 'engine' is \"auto\"" in caplog.text
+    assert "continuing without it, as parameter 'engine' is \"auto\"" in caplog.text
     with pytest.raises(ServeError, match="has no MIGraphXExecutionProvider, only CUDAExecutionProvider"):
         plan_for((CUDA.provider, *CPU), gpu=[ExecutionAccelerator("migraphx")], kind=InstanceKind.GPU)
 
@@ -123,7 +123,7 @@ def test_accelerators_of_gpus_are_passed_over_on_the_cpu(plan_for: PlanMaker, ca
     [
         (
             {"gpu": [ExecutionAccelerator("tensorrt")]},
-            "'tensorrt' is NVIDIA's and not supported; use migraphx, rocm, c",
+            "'tensorrt' (NVIDIA) is not supported; use migraphx, rocm, c",
         ),
         ({"gpu": [ExecutionAccelerator("tpu")]}, "'tpu' is unknown; known are migraphx, rocm, cuda, openvino"),
         ({"cpu": [ExecutionAccelerator("cuda")]}, "'cuda' is an accelerator for GPUs; name it in gpu_execution_accel"),
@@ -169,7 +169,7 @@ def test_accelerators_of_gpus_are_passed_over_on_the_cpu(plan_for: PlanMaker, ca
         ),
         (
             {"gpu": [ExecutionAccelerator("migraphx", {"migraphx_int8_calibration_table_name": "none.flatbuffers"})]},
-            "calibration table .*/none.flatbuffers is not there or no file",
+            "calibration table .*/none.flatbuffers does not exist or is not a file",
         ),
     ],
 )

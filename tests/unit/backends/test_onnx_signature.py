@@ -230,7 +230,9 @@ def test_an_input_with_a_default_may_be_left_out(model_source: SourceMaker) -> N
     assert model.signature.inputs == (rows, TensorSpec("k", FP32, (1,)))
     assert model.signature.optional_inputs == {"k"}
     # A batch of several requests could have only one k.
-    assert model.signature.dependent_rows.startswith("input 'k' has a default in the file, and requests may set it")
+    assert model.signature.dependent_rows.startswith(
+        "input 'k' has a default in the file, and requests may override it"
+    )
     model.warm_up([])
     assert run(model, ("Y",), X=X)[0].tolist() == [[6, 2], [4, 10]]
     assert run(model, ("Y",), X=X, k=np.array([5], np.float32))[0].tolist() == [[15, 5], [10, 25]]

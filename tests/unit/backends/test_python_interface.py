@@ -249,7 +249,7 @@ def test_a_request_for_a_call(pb_utils: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="Unable to send response"):
         request.get_response_sender()
     once = pb_utils.InferenceRequest(
-        model_name="m", requested_output_names=map(str, ["A"]), inputs=(each for each in [tensor])
+        model_name="m", requested_output_names=map(str, ["A"]), inputs=(one for one in [tensor])
     )
     assert (once.inputs(), once.requested_output_names()) == ([tensor], {"A"})
     numbers = dict.fromkeys(("correlation_id", "timeout", "flags", "model_version"), True)

@@ -114,7 +114,7 @@ return [answer(request) for request in requests]
 def test_a_model_may_take_requests_out_of_its_list(tmp_path: Path) -> None:
     body = "answers = []\nwhile requests:\n    answers.append(answer(requests.pop(0)))\nreturn answers"
     with serving_source(tmp_path / "m", method(body), NUMBERS) as model:
-        assert len([outputs(each) for each in model.execute([request(X=X), request(X=X)])]) == 2
+        assert len([outputs(one) for one in model.execute([request(X=X), request(X=X)])]) == 2
 
 
 def test_a_model_reads_inputs_in_place_if_it_says_so(tmp_path: Path) -> None:

@@ -200,8 +200,8 @@ def test_a_default_name_goes_before_what_others_are_known_by(saved: SourceMaker)
         max_batch_size=4,
         outputs=tuple(OutputConfig(name, FP32, (4,)) for name in names),
     )
-    for each in (model, load(written)):
-        assert [run(each, {"x": x})[name][0, 0] for name in names] == [2, 3, 4, 5, 6]
+    for one in (model, load(written)):
+        assert [run(one, {"x": x})[name][0, 0] for name in names] == [2, 3, 4, 5, 6]
     inputs = tuple(InputConfig(name, FP32, (4,)) for name in ("INPUT__1", "INPUT__0"))
     swapped = load(saved("swapped", inputs=inputs))
     given = {"INPUT__1": np.full(4, 5, np.float32), "INPUT__0": np.ones(4, np.float32)}

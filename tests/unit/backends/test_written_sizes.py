@@ -57,19 +57,19 @@ def test_dimensions_that_are_named_together_are_one() -> None:
 
 def test_a_comma_in_a_name_does_not_separate() -> None:
     signature = Signature((TensorSpec("x", DataType.FP32, (-1, -1), dimension_names=("b", "max(a, c)")),), (), True)
-    assert [each.label for each in written_padding(config("max(a, c)=8"), signature).dimensions] == ["max(a, c)"]
+    assert [one.label for one in written_padding(config("max(a, c)=8"), signature).dimensions] == ["max(a, c)"]
 
 
 def test_without_rows_all_dimensions_count() -> None:
     whole = ModelConfig("m", is_batch_size_written=True, parameters={"sizes": "x:0=4; x:1=8"})
     signature = Signature((TensorSpec("x", DataType.FP32, (-1, -1)),), (), True)
-    assert [each.inputs for each in written_padding(whole, signature).dimensions] == [{"x": (0,)}, {"x": (1,)}]
+    assert [one.inputs for one in written_padding(whole, signature).dimensions] == [{"x": (0,)}, {"x": (1,)}]
 
 
 def test_rows_are_known_before_the_configuration_is_complete() -> None:
     open_batch = ModelConfig("m", parameters={"sizes": "x:0=8"})
     signature = Signature((TensorSpec("x", DataType.FP32, (-1, -1)),), (), True)
-    assert [each.inputs for each in written_padding(open_batch, signature).dimensions] == [{"x": (1,)}]
+    assert [one.inputs for one in written_padding(open_batch, signature).dimensions] == [{"x": (1,)}]
 
 
 def test_nothing_is_padded_unless_it_is_written() -> None:

@@ -42,6 +42,6 @@ def test_systemd_starts_it_again_and_waits_for_its_end() -> None:
 @pytest.mark.parametrize("file", sorted(CHECKOUT.glob("docker/compose*.yaml")), ids=lambda file: file.stem)
 def test_compose_starts_it_again(file: Path) -> None:
     services = yaml.safe_load(file.read_text())["services"]
-    servers = {name: each for name, each in services.items() if "rocserve" in each["image"]}
+    servers = {name: one for name, one in services.items() if "rocserve" in one["image"]}
     assert servers
-    assert {each.get("restart") for each in servers.values()} == {"unless-stopped"}
+    assert {one.get("restart") for one in servers.values()} == {"unless-stopped"}

@@ -72,13 +72,13 @@ def refusal(given: ModelConfig, of: TextFiles) -> str:
 
 def test_three_models_are_made_and_the_tokenizer_goes_with_the_first() -> None:
     made = text_models(config(), files(tokenizer=b"words"), None)
-    assert [each.name for each in made] == ["net_tokenize", "net_postprocess", "net_text"]
+    assert [one.name for one in made] == ["net_tokenize", "net_postprocess", "net_text"]
     assert made[0].files[PurePosixPath("1/tokenizer.json")] == b"words"
     tokenizer, _, ensemble = map(parsed, made)
-    assert [each.name for each in ensemble.input] == ["TEXT", "IDS"]
-    assert [each.name for each in ensemble.output] == ["EMBEDDING", "TOKEN_COUNT"]
+    assert [one.name for one in ensemble.input] == ["TEXT", "IDS"]
+    assert [one.name for one in ensemble.output] == ["EMBEDDING", "TOKEN_COUNT"]
     assert ensemble.max_batch_size == 16
-    assert [each.name for each in tokenizer.output] == [*BERT, "TOKEN_COUNT"]
+    assert [one.name for one in tokenizer.output] == [*BERT, "TOKEN_COUNT"]
     assert {key: tokenizer.parameters[f"{key}_output"].string_value for key in ("ids", "mask", "types")} == dict(
         zip(("ids", "mask", "types"), BERT, strict=True)
     )

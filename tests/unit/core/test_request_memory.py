@@ -167,7 +167,7 @@ def server_and_front_ends() -> tuple[RequestMemory, RequestMemory, RequestMemory
 def test_front_ends_share_what_the_server_has_alone(
     server_and_front_ends: tuple[RequestMemory, RequestMemory, RequestMemory],
 ) -> None:
-    assert [each.share_bytes for each in server_and_front_ends] == [100, 50, 50]
+    assert [one.share_bytes for one in server_and_front_ends] == [100, 50, 50]
     assert RequestMemory(100).share_bytes == 100
 
 
@@ -231,7 +231,7 @@ def test_threads_of_several_processes_never_take_more_than_there_is(
                 taken[index] = 0
             memory.requests.release(holder)
 
-    threads = [threading.Thread(target=work, args=each) for each in enumerate(server_and_front_ends)]
+    threads = [threading.Thread(target=work, args=one) for one in enumerate(server_and_front_ends)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -78,8 +78,8 @@ def test_tensors_of_fixed_sizes_are_one_piece() -> None:
     block = b"".join(pieces)
     assert (len(block), FIXED.end) == (192, 192)
     packed = PackedTensors(memoryview(block), FIXED)
-    assert ([bytes(each) for each in packed], len(packed), packed.sizes) == (DATA, 2, [70, 8])
-    assert bytes(packed[1]) == DATA[1] and [bytes(each) for each in packed[:1]] == DATA[:1]
+    assert ([bytes(one) for one in packed], len(packed), packed.sizes) == (DATA, 2, [70, 8])
+    assert bytes(packed[1]) == DATA[1] and [bytes(one) for one in packed[:1]] == DATA[:1]
     assert FIXED.packed(packed) == (block,)
     assert FIXED.pieces(packed) == ((block,), 192)
 

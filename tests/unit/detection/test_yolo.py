@@ -18,7 +18,7 @@ STRIDES, XY_SCALES = (8, 16, 32), (1.2, 1.1, 1.05)
 
 @pytest.fixture
 def geometries():
-    return [yolo.HeadGeometry(*each) for each in zip(STRIDES, ANCHORS, XY_SCALES, strict=True)]
+    return [yolo.HeadGeometry(*one) for one in zip(STRIDES, ANCHORS, XY_SCALES, strict=True)]
 
 
 def random_heads(seed, input_size=416, classes=80):
@@ -64,7 +64,7 @@ def random_boxes(seed, count, classes=3, whole=False):
 def test_the_whole_way_follows_the_formulas_and_opencv(geometries):
     heads = random_heads(5)
     thresholds = yolo.Thresholds(score=0.5, iou=0.213, max_boxes=10_000)
-    found = [entry for head, each in zip(heads, geometries, strict=True) for entry in slow_decode(head, each, 0.5)]
+    found = [entry for head, one in zip(heads, geometries, strict=True) for entry in slow_decode(head, one, 0.5)]
     scale_x, scale_y = 640 / 416, 300 / 416
     limits = (640, 300)
     placed = []
@@ -119,7 +119,7 @@ def test_every_one_of_10647_boxes(geometries):
     thresholds = yolo.Thresholds(score=0.25, iou=0.213, max_boxes=100)
     detections = yolo.detect(heads, geometries, yolo.Resize.STRETCH, (416, 416), thresholds)
     assert detections.boxes.shape == (100, 4)
-    candidates = [yolo.decode(head, each, 0.25) for head, each in zip(heads, geometries, strict=True)]
+    candidates = [yolo.decode(head, one, 0.25) for head, one in zip(heads, geometries, strict=True)]
     assert sum(len(part.scores) for part in candidates) == 10_647
     found = []
     for part in candidates:
@@ -197,7 +197,7 @@ def test_heads_full_of_extremes_follow_the_formulas(geometries, seed):
                 expected.append((score, number, tuple(corners.ravel())))
     assert len(expected) > 50
     wide = (detections.boxes[:, 2:] - detections.boxes[:, :2] > 1e-4).all(axis=1)
-    assert_same(detections[wide], sorted(expected, key=lambda each: -each[0]), tolerance=0.01)
+    assert_same(detections[wide], sorted(expected, key=lambda one: -one[0]), tolerance=0.01)
 
 
 @pytest.mark.parametrize("resize", ["stretch", "not_larger", "letterbox"])

@@ -45,7 +45,7 @@ def content_of(answer: Result | None) -> object:
     if isinstance(answer, ServeError):
         return answer.text
     if isinstance(answer, ModelResponse):
-        return [(each.name, bytes(each.data)) for each in answer.outputs], dict(answer.parameters)
+        return [(one.name, bytes(one.data)) for one in answer.outputs], dict(answer.parameters)
     return answer
 
 
@@ -127,7 +127,7 @@ class Ends:
                     self.reference.hear(key, error.text, True)
             else:
                 heads, data = outcome.outputs_of(index)
-                outputs = [(head.name, bytes(each)) for head, each in zip(heads, data, strict=True)]
+                outputs = [(head.name, bytes(one)) for head, one in zip(heads, data, strict=True)]
                 self.reference.hear(key, (outputs, dict(outcome.parameters.get(index, {}))), True)
             self.instance.close_requests((number,))
 
@@ -203,21 +203,21 @@ class Ends:
             return
         batch, responders = self.running.pop(0)
         now = time.monotonic_ns()
-        open_ones = [each for each in responders if self.reference.exchanges[self.keys[each.number]].may_be_answered]
+        open_ones = [one for one in responders if self.reference.exchanges[self.keys[one.number]].may_be_answered]
         if self.random.random() < 0.1:
-            for each in responders:
-                each.abandon()
-            for each in open_ones:
-                self.reference.give(self.keys[each.number], "all failed", True)
+            for one in responders:
+                one.abandon()
+            for one in open_ones:
+                self.reference.give(self.keys[one.number], "all failed", True)
             self.worker.fail(batch, (now, now), ServeError(StatusCode.INTERNAL, "all failed"))
             return
         answers: list[Result | None] = []
-        for each in responders:
-            answer = self.answer() if each in open_ones else None
+        for one in responders:
+            answer = self.answer() if one in open_ones else None
             if answer is not None:
-                self.reference.give(self.keys[each.number], content_of(answer), True)
+                self.reference.give(self.keys[one.number], content_of(answer), True)
             answers.append(answer)
-        settled = [each.batch_answer(answer) for each, answer in zip(responders, answers, strict=True)]
+        settled = [one.batch_answer(answer) for one, answer in zip(responders, answers, strict=True)]
         self.worker.finish(batch, (now, now), answer_results(self.worker.sender, settled))
 
     def call(self) -> None:

@@ -151,12 +151,12 @@ def test_processes_that_share_a_pipe_do_not_mix_their_lines() -> None:
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         text = pipe.read(400_000)
-        for each in writers:
-            each.kill()
+        for one in writers:
+            one.kill()
         text += pipe.read()
-    for each in writers:
-        each.wait()
-    assert {json.loads(line)["process"] for line in text.splitlines()} <= {each.pid for each in writers}
+    for one in writers:
+        one.wait()
+    assert {json.loads(line)["process"] for line in text.splitlines()} <= {one.pid for one in writers}
     assert text.endswith(b"\n")
 
 

@@ -71,7 +71,7 @@ def test_a_share_is_lent_anew_only_when_nobody_holds_it_nor_what_lies_in_it(heap
     del share
     gc.collect()
     assert heap.lend() is None
-    assert [bytes(each) for each in data] == [b"12345678"]
+    assert [bytes(one) for one in data] == [b"12345678"]
     del data
     gc.collect()
     again = lent(heap)

@@ -384,7 +384,7 @@ async def test_a_model_that_writes_into_its_own_folder_is_told_which_file_keeps_
     await served.until(lambda: len(loader.loads) >= 5)
     assert changed in served.reason("m")
     told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    (warning,) = [each for each in told if "started.log" in each]
+    (warning,) = [one for one in told if "started.log" in one]
     assert warning.startswith("'1/started.log' of model 'm' has changed during each of 3 loads")
     is_writing = False
     await served.until(lambda: served.state("m") == "READY")

@@ -35,7 +35,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> LIVES:
 
 
 def of(name: str, changes: LIVES) -> list[Phase]:
-    return [phase for each, phase in changes if each == name]
+    return [phase for one, phase in changes if one == name]
 
 
 async def test_an_illegal_change_raises_and_changes_nothing(m: Path, served: Served) -> None:

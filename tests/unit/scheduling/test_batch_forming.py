@@ -168,9 +168,9 @@ def entry(queue: RequestQueue, priority: int) -> InferRequest:
 def test_the_most_levels_of_the_type_keep_their_order(queue: RequestQueue) -> None:
     priorities = [MOST_LEVELS, 3, 1, 0, MOST_LEVELS - 1, 3, 1 << 40]
     entries = [entry(queue, priority) for priority in priorities]
-    for each in entries:
-        queue.push(each)
-    assert [each.level for each in queue.take(len(priorities))] == [1, 3, 3, 7, 1 << 40, MOST_LEVELS - 1, MOST_LEVELS]
+    for one in entries:
+        queue.push(one)
+    assert [one.level for one in queue.take(len(priorities))] == [1, 3, 3, 7, 1 << 40, MOST_LEVELS - 1, MOST_LEVELS]
     assert not queue
 
 

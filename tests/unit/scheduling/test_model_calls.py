@@ -72,10 +72,10 @@ def test_references_go_to_a_model_on_the_gpu_and_come_back(rows: int) -> None:
     assert (request.head.references, request.head.reference_outputs) == ({"x"}, {"y"})
     assert (request.head.inputs[0].datatype, request.head.inputs[0].shape) == ("FP32", (2, 4))
     sent = references_of(Tensor("x", DataType.FP32, (2, 4), request.data[0]))
-    assert [(each.offset, each.shape) for each in sent] == ([(0, (4,)), (16, (4,))] if rows else [(0, (2, 4))])
+    assert [(one.offset, one.shape) for one in sent] == ([(0, (4,)), (16, (4,))] if rows else [(0, (2, 4))])
     assert isinstance(answer, ModelResponse)
     assert ([tensor.name for tensor in answer.outputs], references, answer.slot) == (["y", "text"], 1, "slot")
-    shapes = [each.shape for each in references_of(answer.outputs[0])]
+    shapes = [one.shape for one in references_of(answer.outputs[0])]
     assert shapes == ([(1, 4), (1, 4)] if rows else [(2, 4)])
 
 

@@ -32,7 +32,7 @@ class Limited:
         self.limiter = RateLimiter(explicit, self._soon.append, logging.getLogger("test"))
 
     def load(self, *instances: InstanceRateLimiter, device: int | None = None) -> Callable[[], None]:
-        return self.limiter.register([needs_of(each, device) for each in instances])
+        return self.limiter.register([needs_of(one, device) for one in instances])
 
     def instance(self, name: str, needs: InstanceRateLimiter, device: int | None = None) -> LimitedInstance:
         model = LimitedModel(name)

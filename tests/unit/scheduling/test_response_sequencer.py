@@ -180,7 +180,7 @@ class Link:
 
     def answer_together(self, head: object, slot: Slot, nbytes: int, places: list[int]) -> bool:
         if self.reads:
-            self.sent.append((self, [each.name for each in head.outputs], nbytes, places))  # type: ignore[attr-defined]
+            self.sent.append((self, [one.name for one in head.outputs], nbytes, places))  # type: ignore[attr-defined]
         return self.reads
 
 

@@ -141,7 +141,7 @@ def test_an_ensemble_tells_of_its_steps(clock: list[int]) -> None:
     )
     (told,) = ask(version, timing=True).told
     steps = json.loads(str(told["timing_steps"]))
-    assert [(each["model"], each["instance"], each["queue_ns"], each["total_ns"]) for each in steps] == [
+    assert [(one["model"], one["instance"], one["queue_ns"], one["total_ns"]) for one in steps] == [
         ("a", "a_0_0", 5, MS),
         ("b", "b_0_0", 6, MS),
     ]

@@ -24,8 +24,8 @@ async def says_no() -> bool:
 
 
 def readiness(asks_models: bool = True, repository_is_ready: bool = True, **checks: ReadinessCheck | None) -> Readiness:
-    tables, versions = ServingTableHolder(), {name: cast(ServedVersion, Version(each)) for name, each in checks.items()}
-    tables.table = ServingTable({name: ServedModel(name, {1: each}, each) for name, each in versions.items()})
+    tables, versions = ServingTableHolder(), {name: cast(ServedVersion, Version(one)) for name, one in checks.items()}
+    tables.table = ServingTable({name: ServedModel(name, {1: one}, one) for name, one in versions.items()})
     return Readiness(tables, lambda: repository_is_ready, asks_models)
 
 

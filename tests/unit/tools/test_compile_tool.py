@@ -111,7 +111,7 @@ def test_a_model_without_a_batch(migraphx_root: Path, command: Command, tmp_path
     [
         (unknown_operator(), "Unknown operator: MyFancyOp"),
         (b"", "ONNX file m.onnx is empty; copy it again"),
-        (b"nonsense", "ONNX file m.onnx is damaged or no ONNX file"),
+        (b"nonsense", "ONNX file m.onnx is damaged or not an ONNX file"),
     ],
 )
 def test_what_cannot_be_compiled_is_said_in_one_line(

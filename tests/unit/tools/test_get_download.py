@@ -377,7 +377,7 @@ def test_two_downloads_of_one_file_do_not_mix(server: Server, target: Path, part
 
 
 def test_the_catalogue_has_addresses_and_whole_digests() -> None:
-    for file in (each for model in CATALOGUE.values() for each in (*model.beside, model)):
+    for file in (one for model in CATALOGUE.values() for one in (*model.beside, model)):
         assert file.addresses
         assert all(address.startswith("https://") and address.endswith(file.name) for address in file.addresses)
         assert len(bytes.fromhex(file.sha256)) == 32

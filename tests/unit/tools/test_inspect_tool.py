@@ -111,4 +111,4 @@ def test_a_damaged_file(migraphx_root: Path, command: Command, tmp_path: Path) -
     program.write_bytes(b"\x81\xa7version")
     ran = command.on_migraphx(migraphx_root, "inspect", program)
     assert (ran.status, ran.out) == (1, "")
-    assert "MIGraphX program m.mxr is damaged or no .mxr file" in ran.err.splitlines()[-1]
+    assert "MIGraphX program m.mxr is damaged or not an .mxr file" in ran.err.splitlines()[-1]

@@ -164,7 +164,7 @@ def test_the_same_as_onnx(digits: Digits, method: str, operators: set[str]) -> N
         ("digits.pt2", "static", ["--data={folder}/none.npy"], "none.npy does not exist"),
         ("digits.pt2", "static", ["--data={folder}/narrow.npy"], "expected [1, 16, 16] or, for several samples,"),
         ("digits.pt2", "static", ["--data={folder}/narrow.npy"], "digits.pt2: --data {folder}/narrow.npy has shape"),
-        ("digits.pt2", "static", ["--data={folder}/nan.npy"], "for input 'input' that are no numbers, or infinite"),
+        ("digits.pt2", "static", ["--data={folder}/nan.npy"], "has NaN or infinite values for input 'input'"),
         ("digits.pt2", "static", ["--data={folder}/photos"], "to make inputs of them; name it by --pipeline"),
         ("digits.pt2", "static", ["--out={folder}/none/never.pt2"], "there is no folder {folder}/none"),
         ("quantised.pt2", "static", [], "it is quantised already"),

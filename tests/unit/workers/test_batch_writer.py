@@ -73,7 +73,7 @@ def test_a_batch_that_cannot_be_written_defines_no_layout(peer: Peer) -> None:
     with pytest.raises(ServeError, match="needs 8 bytes, got 3"):
         peer.submit([good, (bad[0], [b"123"], 0, b"")])
     peer.submit([bad, good])
-    assert [each.form.layout.inputs[0].name for each in peer.take().requests] == ["B", "A"]
+    assert [one.form.layout.inputs[0].name for one in peer.take().requests] == ["B", "A"]
 
 
 def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
@@ -116,7 +116,7 @@ def test_requests_of_several_sizes_are_gathered_in_the_engines_memory(peer: Peer
     )
     rows = [np.full((count, 16), count, np.int32) for count in (1, 3, 2)]
     members = [
-        each for one in rows for each in members_of([batch_input(name, one) for name in "AB"], ("SUM",), (len(one),))
+        item for one in rows for item in members_of([batch_input(name, one) for name in "AB"], ("SUM",), (len(one),))
     ]
     peer.submit(members)
     batch = gatherer.batch(peer.take().requests)
@@ -143,9 +143,9 @@ def test_batches_of_all_sizes_are_gathered_in_the_same_memory(peer: Peer) -> Non
         for count in (*range(2, 17), *range(16, 1, -1)):
             rows = np.arange(count * 16384, dtype=np.int32).reshape(count, -1)
             members = [
-                each
+                one
                 for row in rows[:, None]
-                for each in members_of([batch_input("A", row), batch_input("B", row[:, :1] + 1)], ("SUM",), (1,))
+                for one in members_of([batch_input("A", row), batch_input("B", row[:, :1] + 1)], ("SUM",), (1,))
             ]
             peer.submit(members)
             received = peer.take()

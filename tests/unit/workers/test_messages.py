@@ -160,9 +160,9 @@ def tensors(rows: int) -> list[Tensor]:
 def test_tensors_and_what_is_said_beside_them(sides: Sides, rows: int, parameters: dict) -> None:
     for sent in (tensors(rows), tensors(rows)[:1], []):
         read, text = sides.known.read(*sides.send(sent, parameters_text(parameters)))
-        assert [each.copied() for each in read] == [each.copied() for each in sent]
+        assert [one.copied() for one in read] == [one.copied() for one in sent]
         assert read_parameters(text) == parameters
-        assert all(memoryview(each.data).readonly for each in read)
+        assert all(memoryview(one.data).readonly for one in read)
 
 
 def test_a_call_travels_without_its_tensors() -> None:
@@ -232,7 +232,7 @@ def test_layouts_that_other_threads_send_meanwhile_do_not_push_out_that_of_a_lar
         message, _ = sides.sender.answer(1, ModelResponse(tensors(count)), True)
         sides.sender.post(message)
         received, _ = sides.known.read(*sides.responses.pop())
-        assert [each.numpy().tolist() for each in received] == [each.numpy().tolist() for each in tensors(count)]
+        assert [one.numpy().tolist() for one in received] == [one.numpy().tolist() for one in tensors(count)]
 
 
 def test_a_layout_that_is_kept_is_sent_anew_before_it_is_forgotten(sides: Sides) -> None:
@@ -270,7 +270,7 @@ def test_lengths_that_make_no_sense(sides: Sides) -> None:
     number, place, _ = sides.send(tensors(1))
     with pytest.raises(ValueError, match="a text of 1099511627776 bytes, expected at most"):
         sides.known.read(number, place, 1 << 40)
-    (words,) = (each for each in tensors(1) if each.name == "words")
+    (words,) = (one for one in tensors(1) if one.name == "words")
     number, place, _ = sides.send([words])
     for size, reason in ((1 << 40, "lies outside of its heap"), (1 << 20, "was not written to its end")):
         sides.heap.view(place, 8)[:] = size.to_bytes(8, "little")
@@ -350,7 +350,7 @@ def test_nonsense_raises_nothing_else(sides: Sides) -> None:
             view[generator.randrange(len(view))] = generator.randrange(256)
         try:
             read, text = sides.known.read(number, place, nbytes + generator.choice((-1, 0, 0, 1)))
-            assert sum(len(each.data) for each in read) <= 1 << 24
+            assert sum(len(one.data) for one in read) <= 1 << 24
             from_json(ModelCall, text)
         except ValueError:
             continue

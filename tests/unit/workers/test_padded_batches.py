@@ -70,7 +70,7 @@ def run(
         answers: list[Answer] = []
         if outcome.error is None:
             own = [tensors_of(outcome.outputs_of(index)) for index in range(len(members))]
-            answers = [{tensor.name: tensor.copied() for tensor in each} for each in own]
+            answers = [{tensor.name: tensor.copied() for tensor in one} for one in own]
         loop.call_soon_threadsafe(future.set_result, (outcome, answers))
 
     on_plane(instance.plane, lambda: instance.execute(is_grouped, members, on_outcome))
@@ -111,7 +111,7 @@ async def test_each_request_gets_its_own_back(workshop: Workshop, behaviour: str
     for seed, (shapes, seen) in enumerate(batches):
         inputs = [made(*shape, seed=seed + number) for number, shape in enumerate(shapes)]
         for _ in range(2):  # The second takes what is remembered.
-            _, answers = await run(instance, [member(each) for each in inputs])
+            _, answers = await run(instance, [member(one) for one in inputs])
             for answer, own in zip(answers, inputs, strict=True):
                 check(answer, own, *seen)
 

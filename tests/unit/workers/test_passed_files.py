@@ -192,7 +192,7 @@ def test_a_busy_worker_gets_its_batches_however_many_files_are_forgotten_meanwhi
     """And it forgets all of them in the end, without a further batch."""
     count = SERVER_RINGS[WORK] + 12
     held = [opened(file) for _ in range(count)]
-    end(peer, execute(peer, *[in_file(each) for each in held]))
+    end(peer, execute(peer, *[in_file(one) for one in held]))
     assert len(peer.end_of_worker.files) == 1 + count
     busy = execute(peer, in_file(held[0]))
     held.clear()

@@ -69,7 +69,7 @@ def of(requests: int, start: int = 64, number: int = 0, details: int = 0) -> tup
 def slices(outcome: BatchOutcome, count: int) -> list[list[tuple[object, ...]]]:
     """By request, each output's head and its bytes."""
     found = [outcome.outputs_of(index) for index in range(count)]
-    return [[(*head, bytes(data)) for head, data in zip(*each, strict=True)] for each in found]
+    return [[(*head, bytes(data)) for head, data in zip(*one, strict=True)] for one in found]
 
 
 def pattern(begin: int, end: int) -> bytes:

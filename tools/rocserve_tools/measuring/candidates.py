@@ -121,7 +121,7 @@ def prepare(model: ToolModel, name: str) -> Candidate:
         return _in_torch(model, TORCH)
     beside, title = with_onnx_file(model, TORCH)
     # A file in PyTorch's formats is preferred to the converted ONNX file.
-    files = [] if model.is_bare else [model.source.version_folder / each for each in _TORCH_FILES]
+    files = [] if model.is_bare else [model.source.version_folder / item for item in _TORCH_FILES]
     torch_file = next((path for path in files if path.is_file()), None)
     if torch_file is None:
         return _in_torch(beside, title)
@@ -148,13 +148,13 @@ def _refuse_texts(signature: Signature) -> None:
 
 def _open_places(config: ModelConfig, signature: Signature) -> Mapping[str, Mapping[str, Sequence[int]]]:
     """Return by label the places of the dimensions in which requests may have unlike lengths, by input."""
-    padded = {each.label: each.inputs for each in signature.padding.dimensions}
+    padded = {one.label: one.inputs for one in signature.padding.dimensions}
     taken = {(name, place) for inputs in padded.values() for name, places in inputs.items() for place in places}
     # An engine that pads may have forgotten the names in the model's file.
     others = {
-        each.label: each.inputs
-        for each in open_dimensions(config, signature)
-        if taken.isdisjoint((name, place) for name, places in each.inputs.items() for place in places)
+        one.label: one.inputs
+        for one in open_dimensions(config, signature)
+        if taken.isdisjoint((name, place) for name, places in one.inputs.items() for place in places)
     }
     return {**padded, **others}
 

@@ -79,7 +79,7 @@ class Comparison:
                     timed[name] = samples = MadeSamples(made, inputs)
                     compared = [*islice(samples, _COMPARED)]
                 else:
-                    compared = [{each.name: run[each.name] for each in inputs if each.name in run} for run in made]
+                    compared = [{item.name: run[item.name] for item in inputs if item.name in run} for run in made]
                     timed[name] = compared[:1]
                 outputs[name] = [(await one.workers.run((run,), 1)).outputs for run in compared]
             except ServeError as error:

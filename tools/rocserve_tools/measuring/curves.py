@@ -161,7 +161,7 @@ def draw_labels(
     points = [Box.at(point, _MARKER_POINTS * dots, _MARKER_POINTS * dots) for line in pixels for point in line]
     segments = [pair for line in pixels for pair in pairwise(line)]
     bounds = axes.get_window_extent()
-    around = _Surroundings(Box(bounds.x0, bounds.y0, bounds.x1, bounds.y1), points, segments, [])
+    surroundings = _Surroundings(Box(bounds.x0, bounds.y0, bounds.x1, bounds.y1), points, segments, [])
     for label in labels:
         note = axes.annotate(
             label.text, label.at, xytext=(0, 0), textcoords="offset points", ha="center", va="center", fontsize=8,
@@ -170,16 +170,16 @@ def draw_labels(
         extent, (x, y) = note.get_window_extent(), _pixel(axes, label.at)
         width, height = extent.width + 2 * _SPACE, extent.height + 2 * _SPACE
         boxes = {at: Box.at((x + at[0] * dots, y + at[1] * dots), width, height) for at in _offsets()}
-        costs = {at: around.cost(box) + math.hypot(*at) / 10 for at, box in boxes.items()}
+        costs = {at: surroundings.cost(box) + math.hypot(*at) / 10 for at, box in boxes.items()}
         best = min(costs, key=costs.__getitem__)
         note.set_position(best)
-        around.placed.append(boxes[best])
+        surroundings.placed.append(boxes[best])
         if math.hypot(*best) > _LED_FROM:
             axes.annotate(
                 "", label.at, xytext=best, textcoords="offset points", zorder=2,
                 arrowprops={"arrowstyle": "-", "color": label.colour, "linewidth": 0.5, "shrinkA": 4, "shrinkB": 3},
             )  # fmt: skip
-    return around.placed
+    return surroundings.placed
 
 
 def _pixel(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:

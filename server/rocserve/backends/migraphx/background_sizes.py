@@ -20,7 +20,7 @@ class BackgroundSizes:
     the server and its second thread answers batches."""
 
     _sizes: Sequence[str]
-    """For people; a tuned program that replaces another counts as a size."""
+    """As users read them; a tuned program that replaces another counts as a size."""
     _prepare: Callable[[str, Callable[[str], None]], None]
     """Compiles a size, loads it and puts it into service. The second argument reports progress."""
     _cancel: Callable[[], None]
@@ -29,7 +29,7 @@ class BackgroundSizes:
     """Sends the state to the server; "" = done."""
     _log: logging.Logger
     _one: str = "batch size"
-    """What a size is called."""
+    """The noun for a size."""
     _many: str = "batch sizes"
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
@@ -55,7 +55,7 @@ class BackgroundSizes:
         for index, size in enumerate(self._sizes):
             if self._stopping.is_set():
                 return
-            missing = f"serving; {self._many} still to come: {listed(self._sizes[index:])}"
+            missing = f"serving; {self._many} still to compile: {listed(self._sizes[index:])}"
 
             def report(text: str, missing: str = missing) -> None:
                 self._report(f"{missing}; {text}" if text else missing)
@@ -64,7 +64,7 @@ class BackgroundSizes:
             try:
                 self._prepare(size, report)
             except Exception as error:
-                # Any error is caught because the sizes in service go on serving.
+                # Any error is caught, because the sizes in service continue to serve.
                 if self._stopping.is_set():
                     return
                 if isinstance(error, ServeError):

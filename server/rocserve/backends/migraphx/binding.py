@@ -1,4 +1,4 @@
-"""Declares what rocserve needs from MIGraphX. Two bindings implement it, and one test suite runs over both.
+"""Declares the calls of MIGraphX that rocserve needs. Two bindings implement them, and one test suite runs over both.
 
 Calls that would end the process or give wrong numbers (a second compile, an empty program, int8 without calibration,
 inputs of another shape) are refused here, before a binding calls MIGraphX.
@@ -56,11 +56,11 @@ _MOST_MESSAGES = 1000
 
 
 class MigraphxError(Exception):
-    """MIGraphX refused a call, or would not have survived it. The text is MIGraphX's own if it has one."""
+    """MIGraphX refused a call, or would have crashed. The text is MIGraphX's own if it has one."""
 
 
 class ModelRefused(MigraphxError):
-    """MIGraphX cannot parse a model's file: it refuses the same file always."""
+    """MIGraphX cannot parse a model's file: it always refuses the same file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Program(abc.ABC):
     def quantize(self, kind: str, target: str = "", calibration: Sequence[Mapping[str, Array]] = ()) -> None:
         """Quantise to `kind`: fp16, bf16, int8 or fp8; int8 and fp8 need a target and calibration (inputs of runs)."""
         with self._lock:
-            self._require_uncompiled("quantised any more")
+            self._require_uncompiled("quantised")
             # MIGraphX gives wrong numbers without samples or with a wrong name, and aborts on a wrong shape.
             if kind in ("int8", "fp8") and not calibration:
                 raise MigraphxError(f"{kind} needs calibration data: give it at least one sample of the model's inputs")
@@ -214,8 +214,8 @@ class Program(abc.ABC):
         hip = loaded_hip()
         if hip is None:
             raise MigraphxError(
-                "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU's memory,"
-                " and no HIP is loaded here, which has it; compile it with offload_copy on"
+                "the program was compiled with offload_copy off: it expects inputs and outputs in GPU memory, but no"
+                " HIP library is loaded; compile it with offload_copy on"
             )
         shapes = {}
         for name, tensor in {**self.parameters, **self.output_buffers}.items():
@@ -373,7 +373,7 @@ def _check_array(title: str, name: object, array: Array, datatype: str, shape: S
     if not isinstance(array, np.ndarray):
         raise MigraphxError(f"{what} must be a numpy array, not {type(array).__name__}")
     if dtype is None:
-        raise MigraphxError(f"{what} is of MIGraphX's type {datatype}, which no array can hold")
+        raise MigraphxError(f"{what} has MIGraphX's type {datatype}, which arrays cannot hold")
     if array.dtype != dtype:
         bits = f", the bits of {datatype}" if datatype in BIT_DATATYPES else ""
         raise MigraphxError(f"{what} must be of dtype {dtype.name}{bits}; it is of {array.dtype}")

@@ -93,7 +93,7 @@ class CBinding(Binding):
         else:
             for name, shape in shapes.items():
                 ranges = [self.range(*bounds(dimension)) for dimension in shape]
-                pointers = (ctypes.c_void_p * len(ranges))(*(each.pointer for each in ranges))
+                pointers = (ctypes.c_void_p * len(ranges))(*(one.pointer for one in ranges))
                 dimensions = self.new(
                     "dynamic_dimensions_create", "dynamic_dimensions_destroy", pointers, len(ranges)
                 )  # The function copies them.
@@ -128,7 +128,7 @@ class CBinding(Binding):
             scalars = [self.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
             if [self.number("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
                 return first
-        raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
+        raise MigraphxError("this MIGraphX numbers its datatypes differently from all known versions")
 
     def function(self, name: str) -> Any:
         """Return the bare function, for calls that cannot fail. It takes numbers as c_size_t or c_void_p. Raises
@@ -136,7 +136,7 @@ class CBinding(Binding):
         try:
             return getattr(self._functions, f"migraphx_{name}")
         except AttributeError:
-            raise MigraphxError(f"this version of MIGraphX cannot do it: its C API has no migraphx_{name}") from None
+            raise MigraphxError(f"this version of MIGraphX is too old: its C API has no migraphx_{name}") from None
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise MigraphxError with MIGraphX's text if it fails. Standard error is captured only during
@@ -144,7 +144,7 @@ class CBinding(Binding):
         say) still reaches the log. If another function fails, the call is repeated with standard error captured, to get
         MIGraphX's text; if the second call succeeds, its result is used."""
         function = self.function(name)
-        passed = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
+        passed = [ctypes.c_size_t(one) if isinstance(one, int) else one for one in arguments]
         if name not in CALLED_ONCE and function(*passed) == 0:
             return
         with self._errors.captured() as errors:
@@ -199,7 +199,7 @@ class CBinding(Binding):
         least, most = (ctypes.c_size_t * 2).from_address(dimension)
         tried = self.range(least, most) if least <= most else None
         if tried is None or not self.number("dynamic_dimension_equal", tried, dimension, kind=ctypes.c_bool):
-            raise MigraphxError("the bounds of a dimension that varies cannot be told through MIGraphX's C API")
+            raise MigraphxError("MIGraphX's C API does not give the bounds of a varying dimension")
         return least if least == most else DimensionRange(least, most)
 
     def range(self, least: int, most: int) -> Handle:
@@ -230,8 +230,8 @@ class CBinding(Binding):
 
 
 class Handle:
-    """Owns an object of MIGraphX's, and destroys it when nothing refers to the handle any more. At the end of the
-    process the object is left alone because the objects it depends on may be gone."""
+    """Owns an object of MIGraphX, and destroys it with the last reference to the handle. At the end of the process the
+    object is left alone, because the objects that it depends on may be gone."""
 
     def __init__(self, binding: CBinding, pointer: int, destroy: str) -> None:
         self.pointer = pointer
@@ -354,7 +354,7 @@ class _Arguments:
                 status = self._add(self.handle, name.encode(), argument)
                 self._destroy(argument)
             if status:
-                raise MigraphxError(f"input '{name}' could not be given to MIGraphX")
+                raise MigraphxError(f"MIGraphX does not take input '{name}'")
             self._bound[name] = location
 
 
@@ -392,7 +392,7 @@ class _Results:
         tensor = self._binding.tensor("", shape.value or 0)
         dtype = NUMPY_DTYPES.get(tensor.datatype)
         if dtype is None:
-            raise MigraphxError(f"an output is of MIGraphX's type {tensor.datatype}, which no array can hold")
+            raise MigraphxError(f"an output has MIGraphX's type {tensor.datatype}, which arrays cannot hold")
         sizes = tuple(size for size in tensor.shape if isinstance(size, int))  # After a run every dimension is fixed.
         strides = self._binding.strides(shape.value or 0)[: len(sizes)]
         extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))

@@ -1,5 +1,5 @@
-"""Decides to which sizes open dimensions are padded of which nobody has written any: those that a check allows, as far
-as compile time and memory of their programs suffice."""
+"""Chooses the sizes to which open dimensions without written sizes are padded: those that a check allows, within the
+limits of compile time and memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from rocserve.load_check.verdict_cache import Known, Verdict, VerdictCache, verd
 _START_SECONDS = 60.0
 """The time that the check's process may take beyond its budget: to start, and to open the model."""
 _MOST_SECONDS = 3600.0
-"""The estimated time of all compiles. Nobody has asked for the programs, and each takes a compile slot of the user."""
+"""The limit of the estimated time of all compiles. The user has not asked for these programs, and each takes a compile
+slot."""
 _MOST_OF_FREE_MEMORY = 0.5
 """The share of the free memory that all programs together may take: other models need some, too."""
 
@@ -46,14 +47,14 @@ _MOST_OF_FREE_MEMORY = 0.5
 class DefaultPlan:
     plan: ProgramPlan
     report: LoadCheckReport | None = None
-    """What was found of default sizes; None = no dimension needs them."""
+    """The outcome for default sizes; None = no dimension needs them."""
 
 
 def with_default_sizes(
     model: ModelSource, onnxruntime: JobRunner, plan: Callable[[Padding], ProgramPlan]
 ) -> DefaultPlan:
     """Return the plan, with default sizes if it lacks numbers and padding is right. `plan`: plans with these default
-    sizes. Raises as `plan`; where padding is wrong, or nothing shows that it is right, SizesMissing tells why."""
+    sizes. Raises as `plan`; SizesMissing says why if padding is wrong, or was not confirmed."""
     try:
         return DefaultPlan(plan(NO_PADDING))
     except SizesMissing as missing:
@@ -113,8 +114,8 @@ def _found(
     unknown: Callable[[str], Verdict],
     is_lasting: Callable[[Verdict], bool],
 ) -> Known[Verdict]:
-    """Return what a job finds on ONNX Runtime, or has found earlier. `what`: the job for users. `unknown`: makes the
-    verdict where the job cannot run, of the reason."""
+    """Return a job's result on ONNX Runtime, new or from the cache. `what`: the job's name for users. `unknown`: makes
+    the verdict from the reason if the job cannot run."""
     if not is_installed("onnxruntime"):
         return Known(unknown("ONNX Runtime is not installed"), is_from_cache=True)
     check, seconds = _job(model, wanted), model.settings.load_check_seconds + _START_SECONDS
@@ -147,10 +148,10 @@ def _job(model: ModelSource, wanted: WantedSizes) -> OnnxPaddingJob:
 
 
 def planned_sizes(context: CompileContext, plan: ProgramPlan, first: CachedProgram) -> ProgramPlan:
-    """Return what of the plan is affordable, estimated by its first program, and log it."""
+    """Return the affordable part of the plan, estimated by its first program, and log it."""
     model, about, cache = context.model, first.about, context.compiler.cache
     groups = [group for group in model.config.instance_groups if not group.passive]
-    # Each instance has programs of its own.
+    # Each instance has its own programs.
     program_bytes = compiled_memory(first).total_bytes * (sum(max(group.count, 1) for group in groups) or 1)
     free = _free_bytes(context)
     found = affordable(plan, program_bytes, free, about.compile_seconds, lambda recipe: _is_cached(cache, recipe.key))
@@ -176,8 +177,8 @@ def affordable(
     compile_seconds: float,
     is_cached: Callable[[ProgramRecipe], bool],
 ) -> ProgramPlan:
-    """Return the plan without so many sizes that its programs can be compiled in the time, and kept in the memory, that
-    they may take. Programs in the cache take no time. `free_bytes`: None = not known."""
+    """Return the plan, reduced until its programs fit into the limits of compile time and memory. Programs in the cache
+    take no time. `free_bytes`: None = not known."""
 
     def fits(fewer: ProgramPlan) -> bool:
         is_small = free_bytes is None or program_bytes * len(fewer.recipes) <= _MOST_OF_FREE_MEMORY * free_bytes

@@ -46,7 +46,7 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
     known = trials.find(key)
     if known is not None and known.crash:
         raise invalid_argument(
-            f"{path.name} has ended MIGraphX's process before, and is not tried again until it changes: {known.crash}"
+            f"{path.name} has crashed MIGraphX before, and is not tried again until it changes: {known.crash}"
         )
     if known is None:
         trial = LoadTrial(model.name, path.name, context.environment.migraphx_version)
@@ -121,8 +121,8 @@ def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[tu
         return inputs, known
     if len(configured) != outputs:
         raise invalid_argument(
-            f"model '{context.model.name}' has {len(configured)} outputs in its configuration, but {path.name} gives"
-            f" {outputs}, and does not know their names: name all of them, in its order"
+            f"model '{context.model.name}' has {len(configured)} outputs in its configuration, but {path.name} has"
+            f" {outputs} without names; name all of them, in the program's order"
         )
     return inputs, configured
 
@@ -141,6 +141,6 @@ def load(model: ModelSource) -> LoadedModel:
         sibling = sibling_model(model.model_file)
         if sibling is None:
             raise
-        note = f"{sibling.name} is compiled in the place of {model.model_file.name}: {error.text}"
+        note = f"{sibling.name} is compiled instead of {model.model_file.name}: {error.text}"
     _LOG.warning("model '%s': %s", model.name, note)
     return load_compiled(context, sibling, note)

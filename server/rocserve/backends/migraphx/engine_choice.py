@@ -39,7 +39,7 @@ def migraphx_choice(
         other_way = f"; or {remedy}" if remedy else ""
         raise unavailable(f"model '{config.name}' needs MIGraphX ({reason}): {machine.migraphx}{other_way}")
     check_parameters(config)
-    instead = None if fallback is None else EngineChoice(fallback, f"in the place of {MIGRAPHX.name}")
+    instead = None if fallback is None else EngineChoice(fallback, f"instead of {MIGRAPHX.name}")
     return EngineChoice(MIGRAPHX, reason, instead, auto_takes_gpus=aims_at_gpus(config))
 
 

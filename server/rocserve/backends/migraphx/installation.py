@@ -44,7 +44,7 @@ class MigraphxInstallation:
     loader: tuple[str, ...] = ()
     """The words to put before a command to run it with the libc that MIGraphX was built for; empty = not needed."""
     origin: str = ""
-    """Why the folder was searched, for people: "$ROCM_PATH", "the dynamic loader's cache", ..."""
+    """Why the folder was searched, as users read it: "$ROCM_PATH", "the dynamic loader's cache", ..."""
 
 
 def find_installation(
@@ -61,7 +61,7 @@ def find_installation(
     searched = [(folder.absolute(), reason) for folder, reason in (named if root else _places(environment, system))]
     for folder, reason in searched:
         if (folder / LIBRARY).is_file():
-            # A root with a libc of its own has the matching loader next to MIGraphX's library.
+            # A root with its own libc has the matching loader next to MIGraphX's library.
             loader, path = folder / _OWN_LOADER, f"{folder}:{folder / _BESIDE}"
             words = (str(loader), "--library-path", path) if root and loader.exists() else ()
             module = _module_in(folder) or _importable_module()
@@ -76,8 +76,8 @@ def find_installation(
         return MigraphxInstallation("", module, (), "the Python module")
     where = "; ".join(f"{folder} ({reason})" for folder, reason in searched)
     raise unavailable(
-        f"MIGraphX is not installed here: there is no {LIBRARY} in {where}; nor in the dynamic loader's cache; "
-        f"nor a Python module migraphx. Install it ({INSTALL_LINES}), or name a folder that holds it "
+        f"MIGraphX is not installed: neither {LIBRARY} (in {where}, or the dynamic loader's cache) nor a Python "
+        f"module migraphx was found. Install it ({INSTALL_LINES}), or name a folder that holds it "
         f"(--migraphx-root, ${ROOT_VARIABLE})"
     )
 
@@ -103,7 +103,7 @@ def _places(environment: Mapping[str, str], system: Path) -> Iterator[tuple[Path
     for path in (wheel and wheel.submodule_search_locations) or ():
         yield Path(path), "the wheel migraphx-libs"
     rocm = system / "opt/rocm"
-    yield rocm / "lib", "ROCm's own place"
+    yield rocm / "lib", "ROCm's default folder"
     for folder in _newest_first(rocm.glob("extras-*")):
         yield folder / "lib", "ROCm's extras"
     for folder in _newest_first((system / "opt").glob("rocm-*")):

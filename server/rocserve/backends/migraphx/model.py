@@ -73,7 +73,7 @@ class MigraphxModel:
             self._runner.warm_up()
         except MigraphxError as error:
             name = self._context.model.name
-            self._context.log.debug("model '%s' could not be warmed up with zeros: %s", name, error)
+            self._context.log.debug("model '%s': warm-up with zeros failed: %s", name, error)
         for sample in samples:
             self.execute(sample)
         if self._background is not None:
@@ -130,8 +130,8 @@ def load_compiled(
 ) -> MigraphxModel:
     """Compile the version's own file, or `model_file`, an ONNX file, and return the served model. `note` is the reason
     for `model_file` in the metadata. `quantised_in` is the precision in the metadata if the file holds quantising
-    operators. `reference`: what the programs must compute; None = what ONNX Runtime does. Raises ServeError if the file
-    or the configuration is wrong, the compile fails, memory does not suffice, or a program computes something else."""
+    operators. `reference`: the reference of the programs; None = ONNX Runtime. Raises ServeError if the file or the
+    configuration is wrong, the compile fails, memory does not suffice, or a program's answers are wrong."""
     check = ModelCheck(context, reference)
     try:
         return _checked(context, check, model_file, note, quantised_in, reference)
@@ -215,7 +215,7 @@ def _checked(
         try:
             program.warm_up()
         except MigraphxError as error:
-            context.log.debug("batch size %s could not be warmed up with zeros: %s", size, error)
+            context.log.debug("batch size %s: warm-up with zeros failed: %s", size, error)
         model.add(program)
 
     *_, last = ("", *later)
@@ -230,7 +230,7 @@ def _checked(
 
 
 def _names_of_sizes(plan: ProgramPlan) -> tuple[str, str]:
-    """Return what one and what several of the short titles of recipes are called."""
+    """Return the nouns for one and for several of the short titles of recipes."""
     labels = [*(("batch",) if plan.batches else ()), *plan.recipes[0].sizes]
     if not plan.padding.dimensions:
         return "batch size", "batch sizes"
@@ -278,8 +278,8 @@ class _Compiled:
             # If the model batches, `check_batch` refuses such outputs.
             if not self.plan.batches and varies_with_values(about.inputs, output):
                 raise unavailable(
-                    f"the shape of output '{planned.name}' depends on the values of the inputs, of which MIGraphX takes"
-                    " some wrongly (such as negative axes) and does not survive others; set parameter 'engine' to"
+                    f"the shape of output '{planned.name}' depends on the values of the inputs; MIGraphX computes some"
+                    " of these wrongly (such as negative axes) and crashes on others; set parameter 'engine' to"
                     ' "migraphx" to use MIGraphX anyway'
                 )
             if planned.shape == () and all(size == 1 for size in output.shape):
@@ -299,7 +299,7 @@ class _Compiled:
                 )
 
     def signature(self, layout: ProgramLayout) -> Signature:
-        """Return the signature of the model's file. The program adds what the file does not say."""
+        """Return the signature of the model's file, completed from the program."""
         served = {tensor.name: tensor for tensor in (*layout.inputs, *layout.outputs)}
         declared = {entry.name: entry.model_dims for entry in self.context.model.config.inputs}
         lead = (-1,) if self.plan.batches else ()
@@ -309,7 +309,7 @@ class _Compiled:
             if program is not None and shape is None:
                 shape = (*lead, *program.shape[len(lead) :])
             datatype = tensor.datatype if program is None else program.datatype
-            assert datatype is not None and shape is not None, "what is not known beforehand is the program's"
+            assert datatype is not None and shape is not None, "the program completes the file's tensors"
             if dims is not None and len(lead) + len(dims) == len(shape):
                 # A dimension is -1 if the configuration says so and only MIGraphX needs a number.
                 pairs = zip(shape, (*lead, *dims), strict=True)
@@ -319,7 +319,7 @@ class _Compiled:
         inputs = tuple(spec(tensor, declared.get(tensor.name)) for tensor in self.plan.inputs)
         outputs = tuple(map(spec, self.plan.outputs))
         config, sizes = self.context.model.config, self.context.serving.batch_sizes
-        # The sizes that are named without a max_batch_size say what it is.
+        # Sizes that are named without a max_batch_size define it.
         most = max(sizes, default=None) if config.has_open_batch else None
         return Signature(
             inputs,

@@ -48,10 +48,10 @@ _REFERENCE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ReferenceEngine:
-    """What programs are held against."""
+    """The reference that programs are compared with."""
 
     name: str
-    """For people, such as "ONNX Runtime"."""
+    """As users read it, such as "ONNX Runtime"."""
     runner: JobRunner
     job: Callable[[Mapping[str, tuple[int, ...]], bool, str, int, float], Job]
     """Makes the job from an OnnxReferenceJob's shapes, checks_rows, cases_file, case_rows and seconds; its result is an
@@ -60,7 +60,7 @@ class ReferenceEngine:
 
 @dataclass(frozen=True, slots=True)
 class CheckedModel:
-    """What is checked: a model's file, and how its programs take its tensors."""
+    """The subject of a check: a model's file, and its tensors as its programs take them."""
 
     onnx_file: Path | None
     """The reference's model; None = none has it."""
@@ -127,11 +127,11 @@ class ModelCheck:
     is_serving: bool = field(default=False, init=False)
     """Programs that are checked now are logged, not reported."""
     report: LoadCheckReport = field(default=NOT_CHECKED, init=False)
-    """What was found before the model served."""
+    """The reports of the checks before the model served."""
     rows: RowsVerdict | None = field(default=None, init=False)
     """None = the rows were not checked."""
     _references: dict[tuple[object, ...], _Reference] = field(default_factory=dict, init=False)
-    """Rows of each case, and the inputs' shapes -> what the reference gave."""
+    """Rows of each case, and the inputs' shapes -> the reference's result."""
 
     def __post_init__(self) -> None:
         model = self._context.model
@@ -258,7 +258,7 @@ class ModelCheck:
         return compiled()
 
     def compiled_program(self, model: CheckedModel, path: Path, rows: DimensionRange | None) -> None:
-        """Hold a program that was compiled elsewhere against the reference. Raises as `program`."""
+        """Compare a program that was compiled elsewhere with the reference. Raises as `program`."""
         key = verdict_key("reference", model.digest, to_json(self._context.environment).decode(), self._reference_name)
         if self._judged(key, path.name):
             return
@@ -294,7 +294,7 @@ class ModelCheck:
         return ReferenceEngine(self._reference_name, self._context.onnxruntime, job)
 
     def _reference(self, model: CheckedModel, engine: ReferenceEngine, rows: int, checks_rows: bool) -> _Reference:
-        """Return what the reference gives for cases of so many rows. It runs once for each number of rows, at each of
+        """Return the reference's result for cases of this many rows. It runs once for each number of rows, at each of
         the model's sizes."""
         key = (rows, *sorted(model.shapes.items()))
         if (known := self._references.get(key)) is not None:
@@ -309,8 +309,8 @@ class ModelCheck:
                 limit_name="load_check_seconds",
             )
         except JobError as error:
-            # The model is served as it would be without a reference. What the reference had no time for, MIGraphX,
-            # which would compile first, has no time for either.
+            # The model is served as if it had no reference. If time did not suffice for the reference, it does not
+            # suffice for MIGraphX, which would compile first.
             late = RowsVerdict(Independence.UNDECIDED, f"not checked: {error.text}", is_lasting=False)
             result = OnnxReferenceResult(None if error.is_crash else late, 0, error.text)
         self._references[key] = _Reference(path, result)
@@ -338,11 +338,11 @@ class ModelCheck:
             return RowsVerdict(Independence.UNDECIDED, f"not checked: {error.text}")
 
     def _trial(self, model: CheckedModel, rows: DimensionRange | None) -> ReferenceTrial | None:
-        """Return what a program of these batch sizes must compute; None = nothing tells it."""
+        """Return the expected answers of a program of these batch sizes; None = there is no reference."""
         if self._mode is LoadCheckMode.OFF:
             return None
         if not isinstance(missing := self._engine_for(model), str):
-            # Rows that depend on each other tell nothing about other batches than their own.
+            # Dependent rows say nothing about batches other than their own.
             case_rows = 0 if rows is None else rows.most if self.couples_rows else model.file_batch or _CASE_ROWS
             with self._checking(f"running it on {missing.name}"):
                 reference = self._reference(model, missing, case_rows, False)
@@ -366,19 +366,19 @@ class ModelCheck:
         """Report a verdict. Raises LoadCheckFailed if it is wrong, unless such programs serve with a warning."""
         context, reference = self._context, self._reference_name
         if not verdict.right and self._mode is not LoadCheckMode.WARN:
-            # An engine that nobody named gives way to the next one.
+            # An engine that was chosen automatically gives way to the next one.
             is_named = asked_engine(context.model.config) not in ("", "auto")
             other = f"let {reference} run the model (parameter 'engine'), or " if is_named else ""
             raise LoadCheckFailed(
                 REFERENCE,
                 f"MIGraphX {context.binding.migraphx_version} does not compute what {reference} computes: {title}:"
-                f" {verdict.reason}; {other}set parameter 'load_check' to \"warn\" to serve it all the same",
+                f" {verdict.reason}; {other}set parameter 'load_check' to \"warn\" to serve it anyway",
             )
         if verdict.right:
             part = f"{verdict.cases} inputs on MIGraphX and {reference}, largest error {verdict.largest_error:.0e}"
             found = LoadCheckReport((part,), verdict.remark)
         else:
-            text = f"MIGraphX computes other numbers than {reference}: {verdict.reason}"
+            text = f"MIGraphX's answers differ from {reference}'s: {verdict.reason}"
             found = LoadCheckReport((text,), text, (REFERENCE,))
         if self.is_serving and found.warning:
             context.log.warning("model '%s': %s: %s", context.model.name, title, found.warning)

@@ -45,20 +45,20 @@ class _MessagePack:
         """Parse the entries of a map up to the key `until`."""
         what, size = self._head()
         if what != "map":
-            raise ValueError(f"it begins with byte 0x{self._data[0]:02x}, which begins no map")
+            raise ValueError(f"it begins with byte 0x{self._data[0]:02x}, which does not begin a map")
         entries: dict[str, Any] = {}
         for _ in range(size):
             key = self.value()
             if key == until:
                 return entries
             if not isinstance(key, str):
-                raise ValueError("a key that is no text")
+                raise ValueError("a key that is not text")
             entries[key] = self.value()
         raise ValueError(f"no entry '{until}'")
 
     def value(self, depth: int = 0) -> Any:
         if depth > _DEEPEST:
-            raise ValueError("values within values, too deep")
+            raise ValueError("values are nested too deeply")
         what, content = self._head()
         if what == "text":
             return self._take(content).decode()
@@ -115,7 +115,7 @@ class MxrFile:
 
 
 def read_mxr(path: Path) -> MxrFile:
-    """Read a header. Raises ServeError (INVALID_ARGUMENT) if the file cannot be read, or is no compiled program."""
+    """Read a header. Raises ServeError (INVALID_ARGUMENT) if the file cannot be read, or is not a compiled program."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
@@ -144,7 +144,7 @@ def read_mxr(path: Path) -> MxrFile:
         raise unreadable(f"MIGraphX program {path.name} cannot be read: {error.strerror}", error) from None
     except ValueError as error:
         raise invalid_argument(
-            f"MIGraphX program {path.name} is damaged or no .mxr file ({error}); copy or compile it again"
+            f"MIGraphX program {path.name} is damaged or not an .mxr file ({error}); copy or compile it again"
         ) from None
     return MxrFile(version, migraphx_version, tuple(names), tuple(sorted(architectures)), wants_buffers)
 
@@ -155,7 +155,7 @@ def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> Mx
     `sibling_model` instead."""
     program = read_mxr(path)
     installed, here = environment.migraphx_version, environment.gpu_architecture.partition(":")[0]
-    foreign = [each for each in program.architectures if each != here and not each.endswith("generic")]
+    foreign = [one for one in program.architectures if one != here and not one.endswith("generic")]
     fault = ""
     if not program.targets:
         fault = "has not been compiled, only saved"
@@ -165,16 +165,15 @@ def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> Mx
             f" MIGraphX {installed}"
         )
     elif program.targets != (target.value,):
-        fault = f"was compiled for target {', '.join(program.targets)}, and is to run on target {target.value}"
+        fault = f"was compiled for target {', '.join(program.targets)}, but is to run on target {target.value}"
     elif target is Target.GPU and foreign:
         fault = f"was compiled for GPU architecture {', '.join(foreign)}, and this GPU is {here or 'unknown'}"
     elif program.wants_output_buffers and target is not Target.GPU:
-        fault = "was compiled without offload_copy, so that it takes and gives tensors in GPU memory only"
+        fault = "was compiled without offload_copy, so it takes and returns tensors only in GPU memory"
     if fault:
         raise invalid_argument(
             f"MIGraphX program {path.name} {fault}; compile it again here (rocserve compile), with offload_copy, or put"
-            f" the ONNX file that it was made from next to it as {path.with_suffix('.onnx').name}, and it is compiled"
-            " when it is loaded"
+            f" its ONNX file next to it as {path.with_suffix('.onnx').name}, which is then compiled at the load"
         )
     return program
 

@@ -136,14 +136,14 @@ class ServingOptions:
     """For each program; 0 = no limit."""
     binding: str = "auto"
     has_named_sizes: bool = False
-    """Whether somebody has named the batch sizes."""
+    """Whether the configuration names the batch sizes."""
 
 
 def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]) -> CompileOptions:
     """Return the compile options for an instance of this kind. `targets`: the available targets. Raises ServeError
     (INVALID_ARGUMENT) if the configuration is wrong, ServeError (UNAVAILABLE) if it needs another target."""
     config = _with_accelerator(config)
-    precision = Precision(read_choice(config, "precision", "fp32", tuple(each.value for each in Precision)))
+    precision = Precision(read_choice(config, "precision", "fp32", tuple(one.value for one in Precision)))
     data, pipeline = _path(config, "calibration_data"), _path(config, "calibration_pipeline")
     if precision.needs_calibration and not data:
         raise _wrong(
@@ -153,7 +153,7 @@ def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection
         )
     for name in ("calibration_data", "calibration_pipeline", "calibration_samples"):
         if config.parameters.get(name) and not precision.needs_calibration:
-            raise _wrong(config, f"'{name}' is of no use with precision \"{precision.value}\"; remove one of them")
+            raise _wrong(config, f"'{name}' has no effect with precision \"{precision.value}\"; remove one of them")
     samples = read_integer(config, "calibration_samples", _CALIBRATION_SAMPLES, 1, _MOST_CALIBRATION_SAMPLES)
     return CompileOptions(
         target=_target(config, kind, targets),
@@ -239,7 +239,7 @@ def _target(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]
 
 
 def _missing(config: ModelConfig, target: Target, targets: Collection[Target], why: str) -> ServeError:
-    here = ", ".join(sorted(each.value for each in targets)) or "none"
+    here = ", ".join(sorted(one.value for one in targets)) or "none"
     return unavailable(
         f"model '{config.name}' needs MIGraphX's target {target.value}, because {why}, but it is not"
         f" available here (targets here: {here}); set 'target' or the kind of the instance group accordingly"
@@ -280,10 +280,10 @@ def _input_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
                 if not colon or not name:
                     raise ValueError(f"'{entry}' has no name")
                 if name in entries:
-                    raise ValueError(f"'{name}' is there twice")
+                    raise ValueError(f"'{name}' occurs twice")
                 words = [word.strip() for word in dims.lower().split("x")]
                 if not all(word.isascii() and word.isdecimal() and len(word) <= 12 for word in words):
-                    raise ValueError(f"'{dims}' are no dimensions")
+                    raise ValueError(f"'{dims}' are not dimensions")
                 entries[name] = tuple(int(word) for word in words)
         for name, shape in entries.items():
             if any(dim < 1 for dim in shape) or math.prod(shape) > _MOST_ELEMENTS:

@@ -24,7 +24,7 @@ from rocserve.core.tensors import scalar
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensors:
-    """What a compiled program does not tell of its tensors."""
+    """The facts about a program's tensors that the program itself does not have."""
 
     inputs: tuple[str, ...]
     """In the model's order."""
@@ -36,7 +36,7 @@ class ProgramTensors:
     """Whether the program is a TensorFlow graph's."""
     pad_with_first_row: bool = True
     scalars: tuple[str, ...] = ()
-    """Outputs that have no dimensions, as the model's file tells."""
+    """Outputs that have no dimensions in the model's file."""
     sizes: Lengths = ()
     """The program's size of each dimension of `padding`."""
     padding: Padding = NO_PADDING
@@ -149,7 +149,7 @@ class ProgramRunner:
 
     @property
     def batch_sizes(self) -> str:
-        """The batch sizes in service, for people: "1, 2, 4" or "1 to 8"; "" = no batch dimension."""
+        """The batch sizes in service, as users read them: "1, 2, 4" or "1 to 8"; "" = no batch dimension."""
         ranges = {program.rows for programs in self._programs.values() for program in programs if program.rows}
         return ", ".join(
             str(rows.most) if rows.least == rows.most else f"{rows.least} to {rows.most}"
@@ -266,8 +266,7 @@ class ProgramRunner:
             elif not batches and array.shape != (shape := self._expected(tensor, array)):
                 fault = (
                     f"must have the shape {list(shape)} that the model is compiled for, got {list(array.shape)};"
-                    " other shapes need a configuration of their own (max_batch_size, dims, or parameter"
-                    " 'input_shapes')"
+                    " configure other shapes with max_batch_size, dims, or parameter 'input_shapes'"
                 )
             elif batches and not (
                 array.ndim

@@ -114,7 +114,7 @@ class ModuleProgram(Program):
         module = self._binding.module
         function = getattr(module, f"quantize_{kind}", None)
         if function is None:
-            raise MigraphxError(f"this version of MIGraphX cannot do it: its module has no quantize_{kind}")
+            raise MigraphxError(f"this version of MIGraphX is too old: its module has no quantize_{kind}")
         if not calibration:
             self._binding.call(function, self._program)
             return
@@ -137,8 +137,8 @@ class ModuleProgram(Program):
         for tensor in self.parameters.values():
             if tensor.datatype in BIT_DATATYPES:
                 raise MigraphxError(
-                    f"input '{tensor.name}' is {tensor.datatype}, which MIGraphX's Python module cannot be given; "
-                    "its C API can (binding: c_api)"
+                    f"input '{tensor.name}' is {tensor.datatype}, which MIGraphX's Python module does not take; its C "
+                    "API does (binding: c_api)"
                 )
         self._results = call_uncaptured(self._program.run, dict(inputs))
         return [_view(result) for result in self._results]
@@ -185,7 +185,7 @@ def _view(result: Any) -> Array:
     datatype = str(shape.type_string()).removesuffix("_type")
     dtype = NUMPY_DTYPES.get(datatype)
     if dtype is None:
-        raise MigraphxError(f"an output is of MIGraphX's type {datatype}, which no array can hold")
+        raise MigraphxError(f"an output has MIGraphX's type {datatype}, which arrays cannot hold")
     if datatype not in BIT_DATATYPES:
         view: Array = np.asarray(result)
         return view.reshape(sizes)
@@ -205,7 +205,7 @@ def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Bi
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if missing:
-        raise MigraphxError(f"binding {wanted} is wanted, but {missing}; remove 'binding' to use the other one")
+        raise MigraphxError(f"binding {wanted} is configured, but {missing}; remove 'binding' to use the other one")
     if wanted == "c_api" or (wanted == "auto" and installation.library):
         return CBinding(installation.library)
     return ModuleBinding(installation.module_folder)

@@ -54,8 +54,8 @@ def client_tensor(name: str, what: str, tensor: ProgramTensor, is_nhwc: bool, by
     datatype = _DATATYPES.get(tensor.datatype)
     if datatype is None:
         raise invalid_argument(
-            f"{what} '{name}' has MIGraphX's type {tensor.datatype}, which has no datatype in the KServe protocol;"
-            f" those that have are {', '.join(_DATATYPES)}"
+            f"{what} '{name}' has MIGraphX's type {tensor.datatype}, which the KServe protocol does not have; supported"
+            f" types are {', '.join(_DATATYPES)}"
         )
     shape = tuple(dim if isinstance(dim, int) else -1 if by_values else dim.least for dim in tensor.shape)
     return TensorSpec(name, datatype, nhwc(shape) if is_nhwc else shape)

@@ -34,8 +34,8 @@ _SESSION_PARAMETERS = frozenset(
         "session.strict_shape_type_inference",
     }
 )
-"""The session parameters that a request may set. Of ONNX Runtime's `session.*` entries only numbers and switches are
-here, because other entries name folders to read weights from, or files to write."""
+"""The session parameters that a request may set. Of ONNX Runtime's `session.*` entries they include only numbers and
+switches, because other entries name folders to read weights from, or files to write."""
 
 # cache_dir is left out because it names a folder that OpenVINO writes to.
 REQUEST_PARAMETERS = (

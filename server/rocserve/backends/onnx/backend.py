@@ -67,8 +67,8 @@ def load(model: ModelSource) -> LoadedModel:
     unreduced = ("precision", "fp32")
     unused = sorted(f"'{name}'" for name, text in values.items() if text and (name, text) != unreduced)
     if unused:
-        what = f"parameter {unused[0]} is" if len(unused) == 1 else f"parameters {', '.join(unused)} are"
-        _LOG.warning("model '%s': %s MIGraphX's; ONNX Runtime runs the model as it is", model.name, what)
+        what = f"parameter {unused[0]} has" if len(unused) == 1 else f"parameters {', '.join(unused)} have"
+        _LOG.warning("model '%s': %s no effect with ONNX Runtime, only with MIGraphX", model.name, what)
     try:
         opened = _load(model, plan)
         if plan.on_gpu and not opened.executions:
@@ -95,7 +95,7 @@ def load(model: ModelSource) -> LoadedModel:
 def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
     path = model.model_file
     if not path.is_file():
-        raise invalid_argument(f"{path} does not exist or is no file")
+        raise invalid_argument(f"{path} does not exist or is not a file")
     if path.stat().st_size == 0:
         raise invalid_argument(f"{path} is empty; expected an ONNX model, copy it again")
     weights = find_external_weights(model)
@@ -137,7 +137,7 @@ def _load_session(
         signature = check.before(signature)
     batches, tensors = model.config.max_batch_size > 0, (*signature.inputs, *signature.outputs)
     if batches and signature.inputs and all(spec.shape[:1] == (1,) for spec in tensors):
-        _LOG.debug("model '%s' has the batch size 1 in its file: the rows of a batch are run one by one", model.name)
+        _LOG.debug("model '%s' has batch size 1 in its file: the rows of a batch run one by one", model.name)
         run = SizedRun({1: session_run(session, signature)}, pad_with_first_row=True, outputs=signature.outputs)
         inputs, outputs = (
             tuple(replace(spec, shape=(-1, *spec.shape[1:])) for spec in specs)
@@ -152,7 +152,7 @@ def _load_session(
         # CUDA's provider plans its convolutions again, for about 0.2 s, whenever a session gets another shape.
         first, *others = compiled_batch_sizes(model.config, {}, _largest_batch(model, signature)) or (0,)
         sessions = {first: session, **{size: opener.open() for size in others}}
-        runs = {size: session_run(each, signature) for size, each in sessions.items()}
+        runs = {size: session_run(one, signature) for size, one in sessions.items()}
         opened = _sized(model, runs, signature, session)
         if device is not None:
             executions, properties = device_executions(model, device, sessions, signature)
@@ -178,14 +178,14 @@ def _load_session(
     if check is None:
         rows_check = RowsCheck(model, opener, weights)
         opened.signature, opened.load_check = rows_check.run(session, opened.signature)
-        # Without independent rows, the first dimension is one like the others.
+        # Without independent rows, the first dimension is like the others.
         _pad(opened, session, padding_check)
     return opened
 
 
 def _pad(opened: OnnxModel, session: Any, check: PaddingCheck) -> None:
-    """Pad the dimensions that the parameter `sizes` names, and try it in the time that the rows have left. Raises
-    ServeError (INVALID_ARGUMENT) if they cannot be padded, LoadCheckFailed as `PaddingCheck.run`."""
+    """Pad the dimensions that the parameter `sizes` names, and check it in the time that the rows check has left.
+    Raises ServeError (INVALID_ARGUMENT) if they cannot be padded, LoadCheckFailed as `PaddingCheck.run`."""
     runs = _padding_runs(opened, session, check)
     padding = runs.with_outputs(written_padding(check.model.config, opened.signature, runs.groups))
     seconds = check.model.settings.load_check_seconds - opened.load_check.seconds
@@ -207,8 +207,8 @@ def load_fixed_shapes(
 ) -> OnnxModel:
     """Open a session per batch size before the first request, for a provider that compiles each shape. Such a provider
     keeps one program per session, and compiles again for every other shape. If all varying dimensions have names,
-    opening the session fixes their sizes and compiles; else the warm-up compiles. `check` completes the signature with
-    what the load check finds. Raises ServeError like `load`."""
+    opening the session fixes their sizes and compiles; else the warm-up compiles. `check` completes the signature by
+    the load check. Raises ServeError like `load`."""
     session = opener.open_for_signature()
     signature = check(session_signature(session, model.config, opener.file))
     inputs = {node.name: tuple(node.shape) for node in session.get_inputs()}
@@ -288,11 +288,11 @@ class OnnxModel:
                 lambda rows: self.execute(self._zeros(rows, buckets, padding.largest)), at_once, memory_bytes
             )
         except ServeError:
-            # The model does not take zeros; the warm-up tells why.
+            # The model does not take zeros; the warm-up reports why.
             return
         self.signature = replace(self.signature, max_batch_size=rows)
         if rows is not None and rows < BACKEND.default_max_batch_size:
-            _LOG.debug("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
+            _LOG.debug("model '%s': memory suffices for batches of %d rows", self._config.name, rows)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Run zeros at each fixed batch size (one row if there are neither sizes nor samples), then the samples. Open
@@ -306,7 +306,7 @@ class OnnxModel:
                     execution.start(self._zeros(size, Buckets(padding), padding.smallest))
                     execution.result()
             except ServeError as error:
-                _LOG.debug("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
+                _LOG.debug("model '%s': warm-up with zeros failed: %s", self._config.name, error)
         for sample in samples:
             execution.start(sample)
             execution.result()

@@ -1,4 +1,4 @@
-"""Shows a session to the load check: what its inputs look like, and a function that runs it on the check's tensors."""
+"""Describes a session to the load check: its inputs, and a function that runs it on the check's tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Sizes = Mapping[str, Sequence[int]]
 
 
 def configured_sizes(config: ModelConfig, has_rows: bool) -> Sizes:
-    """Return what a configuration says of the inputs' sizes."""
+    """Return the inputs' sizes in a configuration."""
     first = int(has_rows and config.max_batch_size == 0)
     return {entry.name: entry.model_dims[first:] for entry in config.inputs if not entry.any_rank}
 
@@ -69,7 +69,7 @@ def fixed_rows(session: Any, has_rows: bool) -> int | None:
 
 def checked_run(session: Any, has_rows: bool) -> tuple[Run, Sequence[str]]:
     """Return a function that runs a session on the CPU as it serves, and the names of its outputs. One row keeps the
-    dimensions of size 1 that the network drops. The memory that a run takes is given back."""
+    dimensions of size 1 that the network drops. Each run gives its memory back."""
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     inputs, outputs = (
@@ -103,6 +103,6 @@ def _declared(shape: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _texts(values: Array) -> Array:
-    """Return text as ONNX Runtime takes it; warm-up samples have bytes."""
+    """Return text in ONNX Runtime's form; warm-up samples have bytes."""
     is_bytes = values.dtype == np.object_ and any(isinstance(value, bytes) for value in values.flat)
     return text_array(values) if is_bytes else values

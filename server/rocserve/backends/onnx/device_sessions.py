@@ -1,4 +1,4 @@
-"""Runs sessions of ONNX Runtime on a GPU in memory and on a stream of PyTorch's. ONNX Runtime can compute on a given
+"""Runs sessions of ONNX Runtime on a GPU in PyTorch's memory and on its stream. ONNX Runtime can compute on a given
 stream; PyTorch provides streams, memory and graphs. So batches run like those of the pytorch backend: at fixed sizes,
 from pinned memory, through captured graphs, two in flight, with tensors that may stay on the GPU."""
 
@@ -45,7 +45,7 @@ class DeviceStream:
         import torch
 
         if not torch.cuda.is_available():
-            raise RuntimeError(f"PyTorch {torch.__version__} finds no GPU here that it can use")
+            raise RuntimeError(f"PyTorch {torch.__version__} finds no GPU that it can use")
         # A worker that sees only one GPU sees it as number 0.
         self.device = torch.device("cuda", 0 if torch.cuda.device_count() == 1 else model.device or 0)
         torch.cuda.set_device(self.device)
@@ -93,7 +93,7 @@ def device_executions(
                     device.stream,
                 )  # fmt: skip
         except Exception as error:
-            how = "by captured graphs" if captures else "in memory of PyTorch's"
+            how = "by captured graphs" if captures else "in PyTorch's memory"
             _LOG.warning("model '%s' cannot run %s: %s", model.name, how, error)
         else:
             return executions, {

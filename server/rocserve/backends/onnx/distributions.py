@@ -22,7 +22,7 @@ _USES = {
     "onnxruntime-openvino": "Intel's CPUs and GPUs",
     "onnxruntime-rocm": "AMD GPUs",
 }
-"""Packages that are recognised even if their list of files is lost, and what each is for."""
+"""Package -> its use, for packages that are recognised even if their list of files is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class OnnxRuntimes:
 
     @property
     def problem(self) -> str:
-        """What is wrong if several packages are installed, and which of them this process has loaded; else ""."""
+        """The problem if several packages are installed, with the one that this process has loaded; else ""."""
         if len(self.found) < 2:
             return ""
         engine = getattr(sys.modules.get(_ENGINE), "__file__", None)
         loaded = None if engine is None else self._owner(Path(engine))
         which = "" if loaded is None else f": {loaded.name} {loaded.version} runs, and the others do not"
-        return f"each of these packages is the whole module onnxruntime, so only one of them can run{which}"
+        return f"each of these packages contains the whole module onnxruntime, so only one can be used{which}"
 
     @property
     def remedy(self) -> str:
@@ -70,7 +70,7 @@ def installed_onnx_runtimes() -> OnnxRuntimes:
 
 
 def empty_packages() -> Sequence[str]:
-    """Return the installed packages that PyPI has only to keep AMD's names: they hold nothing but their metadata."""
+    """Return the installed packages that exist on PyPI only to reserve AMD's names: they hold only metadata."""
     names = {(one.name or "").lower().replace("_", "-"): one.files for one in distributions()}
     return sorted(
         name

@@ -48,7 +48,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
         reason = "requests of different shapes share a batch, which MIGraphX cannot run"
     elif config.operator_libraries:
         cannot = "takes no custom operators; remove model_operations"
-        reason = "the model has custom operators, which are ONNX Runtime's"
+        reason = "the model has custom operators, which only ONNX Runtime takes"
     if cannot and wanted == MIGRAPHX.name:
         raise invalid_argument(
             f"model '{config.name}': MIGraphX {cannot}, or set parameter 'engine' to \"onnxruntime\""
@@ -80,11 +80,11 @@ def _choose_by_machine(config: ModelConfig, machine: Machine) -> EngineChoice:
     if groups and all(group.kind is InstanceKind.CPU for group in groups):
         return EngineChoice(ONNXRUNTIME, "the instances are KIND_CPU")
     if not has_gpu_for(config, machine):
-        return EngineChoice(ONNXRUNTIME, "no AMD GPU was found, without which MIGraphX is taken only where it is named")
+        return EngineChoice(ONNXRUNTIME, "no AMD GPU was found; without one MIGraphX runs only models that name it")
     if machine.migraphx:
         # ONNX Runtime may bring its own MIGraphX.
         has_provider = _ON_AMD.has_gpu_parts(machine)
-        what = "an AMD GPU is there" if machine.gpus else "its instances name GPUs, and none was found"
+        what = "an AMD GPU was found" if machine.gpus else "its instances name GPUs, and none was found"
         return EngineChoice(ONNXRUNTIME, f"{what}, but {machine.migraphx}", auto_takes_gpus=has_provider)
     # Wrong parameters are refused here: ONNX Runtime, which takes over if MIGraphX fails, would not notice them.
-    return migraphx_choice(config, machine, "MIGraphX and an AMD GPU are there", "", ONNXRUNTIME)
+    return migraphx_choice(config, machine, "MIGraphX and an AMD GPU were found", "", ONNXRUNTIME)

@@ -47,7 +47,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
             if content.find(_KEY) < 0:
                 return NO_WEIGHTS
     except (OSError, ValueError):
-        return NO_WEIGHTS  # The file is unreadable, or has become empty since it was checked. ONNX Runtime reports it.
+        return NO_WEIGHTS  # ONNX Runtime reports that the file is unreadable, or empty since its check.
     # Importing onnx takes longer than loading a small model, so it is imported only if there may be external weights.
     import onnx
 
@@ -66,7 +66,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
         for tensor in tensors:
             checked.add(tensor, 0)
     except UnicodeDecodeError:
-        raise invalid_argument(f"ONNX file {path.name} is damaged: it says of external data what is no text") from None
+        raise invalid_argument(f"ONNX file {path.name} is damaged: its external data entries are not text") from None
     # ONNX Runtime takes from memory only initializers of the main graph, and only under normalised file names.
     given = sum(tensor.data_location == tensor.EXTERNAL for tensor in loaded.graph.initializer)
     in_memory = (
@@ -79,7 +79,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
 
 @contextmanager
 def stable_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
-    """Yield the path of a model file whose weights nobody overwrites, for a session with these
+    """Yield the path of a model file whose weights cannot be overwritten, for a session with these
     onnxruntime.SessionOptions. The weights come from memory, or from copies that are deleted afterwards (mapped pages
     remain). Raises OSError if a file cannot be read, ServeError (UNAVAILABLE) if a file cannot be copied."""
     with ExitStack() as opened:
@@ -96,8 +96,8 @@ def stable_weights(model_file: Path, weights: ExternalWeights, options: Any) -> 
                 model_file = Path(shutil.copyfile(model_file, folder / model_file.name))
             except OSError as error:
                 raise unavailable(
-                    f"the external data of {model_file.name} cannot be copied to where ONNX Runtime may map them:"
-                    f" {error}; make room among the temporary files, or name another folder for them by $TMPDIR"
+                    f"cannot copy the external data of {model_file.name} to a temporary file for ONNX Runtime:"
+                    f" {error}; free space in the temporary folder, or set another one with $TMPDIR"
                 ) from None
         yield model_file
 

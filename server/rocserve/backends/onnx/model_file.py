@@ -1,7 +1,7 @@
-"""Reads an ONNX file as far as ONNX Runtime cannot say what the server needs, and corrects exported classifiers.
+"""Reads facts from an ONNX file that ONNX Runtime does not expose, and corrects exported classifiers.
 
 scikit-learn's and LightGBM's exporters end a classifier with the operator ZipMap, which turns the tensor of
-probabilities into a sequence of maps from class to probability. No tensor protocol has maps, so the tensor itself is
+probabilities into a sequence of maps from class to probability. Tensor protocols have no maps, so the tensor itself is
 served, under the name of ZipMap's output, and the classes become its labels. For classifiers with several labels
 scikit-learn's exporter writes a ZipMap of a tensor of three dimensions, which ONNX Runtime does not load. LightGBM's
 exporter also declares one label for any number of rows.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ZIP_MAP = "ZipMap"
 _CLASSIFIER = "Classifier"
-"""How the names of the operators that classify rows end: LinearClassifier, SVMClassifier, TreeEnsembleClassifier."""
+"""Common suffix of the operators that classify rows: LinearClassifier, SVMClassifier, TreeEnsembleClassifier."""
 _PASSING = ("Cast", "Identity")
 _LABEL_TYPES = ("tensor(int64)", "tensor(string)")
 _FLOAT = 1
@@ -30,16 +30,16 @@ _CLASSES = ("classlabels_int64s", "classlabels_strings")
 
 @dataclass(frozen=True)
 class ModelFile:
-    """An ONNX file, or what is served in its place."""
+    """An ONNX file, or the corrected model that is served instead."""
 
     path: Path
     content: bytes | None = None
-    """The model that is served instead; None = the file as it is."""
+    """The model that is served instead; None = the file itself."""
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Output -> its classes, for outputs that were maps; no classes = the file does not name them."""
 
     def message(self) -> onnx.ModelProto:
-        """Read what is served, without external weights."""
+        """Read the served model, without external weights."""
         import onnx
 
         if self.content is not None:
@@ -60,7 +60,7 @@ class ModelFile:
 
 
 def may_need_correction(session: Any) -> bool:
-    """Return whether a session of the file as it is has an output of maps, or one number or text for any number of
+    """Return whether a session of the unchanged file has an output of maps, or one number or text for any number of
     rows. Importing onnx takes longer than loading a small model, so no other file is parsed."""
     outputs = session.get_outputs()
     if any(node.type.startswith("seq(map(") for node in outputs):

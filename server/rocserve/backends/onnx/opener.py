@@ -49,13 +49,13 @@ _CPU_PROVIDER = "CPUExecutionProvider"
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _TEMPORARY = "TMPDIR"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-"""Where the external weights of a model lie that is given as bytes."""
+"""The folder of the external weights of a model that is given as bytes."""
 _NOT_PARSED = "Protobuf parsing failed"
 _MOST_NAMED = 8
 _FATAL_ONLY = 4
 _SESSION_ENTRY_PREFIX = "session."
 _DEFAULT_SESSION_ENTRIES = {
-    # Threads spin during a run, which makes runs about a tenth faster, but not between runs, where they would take CPU
+    # Threads spin during a run, which makes runs about a tenth faster, but not between runs, when they would take CPU
     # time from the server.
     "session.force_spinning_stop": "1",
 }
@@ -154,7 +154,7 @@ class SessionOpener:
         self._model = model
         self._plan = plan
         self.file = ModelFile(model.model_file)
-        """What the sessions are made of; may change with the first session."""
+        """The plan of the sessions; may change with the first session."""
         # A GPU gets its own copy of the weights anyway.
         self._weights = NO_WEIGHTS if plan.on_gpu else weights
 
@@ -198,10 +198,10 @@ class SessionOpener:
         started = session.get_providers()
         for provider in self._plan.providers:
             if provider.name not in started:
-                no_reason = f"it says no reason; is all there that {provider.kind.package} needs?"
+                no_reason = f"it gave no reason; check that all libraries of {provider.kind.package} are installed"
                 why = "; ".join(error_lines(written)) or no_reason
                 raise unavailable(f"ONNX Runtime's {provider.kind.provider} did not start: {why}")
-        # What the providers wrote to standard error goes to the log.
+        # The providers' output on standard error goes to the log.
         os.write(2, written.encode())
         self._check_assignment(session)
         return session
@@ -226,7 +226,7 @@ class SessionOpener:
         except ServeError:
             raise
         except MemoryError:
-            raise unavailable(f"memory does not suffice for {self._model.model_file.name}") from None
+            raise unavailable(f"not enough memory for {self._model.model_file.name}") from None
         except Exception as error:
             # The binding's exceptions have no common base class but Exception.
             file, text = self._model.model_file, without_source_position(str(error))
@@ -235,8 +235,8 @@ class SessionOpener:
 
     @contextmanager
     def _temporary_files(self) -> Iterator[None]:
-        """Give MIGraphX a folder for temporary files, where it (2.15 and later) leaves the program, with all weights,
-        of a compile that fails."""
+        """Give MIGraphX a folder for temporary files: after a failed compile, 2.15 and later leave the program there,
+        with all weights."""
         if not any(provider.kind is MIGRAPHX_PROVIDER for provider in self._plan.providers):
             yield
             return
@@ -250,7 +250,7 @@ class SessionOpener:
                 os.environ.update({} if before is None else {_TEMPORARY: before})
 
     def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]] | None) -> Any:
-        """`providers`: None = the plugins in the options, which names would replace."""
+        """`providers`: None = the plugins in the options; names would replace them."""
         names = None if providers is None else [*providers, _CPU_PROVIDER]
         with stable_weights(self.file.path, self._weights, options) as path:
 
@@ -269,7 +269,7 @@ class SessionOpener:
                     if may_need_correction(session):
                         self._correct()
             if self.file.content is not None:
-                session = None  # Its memory is free for the next one.
+                session = None  # Frees its memory for the next one.
                 options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
                 session = open_session(self.file.content)
         # Without this, the session would run on the CPU after a GPU's failure.
@@ -282,7 +282,7 @@ class SessionOpener:
         for output, classes in self.file.labels.items():
             what = f"its {len(classes)} classes' values" if classes else "its classes' values"
             _LOG.info(
-                "output '%s' is served as the tensor of %s, not as the maps that ZipMap makes of it%s",
+                "output '%s' is served as the tensor of %s, not as ZipMap's maps%s",
                 output,
                 what,
                 "; its labels are the classes" if classes else "",
@@ -302,7 +302,7 @@ class SessionOpener:
             except Exception as error:
                 # The binding's exceptions have no common base class but Exception.
                 text = without_source_position(str(error))
-                raise invalid_argument(f"ONNX Runtime cannot take the custom operators of '{name}': {text}") from None
+                raise invalid_argument(f"ONNX Runtime cannot load the custom operators of '{name}': {text}") from None
         return options
 
     def _check_assignment(self, session: Any) -> None:
@@ -318,7 +318,7 @@ class SessionOpener:
         what = ", ".join(f"{name} ({times})" for name, times in elsewhere.most_common(_MOST_NAMED))
         if not operators and self._plan.on_gpu:
             raise unavailable(
-                f"{self._names} takes none of the model's operators, so all would run on the CPU: {what}; use KIND_CPU"
+                f"{self._names} runs none of the model's operators, so all would run on the CPU: {what}; use KIND_CPU"
             )
         total = elsewhere.total() + sum(counter.total() for counter in operators.values())
         _LOG.warning(

@@ -1,4 +1,4 @@
-"""Tries on a loaded session on the CPU whether the dimensions that the parameter `sizes` names may be padded."""
+"""Checks on a loaded session on the CPU whether the dimensions that the parameter `sizes` names may be padded."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class PaddingCheck:
     weights: ExternalWeights
 
     def run(self, session: Any, signature: Signature, seconds: float) -> tuple[Signature, LoadCheckReport]:
-        """Return the signature, with the values to pad with that the check finds. `seconds`: what is left of the time.
-        Raises LoadCheckFailed if the check is strict, and answers change."""
+        """Return the signature, with the pad values that the check finds. `seconds`: the time left. Raises
+        LoadCheckFailed if the check is strict, and answers change."""
         config, padding = self.model.config, signature.padding
         mode = load_check_mode(config, self.model.settings)
         if not padding.dimensions or mode is LoadCheckMode.OFF:
@@ -63,7 +63,7 @@ class PaddingCheck:
         trials = self._trials(session, signature, Budget(self.model.settings.load_check_seconds), exposes=False)
         self.model.report_check("looking for inputs")
         try:
-            # Each run says then that there are none.
+            # Each run then reports that there are none.
             with suppress(NoInputs, OutOfTime, MemoryError):
                 _ = trials.found
         finally:

@@ -1,5 +1,5 @@
-"""Tries in a child process, on ONNX Runtime's CPU provider, whether dimensions may be padded that another engine
-pads."""
+"""Checks in a child process, on ONNX Runtime's CPU provider, whether the dimensions that another engine pads may be
+padded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OnnxPaddingJob:
     """Input -> sizes, -1 where it is padded, without the rows."""
     padding: Padding
     written_values: tuple[str, ...]
-    """Inputs whose value somebody has chosen."""
+    """Inputs whose pad value the user has chosen."""
     has_rows: bool
     has_company: bool
     """Whether requests share batches."""
@@ -79,7 +79,7 @@ class EqualDimensions:
     groups: tuple[tuple[int, ...], ...]
     """The dimensions by their indices: the lengths of those of a group must be equal."""
     is_lasting: bool = True
-    """Whether another search would find the same; not if the time ended it."""
+    """Whether another search would find the same; False if the time limit ended it."""
 
     def joined(self, padding: Padding) -> Padding:
         """Return the padding with each group as one dimension."""
@@ -114,13 +114,13 @@ class OnnxEqualDimensionsJob:
         """Raises ONNX Runtime's exceptions."""
         report("opening the model")
         model = self.check.opened()
-        report("trying unlike lengths")
+        report("trying different lengths")
         return _equal(model, self.check.padding)
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultSizes:
-    """The sizes of dimensions of which nobody has written any."""
+    """The sizes of dimensions that have no written sizes."""
 
     padding: Padding
     """Sizes that the model takes, and the values that the check has found."""
@@ -133,7 +133,7 @@ class OnnxDefaultSizesJob:
 
     check: OnnxPaddingJob
     usual: int
-    """The largest size, unless the model's file tells another one."""
+    """The largest size, unless the model's file gives another one."""
 
     @property
     def title(self) -> str:
@@ -147,7 +147,7 @@ class OnnxDefaultSizesJob:
         except Exception as error:
             # The binding's exceptions have no common base class but Exception.
             return DefaultSizes(wanted, undecided(wanted, f"ONNX Runtime cannot open it: {error}"))
-        report("trying unlike lengths")
+        report("trying different lengths")
         wanted = _equal(model, wanted).joined(wanted)
         report("looking for the longest input")
         longest = longest_lengths(model, wanted, self.usual)

@@ -1,5 +1,5 @@
-"""Finds execution providers that are libraries of their own ("plugins"), in packages named onnxruntime-ep-*, and
-registers them with ONNX Runtime.
+"""Finds execution providers that are separate libraries ("plugins"), in packages named onnxruntime-ep-*, and registers
+them with ONNX Runtime.
 
 A session gets a plugin by its devices, not by its name: with a name for which there is no device, ONNX Runtime only
 warns, and runs on the CPU.
@@ -53,7 +53,7 @@ class Plugin:
         if not hasattr(onnxruntime, "register_execution_provider_library"):
             raise RuntimeError(f"ONNX Runtime {onnxruntime.__version__} takes no plugins; install 1.24 or newer")
         if self.provider == MIGRAPHX_PROVIDER.provider:
-            # The packages do not tell the plugin where these libraries are, which it needs by their names.
+            # The plugin opens these libraries by name, and its package does not say where they are.
             libraries = map(str, Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*"))
             for file in filter(None, (*libraries, migraphx)):
                 with suppress(OSError):
@@ -77,13 +77,13 @@ def migraphx_library(settings: EngineSettings) -> str:
 
 
 def installed_plugins() -> Mapping[str, Plugin]:
-    """Return the plugins by their providers. Imports the packages' modules, which say where the libraries are. A
-    package that cannot say it is left out."""
+    """Return the plugins by their providers. Imports the packages' modules, which return the paths of the libraries. A
+    package whose module fails is left out."""
     plugins = {}
     # pkgutil.iter_modules takes ten times as long.
     files = (file for folder in sys.path for file in Path(folder or ".").glob(f"{_PREFIX}*/__init__.py"))
     for name in sorted({file.parent.name for file in files}):
-        with suppress(Exception):  # Code of others.
+        with suppress(Exception):  # Third-party code.
             module = importlib.import_module(name)
             for provider in module.get_ep_names():
                 plugins[str(provider)] = Plugin(name, str(provider), str(module.get_library_path()))
@@ -98,7 +98,7 @@ def gpu_devices(devices: Sequence[Any], number: int) -> Sequence[Any]:
 
 def openvino_devices(devices: Sequence[Any], wanted: str) -> Sequence[Any]:
     """Return the devices for a `device_type` of OpenVINO's: "CPU", "GPU.1", or "AUTO:GPU,CPU"; empty = one is missing.
-    A provider with several devices has a name of its own."""
+    A provider with several devices has another name."""
     group, colon, names = wanted.partition(":")
     by_group = bool(colon) or group.upper() == "AUTO"
     own = [one for one in devices if one.ep_name.endswith(f".{group.upper()}")] if by_group else list(devices)
@@ -115,7 +115,7 @@ def openvino_devices(devices: Sequence[Any], wanted: str) -> Sequence[Any]:
 
 
 def seen_devices() -> str:
-    """Return the devices that ONNX Runtime has found on this machine, for people: "CPU of AMD"."""
+    """Return the devices that ONNX Runtime has found on this machine, as users read them: "CPU of AMD"."""
     return ", ".join(dict.fromkeys(map(_described, onnxruntime.get_ep_devices()))) or "none"
 
 

@@ -1,5 +1,5 @@
-"""Holds an execution provider against ONNX Runtime's CPU provider before the model is served. The CPU's answers are
-computed in a child process, which ends."""
+"""Compares an execution provider with ONNX Runtime's CPU provider before the model is served. A child process computes
+the CPU's answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
 _LOG = logging.getLogger(__name__)
 _CASE_ROWS = 3
-"""Rows of a case: one more than a session for batches of two takes at once."""
+"""Rows of a case: one more than the largest batch of a session for two rows."""
 _START_SECONDS = 60.0
 """The time that the child process may take beyond the check's own: to start, and to open the model."""
 _PRECISIONS = {"fp16": "fp16", "bf16": "bf16", "int8": "int8", "fp8": "int8"}
@@ -70,9 +70,9 @@ class ProviderCheck:
         self._is_known = True
 
     def before(self, signature: Signature) -> Signature:
-        """Run the model on the CPU, unless all verdicts are known, and return the signature with what it tells of the
-        rows. Comes before the providers compile for batch sizes. Raises LoadCheckFailed if the providers are known to
-        answer otherwise than the CPU."""
+        """Run the model on the CPU, unless all verdicts are known, and return the signature completed with the rows'
+        verdict. Runs before the providers compile for batch sizes. Raises LoadCheckFailed if the providers' answers are
+        known to differ from the CPU's."""
         if self._mode is LoadCheckMode.OFF or not signature.inputs:
             return signature
         checks_rows = needs_rows_check(self.model, signature)
@@ -104,7 +104,7 @@ class ProviderCheck:
         return signature
 
     def after(self, opened: LoadedModel) -> None:
-        """Hold the loaded model against the CPU's answers. Raises LoadCheckFailed if it answers otherwise."""
+        """Compare the loaded model with the CPU's answers. Raises LoadCheckFailed if its answers differ."""
         if self._mode is LoadCheckMode.OFF or not opened.signature.inputs:
             return
         verdict = self._known
@@ -196,7 +196,7 @@ class ProviderCheck:
 
     @property
     def _precision(self) -> str:
-        """Return what the providers compute in."""
+        """Return the precision in which the providers compute."""
         return next((one for one in map(precision_of, self.plan.providers) if one != "fp32"), "fp32")
 
 
@@ -209,13 +209,13 @@ def precision_of(provider: Provider) -> str:
         # TF32 has as many digits as FP16.
         return "fp32" if options.get("use_tf32") == "0" else "fp16"
     if provider.kind is OPENVINO:
-        # Its GPUs and NPUs compute in FP16 unless they are told otherwise.
+        # Its GPUs and NPUs compute in FP16 by default.
         on_cpu = options.get("device_type", "CPU").upper().partition(".")[0] == "CPU"
         return {"FP16": "fp16", "FP32": "fp32"}.get(options.get("precision", ""), "fp32" if on_cpu else "fp16")
     return "fp32"
 
 
 def _described(provider: Provider) -> str:
-    """Return what a verdict depends on of a provider: its name, version, options and device."""
+    """Return the properties of a provider that a verdict depends on: its name, version, options and device."""
     devices = [(one.ep_name, sorted(one.ep_metadata.items()), one.device.vendor) for one in provider.devices]
     return repr((provider.name, sorted(provider.options.items()), sorted(provider.variables.items()), devices))

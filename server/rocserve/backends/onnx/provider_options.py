@@ -122,7 +122,7 @@ CUDA = ProviderKind(
     },
     refused={
         **_DEVICE,
-        "enable_cuda_graph": "graphs are captured without it where PyTorch is there for the GPU; leave it out",
+        "enable_cuda_graph": "graphs are captured without it if PyTorch for the GPU is installed; remove it",
     },
 )
 
@@ -138,7 +138,7 @@ ROCM = ProviderKind(
     },
     refused={
         **_DEVICE,
-        "enable_hip_graph": "graphs are captured without it where PyTorch is there for the GPU; leave it out",
+        "enable_hip_graph": "graphs are captured without it if PyTorch for the GPU is installed; remove it",
     },
 )
 
@@ -188,7 +188,7 @@ _NEWER_SWITCHES = frozenset(
         "ORT_MIGRAPHX_COALESCE_IO",
     }
 )
-"""Switches that the provider has since ROCm 7.2 and 7.14: how it runs a program, not what the program computes."""
+"""Switches that the provider has since ROCm 7.2 and 7.14. They change how a program runs, not its results."""
 
 
 _MIGRAPHX_OPTIONS: Mapping[str, Reader] = {
@@ -260,7 +260,7 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
     if _TABLE in given:
         table = path_within(model_folder, given[_TABLE], (model_folder,), f"model '{model}': the calibration table")
         if not table.is_file():
-            raise invalid_argument(f"model '{model}': the calibration table {table} is not there or no file")
+            raise invalid_argument(f"model '{model}': the calibration table {table} does not exist or is not a file")
         given[_TABLE] = str(table)
     return given
 

@@ -85,11 +85,11 @@ class ProviderPlan:
     accepts_cpu: bool
     """Whether the CPU may replace a provider that does not start."""
     is_default: bool = False
-    """Nobody has named a provider."""
+    """The configuration names no provider."""
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether the CPU may replace a provider that does not compute what it does. A GPU is only replaced where the
+        """Whether the CPU may replace a provider whose answers differ from the CPU's. A GPU is only replaced where the
         CPU is accepted."""
         return self.accepts_cpu or (self.is_default and not self.on_gpu)
 
@@ -159,7 +159,7 @@ def plan_providers(
             _LOG.info("model '%s': %s", model.name, fault)
     elif missing or faults:
         if is_default and faults:
-            missing = []  # The plugin is what the user has installed for this.
+            missing = []  # The user has installed the plugin for this.
         return _without_missing(model, ProviderPlan(tuple(found), accepts_cpu), missing, faults, available)
     if len({bool(provider.devices) for provider in found}) > 1:
         names = ", ".join(provider.name for provider in found)
@@ -184,7 +184,7 @@ def _on_plugin(model: ModelSource, provider: Provider, plugin: Plugin) -> Provid
     if not chosen:
         what = f" '{wanted}'" if provider.kind is OPENVINO else ""
         raise RuntimeError(
-            f"{plugin.package} is installed, but its {plugin.provider} finds no device{what} here that it can use"
+            f"{plugin.package} is installed, but its {plugin.provider} finds no device{what} that it can use"
             f" (ONNX Runtime sees: {seen_devices()})"
         )
     return replace(provider, devices=tuple(chosen))
@@ -204,21 +204,22 @@ def _without_missing(
         names = " or ".join(kind.provider for kind in missing)
         packages = " or ".join(kind.package for kind in missing)
         reasons.append(
-            f"the installed ONNX Runtime has no {names}, only {', '.join(available)} (Python package {packages} has it)"
+            f"the installed ONNX Runtime has no {names}, only {', '.join(available)}; the Python package {packages} has"
+            " it"
         )
     why = "; ".join(reasons)
     runtimes = installed_onnx_runtimes()
     if problem := runtimes.problem:
         why = f"{why}; {runtimes.names}: {problem}; {runtimes.remedy}"
     if not plan.accepts_cpu:
-        remedy = "install that, use" if missing else "use"
+        remedy = "install that package, use" if missing else "use"
         raise unavailable(
             f"model '{model.name}': {why}; {remedy} KIND_CPU without the accelerator, or set parameter"
             " 'engine' to \"auto\" to accept the CPU"
         )
     on_gpu = model.instance_kind is InstanceKind.GPU
     if model.config.gpu_accelerators if on_gpu else model.config.cpu_accelerators:
-        _LOG.warning("model '%s': %s; going on without, as parameter 'engine' is \"auto\"", model.name, why)
+        _LOG.warning("model '%s': %s; continuing without it, as parameter 'engine' is \"auto\"", model.name, why)
     else:
         _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
     return plan
@@ -228,7 +229,7 @@ def _kind(model: ModelSource, accelerator: ExecutionAccelerator, for_gpu: bool) 
     name = accelerator.name.lower()
     if name == "tensorrt":
         raise invalid_argument(
-            f"model '{model.name}': the execution accelerator 'tensorrt' is NVIDIA's and not supported; use"
+            f"model '{model.name}': the execution accelerator 'tensorrt' (NVIDIA) is not supported; use"
             f" {', '.join(kind.accelerator for kind in KINDS if kind.on_gpu)}"
         )
     for kind in KINDS:
@@ -253,7 +254,7 @@ def _provider(model: ModelSource, kind: ProviderKind, accelerator: ExecutionAcce
     given = read_options(kind, accelerator, model.name)
     for name in accelerator.parameters:
         if name in kind.ignored:
-            _LOG.info("model '%s': parameter '%s' changes nothing: %s", model.name, name, kind.ignored[name])
+            _LOG.info("model '%s': parameter '%s' has no effect: %s", model.name, name, kind.ignored[name])
     if kind is MIGRAPHX_PROVIDER:
         options = {**provider_options(given, model.name, model.model_folder), "device_id": "0"}
         return Provider(kind, options, given, caches_programs=True, variables=provider_variables(given))
@@ -282,7 +283,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     variable for MIGraphX's provider. Raises ServeError (UNAVAILABLE) if the cache cannot be used."""
     if not any(provider.caches_programs for provider in plan.providers):
         return plan
-    # AMD's image for Triton names a folder for the provider's files; they stay there.
+    # AMD's image for Triton sets a folder for the provider's files; the server keeps it.
     named = os.environ.get(_MIGRAPHX_VARIABLE, "")
     cache_folder = Path(named) if named else cache_directory(model.settings) / _FOLDER
     contents = file_digest(model.model_file, tuple(weights.files.values()))
@@ -306,8 +307,8 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
                 os.utime(folder)
         except OSError as error:
             raise unavailable(
-                f"the cache of compiled programs {folder} cannot be used: {error.strerror or error}; name another"
-                " folder with --cache-directory"
+                f"cannot use the cache of compiled programs {folder}: {error.strerror or error}; set another folder"
+                " with --cache-directory"
             ) from None
         if provider.kind is MIGRAPHX_PROVIDER:
             os.environ[_PLUGIN_VARIABLE if provider.devices else _MIGRAPHX_VARIABLE] = str(folder)

@@ -1,5 +1,5 @@
 """Runs an ONNX file on ONNX Runtime's CPU provider in a child process: finds whether its rows depend on each other, and
-computes what other engines must compute, too."""
+computes the reference for other engines."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class OnnxReferenceJob:
     model_name: str
     model_file: str
     shapes: Mapping[str, tuple[int, ...]]
-    """Input -> sizes, -1 = any, without the first dimension if `case_rows` is above 0. Of inputs that are missing here
-    the file tells the sizes."""
+    """Input -> sizes, -1 = any, without the first dimension if `case_rows` is above 0. The sizes of missing inputs come
+    from the file."""
     checks_rows: bool
     cases_file: str
     case_rows: int
@@ -100,7 +100,7 @@ class OnnxReferenceJob:
 
 
 def open_file(model_file: str, operator_libraries: Sequence[str] = ()) -> tuple[ModelFile, Any]:
-    """Open a file as it is served (see model_file.py). Raises as `open_session`."""
+    """Open a file as served (see model_file.py). Raises as `open_session`."""
     path = Path(model_file)
     try:
         session = open_session(model_file, operator_libraries=operator_libraries)

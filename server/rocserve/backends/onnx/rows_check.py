@@ -1,4 +1,4 @@
-"""Tries before a model is served whether the rows of a batch are independent, on its session on the CPU."""
+"""Checks before a model is served whether the rows of a batch are independent, on its session on the CPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WAIT_SECONDS = 5.0
 
 
 def needs_rows_check(model: ModelSource, signature: Signature) -> bool:
-    """Return whether requests may share a batch of the model, and nothing but an experiment tells whether they may."""
+    """Return whether requests might share a batch of the model, and only an experiment can decide it."""
     config = model.config
     return (
         signature.supports_batching
@@ -54,7 +54,7 @@ class RowsCheck:
     weights: ExternalWeights
 
     def run(self, session: object, signature: Signature) -> tuple[Signature, LoadCheckReport]:
-        """Return the signature with what the check finds. `session`: on the CPU."""
+        """Return the signature, completed by the check. `session`: on the CPU."""
         if not needs_rows_check(self.model, signature):
             return signature, without_experiment(signature)
         started, settings = time.monotonic(), self.model.settings
@@ -92,7 +92,7 @@ class RowsCheck:
 
 
 def without_experiment(signature: Signature) -> LoadCheckReport:
-    """Return the report of a model of which the file alone says that requests must not be joined."""
+    """Return the report of a model whose file alone says that requests must not be joined."""
     reason = signature.dependent_rows
     return LoadCheckReport((reason,)) if reason else NOT_CHECKED
 
@@ -107,7 +107,7 @@ def judged(
 
 
 def session_parts(config: ModelConfig, sizes: Sizes, samples: Sequence[Feed]) -> Sequence[str]:
-    """Return what a verdict depends on beside the file and the engine."""
+    """Return the further facts that a verdict depends on, beside the file and the engine."""
     return (
         repr(sorted((name, tuple(dims)) for name, dims in sizes.items())),
         samples_digest(samples),

@@ -26,8 +26,8 @@ DATATYPES = {
 """ONNX Runtime's name of a tensor's type -> KServe datatype."""
 
 _MOST_DEFAULT_VALUES = 1024
-"""Values in the defaults of all inputs that have one. A file with more keeps its weights as inputs, as ONNX required
-before IR version 4 and some exporters still do; a network without weights to speak of has fewer."""
+"""Values in the defaults of all inputs. A file with more keeps its weights as inputs, as ONNX required before IR
+version 4 and some exporters still do."""
 
 
 def session_signature(session: Any, config: ModelConfig, file: ModelFile) -> Signature:
@@ -45,7 +45,7 @@ def session_signature(session: Any, config: ModelConfig, file: ModelFile) -> Sig
     outputs = tuple(replace(spec, labels=file.labels.get(spec.name, ())) for spec in outputs)
     defaulted = _defaulted(session, declared)
     single = frozenset(node.name for node in defaulted if not _has_rows(node, session))
-    # A configuration that batches can only offer what has a row for each row of the batch.
+    # A configuration that batches can only offer inputs with a row for each row of the batch.
     optional = specs(
         "input", (node for node in defaulted if node.name in declared or not (batches and node.name in single))
     )
@@ -56,7 +56,7 @@ def session_signature(session: Any, config: ModelConfig, file: ModelFile) -> Sig
         batching,
         frozenset(spec.name for spec in optional),
         purpose=read_purpose(session.get_modelmeta().custom_metadata_map),
-        # A written max_batch_size says that rows are the batch.
+        # A written max_batch_size declares that rows are the batch.
         dependent_rows=(_other_rows(session) or _single_text(single)) if batching and not batches else "",
     )
 
@@ -92,8 +92,8 @@ def _single_text(single: Iterable[str]) -> str:
     if not (names := ", ".join(f"'{name}'" for name in sorted(single))):
         return ""
     return (
-        f"input {names} has a default in the file, and requests may set it; with max_batch_size in config.pbtxt they"
-        " may not, and are batched"
+        f"input {names} has a default in the file, and requests may override it; max_batch_size in config.pbtxt"
+        " batches requests and removes this input"
     )
 
 
@@ -106,7 +106,7 @@ def _spec(kind: str, node: Any, declared: tuple[int, ...], file: ModelFile) -> T
         )
         if node.type.startswith("tensor("):
             known = ", ".join(DATATYPES)
-            reason = f"which has no datatype in the KServe protocol; those that have are {known}"
+            reason = f"which the KServe protocol does not have; supported types are {known}"
         raise invalid_argument(f"{kind} '{node.name}' has ONNX type {node.type}, {reason}")
     if node.shape:
         # A varying dimension is a name or None.
@@ -138,8 +138,8 @@ def fixed_dimensions(
             if size < 0:
                 raise invalid_argument(
                     f"model '{config.name}': dimension {index} of input '{name}' may have any size ({dim or '?'}), but"
-                    f" {provider} compiles each shape, and nothing may be compiled when a request comes; give all dims"
-                    " of the input in config.pbtxt, each as a number"
+                    f" {provider} compiles each shape in advance; give all dims of the input in config.pbtxt, each as a"
+                    " number"
                 )
             if isinstance(dim, str) and dim and sizes.setdefault(dim, size) != size:
                 differing.add(dim)

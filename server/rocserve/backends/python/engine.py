@@ -138,8 +138,8 @@ class PythonModel:
             results = self._results(returned, senders)
         except BaseException as error:
             # Also SystemExit: sys.exit() in a model fails its batch and does not end the worker.
-            for each in senders:
-                each._close()
+            for one in senders:
+                one._close()
             raise self._execute_fault(error) from None
         if not all(map(_IS_CLOSED, senders)):
             self._abandoned.watch()
@@ -187,7 +187,7 @@ class PythonModel:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
                 f" InferenceRequest(s) size is:{len(senders)}, and InferenceResponse(s) size is:{len(returned)}"
             )
-        return [self._result(*each) for each in zip(returned, senders, strict=True)]
+        return [self._result(*one) for one in zip(returned, senders, strict=True)]
 
     def _result(self, response: Any, sender: InferenceResponseSender) -> Result | None:
         if sender._is_rescheduled:

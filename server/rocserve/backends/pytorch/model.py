@@ -190,7 +190,7 @@ class TorchModel:
             rows = rows_that_fit(
                 lambda rows: self._call(self._bound.zeros(rows, padding.largest, padding)), 1, memory_bytes
             )
-            least = min((each for each in (rows, self.signature.max_batch_size) if each is not None), default=None)
+            least = min((one for one in (rows, self.signature.max_batch_size) if one is not None), default=None)
             self._bound = replace(self._bound, signature=replace(self.signature, max_batch_size=least))
             if rows is not None and rows < BACKEND.default_max_batch_size:
                 _LOG.debug("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
@@ -327,7 +327,7 @@ class TorchModel:
         failures: dict[int, ServeError] = {}
         for position in range(len(batch.request_sizes)):
             wanted = batch.outputs_by_request[position] if batch.outputs_by_request else batch.requested_outputs
-            name = next((each for each in wanted if each in missing), None)
+            name = next((one for one in wanted if one in missing), None)
             if name is not None:
                 failures[position] = MissingOutput(
                     StatusCode.INTERNAL,

@@ -71,7 +71,7 @@ class PackageSource:
     @property
     def most_rows(self) -> int | None:
         """None = no limit."""
-        rows = [each.open_sizes[0] for each in self.inputs if each.open_sizes]
+        rows = [one.open_sizes[0] for one in self.inputs if one.open_sizes]
         return min((own.most for own in rows if own is not None and own.most is not None), default=None)
 
     def check(self, specs: Sequence[TensorSpec], batches: bool) -> None:
@@ -226,7 +226,7 @@ def _parse_source(text: str, names: Sequence[str], datatypes: Mapping[str, torch
 
     sizes = [[size(name, dimension) for dimension in range(ranks[name])] for name in names]
     samples = [
-        [each if isinstance(each, int) else 1 if each is None else max(1, each.least) for each in own] for own in sizes
+        [one if isinstance(one, int) else 1 if one is None else max(1, one.least) for one in own] for own in sizes
     ]
     for (position, dimension), condition in size_equations.items():
         samples[position][dimension] = condition.right_side(samples)
@@ -236,9 +236,9 @@ def _parse_source(text: str, names: Sequence[str], datatypes: Mapping[str, torch
         tensor = ProgramTensor(
             (),
             datatype_of(datatypes[name], "an input"),
-            tuple(each if isinstance(each, int) else -1 for each in own),
+            tuple(one if isinstance(one, int) else -1 for one in own),
             tuple(sample),
-            tuple(each if isinstance(each, OpenSize) else None for each in own),
+            tuple(one if isinstance(one, OpenSize) else None for one in own),
             strides=() if _is_contiguous(own, fixed_strides) else tuple(fixed_strides.values()),
         )
         inputs.append(tensor)

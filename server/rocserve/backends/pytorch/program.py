@@ -309,7 +309,7 @@ def _values(exported: Any) -> dict[str, Any]:
 def _tensor(kind: str, names: tuple[str, ...], value: Any) -> ProgramTensor:
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     datatype = datatype_of(value.dtype, f"{kind} '{names[0]}' of the program")
-    sample, strides = (tuple(map(_example_size, each)) for each in (value.shape, value.stride()))
+    sample, strides = (tuple(map(_example_size, one)) for one in (value.shape, value.stride()))
     contiguous_strides = [prod(sample[dimension + 1 :]) for dimension in range(len(sample))]
     is_contiguous = all(
         size < 2 or own == full for size, own, full in zip(sample, strides, contiguous_strides, strict=True)

@@ -36,7 +36,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     facts, buffers = script_facts(module), tuple(module.buffers())
     weights = module.state_dict()
     precision = precision_of(weights)
-    devices = tuple(sorted({str(each.device) for each in weights.values() if isinstance(each, torch.Tensor)}))
+    devices = tuple(sorted({str(one.device) for one in weights.values() if isinstance(one, torch.Tensor)}))
     needed = [
         argument
         for index, argument in enumerate(arguments)

@@ -106,7 +106,7 @@ def load(model: ModelSource) -> LoadedModel:
     folder = lowered_folder(model, options.precision, device, shapes, check)
     # Import only after the child process: the first import builds the C++ part, and only there it has a time limit.
     import_lowering()
-    lowered = {each: folder / _file(index) for index, each in enumerate(shapes)}
+    lowered = {one: folder / _file(index) for index, one in enumerate(shapes)}
     program = open_lowered(exported, options.precision, lowered)
     properties = {"program": "lowered by torch_migraphx"}
     return TorchModel(model, program, options, device, properties, captures=False, check=lambda bound: check)
@@ -195,7 +195,7 @@ def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], 
             shapes = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
             if shapes not in by_shapes:
                 by_shapes[shapes] = compile_for(shapes, (args, kwargs))
-                unlisted = [each for each in by_shapes if each not in lowered]
+                unlisted = [one for one in by_shapes if one not in lowered]
                 if len(unlisted) > MOST_SIZES:
                     del by_shapes[unlisted[0]]
                     torch._dynamo.reset_code(code_objects.pop(unlisted[0]))

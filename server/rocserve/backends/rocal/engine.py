@@ -86,7 +86,7 @@ class CpuEngine:
                 try:
                     # No variable may keep one image's results while the next image is processed.
                     hand_out(
-                        row, self.run_image(images[row], {name: bool(each[row]) for name, each in arguments.items()})
+                        row, self.run_image(images[row], {name: bool(one[row]) for name, one in arguments.items()})
                     )
                 except (ImageError, PixelsError) as error:
                     # The traceback is not needed and would keep its frames alive.

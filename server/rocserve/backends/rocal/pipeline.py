@@ -139,7 +139,7 @@ class Step:
     def call_with(self, flags: Mapping[str, bool]) -> Call:
         if not self.bindings:
             return self.call
-        return self.call.operation(**{**self.call.values, **{each.key: flags[each.input] for each in self.bindings}})
+        return self.call.operation(**{**self.call.values, **{one.key: flags[one.input] for one in self.bindings}})
 
     def extent(self, extents: Mapping[int, ResultExtent]) -> ResultExtent:
         return self.call.extent(*(extents[source] for source in self.sources))

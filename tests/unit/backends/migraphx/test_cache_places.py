@@ -79,7 +79,7 @@ print(cache.remove(a_recipe("spare").key), len(cache.entries()))
     ]
     assert lines[5].startswith("compiled programs cannot be removed: [Errno 30] Read-only file system")
     assert lines[6:] == [
-        f"compiled programs cannot be kept in {directory} (Read-only file system): those that are there are used, new"
+        f"cannot write compiled programs to {directory} (Read-only file system): existing ones are used, new"
         f" ones go to {spare}; name another folder with --cache-directory",
         "True 2",
     ]
@@ -106,7 +106,7 @@ print(cache.find(key).path.is_relative_to(sys.argv[2]), len(cache.entries()), ca
     finally:
         directory.chmod(0o700)
     assert lines == [
-        f"None compiled programs cannot be kept in {directory} (Permission denied): those that are there are used, new"
+        f"None cannot write compiled programs to {directory} (Permission denied): existing ones are used, new"
         f" ones go to {spare}; name another folder with --cache-directory",
         "True 1 [] True",
     ]
@@ -155,7 +155,7 @@ print(*warnings, sep="\\n")
     small = mounted(mounting, f"mount -t tmpfs -o size=2m none {disk}")
     lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
     assert lines[:2] == [f"True {3 << 20}", "True"]
-    assert f"nothing can be compiled into {disk}/cache: the disk has " in lines[2]
+    assert f"cannot compile into {disk}/cache: the disk has " in lines[2]
     assert " MiB free, and a program may take 64 MiB; make room, or name" in lines[2]
 
 
@@ -184,7 +184,7 @@ print(*warnings, sep="\\n")
     lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
     assert lines == [
         f"True {100 << 20} []",
-        f"nothing can be compiled into {disk}/cache: No space left on device; make room, or name another folder with"
+        f"cannot compile into {disk}/cache: No space left on device; make room, or name another folder with"
         " --cache-directory",
     ]
 
@@ -214,7 +214,7 @@ print(*warnings, sep="\\n")
     lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", spare, before=mounted(mounting, *full)))
     assert lines == [
         f"crash {spare}/miopen",
-        f"compiled programs cannot be kept in {disk}/cache (No space left on device): those that are there are used,"
+        f"cannot write compiled programs to {disk}/cache (No space left on device): existing ones are used,"
         f" new ones go to {spare}; name another folder with --cache-directory",
     ]
 
@@ -249,7 +249,7 @@ except Exception as error:
     small = mounted(mounting, f"mount -t tmpfs -o size=2m none {disk}")
     (line,) = printed_lines(start(SPARE_OPENED + script, disk / "cache", disk / "spare", before=small))
     assert "UNAVAILABLE" in line
-    assert f"there is no place to compile into ({disk}/cache: the disk has 2 MiB free" in line
+    assert f"no folder takes compiled programs ({disk}/cache: the disk has 2 MiB free" in line
     assert line.endswith("make room, or name another folder with --cache-directory')")
 
 

@@ -202,7 +202,7 @@ class TestRefusals:
     def test_a_batch_that_varies(self, tmp_path: Path) -> None:
         (tmp_path / "f").mkdir()
         model = Model(tmp_path, {"x": (DimensionRange(1, 3), 3)})
-        assert "input 'x' has no fixed shape, without which it cannot be calibrated" in model.refusal("f")
+        assert "input 'x' cannot be calibrated, because its shape is not fixed" in model.refusal("f")
 
     def test_a_model_without_inputs(self, tmp_path: Path) -> None:
         (tmp_path / "f").mkdir()
@@ -241,7 +241,7 @@ class TestImages:
         self._pipeline(tmp_path)
         self._images(tmp_path)
         np.save(tmp_path / "photos/a.npy", _samples(1, 3, 6, 8))
-        assert "'photos' holds both images (0.jpg) and arrays (a.npy), and only one kind can be used" in Model(
+        assert "'photos' holds both images (0.jpg) and arrays (a.npy); keep only one kind" in Model(
             tmp_path, {"x": (2, 3, 6, 8)}, batch_size=2
         ).refusal("photos")
 
@@ -258,7 +258,7 @@ class TestImages:
         self._pipeline(tmp_path, dest_width=9)
         assert model.refusal("photos") == (
             "the model's input 'x' takes images of shape [3, 6, 8] and type float32, but calibration_pipeline"
-            " pipeline.json does not make such: the pipeline gives [3, 6, 9]"
+            " pipeline.json makes others: the pipeline gives [3, 6, 9]"
         )
         self._pipeline(tmp_path, dtype="FP16")
         assert model.refusal("photos").endswith('does not make such: the pipeline\'s "dtype" says FP16')
@@ -267,9 +267,9 @@ class TestImages:
         self._pipeline(tmp_path)
         (tmp_path / "photos/1.jpg").write_bytes(b"no picture")
         assert "calibration image 1.jpg does not do: " in model.refusal("photos")
-        assert "must have 4 images at least, as many as input 'x' holds" in Model(
+        assert "must have at least 4 images, the number that input 'x' holds" in Model(
             tmp_path, {"x": (4, 3, 6, 8)}
         ).refusal("photos")
         raw = {**json.loads((tmp_path / "pipeline.json").read_text()), "decoder": {"input": "raw"}}
         (tmp_path / "pipeline.json").write_text(json.dumps(raw))
-        assert "calibration_pipeline pipeline.json must take nothing but encoded images" in model.refusal("photos")
+        assert "calibration_pipeline pipeline.json must take only encoded images" in model.refusal("photos")

@@ -66,14 +66,14 @@ def test_calibration_data_that_have_been_changed_meanwhile_are_not_used(bench: B
     recipe = bench.calibrated(networks.mlp(), 1, Precision.INT8)
     np.savez(bench.folder / "samples.npz", x=np.ones((5, networks.MLP_WIDTH), np.float32))
     error = bench.error(recipe)
-    assert error.text.endswith("while reading the calibration data: the calibration data have been changed meanwhile")
+    assert error.text.endswith("while reading the calibration data: the calibration data changed during the compile")
 
 
 def test_a_file_that_has_been_changed_meanwhile_is_not_compiled_under_the_old_key(bench: Bench) -> None:
     recipe = bench.recipe(networks.mlp(), 1, MLP)
     Path(recipe.source.path).write_bytes(networks.mini_resnet())
     error = bench.error(recipe)
-    assert error.text.endswith("while reading the model: file model.onnx has been changed meanwhile")
+    assert error.text.endswith("while reading the model: file model.onnx changed during the compile")
     assert bench.cache.find(recipe.key) is None
 
 
@@ -162,8 +162,7 @@ def test_rounding_is_not_taken_for_a_fault(bench: Bench, precision: Precision) -
 
 
 REMEDY = (
-    "export it with a batch dimension that is left open, or set max_batch_size to {own} and parameter 'batch_sizes' to"
-    ' "{own}"'
+    "export it with an open batch dimension, or set max_batch_size to {own} and parameter 'batch_sizes' to \"{own}\""
 )
 
 
@@ -172,8 +171,8 @@ def test_a_reshape_that_holds_the_batch_size_is_found(bench: Bench, own: int) ->
     error = bench.error(bench.recipe(networks.reshaped_to_constant(own), 2, {"x": (2, 3)}, rebatched=True))
     assert error.code is StatusCode.INVALID_ARGUMENT
     assert (
-        f"model 'x' cannot run at batch size 2: its graph holds its own batch size, {own}, in it (for example a"
-        " Reshape to a constant shape, or a sum over the batch): "
+        f"model 'x' cannot run at batch size 2: its graph fixes batch size {own} (for example by a Reshape to a"
+        " constant shape, or a sum over the batch): "
     ) in error.text
     assert error.text.endswith(REMEDY.format(own=own))
 
@@ -181,7 +180,7 @@ def test_a_reshape_that_holds_the_batch_size_is_found(bench: Bench, own: int) ->
 @pytest.mark.parametrize(("own", "batch"), [(1, 2), (4, 1), (4, 8)])
 def test_rows_that_depend_on_each_other_are_found(bench: Bench, own: int, batch: int) -> None:
     error = bench.error(bench.recipe(networks.mixing_rows(own), batch, {"x": (4,)}, rebatched=True))
-    assert f"rows of random input give another output 'y' than in a batch of {own} (relative error " in error.text
+    assert f"output 'y' of random rows differs from that in a batch of {own} (relative error " in error.text
     assert error.text.endswith(REMEDY.format(own=own))
 
 

@@ -98,7 +98,7 @@ class TestBatches:
 
         monkeypatch.setattr(ProgramRecipe, "untuned", property(untuned))
         network = NETWORKS["mlp"] if largest else migraphx_models.without_batch()
-        before = {id(each) for each in loaded_programs()}
+        before = {id(one) for one in loaded_programs()}
         model = first_engine.load(network, largest)
         sizes = model.properties.get("batch_sizes")
         first_engine.reports.clear()
@@ -110,7 +110,7 @@ class TestBatches:
         ]
         assert (sizes, model.properties.get("batch_sizes")) == (("1", "1, 2") if largest else (None, None))
         # The tuned program has replaced the untuned one.
-        assert len({id(each) for each in loaded_programs()} - before) == max(largest, 1)
+        assert len({id(one) for one in loaded_programs()} - before) == max(largest, 1)
         model.close()
         # Another server finds the tuned program in the cache.
         first_engine.reports.clear()
@@ -134,12 +134,12 @@ class TestBatches:
             model.warm_up([wrong])
 
     def test_closing_frees_the_programs_and_their_buffers(self, engine: Engine) -> None:
-        before = {id(each) for each in loaded_programs()}
+        before = {id(one) for one in loaded_programs()}
         model = engine.complete(NETWORKS["mlp"], 2)
         answers(model, migraphx_models.random_inputs(NETWORKS["mlp"], 2))
-        assert len({id(each) for each in loaded_programs()} - before) == 2
+        assert len({id(one) for one in loaded_programs()} - before) == 2
         model.close()
-        assert not {id(each) for each in loaded_programs()} - before
+        assert not {id(one) for one in loaded_programs()} - before
         assert model.properties["batch_sizes"] == "1, 2"
 
     def test_closing_calls_off_what_is_being_compiled(self, engine: Engine) -> None:
@@ -151,7 +151,7 @@ class TestBatches:
 
 def loaded_programs() -> list[LoadedProgram]:
     gc.collect()
-    return [each for each in gc.get_objects() if isinstance(each, LoadedProgram)]
+    return [one for one in gc.get_objects() if isinstance(one, LoadedProgram)]
 
 
 class TestSignatures:
@@ -192,7 +192,7 @@ class TestSignatures:
         network = migraphx_models.cutting()
         for name in ("", " auto "):
             with pytest.raises(
-                ServeError, match="depends on the values of the inputs, of which MIGraphX takes some wrongly"
+                ServeError, match="depends on the values of the inputs; MIGraphX computes some of these wrongly"
             ):
                 engine.load(network, engine=name, load_check="off")
         with pytest.raises(LoadCheckFailed, match="does not compute what ONNX Runtime computes"):

@@ -101,8 +101,8 @@ class TestNames:
         with pytest.raises(ServeError) as refused:
             serve(engine, program, 2, outputs=(wanted("only", 4),))
         assert refused.value.text == (
-            "model 'model' has 1 outputs in its configuration, but model.mxr gives 2, and does not know their names:"
-            " name all of them, in its order"
+            "model 'model' has 1 outputs in its configuration, but model.mxr has 2 without names;"
+            " name all of them, in the program's order"
         )
 
 
@@ -139,7 +139,7 @@ class TestFilesThatCannotBeUsed:
     def test_it_is_compiled_anew_where_its_onnx_file_lies_beside(self, engine: Engine, program: bytes) -> None:
         engine.write("model.onnx", NETWORK)
         model = serve(engine, other_version(program), 2)
-        assert model.properties["note"].startswith("model.onnx is compiled in the place of model.mxr: ")
+        assert model.properties["note"].startswith("model.onnx is compiled instead of model.mxr: ")
         assert "was compiled by MIGraphX 2.13.0" in model.properties["note"]
         assert model.properties["batch_sizes"] == "1, 2"
         inputs = migraphx_models.random_inputs(NETWORK, 2)
@@ -166,7 +166,7 @@ class TestFilesThatCannotBeUsed:
         with pytest.raises(ServeError) as refused:
             serve(engine, crashing(program), 2)
         assert refused.value.text.startswith(
-            "model.mxr has ended MIGraphX's process before, and is not tried again until it changes: "
+            "model.mxr has crashed MIGraphX before, and is not tried again until it changes: "
         )
         assert "MIGraphX ended by signal" in refused.value.text
         assert engine.reports == []

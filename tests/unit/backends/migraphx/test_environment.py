@@ -54,7 +54,7 @@ def test_a_gpu_that_is_not_there(tree: GpuTree) -> None:
         program_environment(Target.GPU, 1, "2.14.0", host(tree))
     assert caught.value.code is StatusCode.UNAVAILABLE
     assert caught.value.text == (
-        "target gpu needs an AMD GPU, and there is none with number 1 that this process may use (looked in"
+        "target gpu needs an AMD GPU, and this process cannot use a GPU with number 1 (looked in"
         f" {tree.system}/class/kfd); in a container pass /dev/kfd and /dev/dri, or set parameter"
         ' "target" to "cpu" or "ref"'
     )

@@ -52,9 +52,9 @@ def refusal(system: Path, settings: EngineSettings | None = None, **environment:
 def test_it_says_where_it_looked(system: Path, tmp_path: Path) -> None:
     put(tmp_path / "opt" / "rocm-6.4.0")
     assert refusal(system, ROCM_PATH="/r", LD_LIBRARY_PATH=":/a:/b") == (
-        f"MIGraphX is not installed here: there is no {LIBRARY} in /r/lib ($ROCM_PATH); /a ($LD_LIBRARY_PATH); "
-        f"/b ($LD_LIBRARY_PATH); {tmp_path}/opt/rocm/lib (ROCm's own place); {tmp_path}/opt/rocm-6.4.0/lib (an "
-        "installed ROCm); nor in the dynamic loader's cache; nor a Python module migraphx. Install it "
+        f"MIGraphX is not installed: neither {LIBRARY} (in /r/lib ($ROCM_PATH); /a ($LD_LIBRARY_PATH); "
+        f"/b ($LD_LIBRARY_PATH); {tmp_path}/opt/rocm/lib (ROCm's default folder); {tmp_path}/opt/rocm-6.4.0/lib (an "
+        "installed ROCm), or the dynamic loader's cache) nor a Python module migraphx was found. Install it "
         f"({INSTALL_LINES}), or name a folder that holds it (--migraphx-root, $ROCSERVE_MIGRAPHX_ROOT)"
     )
 
@@ -91,7 +91,7 @@ def test_this_systems_own_loader_cache_can_be_read() -> None:
     try:
         assert find_installation(EngineSettings(), {}).library
     except ServeError as error:
-        assert "nor in the dynamic loader's cache" in error.text
+        assert "or the dynamic loader's cache" in error.text
 
 
 def test_a_root_that_is_named_is_the_only_place(system: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from rocserve.jobs.runner import describe_end
         ("Reshape: Wrong number of elements for reshape: reshape has 6 elements", "input_shapes and the config"),
         ("generic_read_file: Failure opening file: /m/model.mxr", "the file is missing or empty"),
         ("generic_read_file: Invalid size for: /m/model.mxr", "the file is missing or empty"),
-        ("at: Not an object for field: version", "the .mxr is damaged or no compiled program"),
+        ("at: Not an object for field: version", "the .mxr is damaged or not a compiled program"),
         ("src/shape.cpp:391: lens: SHAPE: lens() called on a dynamic shape", "give every symbolic dimension a size"),
         ("from_device: Failed to get device properties: no ROCm-capable device is detected", "--device=/dev/kfd"),
         (
@@ -64,7 +64,7 @@ def test_known_words_get_a_remedy(message: str, remedy: str) -> None:
 
 def test_a_model_is_not_told_to_be_a_damaged_program() -> None:
     assert with_hint("unordered_map::at") == (
-        "unordered_map::at; the .mxr is damaged or no compiled program: copy it or compile it again"
+        "unordered_map::at; the .mxr is damaged or not a compiled program: copy it or compile it again"
     )
     assert with_hint("unordered_map::at", compiles=True) == "unordered_map::at"
     assert "or parameter 'engine'" in with_hint("Unknown operator: Foo", compiles=True)
@@ -127,7 +127,7 @@ def test_a_row_that_is_far_off_where_squares_overflow_is_told() -> None:
     whole = SimpleNamespace(parameters={"x": tensor}, outputs=(tensor,), run=lambda inputs: [np.full((4, 2), -1e300)])
     own = SimpleNamespace(parameters={"x": tensor}, run=lambda inputs: [np.full((1, 2), 1e300)])
     fault = row_fault(cast(Program, whole), cast(Program, own), 1, ["y"], Precision.FP32)
-    assert fault.startswith("rows of random input give another output 'y' than in a batch of 1 (relative error 2,")
+    assert fault.startswith("output 'y' of random rows differs from that in a batch of 1 (relative error 2,")
 
 
 def test_integers_are_apart_by_the_share_that_differs() -> None:
@@ -170,5 +170,5 @@ def test_samples_take_the_most_of_a_range_or_the_rows_that_are_asked_for() -> No
 
 
 def test_a_datatype_that_no_array_holds_is_refused() -> None:
-    with pytest.raises(ServeError, match="an input is of MIGraphX's type tuple, which no request can bring"):
+    with pytest.raises(ServeError, match="an input has MIGraphX's type tuple, which requests cannot carry"):
         Samples().inputs({"x": ProgramTensor("x", "tuple", (1,))})

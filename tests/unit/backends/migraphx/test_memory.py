@@ -126,8 +126,8 @@ def test_without_a_gpu_the_machine_s_memory_counts(tmp_path: Path) -> None:
 def test_loading_takes_more_than_the_program(tmp_path: Path) -> None:
     host = machine(tmp_path, available=3 * GIB, gpu_free=60 * GIB)
     assert refusal(ProgramMemory(recipe(), GIB, 0, None), host) == (
-        "model resnet cannot be loaded: MIGraphX needs about 4.00 GiB of the host's memory for a moment, 4 times a"
-        " program's weights, and 3.00 GiB of 256.00 GiB are free; give it more memory, or load fewer models"
+        "model resnet cannot be loaded: MIGraphX briefly needs about 4.00 GiB of host memory, 4 times a"
+        " program's weights, and 3.00 GiB of 256.00 GiB are free; add memory, or load fewer models"
     )
 
 

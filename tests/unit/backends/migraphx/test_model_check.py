@@ -85,7 +85,7 @@ class TestReference:
             with pytest.raises(LoadCheckFailed) as failed:
                 engine.load(SOFTPLUS, **parameters)
             assert ("let ONNX Runtime run the model" in failed.value.text) is is_named
-            assert "set parameter 'load_check' to \"warn\" to serve it all the same" in failed.value.text
+            assert "set parameter 'load_check' to \"warn\" to serve it anyway" in failed.value.text
 
     def test_a_scalar_has_no_dimensions_though_migraphx_gives_it_one(self, engine: Engine) -> None:
         model = engine.load(scalars())
@@ -103,7 +103,7 @@ class TestReference:
     def test_warn_serves_it_and_off_does_not_look(self, engine: Engine) -> None:
         warned = engine.complete(SOFTPLUS, load_check="warn")
         assert warned.load_check.failures == ("reference",)
-        assert "MIGraphX computes other numbers than ONNX Runtime: output 'y' is wrong" in warned.load_check.warning
+        assert "MIGraphX's answers differ from ONNX Runtime's: output 'y' is wrong" in warned.load_check.warning
         assert warned.properties["batch_sizes"] == "1, 2, 4"
         np.testing.assert_allclose(answers(warned, {"x": np.zeros((1, 2), np.float32)})["y"], np.log(2), rtol=1e-5)
         assert engine.load(SOFTPLUS, load_check="off").load_check == LoadCheckReport()
@@ -182,7 +182,7 @@ class TestReference:
         assert right.load_check.parts[-1].endswith("inputs on MIGraphX and ONNX Runtime, largest error 0e+00")
         engine.write("model.onnx", network(helper.make_node("Neg", ["x"], ["y"])))
         other = engine.load(program, 2, filename="model.mxr", backend="migraphx")
-        assert "model.onnx is compiled in the place of model.mxr" in other.properties["note"]
+        assert "model.onnx is compiled instead of model.mxr" in other.properties["note"]
         np.testing.assert_array_equal(answers(other, {"x": np.ones((1, 2), np.float32)})["y"], [[-1, -1]])
 
 

@@ -79,8 +79,8 @@ def test_one_that_does_not_fit(programs: Path) -> None:
     version = (programs / "version.txt").read_text()
     path = programs / "compiled.mxr"
     for_gpu = _refusal(path, ProgramEnvironment(version, "7.1.1", "gfx90a"), Target.GPU)
-    assert "MIGraphX program compiled.mxr was compiled for target ref, and is to run on target gpu" in for_gpu
-    assert "put the ONNX file that it was made from next to it as compiled.onnx" in for_gpu
+    assert "MIGraphX program compiled.mxr was compiled for target ref, but is to run on target gpu" in for_gpu
+    assert "put its ONNX file next to it as compiled.onnx" in for_gpu
     older = _refusal(path, ProgramEnvironment("9.9.9"), Target.REF)
     assert f"was compiled by MIGraphX {version} (file version " in older and "and this is MIGraphX 9.9.9" in older
     saved = _refusal(programs / "saved.mxr", ProgramEnvironment(version), Target.REF)
@@ -117,13 +117,13 @@ def test_without_offload_copy(tmp_path: Path) -> None:
     ("content", "text"),
     [
         (b"", "MIGraphX program model.mxr is empty; copy it again"),
-        (b"{}", "is damaged or no .mxr file (it begins with byte 0x7b, which begins no map)"),
+        (b"{}", "is damaged or not an .mxr file (it begins with byte 0x7b, which does not begin a map)"),
         (b"\x80", "(no entry 'modules')"),
         (b"\x85\xa7ver", "(it ends within a value of 7 bytes at byte 2)"),
         (b"\x81\xa7modules\x80", "(it lacks its version, MIGraphX's version or its targets)"),
-        (b"\x81" + b"\x91" * 99, "(values within values, too deep)"),
+        (b"\x81" + b"\x91" * 99, "(values are nested too deeply)"),
         (b"\x81\xc1\x00", "(a value of kind 0xc1)"),
-        (b"\xdf\xff\xff\xff\xff" + b"\x01\x02" * 9, "(a key that is no text)"),
+        (b"\xdf\xff\xff\xff\xff" + b"\x01\x02" * 9, "(a key that is not text)"),
         (b"\x81\xa2\xff\xfe\x00", "codec can't decode"),
     ],
 )

@@ -109,11 +109,11 @@ def test_what_subgraphs_and_constants_hold_counts(tmp_path: Path) -> None:
     ("content", "text"),
     [
         (b"", "ONNX file model.onnx is empty; copy it again"),
-        (b"\x00" * 100, "is damaged or no ONNX file (100 bytes: "),
+        (b"\x00" * 100, "is damaged or not an ONNX file (100 bytes: "),
         (b"version https://git-lfs.github.com/spec/v1\n", "it is a git-LFS pointer"),
-        (b"not a model at all", "is damaged or no ONNX file (18 bytes: "),
-        (b"\x08\x08", "is no ONNX model, or a damaged one: it has no nodes"),
-        (b"\x2a\x03abc", "is no ONNX model, or a damaged one: it has no ir_version"),
+        (b"not a model at all", "is damaged or not an ONNX file (18 bytes: "),
+        (b"\x08\x08", "is not an ONNX model, or is damaged: it has no nodes"),
+        (b"\x2a\x03abc", "is not an ONNX model, or is damaged: it has no ir_version"),
     ],
 )
 def test_files_that_are_no_model(tmp_path: Path, content: bytes, text: str) -> None:
@@ -122,7 +122,7 @@ def test_files_that_are_no_model(tmp_path: Path, content: bytes, text: str) -> N
 
 def test_a_truncated_file(tmp_path: Path) -> None:
     whole = migraphx_models.mini_resnet()
-    assert "is damaged or no ONNX file" in _refusal(_write(tmp_path, whole[: len(whole) // 2]))
+    assert "is damaged or not an ONNX file" in _refusal(_write(tmp_path, whole[: len(whole) // 2]))
 
 
 def test_weights_that_are_too_short(tmp_path: Path) -> None:
@@ -174,13 +174,13 @@ def test_weights_of_the_newest_datatypes_that_are_too_short(tmp_path: Path, data
 def test_weights_of_less_than_nothing(tmp_path: Path, dims: list[int]) -> None:
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims, raw_data=bytes(64))
     refused = _refusal(_write(tmp_path, _model([_float("x", [1])], initializer=[weight])))
-    assert "is damaged: tensor 'w' has a shape that no memory holds; copy or export it again" in refused
+    assert "is damaged: the shape of tensor 'w' exceeds any memory; copy or export it again" in refused
 
 
 def test_a_tensor_that_is_made_twice(tmp_path: Path) -> None:
     twice = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["y"])]
     refused = _refusal(_write(tmp_path, _model([_float("x", [1])], nodes=twice)))
-    assert refused.endswith("is no ONNX model: tensor 'y' is made twice; export it again")
+    assert refused.endswith("is not a valid ONNX model: tensor 'y' is made twice; export it again")
     again = [helper.make_node("Relu", ["x"], ["x"]), helper.make_node("Neg", ["x"], ["y"])]
     assert "tensor 'x' is made twice" in _refusal(_write(tmp_path, _model([_float("x", [1])], nodes=again)))
     # Omitted outputs have no name.
@@ -193,7 +193,7 @@ def test_sparse_weights(tmp_path: Path) -> None:
     sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.zeros(1, np.int64), "w_places"), [2])
     model = _model([_float("x", [1])], sparse_initializer=[sparse])
     assert _refusal(_write(tmp_path, model)).endswith(
-        "has sparse initializers, which MIGraphX does not have; let ONNX Runtime run the model: parameter 'engine'"
+        "has sparse initializers, which MIGraphX does not support; let ONNX Runtime run the model: parameter 'engine'"
         ' "onnxruntime"'
     )
 
@@ -204,13 +204,13 @@ def test_weights_of_a_shape_that_no_memory_holds(tmp_path: Path, count: int, fie
     weight = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 62] * count, **fields)
     weight.external_data.add(key="location", value="model.onnx")
     refused = _refusal(_write(tmp_path, _model([_float("x", [1])], initializer=[weight])))
-    assert "is damaged: tensor 'w' has a shape that no memory holds; copy or export it again" in refused
+    assert "is damaged: the shape of tensor 'w' exceeds any memory; copy or export it again" in refused
 
 
 def test_a_file_above_what_the_format_can_have(tmp_path: Path) -> None:
     path = _write(tmp_path, b"")
     os.truncate(path, (1 << 31) + 5)
-    assert "has 2147483653 bytes, above the 2 GB" in _refusal(path)
+    assert "has 2147483653 bytes, more than the format's 2 GB" in _refusal(path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -252,10 +252,16 @@ def _elements(number: int) -> Callable[[], onnx.ValueInfoProto]:
         (_map, "has input 'x' of type map, but only"),
         (_optional, "has input 'x' of type optional, but only"),
         (_untyped, "has input 'x' of a type that is not given"),
-        (_elements(TensorProto.STRING), "with elements of type STRING, which MIGraphX does not have; let ONNX Runtime"),
-        (_elements(TensorProto.COMPLEX64), "with elements of type COMPLEX64, which has no datatype in the KServe"),
-        (_elements(TensorProto.FLOAT8E4M3FN), "with elements of type FLOAT8E4M3FN, which has no datatype"),
-        (_elements(0), "with elements of type UNDEFINED, which has no datatype"),
+        (
+            _elements(TensorProto.STRING),
+            "with elements of type STRING, which MIGraphX does not support; let ONNX Runtime",
+        ),
+        (_elements(TensorProto.COMPLEX64), "with elements of type COMPLEX64, which the KServe protocol does not have"),
+        (
+            _elements(TensorProto.FLOAT8E4M3FN),
+            "with elements of type FLOAT8E4M3FN, which the KServe protocol does not have",
+        ),
+        (_elements(0), "with elements of type UNDEFINED, which the KServe protocol does not have"),
     ],
 )
 def test_types_that_are_refused(tmp_path: Path, make: Callable[[], onnx.ValueInfoProto], text: str) -> None:
@@ -295,25 +301,25 @@ class TestExternalData:
     @pytest.mark.parametrize(
         ("entries", "text"),
         [
-            ({"location": "gone"}, "needs external data file 'gone', which is not there; copy it into the same folder"),
+            ({"location": "gone"}, "needs external data file 'gone', which is missing; copy it into the same folder"),
             ({"location": "../w"}, "external data of model.onnx: '../w' must be a path within its folder"),
             ({"location": "/etc/passwd"}, "'/etc/passwd' must be a path within its folder"),
             ({"location": "out"}, "'out' is a link that leads out of the model's folder, to /etc"),
             ({"location": "loop"}, "'loop' is a link that leads nowhere"),
-            ({"location": "folder"}, "needs external data file 'folder', which is not there"),
-            ({"location": "pipe"}, "needs external data file 'pipe', which is not there"),
+            ({"location": "folder"}, "needs external data file 'folder', which is missing"),
+            ({"location": "pipe"}, "needs external data file 'pipe', which is missing"),
             ({"location": "w" * 256}, "wwww' cannot be read: File name too long"),
             ({}, "tensor 'w' is external, but names no file"),
             ({"location": "w", "offset": "8"}, "needs bytes 8 to 24 of external data file 'w', which has 16"),
             ({"location": "w", "offset": "0", "length": "17"}, "needs bytes 0 to 17 of external data file 'w', which"),
             ({"location": "w", "offset": "0", "length": "12"}, "has 16 bytes by its type and shape, but 12 in 'w'"),
-            ({"location": "w", "offset": "-1"}, "has external data with offset '-1', which is no number of bytes"),
-            ({"location": "w", "offset": "9" * 9999}, "which is no number of bytes"),
+            ({"location": "w", "offset": "-1"}, "has external data with offset '-1', which is not a number of bytes"),
+            ({"location": "w", "offset": "9" * 9999}, "which is not a number of bytes"),
             (
                 {"location": "w", "length": "16"},
-                "location, length, in this order, but MIGraphX takes them for location,",
+                "location, length, in this order, but MIGraphX reads them as location,",
             ),
-            ({"offset": "0", "location": "w"}, "offset, location, in this order, but MIGraphX takes them for location"),
+            ({"offset": "0", "location": "w"}, "offset, location, in this order, but MIGraphX reads them as location"),
         ],
     )
     def test_what_is_refused(self, tmp_path: Path, entries: dict[str, str], text: str) -> None:
@@ -332,7 +338,7 @@ class TestExternalData:
         assert "'../secret' must be a path within its folder" in _refusal(_write(tmp_path, model))
         model = self._external(location="w", offset="0", length="16")
         model.graph.initializer[0].external_data.add(key="location", value="../secret")
-        assert "tensor 'w' says something of its external data twice" in _refusal(_write(tmp_path, model))
+        assert "tensor 'w' has an entry of its external data twice" in _refusal(_write(tmp_path, model))
 
     def test_links_within_the_models_folder(self, tmp_path: Path) -> None:
         (tmp_path / "1").mkdir()

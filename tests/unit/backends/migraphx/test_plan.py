@@ -122,14 +122,14 @@ def test_a_batch_that_is_baked_in(folder: Folder) -> None:
 
 @pytest.mark.parametrize("count", [20, 2000])
 def test_tensors_of_a_shape_that_no_memory_holds(folder: Folder, count: int) -> None:
-    refused = "model 'm': tensor 'image' has a shape that no memory holds"
+    refused = "model 'm': the shape of tensor 'image' exceeds any memory"
     assert folder.refusal(_image(*[1 << 62] * count)) == refused
     beyond = _image(*"abcdef"), _config((1 << 10,) * 6)
     assert folder.refusal(beyond[0], **beyond[1]) == refused
     small = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1])
     large = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1 << 62] * count)
     graph = helper.make_graph([helper.make_node("Identity", ["image"], ["y"])], "g", [small], [large])
-    refused = "model 'm': tensor 'y' has a shape that no memory holds"
+    refused = "model 'm': the shape of tensor 'y' exceeds any memory"
     assert folder.refusal(helper.make_model(graph).SerializeToString()) == refused
 
 

@@ -250,8 +250,8 @@ class TestModelsWithoutBatchDimension:
         with pytest.raises(ServeError) as refused:
             runner.run({"x": rows(3)}, ("same",))
         assert refused.value.text == (
-            "input 'x' of model 'm' must have the shape [4, 3] that the model is compiled for, got [3, 3]; other shapes"
-            " need a configuration of their own (max_batch_size, dims, or parameter 'input_shapes')"
+            "input 'x' of model 'm' must have the shape [4, 3] that the model is compiled for, got [3, 3];"
+            " configure other shapes with max_batch_size, dims, or parameter 'input_shapes'"
         )
         assert not program.given
 
@@ -336,7 +336,7 @@ def test_a_type_without_a_name_in_kserve_is_refused(datatype: str) -> None:
     with pytest.raises(ServeError) as refused:
         program_layout(program([tensor("x", 1, datatype=datatype)], tensor("", 1)), ["x"], ["y"])
     assert refused.value.text.startswith(
-        f"input 'x' has MIGraphX's type {datatype}, which has no datatype in the KServe protocol; those that have are"
+        f"input 'x' has MIGraphX's type {datatype}, which the KServe protocol does not have; supported types are"
     )
 
 

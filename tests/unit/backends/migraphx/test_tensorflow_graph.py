@@ -110,14 +110,14 @@ def _twice() -> bytes:
     [
         (lambda: b"", "TensorFlow graph model.pb is empty; copy it again"),
         (lambda: b"\x08\x01\x12\x03abc", "is a SavedModel, not a GraphDef: convert its folder"),
-        (lambda: b"this is no graph", "is damaged or no GraphDef (16 bytes: "),
-        (lambda: graphdef.classifier()[:-100], "is damaged or no GraphDef ("),
-        (lambda: GraphDef().serialized(), "is no GraphDef, or a damaged one: it has no outputs"),
+        (lambda: b"this is no graph", "is damaged or not a GraphDef (16 bytes: "),
+        (lambda: graphdef.classifier()[:-100], "is damaged or not a GraphDef ("),
+        (lambda: GraphDef().serialized(), "is not a GraphDef, or is damaged: it has no outputs"),
         (_twice, "has two nodes of one name"),
         (lambda: _with("VarHandleOp"), "is not frozen: it has variables (VarHandleOp); freeze the graph"),
         (
             _channels_first,
-            "has node 'y' with data_format NCHW, which MIGraphX would take for NHWC; export the graph in",
+            "has node 'y' with data_format NCHW, which MIGraphX would read as NHWC; export the graph in",
         ),
         (lambda: _of_type(4), "has placeholder 'x' of type uint8, which MIGraphX does not take; it takes FP32, FP64,"),
         (lambda: _of_type(graphdef.STRING), "has placeholder 'x' of type string, which MIGraphX"),
@@ -132,7 +132,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "model.pb cannot be read: No such file or directory" in _refusal(tmp_path / "model.pb")
     path = _write(tmp_path, b"")
     os.truncate(path, 1 << 31)
-    assert "has more than the 2 GB that the format can have" in _refusal(path)
+    assert "has more than the format's 2 GB" in _refusal(path)
 
 
 def test_damaged_files_give_nothing_but_our_error(tmp_path: Path) -> None:

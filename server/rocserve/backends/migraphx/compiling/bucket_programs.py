@@ -29,9 +29,9 @@ def planned_padding(
     rows: str,
     groups: Groups | None = None,
 ) -> Padding:
-    """Return what the parameters say of a graph's open dimensions. `given`: the parameter `input_shapes`. `rows`: why
-    the first dimension does not count the rows of a batch; "" = it does. `groups`: as of written_padding. Raises
-    ServeError (INVALID_ARGUMENT)."""
+    """Return the padding of a graph's open dimensions, by the parameters. `given`: the parameter `input_shapes`.
+    `rows`: why the first dimension does not count the rows of a batch; "" = it does. `groups`: as of written_padding.
+    Raises ServeError (INVALID_ARGUMENT)."""
     if not config.parameters.get(SIZES, "").strip():
         # Values without sizes are for default sizes.
         return NO_PADDING
@@ -59,7 +59,7 @@ def graph_signature(graph: ModelGraph, no_rows: str) -> Signature:
 
 def _spec(tensor: GraphTensor) -> TensorSpec:
     shape, dims = tensor.shape, tensor.dims or ()
-    # TensorFlow's outputs have no datatype, and nothing here depends on it.
+    # TensorFlow's outputs have no datatype; nothing here needs one.
     return TensorSpec(
         tensor.name,
         tensor.datatype or DataType.FP32,
@@ -87,7 +87,7 @@ def at_largest(inputs: Sequence[GraphTensor], padding: Padding) -> tuple[GraphTe
 
 def programs(padding: Padding, batch_sizes: Sequence[int], model_name: str) -> Iterator[tuple[int, Lengths]]:
     """Yield each program's batch size and sizes. The first has the smallest batch and the largest sizes, so that it
-    takes every request; then the smallest are compiled first. Raises ServeError (INVALID_ARGUMENT) if they are too
+    takes every request; the others follow from the smallest on. Raises ServeError (INVALID_ARGUMENT) if there are too
     many."""
     by_dimension = [dimension.sizes for dimension in padding.dimensions]
     count = math.prod(map(len, (batch_sizes, *by_dimension)))

@@ -108,13 +108,13 @@ def prepare_images(
     except OutputContradiction as error:
         raise invalid_argument(
             f"the model's input '{input_name}' takes images of shape {list(shape)} and type {dtype},"
-            f" but calibration_pipeline {pipeline.name} does not make such: {error.actual}"
+            f" but calibration_pipeline {pipeline.name} makes others: {error.actual}"
         ) from None
     try:
         (image, *arguments) = model.signature.inputs
         if image.datatype is not DataType.BYTES or arguments:
             raise invalid_argument(
-                f"calibration_pipeline {pipeline.name} must take nothing but encoded images; it takes"
+                f"calibration_pipeline {pipeline.name} must take only encoded images; it takes"
                 f" {', '.join(spec.name for spec in model.signature.inputs)}"
             )
         prepared = []
@@ -127,7 +127,7 @@ def prepare_images(
             result = model.execute(Batch({image.name: tensor}, (_PIPELINE_OUTPUT,), (1,)))
             failure: ServeError | None = result.failures.get(0)
             if failure is not None:
-                raise invalid_argument(f"calibration image {file.name} does not do: {failure.text}")
+                raise invalid_argument(f"calibration image {file.name} cannot be used: {failure.text}")
             made = result.outputs[_PIPELINE_OUTPUT]
             prepared.append(np.array((made.numpy() if isinstance(made, Tensor) else made)[0]))
         return prepared
@@ -144,7 +144,7 @@ def read_calibration(
     inputs, rows = {}, 0
     for name, tensor in parameters.items():
         if varies(tensor):
-            raise invalid_argument(f"input '{name}' has no fixed shape, without which it cannot be calibrated")
+            raise invalid_argument(f"input '{name}' cannot be calibrated, because its shape is not fixed")
         inputs[name] = spec = client_tensor(name, "input", tensor, recipe.source.kind is SourceKind.TENSORFLOW)
         if recipe.batch_size:
             rows, *shape = spec.shape
@@ -170,7 +170,7 @@ def read_samples(
     (INVALID_ARGUMENT) if the data cannot be read, or do not fit the inputs."""
     data = calibration_data(options, model_folder)
     if not inputs:
-        raise invalid_argument("a model without inputs cannot be calibrated; leave out its precision")
+        raise invalid_argument("a model without inputs cannot be calibrated; remove its precision")
     return _Reader(model_folder, data, options, names, inputs).read()
 
 
@@ -209,9 +209,7 @@ class _Reader:
             raise self._wrong(f"must have as many samples of each input, and at least one; it has {shown or 'none'}")
         for name, array in samples.items():
             if not np.isfinite(array).all():
-                raise self._wrong(
-                    f"has values for input '{name}' that are no numbers, or infinite; nothing is scaled by them"
-                )
+                raise self._wrong(f"has NaN or infinite values for input '{name}', which cannot set a scale")
         return samples
 
     def _read_folder(self) -> dict[str, Array]:
@@ -227,10 +225,7 @@ class _Reader:
         images = [file for file in files if file.suffix.lower() in _IMAGE_SUFFIXES]
         arrays = [file for file in files if file.suffix == _ARRAY_SUFFIX]
         if images and arrays:
-            raise self._wrong(
-                f"holds both images ({images[0].name}) and arrays ({arrays[0].name}), and only one kind can be used;"
-                " take the others out"
-            )
+            raise self._wrong(f"holds both images ({images[0].name}) and arrays ({arrays[0].name}); keep only one kind")
         if not images:
             return {name: self._read_arrays(tensor, files)}
         pipeline = calibration_pipeline(self.options, self.model_folder)
@@ -241,7 +236,7 @@ class _Reader:
         images_per_sample, shape = (tensor.shape[0], tensor.shape[1:]) if holds_images else (1, tensor.shape)
         used_count = min(len(images), self.options.calibration_samples) // images_per_sample * images_per_sample
         if not used_count:
-            raise self._wrong(f"must have {images_per_sample} images at least, as many as input '{name}' holds")
+            raise self._wrong(f"must have at least {images_per_sample} images, the number that input '{name}' holds")
         prepared = prepare_images(images[:used_count], pipeline, name, shape, tensor.datatype.numpy_dtype)
         return {name: np.stack(prepared).reshape(-1, *tensor.shape)}
 
@@ -280,7 +275,7 @@ class _Reader:
         roots = (self.model_folder,)
         folder = path_within(self.data, name, roots, _ERROR_PREFIX) if name else self.data
         names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-        return [path_within(folder, each, roots, _ERROR_PREFIX) for each in names]
+        return [path_within(folder, one, roots, _ERROR_PREFIX) for one in names]
 
     def _check_names(self, found: Iterable[str]) -> None:
         present = set(found)

@@ -1,4 +1,4 @@
-"""Tries programs before they are served: compares them with a reference, and finds whether rows depend on each
+"""Checks programs before they are served: compares them with a reference, and finds whether rows depend on each
 other."""
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rocserve.load_check.tensors import ROWS, CheckedInput, Feed, Run
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTrial:
-    """What a program must compute."""
+    """The expected answers of a program."""
 
     model_name: str
     cases_file: str
     """The reference's cases."""
     tensors: ProgramTensors
     precision: str
-    """See `load_check.reference.compare`; "" = the program's instructions tell it."""
+    """See `load_check.reference.compare`; "" = read it from the program's instructions."""
     seconds: float
 
     def verdict(self, program: Program) -> ReferenceVerdict:
@@ -44,7 +44,7 @@ class ReferenceTrial:
 
 
 _PRECISIONS = {"int8_type": "int8", "fp8": "fp8", "bf16_type": "bf16", "half_type": "fp16"}
-"""What a program's text has if it computes in a precision, the coarsest first."""
+"""Precision -> its marks in a program's text, the coarsest first."""
 
 
 def _precision_of(program: Program) -> str:
@@ -53,7 +53,8 @@ def _precision_of(program: Program) -> str:
 
 
 def program_run(program: Program, tensors: ProgramTensors, model_name: str) -> Run:
-    """Return what runs a program on clients' tensors. Raises ServeError if they cannot be served, or are no batch."""
+    """Return a function that runs a program on clients' tensors. Raises ServeError if they cannot be served, or are not
+    a batch."""
     loaded = tensors.open(program)
     if loaded.rows is not None:
         loaded.layout.check_batch(loaded.rows.least, model_name)
@@ -68,7 +69,7 @@ def program_run(program: Program, tensors: ProgramTensors, model_name: str) -> R
 
 
 def _values(array: Array, datatype: DataType) -> Array:
-    """Return numbers: programs give the bits of BF16."""
+    """Return the values of an output; programs give BF16 as bits."""
     return bfloat16_values(array) if datatype is DataType.BF16 else array
 
 
@@ -106,7 +107,7 @@ COMPARING = "comparing its answers with the reference's"
 
 @dataclass(frozen=True, slots=True)
 class RowsJob:
-    """Finds whether rows depend on each other, on MIGraphX itself: for models that no reference can run."""
+    """Finds on MIGraphX itself whether rows depend on each other, for models without a reference."""
 
     model_name: str
     tensors: ProgramTensors

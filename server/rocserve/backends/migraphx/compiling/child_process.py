@@ -27,7 +27,7 @@ _OF_MODEL = r"""
 Unknown operator
     this MIGraphX does not know the operator: export the model without it or with another opset, use a newer MIGraphX,
     or OTHER_ENGINE
-# TensorFlow's operators are found out about only when the program is tried.
+# MIGraphX reports unknown TensorFlow operators only when the program runs.
 Operator not found: unknown:
     this MIGraphX does not know the TensorFlow operator: write the graph without it, use a newer MIGraphX, or convert
     the graph to ONNX
@@ -37,17 +37,17 @@ cannot load what it has saved
 Prototensor data type \S+ not supported
     MIGraphX has no tensors of this datatype (8 is STRING): take them out of the graph, or OTHER_ENGINE
 Failed reading onnx file
-    the file is damaged, incomplete or no ONNX model; check it with onnx.checker.check_model and copy it again
+    the file is damaged, incomplete or not an ONNX model; check it with onnx.checker.check_model and copy it again
 invalid onnx file
-    the graph does not hang together: the file is damaged, or its exporter faulty; check it with
-    onnx.checker.check_model and export it again
+    the graph is inconsistent: the file is damaged, or its exporter is faulty; check it with onnx.checker.check_model
+    and export it again
 Wrong number of elements for reshape|COMPUTE_BROADCASTLEN|[Dd]imensions do not match|Inconsistent \w+ size
-    shapes do not go together: the file may be damaged, or the graph may be for other sizes than those of batch_sizes,
+    shapes do not match: the file may be damaged, or the graph may need other sizes than those of batch_sizes,
     input_shapes and the configuration's dims
 Failure opening file|Invalid size for
     the file is missing or empty; copy it again
 [Dd]ynamic.*not (?:yet )?supported|not support.*dynamic|called on a dynamic shape
-    MIGraphX cannot have a varying dimension here: give every symbolic dimension a size by input_shapes
+    MIGraphX does not support a varying dimension here: give every symbolic dimension a size in input_shapes
 """
 _OF_MXR = r"""
 # The .mxr
@@ -56,10 +56,10 @@ Program version mismatch
     file
 Not an object for field|insufficient bytes|bad_cast|Key not found|Incompatible values|Operator not found|map::at
 No key '
-    the .mxr is damaged or no compiled program: copy it or compile it again
+    the .mxr is damaged or not a compiled program: copy it or compile it again
 """
 _OF_GPU = r"""
-# The GPU and what it takes to reach it
+# The GPU and the access to it
 \bNo device\b|no ROCm-capable device|hipErrorNoDevice|Failed to get device properties|hipErrorInvalidDevice
     no AMD GPU can be used by this process: check `rocminfo`, that /dev/kfd and /dev/dri are there and readable (groups
     render and video; in a container --device=/dev/kfd --device=/dev/dri), HIP_VISIBLE_DEVICES and instance_group gpus;
@@ -69,12 +69,12 @@ Dynamic loading or symbol lookup failed with libmigraphx_(?P<target>gpu|cpu|ref)
     to another (gpu, cpu, ref)
 NoBinaryForGpu|no kernel image is available|code object is not supported|Missing CO for these ISAs
 hipErrorInvalidKernelFile|invalid device image
-    the program, or a ROCm library, was built for another GPU architecture: compile it on this GPU; where the
-    architecture is one that ROCm does not support, HSA_OVERRIDE_GFX_VERSION may name a close one
+    the program, or a ROCm library, was built for another GPU architecture: compile it on this GPU; if ROCm does not
+    support the architecture, set HSA_OVERRIDE_GFX_VERSION to a close one
 Memory not available to allocate|Gpu allocation failed|hipErrorOutOfMemory|HIP out of memory|out of memory
 OUT_OF_RESOURCES|hipErrorMemoryAllocation
-    the GPU's memory does not suffice: use a smaller max_batch_size or batch_sizes, precision fp16, or a GPU that less
-    else runs on (`rocm-smi --showmeminfo vram`)
+    the GPU's memory does not suffice: use a smaller max_batch_size or batch_sizes, precision fp16, or a GPU with more
+    free memory (`rocm-smi --showmeminfo vram`)
 """
 _AFTER_MACHINE = r"""
 Failed to allocate stream|Failed getting available memory|Error setting device|hipErrorNotInitialized
@@ -83,12 +83,12 @@ Failed to allocate stream|Failed getting available memory|Error setting device|h
 Memory access fault by GPU|HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION|Page not present
     the program read or wrote outside its memory on the GPU: it may have been compiled for another GPU or with another
     offload_copy; compile it again (`rocserve cache prune` empties the cache), or use another version of MIGraphX
-# What compiles for the GPU
+# The compilers for the GPU
 HIPRTC_ERROR|hiprtc|Unknown hip compiler|Code object build failed|comgr
     ROCm's compiler failed: the versions of ROCm and MIGraphX must fit each other, the temporary folder must have room,
     and torch must not be imported in the same process
 No configs to tune|No valid tuned compilation|problem_cache|Benchmarking failed
-    no kernel of MIGraphX's fits this GPU: leave out exhaustive_tune, or use a newer MIGraphX
+    MIGraphX has no kernel for this GPU: remove exhaustive_tune, or use a newer MIGraphX
 [Ii]nvalid MLIR|rocMLIR|run_high_level_pipeline|run_backend_pipeline|tosa\.|rock\.
     MIGraphX's kernel generator failed on this graph and GPU: set MIGRAPHX_DISABLE_MLIR=1 in the server's environment,
     use a newer MIGraphX, or OTHER_ENGINE
@@ -99,7 +99,7 @@ cannot open shared object file|undefined symbol|version `\S+' not found
     a library that MIGraphX needs is missing or of another version; `rocserve doctor` says which are found
 # General
 ^MIGraphX ended by signal
-    MIGraphX does not survive this model: where the file is damaged, copy or make it again; else use another version of
+    MIGraphX crashes on this model: if the file is damaged, copy or export it again; else use another version of
     MIGraphX, or, for an ONNX model, OTHER_ENGINE
 """
 _OTHER_ENGINE = "parameter 'engine' \"onnxruntime\" serves it with ONNX Runtime"

@@ -1,4 +1,5 @@
-"""Compiles one program in a child process: reads the model, quantises, compiles, saves, and tries the saved program."""
+"""Compiles one program in a child process: reads the model, quantises, compiles, saves, and checks the saved
+program."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class CompileJob:
     own_program: str = ""
     """The cached program of the file's own batch size, if the recipe changes the batch size; "" = not cached."""
     trial: ReferenceTrial | None = None
-    """What the program must compute; None = nothing tells it."""
+    """The program's expected answers; None = there is no reference."""
 
     @property
     def title(self) -> str:
@@ -73,7 +74,7 @@ class CompileJob:
         path = Path(recipe.source.path)
         graph = read_graph(recipe.source.kind, path, folder, recipe.output_names)
         if file_digest(path, graph.external_files) != recipe.source.digest:
-            raise unavailable(f"file {path.name} has been changed meanwhile")
+            raise unavailable(f"file {path.name} changed during the compile")
         own_size = (batch_dimension(graph) or 0) if recipe.rebatched else 0
         try:
             program = parse_recipe(binding, recipe)
@@ -102,11 +103,11 @@ class CompileJob:
             if self.own_program:
                 own = binding.load(Path(self.own_program))
             else:
-                # The model is meant to be right at the batch size of its file.
+                # The model is assumed to be right at the batch size of its file.
                 own = parse_recipe(binding, original_size_recipe(recipe, own_size))
                 if not recipe.options.precision.needs_calibration:
-                    # Calibrated precisions are compared with the unquantised model: the calibration decides how far
-                    # they are off.
+                    # Calibrated precisions are compared with the unquantised model; their error depends on the
+                    # calibration.
                     self._quantise(own, report)
                 self._compile(own)
             names = [output.name for output in graph.outputs]
@@ -136,7 +137,7 @@ class CompileJob:
             report("reading the calibration data")
             calibration = read_calibration(folder, self.recipe, program.parameters)
             if calibration_digest(options, folder) != self.recipe.calibration_digest:
-                raise unavailable("the calibration data have been changed meanwhile")
+                raise unavailable("the calibration data changed during the compile")
         report(f"quantising to {options.precision.value}")
         program.quantize(options.precision.value, options.target.value, calibration)
 
@@ -168,10 +169,9 @@ _SEED = 1
 def refusal(model_name: str, recipe: ProgramRecipe, own_size: int, reason: str) -> ServeError:
     """Return the error for a graph that does not work at another batch size."""
     return invalid_argument(
-        f"model '{model_name}' cannot run at batch size {recipe.batch_size}: its graph holds"
-        f" its own batch size, {own_size}, in it (for example a Reshape to a constant shape, or a sum over the batch):"
-        f" {reason}; export it with a batch dimension that is left open, or set max_batch_size to {own_size} and"
-        f" parameter 'batch_sizes' to \"{own_size}\""
+        f"model '{model_name}' cannot run at batch size {recipe.batch_size}: its graph fixes batch size {own_size} (for"
+        f" example by a Reshape to a constant shape, or a sum over the batch): {reason}; export it with an open batch"
+        f" dimension, or set max_batch_size to {own_size} and parameter 'batch_sizes' to \"{own_size}\""
     )
 
 
@@ -200,8 +200,8 @@ def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str
     for name, far in worst.items():
         if not far <= limit:
             return (
-                f"rows of random input give another output '{name}' than in a batch of {own_size} (relative error"
-                f" {far:.3g}, at most {limit:g} is rounding)"
+                f"output '{name}' of random rows differs from that in a batch of {own_size} (relative error {far:.3g},"
+                f" rounding explains at most {limit:g})"
             )
     return ""
 

@@ -60,7 +60,7 @@ class ProgramCompiler:
     ) -> CachedProgram:
         """Return the program, which stays in the cache as long as the result lives. `timeout_seconds` limits the
         compile, not the wait for other processes; 0 = no limit. `report` replaces the runner's `report`. A program that
-        is compiled here is held against `trial`, and `on_verdict` gets what was found. Raises JobError if the compile
+        is compiled here is compared with `trial`, and `on_verdict` gets the verdict. Raises JobError if the compile
         fails, times out or is called off; ServeError if the cache cannot store the program."""
 
         variables = dict(recipe.environment.variables)
@@ -88,7 +88,7 @@ class ProgramCompiler:
             return result.about
 
         def build_with_problems(file: Path) -> ProgramAbout:
-            # A file that the operator names is left to MIGraphX.
+            # MIGraphX itself uses a file that the operator names.
             if recipe.options.target is not Target.GPU or os.environ.get(problem_cache.VARIABLE):
                 return build(file)
             copy = file.with_name("problems.json")

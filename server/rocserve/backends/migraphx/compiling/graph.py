@@ -49,7 +49,7 @@ class GraphTensor:
 
     name: str
     datatype: DataType | None
-    """None = the file does not say (TensorFlow's outputs)."""
+    """None = not in the file (TensorFlow's outputs)."""
     dims: Dims | None
     """None = the file does not even have the number of dimensions."""
 
@@ -72,5 +72,5 @@ class ModelGraph:
     is_quantised: bool = False
     """Whether the graph holds quantising operators (QDQ or integer operators)."""
     faults: Mapping[str, KnownFault] = field(default_factory=dict)
-    """Operator -> what MIGraphX may compute wrongly, and no comparison finds."""
+    """Operator -> its fault in MIGraphX that no comparison finds."""
     purpose: Purpose = NO_PURPOSE

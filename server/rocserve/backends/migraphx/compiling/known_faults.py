@@ -1,5 +1,5 @@
-"""What MIGraphX computes otherwise than ONNX, and no made-up input shows. What a comparison with ONNX Runtime finds
-does not belong here."""
+"""Operators that MIGraphX computes differently from ONNX, and that no made-up input reveals. Differences that a
+comparison with ONNX Runtime finds do not belong here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KnownFault:
     first: tuple[int, int]
     """The first version of MIGraphX in which the fault was measured."""
     mended: tuple[int, int] | None = None
-    """None = not known to be mended."""
+    """None = no fix is known."""
 
     def is_in(self, version: str) -> bool:
         """Return whether a version of MIGraphX, such as "2.14.0", has the fault; "" = unknown, so it may."""

@@ -1,5 +1,5 @@
-"""Tells whether programs fit into memory. The estimate leaves out unknown parts, so it is too low: a refused program
-cannot fit, but an accepted one may still fail."""
+"""Estimates whether programs fit into memory. The estimate leaves out unknown parts, so it is too low: a refused
+program cannot fit, but an accepted one may still fail."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def _tensor_bytes(tensors: Iterable[tuple[int, Sequence[int]]]) -> int:
 
 
 def check_memory(model: str, program: ProgramMemory, device: int | None, host: Host | None = None) -> None:
-    """Refuse a program that free memory does not suffice for. `device`: the GPU's number for programs of the target
-    gpu; None = 0. Raises ServeError (UNAVAILABLE) with the needed and the free memory, and remedies."""
+    """Refuse a program that needs more than the free memory. `device`: the GPU's number for programs of the target gpu;
+    None = 0. Raises ServeError (UNAVAILABLE) with the needed and the free memory, and remedies."""
     host = host or Host()
-    around = host.free_memory()
+    on_host = host.free_memory()
     on_gpu = program.recipe.options.target is Target.GPU
     gpu = host.gpu(device or 0) if on_gpu else None
-    there = around if not on_gpu else host.free_gpu_memory(gpu) if gpu else None
-    if there is not None and program.total_bytes > there.free_bytes:
+    memory = on_host if not on_gpu else host.free_gpu_memory(gpu) if gpu else None
+    if memory is not None and program.total_bytes > memory.free_bytes:
         parts = {
             "weights": program.weight_bytes,
             "inputs and outputs": program.tensor_bytes,
@@ -101,15 +101,15 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
         use = ", ".join(remedy for remedy, helps in remedies.items() if helps)
         last = "another GPU (instance_group gpus)" if on_gpu else "more memory"
         raise unavailable(
-            f"model {model} does not fit into {there.place}: it needs at least {readable_size(program.total_bytes)}"
-            f" ({program.recipe.title}: {described}), and {_free(there)}; use {use} or {last}"
+            f"model {model} does not fit into {memory.place}: it needs at least {readable_size(program.total_bytes)}"
+            f" ({program.recipe.title}: {described}), and {_free(memory)}; use {use} or {last}"
         )
     loading_bytes = program.weight_bytes * _WEIGHT_COPIES
-    if around is not None and loading_bytes > around.free_bytes:
+    if on_host is not None and loading_bytes > on_host.free_bytes:
         raise unavailable(
-            f"model {model} cannot be loaded: MIGraphX needs about {readable_size(loading_bytes)} of the host's memory"
-            f" for a moment, {_WEIGHT_COPIES} times a program's weights, and {_free(around)}; give it more"
-            " memory, or load fewer models"
+            f"model {model} cannot be loaded: MIGraphX briefly needs about {readable_size(loading_bytes)} of host"
+            f" memory, {_WEIGHT_COPIES} times a program's weights, and {_free(on_host)}; add memory, or load fewer"
+            " models"
         )
 
 

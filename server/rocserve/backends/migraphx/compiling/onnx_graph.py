@@ -71,8 +71,8 @@ def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
         raise invalid_argument(f"ONNX file {path.name} is empty; copy it again")
     if size > _LARGEST_FILE:
         raise invalid_argument(
-            f"ONNX file {path.name} has {size} bytes, above the 2 GB that the format can have; export the model with"
-            " its weights as external data"
+            f"ONNX file {path.name} has {size} bytes, more than the format's 2 GB; export the model with its weights as"
+            " external data"
         )
     try:
         model = onnx.load(path, format="protobuf", load_external_data=False)
@@ -81,13 +81,13 @@ def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
     except Exception as error:
         # protobuf raises errors of its own classes, and no module here may import protobuf.
         raise invalid_argument(
-            f"ONNX file {path.name} is damaged or no ONNX file ({size} bytes: {error})"
+            f"ONNX file {path.name} is damaged or not an ONNX file ({size} bytes: {error})"
             f"{what_it_is(path) or '; copy or export it again'}"
         ) from None
     try:
         return _GraphReader(path, ExternalFiles(path, roots)).read(model)
     except UnicodeDecodeError:
-        raise invalid_argument(f"ONNX file {path.name} is damaged: it has a name that is no text") from None
+        raise invalid_argument(f"ONNX file {path.name} is damaged: a name in it is not text") from None
 
 
 class _GraphReader:
@@ -99,7 +99,7 @@ class _GraphReader:
         graph = model.graph
         if not model.ir_version or not graph.node or not graph.output:
             missing = "ir_version" if not model.ir_version else "nodes" if not graph.node else "outputs"
-            raise self._wrong(f"is no ONNX model, or a damaged one: it has no {missing}; copy or export it again")
+            raise self._wrong(f"is not an ONNX model, or is damaged: it has no {missing}; copy or export it again")
         weight_bytes, nodes = 0, []
         for whole in (*graph.initializer, *graph.node, *model.functions):
             for part in parts_of(whole):
@@ -109,7 +109,7 @@ class _GraphReader:
                     nodes.append(part)
         if graph.sparse_initializer:
             raise self._wrong(
-                "has sparse initializers, which MIGraphX does not have; let ONNX Runtime run the model: parameter"
+                "has sparse initializers, which MIGraphX does not support; let ONNX Runtime run the model: parameter"
                 " 'engine' \"onnxruntime\""
             )
         self._check_made_once(graph)
@@ -133,14 +133,14 @@ class _GraphReader:
         made = {as_text(value.name) for value in graph.input} | {as_text(value.name) for value in graph.initializer}
         for name in (as_text(name) for node in graph.node for name in node.output if name):
             if name in made:
-                raise self._wrong(f"is no ONNX model: tensor '{name}' is made twice; export it again")
+                raise self._wrong(f"is not a valid ONNX model: tensor '{name}' is made twice; export it again")
             made.add(name)
 
     def _size(self, tensor: onnx.TensorProto) -> int:
         """Return the tensor's size in bytes, in the file or in external data."""
         if is_beyond_memory(tensor.dims) or min(tensor.dims, default=0) < 0:
             raise self._wrong(
-                f"is damaged: tensor '{as_text(tensor.name)}' has a shape that no memory holds; copy or export it again"
+                f"is damaged: the shape of tensor '{as_text(tensor.name)}' exceeds any memory; copy or export it again"
             )
         bits = _BITS.get(tensor.data_type, 0) * math.prod(tensor.dims)
         size = (bits + 7) // 8
@@ -150,8 +150,8 @@ class _GraphReader:
             keys = [as_text(entry.key) for entry in tensor.external_data][: len(_EXTERNAL_ORDER)]
             if keys != list(_EXTERNAL_ORDER[: len(keys)]):
                 raise self._wrong(
-                    f"says of the external data of tensor '{tensor.name}' {', '.join(keys)}, in this order, but"
-                    f" MIGraphX takes them for {', '.join(_EXTERNAL_ORDER)}; write it again with onnx.save_model(...,"
+                    f"lists for the external data of tensor '{tensor.name}' {', '.join(keys)}, in this order, but"
+                    f" MIGraphX reads them as {', '.join(_EXTERNAL_ORDER)}; write it again with onnx.save_model(...,"
                     " save_as_external_data=True)"
                 )
             return self._files.add(tensor, size)
@@ -189,10 +189,11 @@ class _GraphReader:
         datatype = _DATATYPES.get(tensor.elem_type)
         if datatype is None:
             known = ", ".join(map(_type_name, _DATATYPES))
-            advice = f"which has no datatype in the KServe protocol; those that have are {known}"
+            advice = f"which the KServe protocol does not have; supported types are {known}"
             if tensor.elem_type == _TYPES.STRING:
                 advice = (
-                    "which MIGraphX does not have; let ONNX Runtime run the model: parameter 'engine' \"onnxruntime\""
+                    "which MIGraphX does not support; let ONNX Runtime run the model: parameter 'engine'"
+                    ' "onnxruntime"'
                 )
             raise self._wrong(f"has {what} with elements of type {_type_name(tensor.elem_type)}, {advice}")
         # For an open dimension exporters also write 0 and -1, which MIGraphX accepts.
@@ -244,7 +245,7 @@ class ExternalFiles:
         too short."""
         entries = {as_text(entry.key): as_text(entry.value) for entry in tensor.external_data}
         if len(entries) != len(tensor.external_data):
-            raise self._wrong(tensor, "says something of its external data twice")
+            raise self._wrong(tensor, "has an entry of its external data twice")
         location = entries.get("location", "")
         if not location:
             raise self._wrong(tensor, "is external, but names no file")
@@ -254,7 +255,7 @@ class ExternalFiles:
             path = path_within(self._folder, location, self._roots, f"external data of {self._model_file.name}:")
             if not path.is_file():
                 raise invalid_argument(
-                    f"ONNX file {self._model_file.name} needs external data file '{location}', which is not there; copy"
+                    f"ONNX file {self._model_file.name} needs external data file '{location}', which is missing; copy"
                     " it into the same folder"
                 )
             self._sizes[location] = path.stat().st_size
@@ -275,7 +276,7 @@ class ExternalFiles:
         if not text:
             return default
         if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-            raise self._wrong(tensor, f"has external data with {key} '{text[:40]}', which is no number of bytes")
+            raise self._wrong(tensor, f"has external data with {key} '{text[:40]}', which is not a number of bytes")
         return int(text)
 
     def _wrong(self, tensor: onnx.TensorProto, text: str) -> ServeError:

@@ -50,15 +50,15 @@ class ProgramPlan:
     """The batch size that the file fixes; 0 = it leaves the batch open, or there is none."""
     is_quantised: bool = False
     faults: Mapping[str, KnownFault] = field(default_factory=dict)
-    """Operator -> what MIGraphX may compute wrongly, and no comparison finds."""
+    """Operator -> its fault in MIGraphX that no comparison finds."""
     purpose: Purpose = NO_PURPOSE
     padding: Padding = NO_PADDING
     kept_batches: Shape = ()
     """Batch sizes that `fewer` leaves as they are."""
 
     def shape_in(self, tensor: GraphTensor, recipe: ProgramRecipe) -> Shape | None:
-        """Return the shape that an input or output has in a program, as clients see it, with -1 for the batch and for
-        what only the program tells; None = the file does not even have the number of dimensions."""
+        """Return the shape of an input or output in a program, as clients see it, with -1 for the batch and for sizes
+        that only the program knows; None = the file does not even have the number of dimensions."""
         shape, buckets = tensor.shape, Buckets(self.padding)
         return None if shape is None else buckets.padded_shape(tensor.name, shape, tuple(recipe.sizes.values()))
 
@@ -143,7 +143,7 @@ def plan_programs(
         # fp16 and bf16 also make the scales too coarse: errors exceed 20 %, silently.
         raise invalid_argument(
             f"model '{model.name}' is quantised already ({path.name} holds quantising operators), so precision"
-            f' "{options.precision.value}" cannot be; leave it out and the model runs as it is'
+            f' "{options.precision.value}" does not apply; remove it to run the model unchanged'
         )
     largest = LARGEST_WITHOUT_CONFIGURATION if model.config.has_open_batch else model.config.max_batch_size
     batch = batch_dimension(graph) if largest and not no_batch else None
@@ -185,7 +185,7 @@ def plan_programs(
     shapes = _input_shapes(model.config, serving.input_shapes, sized, batch is not None)
     for name, dims in (*shapes.items(), *((output.name, output.dims or ()) for output in graph.outputs)):
         if is_beyond_memory(dims):
-            raise invalid_argument(f"model '{model.name}': tensor '{name}' has a shape that no memory holds")
+            raise invalid_argument(f"model '{model.name}': the shape of tensor '{name}' exceeds any memory")
     _check_numbers(
         model.config, graph, shapes, batch is not None, rows_fault, no_batch, source if is_paddable else None
     )
@@ -224,7 +224,7 @@ def plan_programs(
 
 def read_graph(kind: SourceKind, path: Path, model_folder: Path, output_names: Sequence[str]) -> ModelGraph:
     """Read a model file's graph. `output_names`: the requested outputs of a TensorFlow graph. Raises ServeError
-    (INVALID_ARGUMENT) if the file cannot be read or is no model."""
+    (INVALID_ARGUMENT) if the file cannot be read or is not a model."""
     if kind is SourceKind.TENSORFLOW:
         return read_tensorflow_graph(path, output_names)
     return read_onnx_graph(path, (model_folder,))
@@ -281,8 +281,8 @@ def _gives_first_dimension(given: Mapping[str, Shape], inputs: Sequence[GraphTen
 def _input_shapes(
     config: ModelConfig, given: Mapping[str, Shape], inputs: Sequence[GraphTensor], batches: bool
 ) -> dict[str, Shape]:
-    """Return the number of every dimension of each input, without the batch dimension; 0 = nothing gives it one. Open
-    dimensions of one name get one number. `given`: the parameter `input_shapes`."""
+    """Return the size of every dimension of each input, without the batch dimension; 0 = unknown. Open dimensions of
+    one name get one size. `given`: the parameter `input_shapes`."""
 
     def wrong(text: str) -> ServeError:
         return invalid_argument(f"model '{config.name}': {text}")
@@ -360,7 +360,7 @@ def _check_numbers(
 
 
 def _open_shapes(shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
-    """Return the shapes with -1 where nothing gives a number."""
+    """Return the shapes with -1 for unknown sizes."""
     return {name: tuple(size or -1 for size in shape) for name, shape in shapes.items()}
 
 

@@ -80,7 +80,7 @@ class Samples:
             shape = (rows, *shape[1:]) if rows else shape
             dtype = NUMPY_DTYPES.get(datatype)
             if dtype is None:
-                raise invalid_argument(f"an input is of MIGraphX's type {datatype}, which no request can bring")
+                raise invalid_argument(f"an input has MIGraphX's type {datatype}, which requests cannot carry")
             if datatype == "bf16":
                 bits: Array = self._generator.random(shape, np.float32).view(np.uint32) >> 16
                 made[name] = bits.astype(np.uint16)
@@ -123,16 +123,16 @@ class ProbeJob:
 
 
 def load_saved(binding: Binding, program: Program, path: Path) -> Program:
-    """Return a program that was saved as it is when it is loaded. Raises MigraphxError if it cannot be loaded,
-    ServeError (INTERNAL) if it has other inputs or outputs then."""
+    """Load a saved program and return it. Raises MigraphxError if it cannot be loaded, ServeError (INTERNAL) if its
+    inputs or outputs have changed."""
     try:
         loaded = binding.load(path)
     except MigraphxError as error:
         raise MigraphxError(f"it cannot load what it has saved: {error}") from error
     if dict(loaded.parameters) != dict(program.parameters) or list(loaded.outputs) != list(program.outputs):
         raise internal(
-            f"the program that was saved has other inputs or outputs when it is loaded: {_described(loaded)} instead"
-            f" of {_described(program)}"
+            f"the saved program has other inputs or outputs after loading: {_described(loaded)} instead of"
+            f" {_described(program)}"
         )
     return loaded
 
@@ -146,7 +146,7 @@ def try_saved(loaded: Program, program: Program) -> None:
         return
     # Some GPU kernels add in any order, so two runs of one program may differ.
     if _same(program.run(inputs), expected):
-        raise internal("the program that was saved gives other results when it is loaded")
+        raise internal("the saved program gives other results after loading")
 
 
 def _same(some: Sequence[Array], others: Sequence[Array]) -> bool:
@@ -171,7 +171,7 @@ class InspectJob:
     """Inspects the model of `recipe`, without compiling it, or the compiled program in `program_file` (.mxr)."""
 
     name: str
-    """The model's or file's name, for people."""
+    """The model's or file's name, as users read it."""
     recipe: ProgramRecipe | None = None
     program_file: str = ""
 

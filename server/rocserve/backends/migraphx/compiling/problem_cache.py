@@ -1,10 +1,10 @@
-"""Keeps what MIGraphX measures when it compiles for a GPU: its problem cache, the fastest kernel for each problem.
+"""Keeps MIGraphX's measurements from compiles for a GPU: its problem cache, the fastest kernel for each problem.
 
-MIGraphX reads the file that $MIGRAPHX_PROBLEM_CACHE names before a compile, and writes it after, without a lock and not
-at once. So each compile gets a copy, and what it adds is merged into the file when it has succeeded.
+MIGraphX reads the file that $MIGRAPHX_PROBLEM_CACHE names before a compile, and writes it afterwards, without a lock
+and not atomically. So each compile gets a copy; after success, its additions are merged into the file.
 
 The file is JSON, written by all versions as a list of pairs: [problem, solution], or since 2026 [device, list of these
-pairs]. Problems are compared as they are written.
+pairs]. Problems are compared by their text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ProblemCache:
             new.write_text(json.dumps(merged(self._read(self.file), found)))
             new.replace(self.file)
         except OSError as error:
-            self.warn(f"MIGraphX's measurements of kernels cannot be kept in {self.file}: {error.strerror or error}")
+            self.warn(f"cannot keep MIGraphX's measurements of kernels in {self.file}: {error.strerror or error}")
         finally:
             if lock is not None:
                 lock.release()
@@ -77,19 +77,19 @@ class ProblemCache:
                 found = json.loads(file.read_bytes()) or []
                 if _are_pairs(found):
                     return list(found)
-                fault = "it is no list of pairs"
+                fault = "it is not a list of pairs"
         except FileNotFoundError:
             pass
         except (OSError, ValueError, RecursionError) as error:
             fault = str(error)
         if fault:
-            self.warn(f"{file}, with MIGraphX's measurements of kernels, is not used and starts anew: {fault}")
+            self.warn(f"{file}, with MIGraphX's measurements of kernels, is not used and will be replaced: {fault}")
         return []
 
 
 def merged(known: Pairs, found: Pairs) -> Pairs:
     """Return the pairs of both, those of `found` where both have one. Problems without a solution are left out: older
-    versions write those that they were measuring, and take them for solved."""
+    versions write problems that they were still measuring, and treat them as solved."""
     pairs = {_text(key): [key, solution] for key, solution in known}
     for key, solution in found:
         if solution is None:

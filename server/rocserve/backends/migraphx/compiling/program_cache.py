@@ -199,8 +199,8 @@ class ProgramCache:
         """Why the folder cannot be written; "" = it can."""
         if self._write_error:
             warn(
-                f"compiled programs cannot be kept in {directory} ({self._write_error}): those that are there are used,"
-                f" new ones go to {self._spare}; name another folder with --cache-directory"
+                f"cannot write compiled programs to {directory} ({self._write_error}): existing ones are used, new ones"
+                f" go to {self._spare}; name another folder with --cache-directory"
             )
 
     def find(self, key: str) -> CachedProgram | None:
@@ -243,11 +243,11 @@ class ProgramCache:
                     problem = error.reason
                 else:
                     # The warnings wait for a success because `build` may give up and be called again many times.
-                    for each in problems:
-                        self._warn(f"nothing can be compiled into {each}; {ANOTHER_PLACE}")
+                    for problem in problems:
+                        self._warn(f"cannot compile into {problem}; {ANOTHER_PLACE}")
                     return made
             problems.append(f"{directory}: {problem}")
-        raise unavailable(f"there is no place to compile into ({'; '.join(problems)}); {ANOTHER_PLACE}")
+        raise unavailable(f"no folder takes compiled programs ({'; '.join(problems)}); {ANOTHER_PLACE}")
 
     def entries(self) -> Sequence[CacheEntry]:
         """Return all programs of the cache and the spare folder, least recently used first."""

@@ -81,7 +81,7 @@ class ProgramRecipe:
 
     @property
     def title(self) -> str:
-        """The program's name among the model's programs, for people."""
+        """The program's name among the model's programs, as users read it."""
         rows = [f"batch size {self.batch_size}"] if self.batch_size else []
         return ", ".join((*rows, *(f"{label} {size}" for label, size in self.sizes.items()))) or "the program"
 
@@ -94,7 +94,7 @@ class ProgramRecipe:
     @property
     def untuned(self) -> ProgramRecipe | None:
         """The recipe of a program that compiles without measuring which kernels are fastest; None = MIGraphX cannot do
-        that here, or the operator has decided about it."""
+        that here, or the operator has configured it."""
         version = tuple(int(number) for number in re.findall(r"\d+", self.environment.migraphx_version)[:2])
         variables = self.environment.variables
         if self.options.target is not Target.GPU or version < _SKIPS_SINCE or _SKIP_MEASURING in variables:
@@ -112,7 +112,7 @@ class ProgramRecipe:
             options=replace(self.options, calibration_data="", calibration_pipeline=""),
         )
         facts = json.loads(to_json(anywhere))
-        # The input shapes say what is compiled; what their places are called changes nothing.
+        # The input shapes decide what is compiled; the names of their places have no effect.
         del facts["sizes"]
         # Mappings keep the order of the configuration or the graph, which has no meaning.
         text = json.dumps([_COMPILE_REVISION, facts], separators=(",", ":"), sort_keys=True)
@@ -125,7 +125,7 @@ _WITHOUT_EFFECT = ("MIGRAPHX_TRACE_", "MIGRAPHX_TIME_", "MIGRAPHX_DEBUG_", "MIGR
 
 
 def changes_programs(variable: str) -> bool:
-    """Return whether it is a variable of MIGraphX's that may change what it compiles."""
+    """Return whether it is a variable of MIGraphX that may change compiled programs."""
     return variable.startswith(_PREFIX) and not variable.startswith(_WITHOUT_EFFECT)
 
 
@@ -142,13 +142,13 @@ def program_environment(
     gpu = host.gpu(number)
     if gpu is None:
         raise unavailable(
-            f"target gpu needs an AMD GPU, and there is none with number {number} that this process may use"
+            f"target gpu needs an AMD GPU, and this process cannot use a GPU with number {number}"
             f" (looked in {host.system}/class/kfd); in a container pass /dev/kfd and /dev/dri, or set parameter"
             ' "target" to "cpu" or "ref"'
         )
     if not gpu.architecture:
         raise unavailable(
-            f"the architecture of GPU {number} cannot be told: the kernel driver is older than Linux 5.15; a newer one,"
-            " or HSA_OVERRIDE_GFX_VERSION (such as 9.0.10 for gfx90a), is needed"
+            f"the architecture of GPU {number} is unknown, because the kernel driver is older than Linux 5.15; install"
+            " a newer one, or set HSA_OVERRIDE_GFX_VERSION (such as 9.0.10 for gfx90a)"
         )
     return ProgramEnvironment(migraphx_version, host.rocm_version, gpu.architecture, variables)

@@ -75,11 +75,11 @@ class TensorflowNode:
 def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
     """Return the graph's inputs and outputs. Inputs are the placeholders in the file's order; images keep the graph's
     layout. Outputs are the `wanted` nodes if all of them exist, else the nodes that no other node reads, in the file's
-    order. Raises ServeError (INVALID_ARGUMENT) if the file is unreadable, damaged or no frozen graph, if MIGraphX does
-    not take a placeholder's type, or if an output depends on an operator that MIGraphX misreads."""
+    order. Raises ServeError (INVALID_ARGUMENT) if the file is unreadable, damaged or not a frozen graph, if MIGraphX
+    does not take a placeholder's type, or if an output depends on an operator that MIGraphX misreads."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
-            raise _wrong(path, "has more than the 2 GB that the format can have")
+            raise _wrong(path, "has more than the format's 2 GB")
         data = path.read_bytes()
     except OSError as error:
         raise unreadable(f"TensorFlow graph {path.name} cannot be read: {error.strerror}", error) from None
@@ -95,13 +95,15 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
             )
         nodes = [TensorflowNode(message) for message in messages if not isinstance(message, int)]
     except (WireError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"is damaged or no GraphDef ({len(data)} bytes: {error}); copy or export it again") from None
+        raise _wrong(
+            path, f"is damaged or not a GraphDef ({len(data)} bytes: {error}); copy or export it again"
+        ) from None
     operators = {node.operator for node in nodes}
     read = {source.removeprefix("^").partition(":")[0] for node in nodes for source in node.inputs}
     names = [node.name for node in nodes]
     outputs = tuple(node.name for node in nodes if node.name not in read and node.operator not in _NEVER_OUTPUTS)
     if not all(names) or not outputs:
-        raise _wrong(path, "is no GraphDef, or a damaged one: it has no outputs; copy or export it again")
+        raise _wrong(path, "is not a GraphDef, or is damaged: it has no outputs; copy or export it again")
     if len(set(names)) != len(names):
         raise _wrong(path, "has two nodes of one name")
     variables = sorted(_VARIABLES & operators)
@@ -115,7 +117,7 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
         if node.layout.startswith("NC"):
             raise _wrong(
                 path,
-                f"has node '{node.name}' with data_format {node.layout}, which MIGraphX would take for NHWC; export the"
+                f"has node '{node.name}' with data_format {node.layout}, which MIGraphX would read as NHWC; export the"
                 " graph in TensorFlow's own layout, NHWC",
             )
         if node.operator == "Placeholder":
@@ -138,8 +140,8 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
         operator, sources = by_name[name].operator, by_name[name].sources
         if operator in _MISREAD:
             raise invalid_argument(
-                f"node '{name}' of the TensorFlow graph has operator {operator}, which MIGraphX takes for an"
-                " identity, so that the answers would be wrong; write the graph without it, or convert it to ONNX"
+                f"node '{name}' of the TensorFlow graph has operator {operator}, which MIGraphX treats as an identity,"
+                " with wrong answers; write the graph without it, or convert it to ONNX"
             )
         waiting.extend(source for source in sources if source not in seen)
         seen.update(sources)

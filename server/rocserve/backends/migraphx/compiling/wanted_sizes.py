@@ -1,4 +1,4 @@
-"""Plans the sizes of open dimensions of which nobody has written any, and the batch sizes that go with them."""
+"""Plans default sizes of open dimensions without written sizes, and the batch sizes that go with them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rocserve.core.padding import NO_PADDING, Padding
 Sizes = tuple[int, ...]
 
 USUAL = 512
-"""The largest size where the file does not tell one: what encoders of texts take."""
+"""The largest size if the file gives none: the usual limit of text encoders."""
 _MOST = 2048
 """The largest size that is taken from a file. The first program has it, and attention's memory grows with its square;
-larger sizes are left to who knows the requests."""
+users who know their requests can write larger sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def wanted_padding(
 
 
 def fewer_sizes(batches: Sizes, dimensions: Sequence[Sizes], kept: Sizes) -> Iterator[tuple[Sizes, Sequence[Sizes]]]:
-    """Yield these sizes of batches and of dimensions, and then ever fewer: every second one is left out, of the
-    dimensions and of the batches in turn. The largest stay, as do the batch sizes in `kept`."""
+    """Yield these sizes of batches and of dimensions, and then fewer and fewer: each step drops every second size, of
+    the dimensions and of the batches in turn. The largest stay, as do the batch sizes in `kept`."""
     yield batches, dimensions
     for step in itertools.count():
         before = batches, dimensions
@@ -94,7 +94,7 @@ def _every_second(sizes: Sizes) -> Sizes:
 
 
 def within_limit(padding: Padding, batches: Sizes, kept: Sizes) -> tuple[Padding, Sizes]:
-    """Return as many sizes of dimensions and of batches as there may be programs for."""
+    """Return sizes of dimensions and of batches within the limit of programs."""
     fewer = fewer_sizes(batches, [one.sizes for one in padding.dimensions], kept)
     for rows, sizes in fewer:
         if math.prod(map(len, (rows, *sizes))) <= MOST_PROGRAMS:

@@ -190,8 +190,8 @@ class RocalEngine:
         expected = reference.run_image(pixels, flags)
         with self._lock:
             self._canvas.place([pixels])
-            found = [_compared(each.place, each.result(0), expected[each.place]) for each in self._run(runners[-1], 1)]
-        return Comparison(max(each.largest_error for each in found), "; ".join(filter(None, (e.fault for e in found))))
+            found = [_compared(one.place, one.result(0), expected[one.place]) for one in self._run(runners[-1], 1)]
+        return Comparison(max(one.largest_error for one in found), "; ".join(filter(None, (e.fault for e in found))))
 
     def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
         failures: dict[int, Exception] = {}

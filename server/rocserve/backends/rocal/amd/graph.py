@@ -236,7 +236,7 @@ def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
         images: dict[int, Tensor] = {DECODED: tensor}
         outputs: list[Tensor] = []
         for step in graph.steps:
-            sources, as_source = [images[each] for each in step.sources], (graph.source_layout, types.UINT8)
+            sources, as_source = [images[one] for one in step.sources], (graph.source_layout, types.UINT8)
             known = graph.known[step.sources[0]]
             if step.is_read:
                 # The next operation works on bytes, whatever the datatype of this output is.

@@ -38,7 +38,7 @@ def compile_mlp(factory: ProgramFactory, folder: Path, **options: Any) -> Array:
 
 
 def test_a_compile_quantises_to_the_precision_of_its_recipe(factory: ProgramFactory, tmp_path: Path) -> None:
-    exact, *found = (compile_mlp(factory, tmp_path, precision=each) for each in list(Precision)[:3])
+    exact, *found = (compile_mlp(factory, tmp_path, precision=one) for one in list(Precision)[:3])
     assert exact.shape == (2, 10)
     for scores, tolerance in zip(found, (0.01, 0.1), strict=True):  # FP16 and BF16
         assert not np.array_equal(scores, exact)

@@ -191,7 +191,7 @@ def test_datatypes_that_numpy_lacks_go_as_their_bits(
     assert program.parameters["x"].datatype == program.outputs[0].datatype == name
     x = np.array([[0, 1, 2, 60]]).astype(bits)
     if factory.binding.name == "module":
-        with pytest.raises(MigraphxError, match=f"^input 'x' is {name}, which MIGraphX's Python module cannot be giv"):
+        with pytest.raises(MigraphxError, match=f"^input 'x' is {name}, which MIGraphX's Python module does not take"):
             program.run({"x": x})
         return
     np.testing.assert_array_equal(program.run({"x": x})[0], x)
@@ -238,7 +238,7 @@ def test_threads_on_one_program_wait_for_each_other(factory: ProgramFactory, mon
     model = models.mlp()
     program = factory.compiled(model, 2)
     inputs = [models.random_inputs(model, 2, seed) for seed in range(4)]
-    expected = [program.run(each)[0] for each in inputs]
+    expected = [program.run(one)[0] for one in inputs]
     wrong: list[int] = []
     under_way, most = 0, 0
     unwatched = program._run

@@ -210,7 +210,7 @@ def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run_without(
     monkeypatch.setattr("rocserve.backends.migraphx.binding.loaded_hip", lambda: None)
     message = refusal(lambda: wants_buffers.run({"x": np.ones(2, np.float32)}))
     assert message.startswith(
-        "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU"
+        "the program was compiled with offload_copy off: it expects inputs and outputs in GPU memory"
     )
 
 
