@@ -49,7 +49,7 @@ def convert(folder: Path) -> Mapping[str, Path]:
 
 
 def _trained() -> Iterator[tuple[str, Any]]:
-    """Yield each model's name and its ONNX model. Features have scales of their own, as those of real tables."""
+    """Yield each model's name and its ONNX model. Features have different scales, as in real tables."""
     import lightgbm
     import numpy as np
     import xgboost

@@ -138,7 +138,7 @@ def http_peer_facts() -> list[str]:
     )
     return [
         f"http_peers: {servers}; uvloop in each",
-        "http_peers: one model worker in a process of its own, as in rocserve, but for BentoML and for MLServer in one"
+        "http_peers: one model worker in a separate process, as in rocserve, but for BentoML and for MLServer in one"
         " process, which run the model on the HTTP server's event loop; no batching, access logs and metrics off",
     ]
 

@@ -103,7 +103,7 @@ def node_case(test: NodeTest) -> NodeCase:
         if all(isinstance(output, np.ndarray | np.generic) and output.dtype.kind in "fiub" for output in outputs):
             expected = dict(zip([tensor.name for tensor in session.get_outputs()], outputs, strict=True))
     except Exception:
-        # The binding's exceptions have no base class of their own.
+        # The binding's exceptions have no common base class.
         expected = {}
     return NodeCase(test.name, test.model, inputs, expected)
 

@@ -21,7 +21,7 @@ from benchmarks.triton_peer import TritonPeer
 
 OVERLOAD_GROUP = "overload"
 OVERLOAD_FACTS = (
-    "overload: a model.py that sleeps, the same in both servers, on one instance; clients in a process of their own"
+    "overload: a model.py that sleeps, the same in both servers, on one instance; clients in a separate process"
     " send at random times, whatever becomes of their requests, and end each at its deadline",
 )
 _LOADS = (0.5, 0.9, 1.3, 4.0, 10.0)

@@ -18,7 +18,7 @@ class RealModel:
     file: str
     """Inside the package."""
     rows: str = "independent"
-    """What its rows are: "independent", "dependent", or "fixed" if its first dimensions are no open rows."""
+    """What its rows are: "independent", "dependent", or "fixed" if its first dimensions are not open."""
 
     @property
     def name(self) -> str:

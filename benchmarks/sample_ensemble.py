@@ -158,7 +158,7 @@ def read_ensemble(name: str, folders: Mapping[str, Path]) -> tuple[ModelDefiniti
 
 
 def engine_of(member: ModelDefinition) -> str:
-    assert member.backend is not None, "the ensemble's members are no ensembles"
+    assert member.backend is not None, "the ensemble's members are not ensembles"
     return member.backend.engines[0].module
 
 

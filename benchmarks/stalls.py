@@ -3,7 +3,7 @@
 usage: python -m benchmarks.stalls [--server TREE] [--only TEXT] [--rounds N] [--flag=--front-ends=1] (see --help)
 
 Each large or odd request is sent to a server that small ones are asked of all the time, over gRPC and HTTP, by clients
-in a process of their own; the table has the longest that one of those took.
+in a separate process; the table has the longest that one of those took.
 """
 
 from __future__ import annotations

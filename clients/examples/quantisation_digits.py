@@ -23,7 +23,7 @@ from train_digits import HELD_OUT_SHARE, LABELS, ROOT, SEED, preprocess, sample_
 
 MOST_ROWS = 256
 PASSES, PASSES_AFTER = 6, 2
-"""Passes over all drawings: from the beginning, and with rounding."""
+"""Epochs over all drawings: from the beginning, and with rounding."""
 BATCH = 128
 LEARNING_RATE, LEARNING_RATE_AFTER = 2e-3, 2e-4
 CALIBRATION_SAMPLES = 512

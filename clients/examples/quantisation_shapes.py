@@ -57,7 +57,7 @@ def trained_network() -> nn.Module:
 
 
 def train(network: Any) -> None:
-    """Train one pass over new pictures at a small learning rate."""
+    """Train one epoch of new pictures at a small learning rate."""
     images, truths = training_data(TRAINING_PICTURES)
     optimiser = torch.optim.Adam(network.parameters(), LEARNING_RATE)
     for batch, truth in batches(images, truths, BATCH, passes=1):

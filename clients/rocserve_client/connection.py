@@ -124,7 +124,7 @@ class Connection:
         if separator and scheme in ("http", "https", "grpc", "grpcs"):
             tls = ", and Tls() as `tls`" if scheme.endswith("s") else ""
             raise InvalidArgument(
-                f"'{self.url}' is no address of gRPC: leave out '{scheme}://' and give host:port of the server's gRPC"
+                f"'{self.url}' is not a gRPC address: remove '{scheme}://' and give host:port of the server's gRPC"
                 f" port (8001 by default), as in '{rest.rstrip('/')}'{tls}"
             )
 

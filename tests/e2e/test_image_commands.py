@@ -177,7 +177,7 @@ def test_models_of_another_kind_are_refused(rocserve_server):
     assert "takes IMAGE: FP32 [-1, 1, 16, 16] and gives PROBABILITIES" in refused
     assert "--preprocess makes the model 'digits_classifier_image', which does" in refused
     assert "output 'BOXES' of 'detect_shapes' does not hold probabilities" in refusal("classify", "detect_shapes")
-    assert "'digits' is no detector, which takes ENCODED and gives BOXES" in refusal("detect", "digits")
+    assert "'digits': expected a detector, which takes ENCODED and gives BOXES" in refusal("detect", "digits")
 
 
 _ODD = """

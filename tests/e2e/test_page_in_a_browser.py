@@ -202,7 +202,7 @@ def test_models_are_searched_filtered_and_sorted(
     row(page, "moods").wait_for(state="detached")
     assert names(page) == ["moods_text"]
     page.get_by_label("search models").fill("nothing <b>")
-    page.get_by_text("No model is like this.").wait_for()
+    page.get_by_text("No model matches.").wait_for()
     page.get_by_label("search models").fill("")
     row(page, "moods").wait_for()
 

@@ -217,7 +217,7 @@ def test_a_failed_model_is_tried_again(page: Any, server: RocserveProcess) -> No
     before = failed_ms()
     acts = page.get_by_role("region", name="Acts")
     acts.get_by_role("button", name="Try again").press("Enter")
-    acts.get_by_role("status").get_by_text("Asked for; the state shows what follows.").wait_for()
+    acts.get_by_role("status").get_by_text("Requested; the state shows the progress.").wait_for()
     # The server follows its files, so nothing is unloaded by request.
     assert acts.get_by_role("button", name="Unload").count() == 0
     wait_until(lambda: failed_ms() > before)
@@ -252,7 +252,7 @@ def test_a_secret_for_admin_calls_is_asked_for(page: Any, tmp_path: Path) -> Non
         page.locator("#notice").get_by_role("button", name="Use").click()
         row(page, "m").get_by_role("link").click()
         page.get_by_role("region", name="Acts").get_by_role("button", name="Reload").press("Enter")
-        page.get_by_role("status").get_by_text("Asked for; the state shows what follows.").wait_for()
+        page.get_by_role("status").get_by_text("Requested; the state shows the progress.").wait_for()
 
 
 @WIDTHS

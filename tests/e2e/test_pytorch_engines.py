@@ -91,7 +91,7 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
     # The compiled code would read beyond the ends of its rows.
     narrow = PACKAGE.replace("FP32 dims: 4", "FP32 dims: 3")
     drop(repository, "narrow", package.read_bytes(), narrow, filename="model.pt2")
-    wait_until_refused(server, "narrow", "compiled for another (FP32 [-1, 4]); write that there, or compile")
+    wait_until_refused(server, "narrow", "compiled for FP32 [-1, 4]; change config.pbtxt, or compile")
     with Client(server.address) as client:
         client.wait_until_ready(PATIENCE_SECONDS, model="single")
         assert client.infer("single", {"ARGS[0]": np.ones((1, 4), np.float32)})["RESULT[scores]"].shape == (1, 3)
@@ -144,7 +144,7 @@ def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torc
             left, right, pairs = (f"dimension 0 of input '{name}'" for name in names)
             bounds = f"its program was {made} for 0 at least, at most"
             for sizes, texts in (
-                ((4, 3, 8), (f"{left} is 4, and {right} is 3; its program was {made} for sizes that go together",)),
+                ((4, 3, 8), (f"{left} is 4, but {right} is 3; its program was {made} for matching sizes",)),
                 ((0, 4, 8), (f"{left} is 0, and {right} is 4; its program",)),
                 ((4, 4, 6), (f"{left} is 4, and {pairs} is 6; its program was", f"{pairs} (6) == 2*{left} (4)")),
                 ((4, 4, 7), (f"{pairs} is 7; {bounds} 200, in steps of 2", f"{pairs} (7) == 2*{left} (4)")),
@@ -153,7 +153,7 @@ def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torc
                 with pytest.raises(InvalidArgument) as refused:
                     ask(model, names, *sizes)
                 assert any(text in str(refused.value) for text in texts), (model, sizes, refused.value)
-        why = "FP32 [101] in config.pbtxt, and the package was compiled for 0 at least, at most 100 in dimension 0"
+        why = "FP32 [101] in config.pbtxt, but the package was compiled for 0 at least, at most 100 in dimension 0"
         wait_until_refused(server, "pair_few", why)
 
 
@@ -182,7 +182,7 @@ def test_conditions_that_compiled_code_leaves_out_are_checked(of_columns: Callab
     with pytest.raises(InvalidArgument) as refused:
         of_columns(x, 1000, 6)
     assert (
-        "sizes of the inputs do not go together; its program was exported for"
+        "sizes of the inputs do not match; its program was exported for"
         " dimension 0 of input 'short' (1000) == ((1 + dimension 0 of input 'long' (6)) // 2)" in str(refused.value)
     )
 
@@ -196,7 +196,7 @@ def test_inputs_are_laid_out_in_memory_as_compiled_code_reads_them(
     for rows in (5, 1):
         np.testing.assert_array_equal(of_columns(inputs["x"][:rows])[0], expected["OUTPUT__0"][:rows])
     drop(server.repositories[0], "part", torch_files.data("part"), ENGINE.format("inductor"), filename="model.pt2")
-    wait_until_refused(server, "part", "an example for input 'x' that is a part of another tensor, or an expanded one")
+    wait_until_refused(server, "part", "an example for input 'x' that is a part of another tensor, or expanded")
 
 
 LOOK_UP = """
@@ -276,7 +276,7 @@ def test_migraphx_by_way_of_onnx(migraphx_root: Path, torch_files: TorchFiles, t
 def test_torchscript_is_not_inductor_s(server: RocserveProcess, torch_files: TorchFiles) -> None:
     config = ENGINE.format("inductor") + 'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }\n'
     drop(server.repositories[0], "traced", torch_files.data("traced"), config, filename="model.pt")
-    text = "model.pt is a TorchScript program; export the module with torch.export, or leave the parameter out"
+    text = "model.pt is a TorchScript program; export the module with torch.export, or remove the parameter"
     wait_until_refused(server, "traced", text)
 
 

@@ -159,7 +159,7 @@ def test_nothing_is_answered_without_tls(served: Served) -> None:
         connection.close()
     status = command("status", "--once", f"--url=localhost:{served.server.port}")
     assert status.returncode == 1
-    assert "does it want TLS?" in status.stderr
+    assert "does it need TLS?" in status.stderr
 
 
 def test_triton_s_client_over_https(served: Served, ours: Authority) -> None:

@@ -1,7 +1,7 @@
 """What is not serving: measures, prepares and tries models. `rocserve` finds these verbs by an entry point."""
 
 VERBS = {
-    "get": ("rocserve_tools.get.verb", "download published models with all that serves them"),
+    "get": ("rocserve_tools.get.verb", "download published models with their configurations"),
     "bench": ("rocserve_tools.bench", "time a model in its engine, without a server"),
     "tune": ("rocserve_tools.tune.verb", "recommend a batch size and a number of instances"),
     "compare": ("rocserve_tools.compare", "compare the precisions of a model on MIGraphX: errors and speeds"),

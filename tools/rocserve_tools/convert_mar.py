@@ -73,15 +73,14 @@ def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
     size, most = sum(member.file_size for member in archive.infolist()), most_unpacked(options.archive)
     if size > most:
         raise invalid_argument(
-            f"{options.archive.name} unpacks to {size >> 20} MiB, {most >> 20} MiB at most are possible for its size"
+            f"{options.archive.name} unpacks to {size >> 20} MiB, at most {most >> 20} MiB are possible for its size"
         )
     manifest: dict[str, Any] = json.loads(archive.read(_MANIFEST))["model"]
     name, source, handler = manifest["modelName"], manifest.get("serializedFile", ""), manifest.get("handler", "")
     ending = Path(source).suffix
     if ending not in (".pt", ".pt2", ".pth", ".onnx"):
         raise invalid_argument(
-            f"model '{name}' has the file '{source}'; what can be served are TorchScript, programs of torch.export and"
-            " ONNX"
+            f"model '{name}' has the file '{source}'; expected TorchScript, a program of torch.export or ONNX"
         )
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise invalid_argument(f"'{name}' cannot be the name of a folder")
@@ -141,7 +140,7 @@ def _configuration(options: ConvertOptions, handler: str, needs_inputs: bool) ->
         inputs = options.inputs or ((_input(_PIXELS),) if handler == _IMAGE_CLASSIFIER else ())
         if not inputs:
             raise invalid_argument(
-                f"TorchScript does not say its inputs: name each, as in --input={_PIXELS}, without the batch dimension"
+                f"TorchScript does not name its inputs: name each, as in --input={_PIXELS}, without the batch dimension"
             )
         lines += ['platform: "pytorch_libtorch"', f"max_batch_size: {options.max_batch_size}"]
         for one in inputs:

@@ -42,7 +42,7 @@ class EngineSpec:
     gpu_files: tuple[str, ...] = ()
     """Files in that module's folder, at least one of which must exist; empty = the module is enough."""
     gpu_plugins: tuple[str, ...] = ()
-    """Modules any of which, next to `gpu_module`, takes the place of those files."""
+    """Modules any of which, next to `gpu_module`, replaces those files."""
     compiles_ahead: bool = False
     """The workers keep compiled programs in the cache."""
     takes_kind_model: bool = False
@@ -260,7 +260,8 @@ class SequentialExecution(Execution):
 
 
 _POLL_SECONDS = 0.0001
-"""The time for which a check of a thread leaves the GIL to that thread. A batch that comes meanwhile waits as long."""
+"""The time for which a check of a thread leaves the GIL to that thread. A batch that arrives meanwhile waits as
+long."""
 
 
 class ThreadedExecution(Execution):
@@ -298,8 +299,8 @@ def model_reads_files(model: LoadedModel) -> bool:
 
 
 def model_properties(model: object) -> Mapping[str, str]:
-    """Return a loaded model's attribute `properties`, or nothing: how the model runs, for its metadata. Names and texts
-    are for people and scripts, such as {"target": "gpu"}. They may change; the server reads them after the load and
+    """Return a loaded model's attribute `properties`, or nothing: how the model runs, for its metadata. Users and
+    scripts read names and texts, such as {"target": "gpu"}. They may change; the server reads them after the load and
     with each report. From any thread."""
     properties: Mapping[str, str] = getattr(model, "properties", {})
     return properties

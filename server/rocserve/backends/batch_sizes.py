@@ -18,8 +18,8 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 """Tensors by name; a batch's rows are the first dimension."""
 
 LARGEST_WITHOUT_CONFIGURATION = 4
-"""The largest size if the configuration has no max_batch_size. A completed max_batch_size may be more than anybody
-sends, but each size is compiled before the model serves."""
+"""The largest size if the configuration has no max_batch_size. A completed max_batch_size may exceed all requests, but
+each size is compiled before the model serves."""
 
 MOST_SIZES = 64
 """Each size is a separate program, which is compiled, kept in memory and warmed up."""

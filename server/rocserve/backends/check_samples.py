@@ -16,8 +16,8 @@ from rocserve.load_check.tensors import Feed
 
 
 def sample_feeds(model: ModelSource, signature: Signature) -> Sequence[Feed]:
-    """Return the samples as batches of rows, as far as they fit the inputs. What cannot be read fails the warm-up, or
-    the check of the recorded answers, which say why."""
+    """Return the samples as batches of rows, as far as they fit the inputs. Unreadable samples are left out: the
+    warm-up or the check of the recorded answers fails on them, and reports why."""
     ranks = {spec.name: len(spec.shape) for spec in signature.inputs}
     return [
         feed

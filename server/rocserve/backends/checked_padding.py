@@ -1,4 +1,4 @@
-"""Tries whether a model's open dimensions may be padded, unless the verdict is kept."""
+"""Checks whether a model's open dimensions may be padded, unless the cache has the verdict."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def checked_padding(
     parts: Sequence[str],
     check: Callable[[], PaddingVerdict],
 ) -> tuple[PaddingVerdict, float]:
-    """Return the verdict, and the seconds that it took; 0 = it was known. `seconds`: what the check may take. `parts`:
-    what the verdict depends on beside the padding and its written values. Never raises what the check raises."""
+    """Return the verdict, and the seconds that it took; 0 = it was known. `seconds`: the time for the check. `parts`:
+    further facts that the verdict depends on, beside the padding and its written values. Never raises the check's
+    errors."""
     key = verdict_key("padding", repr(padding), repr(sorted(written_values(model.config))), *parts)
 
     def checked() -> PaddingVerdict:

@@ -70,9 +70,9 @@ def with_backend_config(
         elif setting == DEFAULT_MAX_BATCH_SIZE:
             sizes["" if spec is None else spec.name] = int(value)
         elif spec is not None and setting in _WITHOUT_EFFECT.get(spec.name, ()):
-            warnings.append(f"{shown} has no effect: rocserve has nothing that it could tune")
+            warnings.append(f"{shown} has no effect: rocserve has no counterpart")
         else:
-            warnings.append(f"{shown} has no effect: rocserve knows no such setting")
+            warnings.append(f"{shown} has no effect: rocserve does not know the setting")
     backends = [
         replace(spec, default_max_batch_size=sizes.get(spec.name, sizes.get("", spec.default_max_batch_size)))
         for spec in registry.backends

@@ -30,7 +30,7 @@ _MASK = "mask"
 _SHORTEST = 16
 """The smallest size that is chosen for a model: shorter requests take an engine as long."""
 _LARGEST = 2**53
-"""Larger whole numbers are not told apart as floats."""
+"""Larger whole numbers are not exact as floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ Groups = Callable[[Sequence[PaddedDimension]], Sequence[Sequence[int]]]
 
 
 def written_padding(config: ModelConfig, signature: Signature, groups: Groups | None = None) -> Padding:
-    """Return what the parameters say; no dimensions if `sizes` is not written. `groups`: finds which dimensions are one
-    that has several labels, any of which may be written; they have no sizes unless these are written. None = they are
-    as the file has them. Raises ServeError (INVALID_ARGUMENT)."""
+    """Read the parameters; no dimensions if `sizes` is not written. `groups`: finds dimensions that are one dimension
+    with several labels, any of which may be written; None = the file's dimensions. Dimensions whose sizes are not
+    written have none. Raises ServeError (INVALID_ARGUMENT)."""
     text = config.parameters.get(SIZES, "").strip()
     dimensions = open_dimensions(config, signature) if text else ()
     padded = _written_sizes(text, config, {one.label: one for one in dimensions}) if text else ()
@@ -136,13 +136,13 @@ def _equal(config: ModelConfig, dimensions: Sequence[PaddedDimension], texts: Se
     for other in dimensions:
         if other.sizes and other.sizes != whole.sizes:
             raise invalid_argument(
-                f"{prefix} gives the dimensions '{whole.label}' and '{other.label}' other sizes, and the model takes"
-                " them only if they are equal; write the sizes of one of them"
+                f"{prefix} gives the dimensions '{whole.label}' and '{other.label}' different sizes, but the model"
+                " needs equal ones; write the sizes of one of them"
             )
     if whole.sizes and (found := texts & whole.inputs.keys()):
         raise invalid_argument(
-            f"{prefix} names the dimension '{whole.label}', to which that of the texts in input '{min(found)}' must be"
-            " equal, which cannot be padded"
+            f"{prefix} names the dimension '{whole.label}', which must equal a dimension of the texts in input"
+            f" '{min(found)}'; texts cannot be padded"
         )
     return whole
 
@@ -206,8 +206,8 @@ def _written_sizes(
     prefix = f"parameter '{SIZES}' of model '{config.name}'"
     if RaggedBatching(config):
         raise invalid_argument(
-            f"{prefix} pads requests of unlike lengths, and allow_ragged_batch, batch_input and batch_output join them"
-            " without padding; remove one or the other"
+            f"{prefix} pads requests of different lengths, but allow_ragged_batch, batch_input and batch_output join"
+            " them without padding; remove one or the other"
         )
     order = [*dimensions]
     found: dict[int, PaddedDimension] = {}
@@ -250,7 +250,7 @@ def padding_values(
         if is_pair and name not in specs:
             hint = names_hint("the padded inputs are", name, specs)
             raise _unfit(config, f"names the input '{name}', which is not padded{hint or ': no input is'}")
-        # Whatever is written for all inputs, added elements are not real.
+        # Added elements are not real, whatever value is written for all inputs.
         meant = [name] if is_pair else [one for one in specs if not is_mask(one)]
         for one in meant:
             values[one] = _value(number.strip(), specs[one], config)
@@ -280,7 +280,7 @@ def _value(text: str, spec: TensorSpec, config: ModelConfig) -> float:
     try:
         value = float(text)
         kind = np.dtype(np.float32) if spec.datatype is DataType.BF16 else spec.datatype.numpy_dtype
-        # Whole numbers beyond 2^53 are not told apart as floats.
+        # Whole numbers beyond 2^53 are not exact as floats.
         fits = kind.kind == "f" or (abs(value) <= _LARGEST and float(np.array(int(value), kind)) == value)
     except (ValueError, OverflowError):
         fits = False

@@ -120,7 +120,7 @@ def prune_programs(options: PruneOptions) -> None:
     known = {*map(_model, before), *(trial.model for trial in forgotten)}
     for name in models:
         if name not in known:
-            say(console, f"nothing is kept of model {name}")
+            say(console, f"the cache has nothing of model {name}")
     total = sum(entry.size_bytes for entry in removed)
     count = counted(len(removed), "program")
     say(console, f"{count} removed, {size(total)}; {_summary(cache, cache.entries())}")
@@ -140,7 +140,7 @@ def _open_cache(settings: EngineSettings, console: Console) -> ProgramCache | No
     directory = cache_directory(settings)
     if directory.exists():
         return open_cache(settings)
-    say(console, f"no programs are kept in {directory}: it is not there")
+    say(console, f"no programs in {directory}: the folder does not exist")
     return None
 
 

@@ -62,7 +62,7 @@ def prepare(model: ToolModel, name: str) -> PlacedModel:
     if is_pytorch(model):
         return _on(name, model, _pytorch_choice(model, name))
     if name not in (MIGRAPHX, ONNXRUNTIME, CPU):
-        raise invalid_argument(f"{name} runs PyTorch's files, and {model.source.model_file.name} is none")
+        raise invalid_argument(f"{name} runs PyTorch files, and {model.source.model_file.name} is not one")
     if name == MIGRAPHX:
         # If MIGraphX is missing, this error comes first: a server's would advise another engine.
         find_installation(model.source.settings)

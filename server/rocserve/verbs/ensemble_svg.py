@@ -34,8 +34,8 @@ marker path { fill: var(--soft); }
 
 
 def draw_ensemble(folder: Path, config_name: str, file: Path) -> None:
-    """Write the file, and say what a server would refuse. Raises ServeError if the folder's model is no ensemble, or
-    its configuration cannot be read; OSError if the file cannot be written."""
+    """Write the file, and print what a server would refuse. Raises ServeError if the folder's model is not an ensemble,
+    or its configuration cannot be read; OSError if the file cannot be written."""
     if not folder.is_dir():
         raise invalid_argument("is not a folder; --graph expects the folder of an ensemble")
     registry, fault = discover_backends(), ""
@@ -43,7 +43,7 @@ def draw_ensemble(folder: Path, config_name: str, file: Path) -> None:
     with advised(reading):
         config, *others = reading.written().models
     if not config.ensemble_scheduling.step:
-        raise invalid_argument("is not an ensemble, so it has no steps to draw; leave --graph out")
+        raise invalid_argument("is not an ensemble, so it has no steps to draw; remove --graph")
     try:
         reading.definitions()
     except ServeError as error:

@@ -230,7 +230,7 @@ def inspect(options: InspectOptions) -> None:
     """Print the inspection, or draw the ensemble. Raises ServeError as `inspect_model` and `draw_ensemble` do."""
     if options.graph is not None:
         if options.text or options.json or options.model.batch_sizes or options.model.parameters():
-            raise UsageError("argument --graph: only --model-config-name goes with it, as no engine runs it")
+            raise UsageError("argument --graph: it can be combined only with --model-config-name")
         draw_ensemble(options.model.model, options.model.config_name, options.graph)
         return
     inspection, out = inspect_model(find_model(options.model)), console_on()
@@ -268,7 +268,7 @@ def _print_head(inspection: Inspection, out: Console) -> None:
         if mxr.architectures:
             facts.append(f"GPU {', '.join(mxr.architectures)}")
         if mxr.wants_output_buffers:
-            facts.append("without offload_copy: it wants its tensors in GPU memory")
+            facts.append("without offload_copy: it expects its tensors in GPU memory")
         say(out, ", ".join(facts))
     if inspection.refusal:
         say(out, f"a server would not run it: {inspection.refusal}")

@@ -122,7 +122,7 @@ class ToolModel:
 
     @property
     def backend(self) -> BackendSpec:
-        assert self.definition.backend is not None, "an ensemble is no tool's model"
+        assert self.definition.backend is not None, "tools take no ensembles"
         return self.definition.backend
 
     @property
@@ -283,13 +283,13 @@ def with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:
     """Return the model restricted to these batch sizes. Raises ServeError if the model does not batch."""
     config = model.source.config
     if config.max_batch_size == 0 and config.inputs:
-        raise invalid_argument("does not batch (max_batch_size: 0), so there is one program; leave --batch-sizes out")
+        raise invalid_argument("does not batch (max_batch_size: 0), so there is one program; remove --batch-sizes")
     parameters = {**dict.fromkeys(_BATCH_PARAMETERS), "batch_sizes": ",".join(map(str, sizes))}
     return model.with_parameters(**parameters).with_config(max_batch_size=max(*sizes, config.max_batch_size))
 
 
 def configured_as(bare: ToolModel, model: ToolModel) -> ToolModel:
-    """Return a bare model, whose inputs have fixed sizes, with what `model`'s configuration says of its engine."""
+    """Return a bare model, whose inputs have fixed sizes, with the engine's settings of `model`'s configuration."""
     config = model.source.config
     sizes = (*_BATCH_PARAMETERS, "input_shapes")
     return bare.with_parameters(**_without(config.parameters, sizes)).with_config(

@@ -69,11 +69,11 @@ class StatusOptions:
 
 
 def run(options: StatusOptions, console: Console | None = None) -> None:
-    """Show the server's models on the terminal until `q`. With `once`, `json` or `model`, or if input or output is no
-    terminal, print once. Raises ServeError: UNAVAILABLE if no server answers, NOT_FOUND if it has no such model."""
+    """Show the server's models on the terminal until `q`. With `once`, `json` or `model`, or if input or output is not
+    a terminal, print once. Raises ServeError: UNAVAILABLE if no server answers, NOT_FOUND if it has no such model."""
     files = (options.root_cert, options.client_cert, options.client_key)
     if bool(options.client_cert) != bool(options.client_key):
-        raise UsageError("--client-cert and --client-key go together")
+        raise UsageError("--client-cert and --client-key: expected both or neither, got one")
     tls = Tls(options.root_cert, options.client_key, options.client_cert) if options.tls or any(files) else None
     url, headers = options.url, dict(options.header)
     address = options.http_url.rstrip("/") or http_address(url, tls is not None)
@@ -182,13 +182,13 @@ def _width(made: Table, console: Console) -> int:
 def _unreachable(url: str, error: RocserveError) -> str:
     if "This protocol is restricted" in error.text:
         return f"the server at {url} answers only calls with its header ({error}); send it with --header=NAME=VALUE"
-    return f"no answer from a server at {url} ({error}); is it running, is this its gRPC port, and does it want TLS?"
+    return f"no answer from a server at {url} ({error}); is it running, is this its gRPC port, and does it need TLS?"
 
 
 VERB = Verb(
-    "Show the models of a running server: state, requests, times, and why a model is not served; what needs help comes"
-    " first. On a terminal the table is updated, and keys scroll, filter and sort it, and open a model; into a pipe it"
-    " is printed once.",
+    "Show the models of a running server: state, requests, times, and why a model is not served; models with problems"
+    " come first. On a terminal the table is updated, and keys scroll, filter and sort it, and open a model; into a"
+    " pipe it is printed once.",
     StatusOptions(),
     run,
 )

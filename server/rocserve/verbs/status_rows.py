@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rocserve.verbs.status_poll import StatusRow
 
 ATTENTION = "attention"
-"""The order that `rocserve status` begins with: what needs help first, then what is busy."""
+"""The order that `rocserve status` begins with: models with problems first, then busy ones."""
 _NAME_ORDER = "model"
 _RANKS = {"UNAVAILABLE": 0, "LOADING": 2, "CHECKING": 2, "UNLOADING": 2, "READY": 3}
 _FAILING_RANK = 1

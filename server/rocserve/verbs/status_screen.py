@@ -242,7 +242,7 @@ class Polled:
 
 
 class _Poller:
-    """Polls in a thread of its own, because a poll may wait for the server while keys are pressed."""
+    """Polls in a separate thread, because a poll may wait for the server while keys are pressed."""
 
     def __init__(self, poll: Callable[[], Polled], interval: float, wake: int) -> None:
         """`wake`: a descriptor to which a byte is written after each poll."""

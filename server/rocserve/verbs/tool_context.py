@@ -83,7 +83,7 @@ class ToolContext:
             file = sibling_model(file) or file
         if file.suffix == ".mxr":
             raise invalid_argument(
-                f"{file.name} is compiled already, and the ONNX file that it was made from is not next to it as"
+                f"{file.name} is compiled already, and its ONNX file is not next to it as"
                 f" {file.with_suffix('.onnx').name}"
             )
         try:
@@ -106,7 +106,7 @@ class ToolContext:
             reason = f"{original.name} is compiled already, so {file.name} next to it is compiled"
             raise ServeError(error.code, f"{reason}: {error.text}") from None
         if not plan.batches and "batch_sizes" in source.config.parameters:
-            raise invalid_argument("does not batch, so there is one program; leave --batch-sizes out")
+            raise invalid_argument("does not batch, so there is one program; remove --batch-sizes")
         return plan
 
     def program(self, recipe: ProgramRecipe) -> tuple[CachedProgram, bool]:

@@ -40,7 +40,7 @@ class ToolWorkers:
         log: logging.Logger | None = None,
         grace_seconds: float = 0.0,
     ) -> None:
-        """`log`: gets what the workers print; None = nobody does. `grace_seconds`: how long models may take for their
+        """`log`: gets the workers' output; None = the output is dropped. `grace_seconds`: the time for models to
         end."""
         self._grace_seconds = grace_seconds
         self._settings = settings

@@ -25,14 +25,13 @@ def test_the_default_batch_size_of_one_backend_and_of_all() -> None:
     [
         (
             ("python", "shm-default-byte-size", "1048576"),
-            "--backend-config=python,shm-default-byte-size=1048576 has no effect: rocserve has nothing that it could"
-            " tune",
+            "--backend-config=python,shm-default-byte-size=1048576 has no effect: rocserve has no counterpart",
         ),
         (
             ("onnxruntime", "colour", "red"),
-            "--backend-config=onnxruntime,colour=red has no effect: rocserve knows no such setting",
+            "--backend-config=onnxruntime,colour=red has no effect: rocserve does not know the setting",
         ),
-        (("", "colour", "red"), "--backend-config=colour=red has no effect: rocserve knows no such setting"),
+        (("", "colour", "red"), "--backend-config=colour=red has no effect: rocserve does not know the setting"),
         (
             ("tensorrt", "plugins", "a.so"),
             "--backend-config=tensorrt,plugins=a.so has no effect: there is no backend 'tensorrt'; there are: "

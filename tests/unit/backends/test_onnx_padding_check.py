@@ -176,8 +176,8 @@ def test_dimensions_with_other_names_that_must_be_equal(
     [
         (
             "unk__2=16,32; unk__4=16",
-            "parameter 'sizes' of model 'model' gives the dimensions 'unk__2' and 'unk__4' other sizes, and the model"
-            " takes them only if they are equal; write the sizes of one of them",
+            "parameter 'sizes' of model 'model' gives the dimensions 'unk__2' and 'unk__4' different sizes, but the"
+            " model needs equal ones; write the sizes of one of them",
         ),
         ("unk__3=16", "names the dimension 'unk__3'"),
     ],
@@ -192,7 +192,7 @@ def test_faults_of_dimensions_that_must_be_equal(load: Load, sizes: str, text: s
 def test_texts_that_must_be_as_long_as_something_padded(load: Load) -> None:
     graph = """net (float[n, a] x, string[n, b] t) => (float[n, c] y) {
         f = Cast<to = 1>(t) y = Add(x, f) }"""
-    with pytest.raises(ServeError, match="dimension 'a', to which that of the texts in input 't' must be equal"):
+    with pytest.raises(ServeError, match="dimension 'a', which must equal a dimension of the texts in input 't'"):
         load(graph, sizes="a=8,16", sample={"x": np.ones((1, 8), np.float32), "t": np.full((1, 8), "1", object)})
 
 

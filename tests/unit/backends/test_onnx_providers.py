@@ -211,7 +211,7 @@ def test_parameters_of_the_migraphx_provider(plan_for: PlanMaker, caplog: pytest
     # Older providers refuse options that they do not know, and ignore variables.
     assert provider.variables == {"ORT_MIGRAPHX_HIP_GRAPH_ENABLE": "1", "ORT_MIGRAPHX_COALESCE_IO": "0"}
     assert provider.accelerator["migraphx_max_dynamic_batch"] == "8"
-    assert "parameter 'migraphx_model_cache_dir' changes nothing: compiled programs are kept" in caplog.text
+    assert "parameter 'migraphx_model_cache_dir' has no effect: compiled programs are kept" in caplog.text
 
 
 def test_a_calibration_table_of_the_model(model_source: SourceMaker, plan_for: PlanMaker) -> None:

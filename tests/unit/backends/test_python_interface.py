@@ -481,7 +481,7 @@ def test_wrong_uses_of_metrics(pb_utils: Any) -> None:
         (lambda: counts.Metric(labels={"no label": "m"}), "Invalid label name"),
         (lambda: family("no name", "", family.GAUGE), "Invalid metric name"),
         (lambda: family("seen", "", family.GAUGE), "Family name already exists with different type"),
-        (lambda: family("nv_inference_count", "", family.COUNTER), "is a name of the server's own"),
+        (lambda: family("nv_inference_count", "", family.COUNTER), "is reserved for the server"),
     ):
         with pytest.raises(pb_utils.TritonModelException, match=message):
             action()

@@ -106,7 +106,7 @@ def test_an_operator_of_a_missing_package(load: Loader, name: str) -> None:
 
 def test_a_program_of_another_name(load: Loader) -> None:
     assert load("named_otherwise").signature.max_batch_size == 8
-    with pytest.raises(ServeError, match="it holds the programs one, other, expected one, or one of the name 'model'"):
+    with pytest.raises(ServeError, match="it holds the programs one, other, expected one, or one named 'model'"):
         load("two_programs")
 
 

@@ -50,10 +50,10 @@ def test_kinds(tmp_path: Path, names: tuple[str, ...], kind: FileKind) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"", "model.pt2 is no file of PyTorch's"),
+        (b"", "model.pt2 is not a PyTorch file"),
         (b"\x80\x02pickled", "model.pt2 holds a pickle of weights or of a module, not a program"),
         (b"PK\x03\x04cut", "model.pt2 is cut short or damaged"),
-        (b"version https://git-lfs", "model.pt2 is no file of PyTorch's; it is a git-LFS pointer"),
+        (b"version https://git-lfs", "model.pt2 is not a PyTorch file; it is a git-LFS pointer"),
     ],
 )
 def test_what_is_none(tmp_path: Path, content: bytes, text: str) -> None:
@@ -65,7 +65,7 @@ def test_what_is_none(tmp_path: Path, content: bytes, text: str) -> None:
 
 
 def test_archives_of_something_else_and_changed_ones(tmp_path: Path) -> None:
-    with pytest.raises(ServeError, match="is a zip archive, but holds no program of PyTorch's"):
+    with pytest.raises(ServeError, match="is a zip archive without a PyTorch program"):
         file_kind(archive(tmp_path / "model.pt2", "m/readme"))
     file = archive(tmp_path / "other.pt2", "m/models/model.json")
     content = bytearray(file.read_bytes())
@@ -87,7 +87,7 @@ def test_archives_of_something_else_and_changed_ones(tmp_path: Path) -> None:
         ("/tmp/evil", "its member '/tmp/evil' leads out of it"),
         ("m\\..\\evil", "leads out of it"),
         ("m/link", "its member 'm/link' is a link"),
-        ("m/code/twice", "it has 2 members of the name 'm/code/twice'"),
+        ("m/code/twice", "it has 2 members named 'm/code/twice'"),
     ],
 )
 def test_members_that_pytorch_would_unpack_elsewhere(tmp_path: Path, kind: str, name: str, text: str) -> None:
@@ -153,7 +153,7 @@ def test_engines(parameters: dict[str, str], engine: str) -> None:
         ),
         ({TORCH_COMPILE: '{"mode": 1}'}, f"parameter '{TORCH_COMPILE}' of model 'm' must be a JSON object with any of"),
         ({TORCH_COMPILE: "[" * 100_000}, f"parameter '{TORCH_COMPILE}' of model 'm' must be a JSON object with any of"),
-        ({TORCH_COMPILE: '{"backend": "onnxrt"}'}, f"parameter '{TORCH_COMPILE}' of model 'm' asks for the backend"),
+        ({TORCH_COMPILE: '{"backend": "onnxrt"}'}, f"parameter '{TORCH_COMPILE}' of model 'm' names backend"),
     ],
 )
 def test_engines_that_cannot_be_had(parameters: dict[str, str], text: str) -> None:
@@ -226,4 +226,4 @@ def test_auto_goes_by_the_machine_and_what_is_behind_it(
 
 
 def test_why_it_is_migraphx() -> None:
-    assert BACKEND.engine_for(model(), AMD_GPU).reason == "torch_migraphx and an AMD GPU are there"
+    assert BACKEND.engine_for(model(), AMD_GPU).reason == "torch_migraphx and an AMD GPU were found"

@@ -360,7 +360,7 @@ def test_a_compiled_program_that_is_wrong_is_refused_unless_a_warning_will_do(
         assert compiled() == tmp_path
         expected = LoadCheckReport()
         if mode == "warn":
-            text = f"Inductor computes other numbers than PyTorch: {wrong.reason}"
+            text = f"Inductor's answers differ from PyTorch's: {wrong.reason}"
             expected = LoadCheckReport((wrong.reason,), text, (REFERENCE,), 1.5)
         assert check.report == expected
         assert (check.seconds > 0) == (mode == "warn")

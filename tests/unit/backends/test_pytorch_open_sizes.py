@@ -24,8 +24,8 @@ def test_sizes_that_go_together(length: int) -> None:
         (2, 5, "dimension 0 of input 'x' is 2; its program was exported for 3 at least, at most 8"),
         (9, 19, "dimension 0 of input 'x' is 9; its program was exported for 3 at least, at most 8"),
         (4, 8, "dimension 0 of input 'y' is 8; its program was exported for 7 at least, in steps of 2"),
-        (4, 11, "dimension 0 of input 'x' is 4, and dimension 0 of input 'y' is 11; its program was exported for sizes"
-                " that go together"),
+        (4, 11, "dimension 0 of input 'x' is 4, but dimension 0 of input 'y' is 11; its program was exported for"
+                " matching sizes"),
     ],
 )  # fmt: skip
 def test_sizes_that_do_not(x: int, y: int, text: str) -> None:
@@ -51,9 +51,7 @@ def test_conditions(text: str, sizes: tuple[int, int], holds: bool) -> None:
     if holds:
         check_sizes(NAMES, ((None,), (None,)), conditions, values)
         return
-    with pytest.raises(
-        ServeError, match="sizes of the inputs do not go together; its program was exported for"
-    ) as raised:
+    with pytest.raises(ServeError, match="sizes of the inputs do not match; its program was exported for") as raised:
         check_sizes(NAMES, ((None,), (None,)), conditions, values)
     assert raised.value.code is StatusCode.INVALID_ARGUMENT
     assert f"dimension 0 of input 'x' ({sizes[0]})" in raised.value.text

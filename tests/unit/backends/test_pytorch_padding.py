@@ -113,7 +113,7 @@ def test_what_shows_in_added_elements_is_warned_of_and_refused_under_strict(load
             "mask:0=8",
             "names the dimension 'mask:0', which the model does not have.*open dimensions are.*ids:0",
         ),
-        ("pair", "left:0=8", "computes other sizes of its inputs from it"),
+        ("pair", "left:0=8", "from which the program computes other sizes of its inputs"),
         ("stepped", "x:0=8,18", "pads dimension 'x:0' to 18.*exported for 0 at least, at most 32, in steps of 4"),
     ],
 )
@@ -216,7 +216,7 @@ def test_an_output_that_zeros_do_not_have_is_cut_back(load: Loader) -> None:
 
 
 def test_a_precision_that_does_not_fit_is_named_before_sizes(load: Loader) -> None:
-    with pytest.raises(ServeError, match="parameter 'precision' is \"fp16\", and the program cannot compute in it"):
+    with pytest.raises(ServeError, match="parameter 'precision' is \"fp16\", but the program cannot compute in it"):
         load("typed_texts", inputs=(), sizes="x:0=8,16", precision="fp16")
 
 

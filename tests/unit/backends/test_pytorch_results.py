@@ -161,7 +161,7 @@ def test_a_squeezed_row_is_a_row_where_the_configuration_says_so(loaded: Loader,
     rows = np.float32([[[1], [2], [3]], [[4], [5], [6]]])
     assert values(run(model, rows, sizes=(1, 1))) == {name: [[2, 3, 4], [5, 6, 7]]}
     with pytest.raises(
-        ServeError, match="does not batch; leave max_batch_size out, or, if one row lacks only sizes of"
+        ServeError, match="so the model does not batch; remove max_batch_size, or, if one row lacks only sizes of"
     ):
         loaded("squeezing", inputs=[column], max_batch_size=4)
 

@@ -228,7 +228,7 @@ def test_a_crop_that_stands_out_is_moved_or_refused() -> None:
     (_,), failures = run_batch(engine, setup, [jpeg(50, 40), jpeg(40, 50)], [(30, 30, 3)])
     assert set(failures) == {1}
     assert isinstance(failures[1], PixelsError)
-    assert "CropFixed: the crop from 20 to 50 stands out of its width of 40 pixels" in str(failures[1])
+    assert "CropFixed: the crop from 20 to 50 exceeds its width of 40 pixels" in str(failures[1])
 
 
 def test_flags_of_each_image() -> None:

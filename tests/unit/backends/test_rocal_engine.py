@@ -190,7 +190,7 @@ def test_a_slice_that_always_stands_out_is_refused_when_the_model_is_loaded(
     part = {"operation": "slice", "anchor": [4, 3], "shape": shape, "out_of_bounds_policy": policy, "is_output": True}
     pipeline = parse_pipeline(json.dumps({"pipeline": [RESIZE, part]}), 3)
     if stands_out:
-        with pytest.raises(PipelineError, match=r"pipeline\[1\] \(slice\): .* stands out of the image's \[8, 16\]"):
+        with pytest.raises(PipelineError, match=r"pipeline\[1\] \(slice\): .* exceeds the image's \[8, 16\]"):
             output_extents(pipeline, Extent(None, None))
     else:
         (size,) = output_extents(pipeline, Extent(None, None))

@@ -108,8 +108,8 @@ def test_exif_that_cannot_be_read_turns_nothing(body: bytes) -> None:
         (b"data:image/jpeg;base64,/9j/", "a data: URL; send the bytes that it holds"),
         (bytes(40), "nothing but zeros"),
         (b"404 page not found\n", "text, perhaps a path or an address; send the bytes of the file"),
-        (b"\x96\x04\0\0" + pictures.jpeg(), "a JPEG behind four other bytes, perhaps its length; send the file alone"),
-        (b"\x96\x04\0\0\x89PNG\r\n", "a PNG behind four other bytes, perhaps its length; send the file alone"),
+        (b"\x96\x04\0\0" + pictures.jpeg(), "a JPEG after four other bytes, perhaps its length; send only the file"),
+        (b"\x96\x04\0\0\x89PNG\r\n", "a PNG after four other bytes, perhaps its length; send only the file"),
     ],
 )
 def test_what_is_neither_jpeg_nor_png_is_named(encoded: bytes, kind: str) -> None:

@@ -315,12 +315,12 @@ def test_slice_trims_or_refuses_what_stands_out() -> None:
     trimming = make("slice", anchor=[7, 10], shape=[4, 20], out_of_bounds_policy="TRIMTOSHAPE")
     np.testing.assert_array_equal(result(trimming, PIXELS), PIXELS[7:, 10:])
     assert trimming.extent(ResultExtent.whole(Extent(9, None))).size == Extent(2, None)
-    with pytest.raises(PixelsError, match=r"from \[7, 10\] of \[4, 20\] stands out of the image's \[9, 13\]"):
+    with pytest.raises(PixelsError, match=r"from \[7, 10\] of \[4, 20\] exceeds the image's \[9, 13\]"):
         make("slice", anchor=[7, 10], shape=[4, 20]).run(Image.whole(PIXELS), as_float=False)
     beyond = make("slice", anchor=[9, 0], shape=[4, 4], out_of_bounds_policy="TRIMTOSHAPE")
     with pytest.raises(PixelsError, match=r'stands out .* "out_of_bounds_policy" may be PAD$'):
         beyond.run(Image.whole(PIXELS), as_float=False)
-    with pytest.raises(ValueError, match=r"stands out of the image's \[8, \?\] \(height, width\)"):
+    with pytest.raises(ValueError, match=r"exceeds the image's \[8, \?\] \(height, width\)"):
         beyond.extent(ResultExtent.whole(Extent(8, None)))
 
 

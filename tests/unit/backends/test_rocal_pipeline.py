@@ -195,7 +195,7 @@ BLEND = {"operation": "blend", "ratio": 0.5, "is_output": True}
         ([{**RESIZE, "dest_width": {"input": "W"}}], "key 'dest_width' cannot be an object or come from an input"),
         ([{**NORMALIZE, "mirror": {"inputs": "M"}}], "key 'mirror' must be a value or .*input.*, not"),
         ([{**NORMALIZE, "mirror": {"input": ""}}], "key 'mirror' must be a value or"),
-        ([{"operation": "ImageSize"}], r"pipeline\[0\] \(ImageSize\) is nothing but an output"),
+        ([{"operation": "ImageSize"}], r"pipeline\[0\] \(ImageSize\) has a result only as an output"),
         ([{"operation": "ImageSize", "is_output": True, "layout": "NHWC"}], "unknown key 'layout'"),
     ],
 )
@@ -245,7 +245,7 @@ def test_what_an_input_gives_has_a_default_until_it_comes(name: str) -> None:
             '{"pipeline": [{"operation": "copy", "is_output": true, "is_output": false}]}',
             "key 'is_output' stands twice",
         ),
-        ('{"pipeline": [], "pipeline": []}', "key 'pipeline' stands twice in one object"),
+        ('{"pipeline": [], "pipeline": []}', "key 'pipeline' occurs twice in one object"),
         # The search took minutes: each key was compared with all others.
         ("{" + "".join(f'"{number}": 0, ' for number in range(100_000)) + '"z": 1, "z": 2}', "key 'z' stands twice"),
         (f'{{"{"k" * 100_000}": 0}}', r"pipeline file: unknown key 'k{77}\.\.\.'; allowed"),

@@ -303,7 +303,7 @@ def test_an_address_with_a_scheme_is_none(scheme: str, tls: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         Client(f"{scheme}://host:8001/")
     assert caught.value.text == (
-        f"'{scheme}://host:8001/' is no address of gRPC: leave out '{scheme}://' and give host:port of the server's"
+        f"'{scheme}://host:8001/' is not a gRPC address: remove '{scheme}://' and give host:port of the server's"
         f" gRPC port (8001 by default), as in 'host:8001'{tls}"
     )
 

@@ -36,7 +36,7 @@ def test_a_box_that_is_nowhere_is_a_fault_of_its_picture_alone(detect, tmp_path)
         Image.new("RGB", (320, 240)).save(tmp_path / name)
         findings.append(detect.Finding(tmp_path / name, (cup(detect, *box),)))
     fault, *written = detect.write_drawings(findings, tmp_path)
-    assert fault.error.startswith(f"it cannot be drawn into {tmp_path}/nan.png: ")
+    assert fault.error.startswith(f"cannot draw it into {tmp_path}/nan.png: ")
     assert written == [tmp_path / "endless.png", tmp_path / "far.png"]
 
 
@@ -73,7 +73,7 @@ def test_a_drawing_that_cannot_be_written_harms_no_other(detect, tmp_path):
     findings = [detect.Finding(tmp_path / name) for name in ("one.jpg", "two.jpg")]
     fault, written = detect.write_drawings(findings, tmp_path)
     assert fault.image == findings[0].image
-    assert fault.error == f"it cannot be drawn into {tmp_path / 'one.png'}: Is a directory"
+    assert fault.error == f"cannot draw it into {tmp_path / 'one.png'}: Is a directory"
     assert written == tmp_path / "two.png"
 
 
@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_no_part_of_a_drawing(detect, tmp_path, before):
         (tmp_path / "out" / "one.png").write_bytes(before)
     with full_disk():
         (fault,) = detect.write_drawings([detect.Finding(tmp_path / "one.jpg")], tmp_path / "out")
-    assert fault.error == f"it cannot be drawn into {tmp_path / 'out' / 'one.png'}: File too large"
+    assert fault.error == f"cannot draw it into {tmp_path / 'out' / 'one.png'}: File too large"
     assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == ([before] if before else [])
 
 

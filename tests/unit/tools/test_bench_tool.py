@@ -181,7 +181,7 @@ class TestPyTorchFiles:
         ran = command("bench", file, "--engine", "onnxruntime", *_QUICK)
         assert (ran.status, "must be one of auto, eager, inductor, migraphx, migraphx-onnx" in ran.err) == (1, True)
         ran = command("bench", _file(tmp_path, mlp()), "--engine", "eager", *_QUICK)
-        assert (ran.status, "eager runs PyTorch's files, and m.onnx is none" in ran.err) == (1, True)
+        assert (ran.status, "eager runs PyTorch files, and m.onnx is not one" in ran.err) == (1, True)
         ran = command("bench", _file(tmp_path, b"PK", "m.pt2"), *_QUICK)
         assert (ran.status, "m.pt2 is cut short or damaged" in ran.err) == (1, True)
 

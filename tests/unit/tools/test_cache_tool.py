@@ -121,7 +121,7 @@ def test_list_says_what_is_being_compiled(cache: ProgramCache, capsys: pytest.Ca
 def test_without_a_cache_nothing_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for action in ("list", "prune"):
         assert main(["cache", action, "--cache-directory", str(tmp_path / "none")]) == 0
-        assert capsys.readouterr().out == f"no programs are kept in {tmp_path}/none: it is not there\n"
+        assert capsys.readouterr().out == f"no programs in {tmp_path}/none: the folder does not exist\n"
     assert not (tmp_path / "none").exists()
 
 
@@ -151,7 +151,7 @@ def test_prune_models(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -
     assert lines[0].startswith(f"removed {keys['digits'][:12]} of model digits, ")
     assert lines[1:3] == [
         "forgot that model.mxr of model mine crashed: it is tried again",
-        "nothing is kept of model none",
+        "the cache has nothing of model none",
     ]
     assert [entry.key for entry in cache.entries()] == [keys["resnet 1"], keys["resnet 8"]]
     assert cache.load_trials.entries() == []

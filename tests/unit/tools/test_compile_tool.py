@@ -216,7 +216,7 @@ def test_batch_sizes_of_a_model_that_does_not_batch(migraphx_root: Path, command
     model.write_bytes(without_batch())
     ran = command.on_migraphx(migraphx_root, "compile", model, "--batch-sizes", "1,2")
     assert (ran.status, ran.out) == (1, "")
-    assert "turn.onnx: does not batch, so there is one program; leave --batch-sizes out\n" in ran.err
+    assert "turn.onnx: does not batch, so there is one program; remove --batch-sizes\n" in ran.err
 
 
 def test_a_damaged_file_beside_a_program_is_said_to_be_beside_it(

@@ -104,16 +104,21 @@ def test_what_says_its_inputs_needs_no_configuration(tmp_path: Path, file: str, 
 @pytest.mark.parametrize(
     ("file", "content", "manifest", "text"),
     [
-        ("net.pt", SCRIPT, {}, "TorchScript does not say its inputs: name each, as in --input=INPUT__0:FP32:3,224,224"),
+        (
+            "net.pt",
+            SCRIPT,
+            {},
+            "TorchScript does not name its inputs: name each, as in --input=INPUT__0:FP32:3,224",
+        ),
         ("net.pth", PICKLE, {"modelFile": "model.py"}, "model.pt holds a pickle of weights or of a module, not a"),
-        ("net.bin", b"", {}, "model 'm' has the file 'net.bin'; what can be served are TorchScript, programs of"),
+        ("net.bin", b"", {}, "model 'm' has the file 'net.bin'; expected TorchScript, a program of"),
         ("net.onnx", b"", {"modelName": "../m"}, "'../m' cannot be the name of a folder"),
         ("net.onnx", b"", {"modelVersion": "beta"}, "expected an archive of torch-model-archiver, with MAR-INF/"),
         ("net.onnx", b"", {"modelVersion": "-1"}, "model 'm' has the version -1; a folder's is from 0 up to 63 bits"),
         ("net.onnx", b"", {"modelVersion": "9" * 20}, f"model 'm' has the version {'9' * 20}; a folder's is from"),
         ("net.onnx", b"", {"modelName": 7}, "expected an archive of torch-model-archiver, with MAR-INF/"),
         ("net.onnx", b"", {"modelVersion": ["1"] * 10}, "expected an archive of torch-model-archiver, with MAR-INF/"),
-        ("../../net.pt", SCRIPT, {}, "TorchScript does not say its inputs"),
+        ("../../net.pt", SCRIPT, {}, "TorchScript does not name its inputs"),
     ],
 )
 def test_what_cannot_be_converted_leaves_nothing(
@@ -155,7 +160,7 @@ def test_an_archive_that_unpacks_to_100_gigabytes_is_refused(
     content[entry + 24 : entry + 28] = (3 << 30).to_bytes(4, "little")
     (tmp_path / "m.mar").write_bytes(content)
     assert cli.main(["convert-mar", str(tmp_path / "m.mar"), f"--model-repository={tmp_path / 'other'}"]) == 1
-    assert "m.mar unpacks to 3072 MiB, 1024 MiB at most are possible for its size" in capsys.readouterr().err
+    assert "m.mar unpacks to 3072 MiB, at most 1024 MiB are possible for its size" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
 

@@ -60,7 +60,7 @@ def test_as_people_read_it_where_migraphx_is_broken(command: Command, tmp_path: 
     assert ran.status == 1
     assert ran.row("ONNX Runtime")[0] == "works"
     assert ran.row("MIGraphX  ")[0] == "BROKEN"
-    assert "advice: MIGraphX is there, but cannot be loaded\n" in ran.out
+    assert "advice: MIGraphX is installed, but cannot be loaded\n" in ran.out
     assert "\n1 broken\nworks here: ONNX Runtime, rocAL's CPU engine\n" in ran.out
 
 

@@ -204,7 +204,7 @@ SIZE = len(CONTENT)
         (0, send(CONTENT[:-1]), f"the file there has {SIZE - 1} bytes, expected {SIZE}", 0),
         (0, send(CONTENT[:133]), f"the file there has 133 bytes, expected {SIZE}", 0),
         (0, send(CONTENT[:1000], length=SIZE), f"the connection ended after 1000 of {SIZE} bytes", 1000),
-        (0, endless, f"goes on after the {SIZE} bytes", 0),
+        (0, endless, f"more than the expected {SIZE} bytes", 0),
     ],
 )
 def test_what_is_not_the_file_is_refused_and_what_is_right_is_kept(
@@ -234,7 +234,7 @@ def test_redirections_in_a_circle_are_left_in_one_line(server: Server, target: P
 @pytest.mark.parametrize("address", ["somewhere/file", "http://[::1/file", "http://local host/file"])
 def test_what_is_no_address_is_said_at_once(target: Path, part: Path, address: str) -> None:
     file = RemoteFile("file.bin", 10, "0" * 64, (address,))
-    assert f"{address}: it is no address" in refusal(file, target, part)
+    assert f"{address}: it is not an address" in refusal(file, target, part)
 
 
 @pytest.mark.parametrize("status", [404, 403])

@@ -72,7 +72,7 @@ def test_a_download_ends_in_the_version_folder(repository: Path, mirror: str) ->
     assert (folder / "1" / "model.onnx").read_bytes() == CONTENT
     assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt", "labels.txt"], "nothing else is left"
     assert "SHA-256 as published" in text
-    assert "there already, and right" in get(repository)[1], "the second time asks nobody"
+    assert "exists already, with the right content" in get(repository)[1], "the second time asks nobody"
 
 
 def test_files_within_wheels_go_where_the_model_needs_them(
@@ -96,7 +96,7 @@ def test_files_within_wheels_go_where_the_model_needs_them(
     assert text.index("tokenizer.json") < text.index("model.onnx"), "a version appears when all that it needs is there"
     assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt", "labels.txt", "tokenizer.json"]
     again = get(repository)[1]
-    assert again.count("is there already") == 2, again
+    assert again.count("exists already") == 2, again
 
 
 def test_all_that_can_be_fetched_has_what_serves_it(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_somebody_elses_file_is_replaced_by_force_alone(repository: Path, mirror
     file.write_bytes(b"my own network")
     status, text = get(repository, source=mirror)
     assert status == 1
-    assert "is another file than 'resnet50-v1-12.onnx'; --force replaces it" in text
+    assert "differs from 'resnet50-v1-12.onnx'; --force replaces it" in text
     assert file.read_bytes() == b"my own network"
     assert get(repository, source=mirror, force=True)[0] == 0
     assert file.read_bytes() == CONTENT
@@ -199,7 +199,7 @@ def test_ctrl_c_ends_it_in_a_line_and_the_next_time_goes_on(tmp_path: Path) -> N
 def test_a_source_that_is_no_address(repository: Path, source: str) -> None:
     status, text = get(repository, source=source)
     assert status == 1
-    assert f"the source '{source}' is no address; expected one that begins with http://" in text
+    assert f"the source '{source}' is not an address; expected one that begins with http://" in text
 
 
 def test_complaints_go_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

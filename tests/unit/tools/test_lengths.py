@@ -83,7 +83,7 @@ def test_a_file_has_a_length_on_each_line(tmp_path: Path, monkeypatch: pytest.Mo
         ("none.txt", r"a file with a length on each line, got 'none\.txt' \(No such file or directory\)"),
         ("words.txt", r"got 'many' in 'words\.txt, line 3'"),
         ("empty.txt", r"expected a file with a length on each line, got 'empty\.txt', which is empty"),
-        ("bytes.bin", r"got 'bytes\.bin' \(it is no text\)"),
+        ("bytes.bin", r"got 'bytes\.bin' \(it is not text\)"),
     ],
 )
 def test_what_is_no_law(text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

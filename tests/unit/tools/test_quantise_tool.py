@@ -168,10 +168,10 @@ def test_the_same_as_onnx(digits: Digits, method: str, operators: set[str]) -> N
         ("digits.pt2", "static", ["--data={folder}/photos"], "to make inputs of them; name it by --pipeline"),
         ("digits.pt2", "static", ["--out={folder}/none/never.pt2"], "there is no folder {folder}/none"),
         ("quantised.pt2", "static", [], "it is quantised already"),
-        ("train.py", "static", [], "train.py is no file of PyTorch's"),
+        ("train.py", "static", [], "train.py is not a PyTorch file"),
         ("none.pt2", "static", [], "none.pt2 cannot be read: No such file"),
-        ("no_layers.pt2", "static", [], "finds no layer in the program that it could quantise"),
-        ("digits.pt2", "qat", ["--train={folder}/images.npy"], "is no Python file"),
+        ("no_layers.pt2", "static", [], "finds no layer to quantise in the program"),
+        ("digits.pt2", "qat", ["--train={folder}/images.npy"], "is not a Python file"),
     ],
 )
 def test_what_cannot_be_done_is_said(

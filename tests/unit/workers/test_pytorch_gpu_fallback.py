@@ -96,7 +96,7 @@ async def test_a_model_that_does_not_insist_goes_on_on_the_cpu(
     assert (properties["devices"], properties["device"]) == ("cpu", "cpu")
     reason = properties["engine_reason"]
     assert reason.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
-    assert "finds no GPU here that it can use" in reason
+    assert "finds no GPU that it can use" in reason
     assert loaded.status_reason.startswith(f"served by eager instead: {reason[:100]}")
     assert fallbacks == {Fallback("m", 1, "eager", "eager"): 1}
     (warning,) = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
@@ -107,7 +107,7 @@ async def test_a_model_that_does_not_insist_goes_on_on_the_cpu(
 async def test_a_model_that_asks_for_the_gpu_is_not_moved(
     load: Load, fallbacks: Counter[Fallback], engine: str
 ) -> None:
-    with pytest.raises(ServeError, match=r"PyTorch .* finds no GPU here that it can use; install PyTorch's ") as caught:
+    with pytest.raises(ServeError, match=r"PyTorch .* finds no GPU that it can use; install PyTorch's ") as caught:
         await load(ON_GPU, engine)
     assert caught.value.code is StatusCode.UNAVAILABLE and "replaces it" not in caught.value.text
     assert not fallbacks
@@ -129,7 +129,5 @@ async def test_each_that_fails_is_named_in_the_end(load: Load, fallbacks: Counte
     assert (properties["engine"], properties["engine_replaces"], properties["device"]) == ("eager", "migraphx", "cpu")
     on_gpu, _, before = properties["engine_reason"].partition("; earlier, ")
     assert on_gpu.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
-    assert before.startswith(
-        "engine migraphx cannot load it: model 'm': engine migraphx needs torch_migraphx, and that "
-    )
+    assert before.startswith("engine migraphx cannot load it: model 'm': engine migraphx needs torch_migraphx, which ")
     assert fallbacks == {Fallback("m", 1, "migraphx", "eager"): 1}

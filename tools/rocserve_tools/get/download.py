@@ -181,7 +181,7 @@ def opened_part(path: Path) -> Iterator[BufferedRandom]:
                 size = part.tell()
     except OSError as error:
         text = f"cannot write '{path}': {error.strerror or error}"
-        raise GetError(text + ("; run again, it goes on from what is there" if size else "")) from error
+        raise GetError(text + ("; run again to resume the download" if size else "")) from error
 
 
 def clear(part: BufferedRandom) -> None:
@@ -244,7 +244,7 @@ class _Download:
                 for block in self._blocks():
                     if self.part.tell() + len(block) > self.file.size:
                         clear(self.part)
-                        raise SourceFailed(f"it goes on after the {self.file.size} bytes that were expected")
+                        raise SourceFailed(f"it sends more than the expected {self.file.size} bytes")
                     self.part.write(block)
                     self.progress.at(self.part.tell())
                 if (done := self.part.tell()) < self.file.size:
@@ -262,9 +262,9 @@ class _Download:
             return
         clear(self.part)
         if not has_begun_before:
-            raise SourceFailed(f"its bytes are not the right ones: SHA-256 {digest}, expected {self.file.sha256}")
+            raise SourceFailed(f"its content is wrong: SHA-256 {digest}, expected {self.file.sha256}")
         # The earlier part may be of another version of the file or from another address.
-        self.progress.note("what an earlier download left is not of this file; beginning again")
+        self.progress.note("an earlier download left another file; starting again")
         self.run()
 
     def _blocks(self) -> Iterator[bytes]:
@@ -282,7 +282,7 @@ class _Download:
             with error:
                 if error.code == _RANGE_NOT_SATISFIABLE and self.part.tell():
                     clear(self.part)
-                    raise Interrupted("the server has no bytes after those that are there already") from None
+                    raise Interrupted("the server has no bytes after those downloaded before") from None
                 text = f"HTTP status {error.code} ({' '.join(str(error.reason).split())})"
             raise (Interrupted if error.code in _PASSING_STATUSES else SourceFailed)(text) from None
         except URLError as error:
@@ -291,7 +291,7 @@ class _Download:
         except OSError as error:
             raise Interrupted(f"the connection broke ({error or type(error).__name__})") from None
         except (http.client.InvalidURL, ValueError) as error:
-            raise SourceFailed(f"it is no address ({error})") from None
+            raise SourceFailed(f"it is not an address ({error})") from None
         except http.client.HTTPException as error:
             raise Interrupted(f"the answer is not HTTP ({type(error).__name__}: {error})") from None
 

@@ -83,7 +83,7 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
     out, errors = console or Console(), console or Console(stderr=True)
     source = options.source or os.environ.get(SOURCE_VARIABLE)
     if source and not source.lower().startswith(("http://", "https://")):
-        text = f"the source '{source}' is no address; expected one that begins with http:// or https://"
+        text = f"the source '{source}' is not an address; expected one that begins with http:// or https://"
         say(errors, text, "red")
         return 1
     status = 0
@@ -99,12 +99,12 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
                     remote = replace(remote, addresses=(f"{source.rstrip('/')}/{remote.name}",))
                 _fetch(name, remote, repository / name, force, out, patience)
             if folders:
-                say(out, f"{name}: with it came {', '.join(folders)}; to serve them: rocserve serve {repository}")
+                say(out, f"{name}: {', '.join(folders)} added; to serve them: rocserve serve {repository}")
         except GetError as error:
             say(errors, f"{name}: {error}", "red")
             status = 1
         except KeyboardInterrupt:
-            text = "ended by you; a download goes on from what is there when you run it again"
+            text = "ended by you; run again to resume the download"
             say(errors, f"{name}: {text}", "red")
             return ENDED_BY_USER
     return status
@@ -121,8 +121,8 @@ def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Consol
             with target.open("rb") as file:
                 is_right = hashlib.file_digest(file, "sha256").hexdigest() == remote.sha256
             if not is_right:
-                raise GetError(f"'{target}' is there and is another file than '{remote.name}'; --force replaces it")
-        say(out, f"{name}: '{target}' is there already" + (", and right" if remote.is_whole else ""))
+                raise GetError(f"'{target}' exists and differs from '{remote.name}'; --force replaces it")
+        say(out, f"{name}: '{target}' exists already" + (", with the right content" if remote.is_whole else ""))
         return
     part = _part(folder, target)
     place = target if remote.is_whole else folder / f".{remote.name}"

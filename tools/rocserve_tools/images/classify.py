@@ -33,7 +33,7 @@ def classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
     floats = [tensor for tensor in metadata.outputs if tensor.datatype.startswith(("FP", "BF"))]
     if len(metadata.inputs) != 1 or not encoded or not floats:
         raise invalid_argument(
-            f"model '{metadata.name}' does not make probabilities from one encoded image (BYTES): it takes"
+            f"model '{metadata.name}' does not compute probabilities of one encoded image (BYTES): it takes"
             f" {tensors_text(metadata)}; for a network of images, --preprocess makes the model"
             f" '{metadata.name}_image', which does"
         )

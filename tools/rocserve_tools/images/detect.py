@@ -51,13 +51,13 @@ class Detection:
 
 
 def detector(metadata: ModelMetadata) -> Ask[Detection]:
-    """Return a function that asks for the objects in an image. Raises ServeError if the model is no detector."""
+    """Return a function that asks for the objects in an image. Raises ServeError if the model is not a detector."""
     texts = {tensor.name: tensor.datatype == "BYTES" for tensor in metadata.outputs}
     is_fit = all(texts.get(name) is (name == "LABELS") for name in OUTPUTS)
     if [tensor.name for tensor in metadata.inputs] != [INPUT] or not is_fit:
         raise invalid_argument(
-            f"model '{metadata.name}' is no detector, which takes {INPUT} and gives {', '.join(OUTPUTS)}: it takes"
-            f" {tensors_text(metadata)}"
+            f"model '{metadata.name}': expected a detector, which takes {INPUT} and gives {', '.join(OUTPUTS)}, got a"
+            f" model that takes {tensors_text(metadata)}"
         )
 
     async def ask(client: AsyncClient, image: bytes) -> tuple[Detection, ...]:
@@ -95,7 +95,7 @@ def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iter
                 drawn.save(file, "PNG")
         # Pillow raises ValueError if a box has a NaN.
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            yield replace(finding, error=f"it cannot be drawn into {path}: {reason_of(error)}")
+            yield replace(finding, error=f"cannot draw it into {path}: {reason_of(error)}")
         else:
             used.add(realpath(path))
             yield path

@@ -71,7 +71,7 @@ def difference(results: Sequence[Array], references: Sequence[Array]) -> Differe
         cosine = float("nan")
     else:
         cosine = float(np.dot(actual, expected)) / norms if norms else 0.0
-    # Equal infinities and NaNs are no difference. A NaN or infinity on one side only is an infinite difference.
+    # Equal infinities and NaNs do not differ. A NaN or infinity on one side only is an infinite difference.
     same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
         distance = np.where(same, 0.0, np.abs(actual - expected))

@@ -161,7 +161,7 @@ def _law(text: str) -> Law:
     try:
         lines = path.read_text().splitlines()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ValueError(
             f"expected lognormal:median=M,max=N, uniform:min=N,max=N, a length, or a file with a length on each line,"
             f" got '{text}' ({reason})"

@@ -157,7 +157,7 @@ def training_function(file: Path) -> Train:
     """Return the function `train` of a Python file. Raises ServeError (INVALID_ARGUMENT) if there is none."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise invalid_argument(f"{file} is no Python file; expected one that holds train(network)")
+        raise invalid_argument(f"{file} is not a Python file; expected one that defines train(network)")
     script = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.absolute().parent))  # Python does the same for a script.
     spec.loader.exec_module(script)

@@ -92,13 +92,13 @@ def run(options: QuantiseOptions) -> None:
     runs = read_inputs(original.signature, options)
     count = len(methods.layers(exported.graph))
     if methods.is_quantised(exported):
-        raise invalid_argument("it is quantised already, it has weights in int8; name the program that it was made of")
+        raise invalid_argument("it is quantised already: it has weights in int8; name the original program")
     if options.method == "dynamic":
         module = methods.quantise_dynamic(exported)
     elif options.method == "static":
         module = methods.quantise_static(exported, runs)
     else:
-        assert options.train is not None, "the command line sees to it"
+        assert options.train is not None, "the command line requires it"
         module = methods.quantise_trained(exported, methods.training_function(options.train), runs[0])
     quantised = methods.export_again(module, exported, runs[0])
     # `layers` does not find dynamically quantised layers. Other quantised layers dequantise their weights.
@@ -107,8 +107,8 @@ def run(options: QuantiseOptions) -> None:
     done = count - len(left)
     if not done:
         raise invalid_argument(
-            f"method {options.method} finds no layer in the program that it could quantise; dynamic quantises linear"
-            " layers, static and qat convolutions too"
+            f"method {options.method} finds no layer to quantise in the program; dynamic quantises linear layers,"
+            " static and qat also convolutions"
         )
     _write(quantised, original.signature, options.out)
     say(out, f"{options.out}: {done} of {count} layers with weights in int8, by {options.method}")

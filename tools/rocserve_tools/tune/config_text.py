@@ -27,11 +27,11 @@ class ServingChoice:
     batch_sizes: tuple[int, ...] = ()
     """Ascending, for an engine that compiles programs ahead; empty = none."""
     sizes: str = ""
-    """The parameter `sizes`; "" = as it is."""
+    """The parameter `sizes`; "" = unchanged."""
 
 
 def with_choice(text: str, choice: ServingChoice, filename: str) -> str:
-    """Return the text with the choice written into it. Raises ServeError (INVALID_ARGUMENT) if the text is no
+    """Return the text with the choice written into it. Raises ServeError (INVALID_ARGUMENT) if the text is not a
     config.pbtxt, or if the place for the choice is ambiguous."""
     expected = parse_model_config(text, filename)
     if not expected.instance_group:
@@ -63,9 +63,9 @@ def with_choice(text: str, choice: ServingChoice, filename: str) -> str:
     try:
         written = parse_model_config(changed, filename)
     except ServeError as error:
-        raise internal(f"{filename} would not be valid any more ({error.text}) and stays as it was") from None
+        raise internal(f"{filename} would become invalid ({error.text}) and stays unchanged") from None
     if written != expected:
-        raise internal(f"the choice cannot be written into {filename} as it is; write it yourself")
+        raise internal(f"the choice cannot be written into {filename}; write it yourself")
     return changed
 
 

@@ -56,7 +56,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
     try:
         loaded = onnx.load(path, format="protobuf", load_external_data=False)
     except Exception:
-        # protobuf raises errors of its own classes, and no module here may import protobuf.
+        # protobuf raises its own exceptions, and no module here may import protobuf.
         return NO_WEIGHTS
     checked = ExternalFiles(path, (model.model_folder,))
     tensors = [

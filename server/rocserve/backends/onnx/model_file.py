@@ -86,7 +86,7 @@ def _read(path: Path) -> onnx.ModelProto | None:
     try:
         return onnx.load(path, format="protobuf", load_external_data=False)
     except Exception:
-        # protobuf raises errors of its own classes, and no module here may import protobuf.
+        # protobuf raises its own exceptions, and no module here may import protobuf.
         return None
 
 

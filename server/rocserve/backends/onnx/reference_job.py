@@ -44,7 +44,7 @@ class OnnxReferenceJob:
     checks_rows: bool
     cases_file: str
     case_rows: int
-    """Rows of each case; 0 = the first dimension is no batch."""
+    """Rows of each case; 0 = the first dimension is not a batch."""
     seconds: float
     samples_file: str = ""
     """Cases whose inputs are warm-up samples; "" = none."""

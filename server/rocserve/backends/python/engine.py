@@ -279,8 +279,8 @@ def fault_text(error: BaseException, model_folder: Path) -> str:
 
 
 def _is_of_text(error: BaseException) -> bool:
-    """Whether the model's code itself is wrong. What else it raises may depend on anything: a service that is not
-    there yet, a package that is installed later."""
+    """Return whether the model's code itself is wrong. Other errors may have any cause, such as a service that has not
+    started yet, or a package that is installed later."""
     return isinstance(error, SyntaxError) or type(error) is NameError
 
 
@@ -341,10 +341,10 @@ def _device_tensors(source: ModelSource) -> DeviceTensors | None:
     try:
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
-            raise ImportError(f"PyTorch {torch.__version__} finds no GPU here that it can use")
+            raise ImportError(f"PyTorch {torch.__version__} finds no GPU that it can use")
         shared = importlib.import_module("rocserve.backends.device_tensors")
     except ImportError as error:
-        _LOG.warning("model '%s' is given its inputs in the CPU's memory: %s", source.name, error)
+        _LOG.warning("model '%s' gets its inputs in CPU memory: %s", source.name, error)
         return None
     number = 0 if torch.cuda.device_count() == 1 else source.device
     tensors: DeviceTensors = shared.DeviceTensors(torch.device("cuda", number))

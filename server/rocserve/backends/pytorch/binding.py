@@ -78,7 +78,7 @@ class BoundProgram:
             try:
                 zeros = np.zeros(shape, spec.datatype.numpy_dtype)
             except (MemoryError, ValueError) as error:  # numpy raises ValueError if the size overflows its integers.
-                raise unavailable(f"memory does not suffice for input '{spec.name}' of zeros: {error}") from None
+                raise unavailable(f"not enough memory for zeros as input '{spec.name}': {error}") from None
             if spec.datatype is DataType.BYTES:
                 zeros.fill(b"")
             tensors.append(tensor_from_numpy(spec.name, zeros, spec.datatype))
@@ -108,8 +108,8 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
             spec = TensorSpec(name, entry.datatype, _model_shape(entry, batches))
         else:
             raise invalid_argument(
-                f"the file of model '{config.name}' does not tell datatypes and shapes of its inputs: config.pbtxt has"
-                f" to say of each input its name, data_type and dims; missing: {' or '.join(tensor.names)}"
+                f"the file of model '{config.name}' has no datatypes and shapes of its inputs: give each input's name,"
+                f" data_type and dims in config.pbtxt; missing: {' or '.join(tensor.names)}"
             )
         inputs.append(spec)
         requested.append(spec if own is None or len(own) != len(spec.shape) else replace(spec, shape=own))
@@ -185,7 +185,7 @@ def _bind_results(bound: BoundProgram, config: ModelConfig, trial: Trial) -> Bou
     if not runs:
         if not config.outputs:
             raise invalid_argument(
-                f"config.pbtxt of model '{config.name}' names no outputs, and a run with zeros, which would tell them,"
+                f"config.pbtxt of model '{config.name}' names no outputs, and a run with zeros, which would show them,"
                 f" fails: {reason}; name each output with its data_type and dims"
             )
         _LOG.debug(
@@ -200,8 +200,8 @@ def _bind_results(bound: BoundProgram, config: ModelConfig, trial: Trial) -> Bou
     for name in by_name:
         if name not in known and (path := path_named(name, result)) is not None:
             _LOG.warning(
-                "output '%s' of model '%s' is not in the program's result for zeros, which has %s: requests whose"
-                " results do not have it either fail", name, config.name, has,
+                "output '%s' of model '%s' is not in the program's result for zeros, which has %s: requests without it"
+                " in their results fail", name, config.name, has,
             )  # fmt: skip
             parts.append(Part((name,), path, None))
     specs, paths = [], []
@@ -215,7 +215,7 @@ def _bind_results(bound: BoundProgram, config: ModelConfig, trial: Trial) -> Bou
             specs.append(_configured_spec(entry, batches))
         else:
             _LOG.info(
-                "output '%s' of model '%s' is nothing for zeros, and left out; name it in config.pbtxt with its"
+                "output '%s' of model '%s' is empty for zeros, and left out; name it in config.pbtxt with its"
                 " data_type and dims to serve it", name, config.name,
             )  # fmt: skip
             continue
@@ -266,8 +266,8 @@ def _runs(bound: BoundProgram, trial: Trial) -> tuple[list[tuple[Shapes, Any]], 
 def _found(
     name: str, value: Any, model: str, entry: OutputConfig | None, batches: bool, values: Sequence[Any]
 ) -> TensorSpec:
-    """Return what an output is, of which `value` is from the first run and `values` are from all. A size varies if two
-    runs differ in it, if it is 0, because many detectors find nothing in zeros, or if the configuration says so. Raises
+    """Describe an output: `value` is from the first run, `values` are from all. A size varies if two runs differ in it,
+    if it is 0 (many detectors find nothing in zeros), or if the configuration says so. Raises
     ServeError (INVALID_ARGUMENT) if the output does not have the batch's rows."""
     is_tensor = isinstance(value, torch.Tensor)
     datatype = datatype_of(value.dtype, f"output '{name}'") if is_tensor else DataType.BYTES
@@ -276,8 +276,8 @@ def _found(
         return TensorSpec(name, datatype, declared)
     if batches and (not shape or shape[0] > 1):
         raise invalid_argument(
-            f"output '{name}' of model '{model}' has the shape {list(shape)} where the program is given one row, so it"
-            " does not batch; leave max_batch_size out, or, if one row lacks only sizes of 1, name the output in"
+            f"output '{name}' of model '{model}' has the shape {list(shape)} for one row, so the model does not batch;"
+            " remove max_batch_size, or, if one row lacks only sizes of 1, name the output in"
             " config.pbtxt with its data_type and dims"
         )
     shapes = [other for other in map(shape_of, filter(has_value, values)) if len(other) == len(shape)]

@@ -1,4 +1,4 @@
-"""Tells the load check what a program's tensors look like, and runs the program on its arrays."""
+"""Describes a program's tensors to the load check, and runs the program on its arrays."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a compiled program was found to compute."""
+    """The verdicts on compiled programs."""
 
     rows: RowsVerdict | None
     """None = the first dimension counts no rows."""
@@ -49,7 +49,7 @@ class Comparison:
 
 
 class EagerReference:
-    """A program of torch.export, run operator by operator on the CPU, as it is in the file."""
+    """A program of torch.export, unchanged, run operator by operator on the CPU."""
 
     def __init__(
         self, model_file: Path, seconds: float, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
@@ -112,7 +112,8 @@ def compared(
     report: Report,
     checks_rows: bool,
 ) -> Comparison:
-    """Hold programs against the reference. `candidates`: the rows of each one's cases, and what opens it."""
+    """Compare programs with the reference. `candidates`: the rows of each one's cases, and the function that opens
+    it."""
     started = time.monotonic()
     report("running batches of different rows")
     rows = reference.rows() if checks_rows and reference.batches else None
@@ -170,4 +171,4 @@ def _named(bound: BoundProgram, program: Program, inputs: Sequence[str], outputs
 
 
 def _no_trial(inputs: Sequence[Any]) -> Any:
-    raise AssertionError("a program of torch.export says its outputs")
+    raise AssertionError("a program of torch.export describes its outputs")

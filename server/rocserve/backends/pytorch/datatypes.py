@@ -28,7 +28,7 @@ def torch_dtype(datatype: DataType) -> torch.dtype:
 def datatype_of(dtype: torch.dtype, what: str) -> DataType:
     """Return the protocol's datatype. Raises ServeError (INVALID_ARGUMENT) if the protocol has none."""
     if dtype not in _OURS:
-        raise invalid_argument(f"{what} is of {dtype}, which has no datatype in the KServe protocol")
+        raise invalid_argument(f"{what} has dtype {dtype}, which the KServe protocol does not have")
     return _OURS[dtype]
 
 
@@ -55,7 +55,7 @@ def from_torch(name: str, value: Any) -> np.ndarray[Any, Any] | Tensor:
         if isinstance(value, torch.Tensor):
             kind = "tensor" if value.layout is torch.strided else f"tensor in {value.layout}"
             what = f"a {kind} of {value.dtype}"
-        raise internal(f"output '{name}' is {what}, which the protocol cannot say")
+        raise internal(f"output '{name}' is {what}, which the protocol cannot represent")
     value = value.detach().cpu().resolve_conj().resolve_neg()
     if value.dtype is not torch.bfloat16:
         return np.asarray(value.numpy())

@@ -80,7 +80,7 @@ def _find_device(model: ModelSource) -> torch.device:
         device = torch.device("cuda", 0 if count == 1 else model.device)
         torch.cuda.set_device(device)
         return device
-    why = f"PyTorch {torch.__version__} finds no GPU here that it can use"
+    why = f"PyTorch {torch.__version__} finds no GPU that it can use"
     if asked_engine(model.config) != "auto":
         raise unavailable(
             f"model '{model.name}': {why}; install PyTorch's build for this GPU, use KIND_CPU, or set parameter"

@@ -65,7 +65,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
         )
     named = "parameter 'engine' says so"
     if wanted == MIGRAPHX_ONNX.name:
-        remedy = "leave the parameter out to have PyTorch run the model"
+        remedy = "remove the parameter to run the model with PyTorch"
         return replace(migraphx_choice(config, machine, named, remedy), engine=MIGRAPHX_ONNX)
     if wanted == TORCH_MIGRAPHX.name:
         return EngineChoice(TORCH_MIGRAPHX, named, auto_takes_gpus=True)
@@ -73,7 +73,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     for engine in (EAGER, INDUCTOR):
         if wanted == engine.name:
             return EngineChoice(engine, named, auto_takes_gpus=auto_takes_gpus)
-    choice = EngineChoice(EAGER, "it runs all of PyTorch's files as they are", auto_takes_gpus=auto_takes_gpus)
+    choice = EngineChoice(EAGER, "it runs all of PyTorch's files unchanged", auto_takes_gpus=auto_takes_gpus)
     if torch_compile_options(config).is_requested:
         choice = replace(choice, engine=INDUCTOR, reason=f"parameter '{TORCH_COMPILE}' says so")
     if any(group.kind is InstanceKind.MODEL and not group.passive for group in config.instance_groups):
@@ -81,7 +81,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     choice = _with_cpu_fallback(choice, config, machine)
     if choice.engine is INDUCTOR or not auto_takes_gpus or not _can_lower(config, machine):
         return choice
-    return EngineChoice(TORCH_MIGRAPHX, f"{_LOWERING} and an AMD GPU are there", choice, auto_takes_gpus=True)
+    return EngineChoice(TORCH_MIGRAPHX, f"{_LOWERING} and an AMD GPU were found", choice, auto_takes_gpus=True)
 
 
 def _can_lower(config: ModelConfig, machine: Machine) -> bool:

@@ -78,7 +78,7 @@ def training_operators(exported: Any) -> list[str]:
 
 
 def operator_name(node: Any) -> str:
-    """Return the name of a node's operator, such as "aten::gt"; "" = it is no operator of PyTorch's."""
+    """Return the name of a node's operator, such as "aten::gt"; "" = PyTorch does not have the operator."""
     return str(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
@@ -155,8 +155,7 @@ def only_name(names: Iterable[str], what: str) -> str:
     known = sorted(set(names))
     if len(known) > 1 and _MODEL not in known:
         raise invalid_argument(
-            f"it holds {what} {', '.join(known)}, expected one, or one of the name '{_MODEL}'; save each in a separate"
-            " file"
+            f"it holds {what} {', '.join(known)}, expected one, or one named '{_MODEL}'; save each in a separate file"
         )
     return _MODEL if _MODEL in known or not known else known[0]
 
@@ -190,8 +189,8 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 class _LoggedCause(logging.Filter):
-    """Keeps the exception that torch.export.load logs, and drops the record: the exception that it raises says only
-    that there was another."""
+    """Keeps the exception that torch.export.load logs, and drops the record: the exception that it raises does not have
+    the reason."""
 
     cause: Exception | None = None
 

@@ -72,7 +72,7 @@ Call = Callable[[Sequence[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """What runs batches of one size."""
+    """Runs batches of one size."""
 
     run: Callable[[], Sequence[Any]]
     """Computes the outputs on the GPU from the values in `inputs`."""
@@ -88,7 +88,7 @@ class _Memory:
         self._octets = torch.empty(0, dtype=torch.uint8, **self._where)
 
     def reserve(self, shape: tuple[int, ...], dtype: Any) -> None:
-        """Make it large enough for such a tensor. Tensors that are there keep their own memory."""
+        """Make it large enough for such a tensor. Existing tensors keep their own memory."""
         nbytes = math.prod(shape) * dtype.itemsize
         if self._octets.numel() < nbytes:
             self._octets = torch.empty(nbytes, dtype=torch.uint8, **self._where)
@@ -250,7 +250,7 @@ def sized_executions(
                 outputs = run()
         stream.synchronize()
         if not all(isinstance(output, torch.Tensor) and output.shape[:1] == (rows,) for output in outputs):
-            raise ValueError("an output has not the batch's rows")
+            raise ValueError("an output does not have the batch's rows")
         if not execution.outputs:
             execution.outputs = [_Memory(model.device) for _ in outputs]
             execution.staged_outputs = [_Memory() for _ in outputs]

@@ -1,4 +1,4 @@
-"""Reads from a program's graph what the load check needs to know, and what no experiment shows for certain."""
+"""Reads facts from a program's graph that the load check needs, and that experiments cannot show for certain."""
 
 from __future__ import annotations
 

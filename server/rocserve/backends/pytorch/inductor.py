@@ -103,8 +103,8 @@ def _layout(model: str, tensor: ProgramTensor) -> Callable[[Any], Any] | None:
     ):
         raise invalid_argument(
             f"model '{model}': its program was exported with an example for input '{tensor.names[0]}' that is a part of"
-            " another tensor, or an expanded one, and compiled code reads all inputs so; export it with"
-            " example.contiguous(), or leave parameter 'engine' out"
+            " another tensor, or expanded, and compiled code expects all inputs in that layout; export it with"
+            " example.contiguous(), or remove parameter 'engine'"
         )
     return lambda value: value.permute(order).contiguous().permute(back)
 
@@ -147,7 +147,7 @@ def _compiler(name: str) -> Path:
     raise unavailable(
         f"model '{name}': parameter 'engine' is \"inductor\", which needs a C++ compiler, and there is no"
         f" {named or ' or '.join(_COMPILERS)} on this machine; install one (Debian, Ubuntu: apt-get install g++),"
-        " or leave the parameter out, to run the program as it is"
+        " or remove the parameter to run the program operator by operator"
     )
 
 

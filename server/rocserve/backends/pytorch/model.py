@@ -73,7 +73,7 @@ def _free_gpu_cache() -> None:
 
 
 class TorchModel:
-    """Serves one instance of a program, and is the SizedModel of its own executions. For one thread at a time."""
+    """Serves one instance of a program, and is the SizedModel of its executions. For one thread at a time."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class TorchModel:
         return self._bound.signature
 
     def _checked(self, source: ModelSource) -> ModelCheck:
-        """Find out what the rows do to each other, if requests may be joined."""
+        """Find whether rows depend on each other, if requests may be joined."""
         check = ModelCheck(source, self.device, self.program.signature.precision)
         if check.asks_for_rows(self._bound):
             check.check_rows_here(self._bound, self.program, self._call)
@@ -193,7 +193,7 @@ class TorchModel:
             least = min((one for one in (rows, self.signature.max_batch_size) if one is not None), default=None)
             self._bound = replace(self._bound, signature=replace(self.signature, max_batch_size=least))
             if rows is not None and rows < BACKEND.default_max_batch_size:
-                _LOG.debug("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
+                _LOG.debug("model '%s': memory suffices for batches of %d rows", self._config.name, rows)
 
     def _use_fixed_sizes(self, captures: bool, source: ModelSource) -> None:
         """Make batches run at the sizes of `fixed_batch_sizes`, if there are any. A program that cannot be captured
@@ -238,7 +238,7 @@ class TorchModel:
                         self.execute(batch)
             except ServeError as error:
                 self._check_precision(zeros, error)
-                _LOG.debug("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
+                _LOG.debug("model '%s': warm-up with zeros failed: %s", self._config.name, error)
         for sample in samples:
             try:
                 failures: Iterable[ServeError] = self.execute(sample).failures.values()

@@ -89,7 +89,7 @@ class ModelCheck:
         return "" if self.rows is None else self.rows.doubt
 
     def asks_for_rows(self, bound: BoundProgram) -> bool:
-        """Return whether requests may be joined, so that it matters what their rows do to each other."""
+        """Return whether requests may be joined, so that dependent rows matter."""
         return self._mode is not LoadCheckMode.OFF and bound.signature.supports_batching and self._joins
 
     @property
@@ -191,9 +191,8 @@ class ModelCheck:
         self._judge_rows(self._key("compiled", inputs, ()), check)
 
     def compiled_folder(self, kind: str, engine: str, parts: tuple[str, ...], job: Callable[[Path], Job]) -> Path:
-        """Return the folder of compiled programs, as `written_folder` does, after a look at what the job's comparison
-        found. `engine`: its name in texts. Raises also LoadCheckFailed if the engine does not compute what PyTorch
-        does."""
+        """Return the folder of compiled programs, as `written_folder` does, after checking the job's comparison.
+        `engine`: its name in texts. Raises also LoadCheckFailed if the engine's answers differ from PyTorch's."""
         made = []
 
         def new_job(folder: Path) -> Job:
@@ -227,7 +226,7 @@ class ModelCheck:
             raise LoadCheckFailed(
                 REFERENCE,
                 f"{engine} does not compute what PyTorch {torch.__version__} computes: {wrong.reason}; run the program"
-                " as it is (parameter 'engine' \"eager\"), or set parameter 'load_check' to \"warn\" to serve it all"
+                " with parameter 'engine' \"eager\", or set parameter 'load_check' to \"warn\" to serve it"
                 " the same",
             )
         if found.rows is not None and self._joins:
@@ -238,7 +237,7 @@ class ModelCheck:
         parts += [f"not compared: {found.reason}"] if found.reason else []
         remarks = [verdict.remark for verdict in found.verdicts if verdict.remark]
         if wrong is not None:
-            parts, remarks = [wrong.reason], [f"{engine} computes other numbers than PyTorch: {wrong.reason}"]
+            parts, remarks = [wrong.reason], [f"{engine}'s answers differ from PyTorch's: {wrong.reason}"]
         self._add(
             LoadCheckReport(
                 tuple(parts),

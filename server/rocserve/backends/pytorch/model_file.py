@@ -20,7 +20,7 @@ _MOST_UNPACKED, _UNPACKED_ANYWAY = 100, 1 << 30
 """Limits of an archive's unpacked size: a multiple of the file's size, plus bytes. No compressed weights reach them."""
 EXPORT = "torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2')"
 _PICKLE = (
-    "holds a pickle of weights or of a module, not a program: load it where its class is and write"
+    "holds a pickle of weights or of a module, not a program: load it where its class is defined and write"
     f" {EXPORT}, or serve class and weights by a Python model (model.py)"
 )
 
@@ -60,7 +60,7 @@ def require_exported(model: ModelSource, engine: str) -> None:
     kind = file_kind(model.model_file)
     if kind is not FileKind.EXPORTED:
         is_named, asks = engine_in_errors(model, engine)
-        remedy = "leave the parameter out" if is_named else "set parameter 'engine' to \"eager\""
+        remedy = "remove the parameter" if is_named else "set parameter 'engine' to \"eager\""
         raise invalid_argument(
             f"model '{model.name}': {asks} takes programs of torch.export, and {model.model_file.name} is {kind.value};"
             f" export the module with torch.export, or {remedy}"
@@ -81,7 +81,7 @@ def _kind_of(names: list[str], file: str) -> FileKind:
     if "data.pkl" in inner:
         raise invalid_argument(f"{file} {_PICKLE}")
     raise invalid_argument(
-        f"{file} is a zip archive, but holds no program of PyTorch's; write one with {EXPORT}, or"
+        f"{file} is a zip archive without a PyTorch program; write one with {EXPORT}, or"
         " torch.jit.script(model).save('model.pt')"
     )
 
@@ -103,7 +103,7 @@ def _require_contained(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
         elif stat.S_ISLNK(member.external_attr >> 16):
             fault = f"its member '{name}' is a link"
         elif names[member.filename] > 1:
-            fault = f"it has {names[member.filename]} members of the name '{name}'"
+            fault = f"it has {names[member.filename]} members named '{name}'"
         if fault:
             raise invalid_argument(f"{path.name} is refused: {fault}, which PyTorch does not write; save it again")
     most = most_unpacked(path)
@@ -125,4 +125,4 @@ def _no_archive(path: Path, error: Exception) -> ServeError:
         return invalid_argument(f"{path.name} {_PICKLE}")
     if start == b"PK":
         return invalid_argument(f"{path.name} is cut short or damaged ({error}); copy it again")
-    return invalid_argument(f"{path.name} is no file of PyTorch's{what_it_is(path)}")
+    return invalid_argument(f"{path.name} is not a PyTorch file{what_it_is(path)}")

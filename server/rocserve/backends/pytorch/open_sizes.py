@@ -75,7 +75,7 @@ def check_sizes(
                 raise invalid_argument(f"{what}; its program was {made} for {bounds_text(own)}")
             before, other = numbers.setdefault(own.number, (number, what))
             if before != number:
-                raise invalid_argument(f"{other}, and {what}; its program was {made} for sizes that go together")
+                raise invalid_argument(f"{other}, but {what}; its program was {made} for matching sizes")
     for condition in conditions:
         condition.check(names, values, made)
 
@@ -115,7 +115,7 @@ class SizeCondition:
             self._tree = ast.parse(text.strip(), mode="eval").body
             self._value(self._tree, lambda name: LEAST_TRIED)
         except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
-            raise ValueError(f"no condition of sizes: {text}") from error
+            raise ValueError(f"not a condition of sizes: {text}") from error
         except ZeroDivisionError:
             pass
 
@@ -138,7 +138,7 @@ class SizeCondition:
         match self._tree:
             case ast.Compare(_, [ast.Eq()], [right]):
                 return int(self._value(right, lambda name: _size_in(shapes, name)))
-        raise ValueError(f"no equation: {self._text}")
+        raise ValueError(f"not an equation: {self._text}")
 
     def check(self, names: Sequence[str], values: Sequence[Any], made: str) -> None:
         """Check inputs like `check_sizes`. Raises ServeError (INVALID_ARGUMENT) if the condition is false."""
@@ -156,7 +156,7 @@ class SizeCondition:
         except ZeroDivisionError:
             pass
         raise invalid_argument(
-            f"sizes of the inputs do not go together; its program was {made} for {_SIZE.sub(shown, self._text)}"
+            f"sizes of the inputs do not match; its program was {made} for {_SIZE.sub(shown, self._text)}"
         )
 
     def _value(self, node: ast.AST, size: Callable[[str], int]) -> Any:

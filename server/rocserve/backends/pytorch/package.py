@@ -93,13 +93,13 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
         raise read_fault(path, error) from error
     if device is not None and compiled_for != device.type:
         raise unavailable(
-            f"{path.name} is compiled for PyTorch's device '{compiled_for}' and the instance is on '{device.type}';"
-            " give the model instances there, or compile the program for this device"
+            f"{path.name} is compiled for PyTorch's device '{compiled_for}', but the instance is on '{device.type}';"
+            " change the kind of the instance group, or compile the program for this device"
         )
     paths = argument_paths(in_spec)
     source = read_source(path, name) if checks else None
     if source is not None and len(source.inputs) != len(paths):
-        raise invalid_argument(f"{path.name} has inputs that are no tensors; compile the program without them")
+        raise invalid_argument(f"{path.name} has inputs that are not tensors; compile the program without them")
 
     def call(values: Sequence[Any]) -> Any:
         if source is not None:

@@ -32,7 +32,7 @@ _LEAST_TABLE = 32
 
 
 def check_package(source: ModelSource, program: Program, device: Any, bound: BoundProgram) -> ModelCheck:
-    """Check what the rows of a package do to each other, if requests may be joined."""
+    """Check whether the rows of a package depend on each other, if requests may be joined."""
     check, most_rows = ModelCheck(source, device, ""), program.signature.most_rows
     check.note("not compared: a package of AOTInductor has no other form of its program")
 
@@ -89,7 +89,7 @@ class PackagePaddingJob:
     """Of the same package."""
     padding: Padding
     written_values: tuple[str, ...]
-    """Inputs whose value somebody has chosen."""
+    """Inputs whose pad value the user has chosen."""
     has_company: bool
     """Whether requests share batches."""
 

@@ -82,19 +82,21 @@ class PackageSource:
             assert own.datatype is not None and own.shape is not None, "the source says them"
             given = f"input '{spec.name}' is {spec.datatype.value} {list(spec.shape)} in config.pbtxt"
             if spec.datatype is DataType.BYTES:
-                raise invalid_argument(f"input '{spec.name}' is of strings in config.pbtxt, and packages take tensors")
+                raise invalid_argument(
+                    f"input '{spec.name}' has TYPE_STRING in config.pbtxt, but packages take tensors"
+                )
             if (
                 spec.datatype is not own.datatype
                 or len(spec.shape) != len(own.shape)
                 or any(size not in (-1, declared) for declared, size in zip(spec.shape, own.shape, strict=True))
             ):
                 raise invalid_argument(
-                    f"{given}, and the package was compiled for another ({own.datatype.value} {list(own.shape)}); write"
-                    " that there, or compile the program for what is there"
+                    f"{given}, but the package was compiled for {own.datatype.value} {list(own.shape)}; change"
+                    " config.pbtxt, or compile the program for its shape"
                 )
             if own.strides:
                 raise invalid_argument(
-                    f"{given}, and the package was compiled for an input whose values lie in another order in memory;"
+                    f"{given}, but the package was compiled for an input with another memory layout;"
                     " export the program with an example that is contiguous()"
                 )
             for dimension, (size, declared) in enumerate(zip(own.open_sizes, spec.shape, strict=True)):
@@ -104,8 +106,8 @@ class PackageSource:
                     and (declared < size.least or (size.most is not None and declared > size.most))
                 ):
                     raise invalid_argument(
-                        f"{given}, and the package was compiled for {bounds_text(size)} in dimension {dimension}; write"
-                        " one of these sizes there, or compile the program for what is there"
+                        f"{given}, but the package was compiled for {bounds_text(size)} in dimension {dimension}; write"
+                        " one of these sizes in config.pbtxt, or compile the program for its shape"
                     )
         if all(size != -1 for spec in specs for size in spec.shape):
             self.check_sizes([spec.name for spec in specs], specs)
@@ -131,16 +133,16 @@ class PackageSource:
             return
         position, dimension = unknown[0]
         raise invalid_argument(
-            f"dimension {dimension} of input '{specs[position].name}' varies in the package, which does not say how it"
-            " goes together with the other inputs' sizes: what comes with others would be read beyond its end; compile"
-            " the program with PyTorch 2.13 or newer, which writes that into the package, give all sizes as numbers in"
-            " config.pbtxt, or serve the program itself, as torch.export.save writes it"
+            f"dimension {dimension} of input '{specs[position].name}' varies in the package, which does not relate it"
+            " to the other inputs' sizes, so inputs that do not match would be read beyond their end; compile the"
+            " program with PyTorch 2.13 or newer, which writes the relation into the package, give all sizes as numbers"
+            " in config.pbtxt, or serve the program that torch.export.save writes"
         )
 
 
 def read_metadata(path: Path, name: str) -> Mapping[str, str]:
-    """Return what a package says of the machine that it was compiled for; empty if it cannot be read, because loading
-    it tells why."""
+    """Return a package's description of the machine that it was compiled for; empty if it cannot be read: loading it
+    reports why."""
     found: dict[str, str] = {}
     with suppress(OSError, TypeError, ValueError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
@@ -170,8 +172,8 @@ def read_source(path: Path, name: str) -> PackageSource:
     datatypes = {name: getattr(torch, datatype, None) for name, datatype in _DATATYPE.findall(text)}
     if not text or any(not isinstance(datatypes.get(name), torch.dtype) for name in names):
         raise invalid_argument(
-            f"{path.name} does not hold the source of its code as PyTorch writes it, which says for what datatypes and"
-            " sizes it was compiled; write it with torch._inductor.aoti_compile_and_package, and take nothing out of it"
+            f"{path.name} lacks the source of its code, from which the server reads its datatypes and sizes; write it"
+            " with torch._inductor.aoti_compile_and_package, and remove nothing from it"
         )
     return _parse_source(text, names, datatypes)
 

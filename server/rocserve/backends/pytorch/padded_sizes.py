@@ -35,7 +35,7 @@ _LARGEST = 512
 def configured_padding(
     config: ModelConfig, bound: BoundProgram, tensors: Sequence[ProgramTensor], groups: Groups
 ) -> Padding:
-    """Return what the parameters say. `tensors`: the program's inputs. `groups`: see written_padding. Raises ServeError
+    """Read the parameters. `tensors`: the program's inputs. `groups`: see written_padding. Raises ServeError
     (INVALID_ARGUMENT), also if the program was not exported for one of the sizes."""
     padding = written_padding(config, _labelled(config, bound.signature, tensors), groups)
     for dimension in padding.dimensions:
@@ -43,7 +43,7 @@ def configured_padding(
             what = f"parameter 'sizes' of model '{config.name}' pads dimension '{dimension.label}'"
             if own is None or _others_follow(own, tensors):
                 raise invalid_argument(
-                    f"{what}, and the program computes other sizes of its inputs from it; leave it out, or export the"
+                    f"{what}, from which the program computes other sizes of its inputs; remove it, or export the"
                     " program with sizes that do not depend on each other"
                 )
             for size in dimension.sizes:
@@ -87,7 +87,7 @@ def padding_runs(
         for name, index in bound.outputs.items():
             value, spec = outputs[index], specs[name]
             if not has_value(value):
-                raise invalid_argument(f"the result has no output '{name}'; make the program return it always")
+                raise invalid_argument(f"the result has no output '{name}'; make the program always return it")
             shape = shape_of(value)
             found[name] = with_dropped_sizes(spec.shape, shape) or shape
         return found
@@ -110,7 +110,7 @@ def covers_all(padding: Padding, bound: BoundProgram) -> bool:
 
 def _labelled(config: ModelConfig, signature: Signature, tensors: Sequence[ProgramTensor]) -> Signature:
     """Return the signature with a name for each size that several places share: that of the first place, "INPUT:1", as
-    in the configuration's dims. The file has symbols there, which nobody has chosen."""
+    in the configuration's dims. The file has only generated symbols for them."""
     first, labels = int(has_rows(config, signature)), dict[tuple[str, int, int], str]()
 
     def names(spec: TensorSpec, tensor: ProgramTensor) -> Iterator[str]:
@@ -130,7 +130,7 @@ def _labelled(config: ModelConfig, signature: Signature, tensors: Sequence[Progr
 def _places(
     dimension: OpenDimension | PaddedDimension, bound: BoundProgram, tensors: Sequence[ProgramTensor]
 ) -> Iterator[tuple[str, int, OpenSize | None]]:
-    """Yield the places of a dimension with what the file says of them, as far as it says anything."""
+    """Yield the places of a dimension with their sizes in the file, if the file has them."""
     for spec, tensor in zip(bound.inputs, tensors, strict=True):
         for place in dimension.inputs.get(spec.name, ()):
             if tensor.open_sizes:

@@ -45,13 +45,13 @@ def run_options(config: ModelConfig) -> RunOptions:
     """Read the parameters. Raises ServeError (INVALID_ARGUMENT) if a parameter is wrong or cannot be honoured."""
     if read_switch(config, "ENABLE_NVFUSER", False):
         raise invalid_argument(
-            f"model '{config.name}': parameter 'ENABLE_NVFUSER' cannot be followed: PyTorch has had no nvFuser since"
-            " 2.2; leave it out"
+            f"model '{config.name}': parameter 'ENABLE_NVFUSER' is not supported: PyTorch has no nvFuser since 2.2;"
+            " remove it"
         )
     if read_switch(config, "ENABLE_WEIGHT_SHARING", False):
         _LOG.warning(
-            "model '%s': parameter 'ENABLE_WEIGHT_SHARING' changes nothing: each instance is a process with weights of"
-            " its own; of one instance there is one copy",
+            "model '%s': parameter 'ENABLE_WEIGHT_SHARING' has no effect: each instance is a process with its own copy"
+            " of the weights",
             config.name,
         )
     return RunOptions(
@@ -96,8 +96,8 @@ def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
         )
     if given.get("backend", "inductor") != "inductor":
         raise invalid_argument(
-            f"parameter '{TORCH_COMPILE}' of model '{config.name}' asks for the backend '{given['backend']}'; only"
-            " inductor is supported"
+            f"parameter '{TORCH_COMPILE}' of model '{config.name}' names backend '{given['backend']}'; only inductor is"
+            " supported"
         )
     return TorchCompileOptions(not given.get("disable", False), given.get("mode", ""), given.get("options", {}))
 

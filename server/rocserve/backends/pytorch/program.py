@@ -128,9 +128,9 @@ def unfit_precision(precision: str, reason: str) -> UnfitPrecision:
     datatype = str(DTYPES[precision])
     return UnfitPrecision(
         StatusCode.INVALID_ARGUMENT,
-        f"parameter 'precision' is \"{precision}\", and the program cannot compute in it, as it names other datatypes"
-        f" itself: {reason}; export the program in that precision (model.to({datatype}) before the export), or leave"
-        " the parameter out",
+        f"parameter 'precision' is \"{precision}\", but the program cannot compute in it, because it fixes other"
+        f" datatypes: {reason}; export the program in that precision (model.to({datatype}) before the export), or"
+        " remove the parameter",
     )
 
 
@@ -182,7 +182,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
             continue
         if not isinstance(spec.arg, TensorArgument):
             raise invalid_argument(
-                f"input '{spec.arg.name}' of the program is no tensor; export it with a tensor there"
+                f"input '{spec.arg.name}' of the program is not a tensor; export it with a tensor there"
             )
         tensor = _tensor("input", (spec.arg.name, f"INPUT__{len(inputs)}", path), values[spec.arg.name])
         sizes = tuple(open_size(size, exported.range_constraints) for size in values[spec.arg.name].shape)
@@ -276,7 +276,7 @@ def _guarded_paths(exported: Any) -> Iterator[tuple[str, int]]:
 def without_shapes(
     inputs: Sequence[tuple[str, ...]], precision: str = "", by_position: bool = False
 ) -> ProgramSignature:
-    """Make the signature for a file that says no datatypes and shapes, nor which inputs the program overwrites."""
+    """Make the signature for a file without datatypes, shapes, and the inputs that the program overwrites."""
     tensors = tuple(map(ProgramTensor, inputs))
     overwritten = frozenset(range(len(tensors)))
     return ProgramSignature(tensors, None, by_position=by_position, overwritten=overwritten, precision=precision)

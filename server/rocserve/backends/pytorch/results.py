@@ -68,8 +68,8 @@ def value_at(result: Any, path: Path) -> Any:
 
 
 def path_named(name: str, result: Any) -> Path | None:
-    """Return the path that a name means without a result that has the output: RESULT with a path, or the key if this
-    result is a dict. None = the name means none, because a result of this kind never has the output."""
+    """Return the path of a name without a result that has the output: RESULT with a path, or the key if this result is
+    a dict. None = a result of this kind never has the output."""
     found = _PATH.fullmatch(name)
     if found is None:
         return (name,) if isinstance(result, Mapping) else None
@@ -82,8 +82,8 @@ def path_named(name: str, result: Any) -> Path | None:
 
 
 def _at(part: Any, key: str) -> tuple[bool, Any]:
-    """Return whether another result may have something at this key of this part, and what this one has; None =
-    nothing. A dict may have any key, and a list any position; nothing may have been either of them."""
+    """Return whether another result may have a value at this key of this part, and this result's value; None = it has
+    none. A dict may have any key, and a list any position; an absent part may be either of them."""
     if part is None:
         return True, None
     if isinstance(part, Mapping):

@@ -56,8 +56,8 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     for argument in needed:
         if not _is_tensor(argument) and str(argument.type) != "List[str]":
             raise invalid_argument(
-                f"argument '{argument.name}' of forward in {path.name} is of type {argument.type}; what can be served"
-                " are arguments of type Tensor or List[str], or a single one of type Dict[str, Tensor]"
+                f"argument '{argument.name}' of forward in {path.name} has type {argument.type}; expected arguments of"
+                " type Tensor or List[str], or a single one of type Dict[str, Tensor]"
             )
     argument_names = [argument.name for argument in needed]
     is_first = argument_names == [argument.name for argument in arguments[: len(argument_names)]]

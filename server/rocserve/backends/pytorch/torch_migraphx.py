@@ -86,14 +86,14 @@ def load(model: ModelSource) -> LoadedModel:
     _, asks = engine_in_errors(model, "migraphx")
     if not is_installed(_MODULE):
         raise unavailable(
-            f"model '{model.name}': {asks} needs torch_migraphx, and that is not installed; pip install torch_migraphx"
+            f"model '{model.name}': {asks} needs torch_migraphx, which is not installed; pip install torch_migraphx"
             ' beside PyTorch for ROCm, or use "migraphx-onnx"'
         )
     options, device = set_up(model)
     if device.type == "cpu":
         raise unavailable(
-            f"model '{model.name}': {asks} runs programs on AMD GPUs only, and the instance is on the CPU; give the"
-            ' model instances of KIND_GPU, or use "eager" or "migraphx-onnx"'
+            f"model '{model.name}': {asks} runs programs on AMD GPUs only, but the instance is on the CPU; use KIND_GPU"
+            ' instances, or "eager" or "migraphx-onnx"'
         )
     build_in_cache(model.settings)
     exported = read_exported(model.model_file, device)
@@ -333,8 +333,8 @@ def _check(found: Sequence[Any], expected: Sequence[Any], precisions: Collection
         distance = relative_error(lowered_values, original_values)
         if not distance <= limit:
             raise unavailable(
-                f"what torch_migraphx makes of it gives other numbers than PyTorch: the relative error of output"
-                f" {index} is {distance:.3g}, and at most {limit:g} is rounding; set parameter 'engine' to \"eager\" or"
+                f"the program that torch_migraphx compiled differs from PyTorch: the relative error of output {index}"
+                f" is {distance:.3g}, rounding explains at most {limit:g}; set parameter 'engine' to \"eager\" or"
                 ' "migraphx-onnx"'
             )
 
@@ -350,4 +350,4 @@ def _file(index: int) -> str:
 
 
 def _no_trial(inputs: Sequence[Any]) -> Any:
-    raise AssertionError("a program of torch.export says its outputs")
+    raise AssertionError("a program of torch.export describes its outputs")

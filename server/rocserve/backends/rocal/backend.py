@@ -63,7 +63,7 @@ class RocalModel:
             fault = self._engine.run([image], flags, lambda row, output, result: None).get(0)
             if isinstance(fault, ImageError | PixelsError):
                 # This is not a failure, because clients' images may have another size.
-                _LOG.debug("not warmed up: an image of %d pixels a side does not do (%s)", _WARM_UP_SIDE, fault)
+                _LOG.debug("not warmed up: an image of %d pixels a side does not fit (%s)", _WARM_UP_SIDE, fault)
             elif fault is not None:
                 raise self._fault(fault, None) from fault
 

@@ -1,4 +1,4 @@
-"""Holds an image between two operations, and its size as far as it is known before an image comes."""
+"""Holds an image between two operations, and its size as far as it is known before an image arrives."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
                 raise PipelineError(f"dims of input '{name}' must be [ 1 ], a value for each image, not {dims}")
         inputs.append(flag)
     if image.spec.name in pipeline.inputs:
-        raise PipelineError(f"the pipeline's input '{image.spec.name}' has the name of the image's; name it otherwise")
+        raise PipelineError(f"the pipeline's input '{image.spec.name}' has the name of the image's input; rename it")
     batches = holds_several and all(spec.shape[0] == -1 for spec in inputs)
     specs = tuple(TensorSpec(output.name, output.format.datatype, lead + output.shape) for output in outputs)
     return Interface(image, outputs, holds_several, Signature(tuple(inputs), specs, batches))
@@ -234,7 +234,7 @@ def _image_input(pipeline: Pipeline, config: ModelConfig, channels: int) -> Imag
 
 
 def _full_shape(config: ModelConfig, tensor: InputConfig) -> tuple[int, ...]:
-    """Return a tensor's configured dimensions, behind the batch dimension if there is one."""
+    """Return a tensor's configured dimensions, after the batch dimension if there is one."""
     return ((-1,) if config.max_batch_size > 0 else ()) + tensor.model_dims
 
 

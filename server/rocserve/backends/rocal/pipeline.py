@@ -41,7 +41,7 @@ RANDOM_OPERATIONS = (
 @Key
 def _operation_name(value: Any) -> Any:
     if isinstance(value, str) and value in RANDOM_OPERATIONS:
-        raise ValueError("one that gives the same result every time, so none of rocAL's random ones")
+        raise ValueError("an operation without random numbers")
     return schema.choice(*OPERATIONS).read(value)
 
 
@@ -67,7 +67,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise PipelineError(f"key '{cut(twice)}' stands twice in one object ({shown(table)}); leave one out")
+        raise PipelineError(f"key '{cut(twice)}' occurs twice in one object ({shown(table)}); remove one")
     return table
 
 
@@ -206,7 +206,7 @@ class _StepReader:
         if isinstance(operation, Measurement):
             values, _ = schema.read_bound_keys(where, entry, _MEASUREMENT_KEYS)
             if not values["is_output"]:
-                raise PipelineError(f'{where} is nothing but an output; set "is_output": true')
+                raise PipelineError(f'{where} has a result only as an output; set "is_output": true')
             return operation
         if operation.colour_only and self._channels != 3:
             raise PipelineError(f"{where} needs colour; the images have 1 channel (parameter 'color_format')")
@@ -248,7 +248,7 @@ class _StepReader:
             default_datatype=DataType.FP32 if unit_range else operation.default_datatype,
         )
         if values["name"] in self._names:
-            raise PipelineError(f"{where}: the \"name\" '{cut(values['name'])}' is taken; each must be another")
+            raise PipelineError(f"{where}: the \"name\" '{cut(values['name'])}' is taken; choose another")
         if values["name"] is not None:
             self._names[values["name"]] = index
         self._previous = index
@@ -275,7 +275,7 @@ class _StepReader:
             return False
         self.notes.append(
             f"{where}: {' and '.join(keys)} all lie between 0 and 1, so they are taken as meant for levels of 0..1 and"
-            ' scaled by 255; write "mean_std_range": "unit" to confirm or "pixel" to have them taken as they are'
+            ' scaled by 255; write "mean_std_range": "unit" to confirm or "pixel" to use them unchanged'
         )
         return True
 

@@ -32,7 +32,7 @@ _CASE_ROWS = 3
 """Rows of a batch, if the model batches: more than one, and no power of two, so that engines with fixed batch sizes pad
 it."""
 NOTHING_RAN = (
-    "not checked: the model takes no inputs that were made up for it; add samples of real ones (model_warmup in"
+    "not checked: the model takes no made-up inputs; add samples of real ones (model_warmup in"
     " config.pbtxt), or check.npz"
 )
 
@@ -50,7 +50,7 @@ class OutputRow:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check found."""
+    """The result of a check."""
 
     model: str
     engine: str
@@ -62,7 +62,7 @@ class Checked:
     cases: int
     """Kinds of inputs on which the outputs were compared."""
     load_check: LoadCheckReport
-    """What a server finds when it loads the model."""
+    """The load check's report, as a server's load would give it."""
     failure: str = ""
     """Why the engine cannot load the model; "" = it can."""
     operator: OperatorFinding | None = None
@@ -87,7 +87,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be checked."""
+    """The request for a check."""
 
     model: ToolModel
     engine: str
@@ -110,7 +110,7 @@ class Check:
         self._engine = main_engine(self._model, question.engine)
         self._file = onnx_file(self._model)
         if question.nodes and self._file is None:
-            raise invalid_argument("--nodes cuts the graph of an ONNX file, and the model has none")
+            raise invalid_argument("--nodes needs an ONNX file, and the model has none")
 
     async def run(self) -> Checked:
         """Raises ServeError if the reference cannot load the model; if the engine cannot, only without `nodes`."""
@@ -146,7 +146,7 @@ class Check:
     async def _loaded(self, workers: ToolWorkers) -> tuple[Side | None, str]:
         """Return the model in the engine to check, or why the engine cannot load it."""
         self._report(f"loading and checking it on {self._engine}")
-        prepare(self._model, self._engine)  # An engine that is not installed is no fault of an operator.
+        prepare(self._model, self._engine)  # An engine that is not installed is not an operator's fault.
         try:
             return await open_side(self._model, self._engine, workers, LoadCheckMode.WARN), ""
         except ServeError as error:

@@ -47,7 +47,7 @@ class _Answers:
             try:
                 self._answers[id(case.feed)] = candidate(case.feed)
             except Exception as error:
-                # Each engine raises types of its own.
+                # Each engine raises its own exceptions.
                 self._answers[id(case.feed)] = error
 
     def run(self, feed: Feed) -> Feed:

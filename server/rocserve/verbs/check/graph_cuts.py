@@ -130,7 +130,8 @@ def with_shapes(model: ModelProto, feed: Mapping[str, Array]) -> ModelProto:
 
 
 def read_model(file: Path) -> ModelProto:
-    """Return the model without its external weights. Raises ServeError (INVALID_ARGUMENT) if the file is no model."""
+    """Return the model without its external weights. Raises ServeError (INVALID_ARGUMENT) if the file is not a
+    model."""
     try:
         return onnx.load(file, load_external_data=False)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Compares the inner tensors of an ONNX graph in two engines, in workers.
 
-Each cut of the graph is a model of its own, loaded in new workers: the engine fuses operators as it does in the whole
-model, and may die."""
+Each cut of the graph is a separate model, loaded in new workers: the engine fuses operators as in the whole model, and
+may crash."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OperatorSearch:
     async def first(self) -> OperatorFinding | None:
         """Raises ServeError if the reference cannot run the graph."""
         with tempfile.TemporaryDirectory(prefix="rocserve-check-") as folder:
-            # The programs of the cuts do not belong into the cache.
+            # The programs of the cuts do not belong in the cache.
             settings = replace(self._model.source.settings, cache_directory=str(Path(folder, "cache")))
 
             async def examine(count: int) -> CutResult | None:

@@ -1,7 +1,7 @@
-"""Finds the first operator of a graph whose results differ, by cuts of the graph that somebody compares.
+"""Finds the first operator of a graph whose results differ, by comparing cuts of the graph.
 
-The graph is cut after half of its operators; if the tensors at the cut are equal, the fault lies behind it, else before
-it; and so on."""
+The search bisects: it cuts the graph after half of its operators; if the tensors at the cut are equal, the fault is
+after the cut, else before it; and so on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class OperatorFinding:
 
 @dataclass(frozen=True, slots=True)
 class CutResult:
-    """What the engines make of the graph's first operators."""
+    """The engines' results for the graph's first operators."""
 
     tensors: Sequence[TensorFinding] = ()
     """Those that differ."""

@@ -31,8 +31,8 @@ class CheckOptions:
     against: str = flag(
         "",
         one_of(ENGINES),
-        "the engine whose answers count (default: cpu for ONNX models, eager for PyTorch's files; cpu is ONNX Runtime's"
-        " provider for the CPU)",
+        "the reference engine (default: cpu for ONNX models, eager for PyTorch's files; cpu is ONNX Runtime's provider"
+        " for the CPU)",
     )
     nodes: bool = flag(
         False, SWITCH, "if the outputs differ, find the first operator of the ONNX graph whose results differ"
@@ -50,7 +50,7 @@ def check(options: CheckOptions) -> int:
     """Check the model, print the result, and return the exit status: 1 if the model is not right. Raises UsageError if
     the options contradict each other, ServeError if the model cannot be loaded."""
     if options.model.engines.load_check == LoadCheckMode.OFF.value:
-        raise UsageError("argument --load-check: off leaves nothing to check")
+        raise UsageError("argument --load-check: expected on or strict, got off, which checks nothing")
     if options.record is not None and options.record.suffix != ".npz":
         raise UsageError(f"argument --record: expected a name that ends in .npz, got '{options.record}'")
     question = Question(find_model(options.model), options.engine, options.against, options.nodes, options.record)
@@ -80,7 +80,7 @@ def _print(checked: Checked, out: Console) -> None:
             if remark:
                 say(out, remark)
     elif not checked.against:
-        say(out, "nothing to compare it with: no other engine's answers count; --against names one")
+        say(out, "not compared: this model has no reference engine; name one with --against")
     if checked.load_check.parts:
         say(out, f"a server finds at the load: {checked.load_check.text}")
     if checked.operator is not None:
@@ -124,7 +124,7 @@ def _how_far(tensor: TensorFinding) -> str:
 
 VERB = Verb(
     "Check that a model's engine computes the model: load it as a server does, compare its answers with another"
-    " engine's on made-up inputs or warm-up samples, and try whether the rows of a batch are independent. The exit"
+    " engine's on made-up inputs or warm-up samples, and check whether the rows of a batch are independent. The exit"
     " status is 0 if all is right, else 1.",
     CheckOptions(),
     check,

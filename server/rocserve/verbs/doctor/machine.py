@@ -92,7 +92,7 @@ def _gpus(host: Host) -> Iterator[Finding]:
         gpu = host.gpu(number)
         if gpu is None:
             advice = "check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES"
-            yield _MACHINE(f"GPU {number}", State.BROKEN, "is asked for, and there is none", advice)
+            yield _MACHINE(f"GPU {number}", State.BROKEN, "configured, but this machine has no such GPU", advice)
             continue
         memory = host.free_gpu_memory(gpu)
         amount = size(gpu.memory_bytes) if memory is None else f"{size(memory.free_bytes)} of {size(gpu.memory_bytes)}"

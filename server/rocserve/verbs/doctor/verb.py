@@ -110,7 +110,7 @@ class EngineExamination:
                 LibraryJob(), LibraryResult, timeout_seconds=self.timeout_seconds, limit_name="--timeout-secs"
             )
         except ServeError as error:
-            yield _ENGINE("MIGraphX", State.BROKEN, error.text, "MIGraphX is there, but cannot be loaded")
+            yield _ENGINE("MIGraphX", State.BROKEN, error.text, "MIGraphX is installed, but cannot be loaded")
             return
         version = library.version or "of unknown version"
         yield _ENGINE("MIGraphX", State.FACT, f"{version}, reached by {library.binding}")
@@ -207,7 +207,7 @@ def _cache(settings: EngineSettings) -> Iterator[Finding]:
     found, advice = partial(Finding, "cache"), "name another folder with --cache-directory"
     if not directory.exists():
         place = next(path for path in directory.parents if path.exists())
-        text = f"{directory}, which is made when it is needed"
+        text = f"{directory}, created when needed"
         if os.access(place, os.W_OK):
             yield found("directory", State.FACT, text)
         else:

@@ -30,7 +30,7 @@ class KnownFault:
 
 
 FLOAT_MOD = KnownFault("of floats without fmod is NaN for an infinite divisor, where it should be a number", (2, 14))
-"""Infinities in one of several inputs are no case of the comparison: in networks they spread as NaN."""
+"""The comparison has no case with infinities in one of several inputs: in networks they spread as NaN."""
 
 
 def known_faults(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> Mapping[str, KnownFault]:

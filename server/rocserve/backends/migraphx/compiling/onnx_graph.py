@@ -79,7 +79,7 @@ def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
     except OSError as error:
         raise unreadable(f"ONNX file {path.name} cannot be read: {error.strerror}", error) from None
     except Exception as error:
-        # protobuf raises errors of its own classes, and no module here may import protobuf.
+        # protobuf raises its own exceptions, and no module here may import protobuf.
         raise invalid_argument(
             f"ONNX file {path.name} is damaged or not an ONNX file ({size} bytes: {error})"
             f"{what_it_is(path) or '; copy or export it again'}"

@@ -54,7 +54,7 @@ class ProgramPlan:
     purpose: Purpose = NO_PURPOSE
     padding: Padding = NO_PADDING
     kept_batches: Shape = ()
-    """Batch sizes that `fewer` leaves as they are."""
+    """Batch sizes that `fewer` keeps."""
 
     def shape_in(self, tensor: GraphTensor, recipe: ProgramRecipe) -> Shape | None:
         """Return the shape of an input or output in a program, as clients see it, with -1 for the batch and for sizes

@@ -116,8 +116,8 @@ class ModelMetrics:
         reserved = custom_metrics.RESERVED_PREFIXES
         if name.startswith(reserved):
             raise TritonModelException(
-                f"Error when creating MetricFamily: '{name}' is a name of the server's own, as all that begin with"
-                f" {' or '.join(reserved)}"
+                f"Error when creating MetricFamily: '{name}' is reserved for the server, as are all names that begin"
+                f" with {' or '.join(reserved)}"
             )
         with self._lock:
             if self._kinds.setdefault(name, kind) is not kind:

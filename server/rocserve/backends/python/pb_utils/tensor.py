@@ -78,7 +78,7 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
         except BufferError as error:
             raise TritonModelException(f"DLPack tensor cannot be read: {error}") from None
     if not _is_valid(capsule, b"dltensor"):
-        raise TritonModelException("Provided capsule is no DLPack tensor, or was used before.")
+        raise TritonModelException("Provided capsule is not a DLPack tensor, or was used before.")
     _require_host(capsule)
     head = _head(capsule)
     bfloat16 = head.dtype.code == _BFLOAT
@@ -314,7 +314,7 @@ def wrap_tensor(tensor: core.Tensor) -> Tensor:
 
 
 def wrap_in_place(tensor: core.Tensor) -> Tensor:
-    """Return a received tensor as a model sees it that reads its inputs in place, and so never changes them."""
+    """Return a received tensor for a model that reads its inputs in place, and so never changes them."""
     wrapped = wrap_tensor(tensor)
     if tensor.datatype is not DataType.BYTES:
         wrapped._array = tensor.numpy()

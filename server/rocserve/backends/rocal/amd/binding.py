@@ -18,7 +18,7 @@ _DISTRIBUTION = "amd-rocal"
 
 _NATIVE = "rocal_pybind"
 
-_REMEDY = "Parameter 'engine' set to \"cpu\" does without rocAL"
+_REMEDY = "To run without rocAL, set parameter 'engine' to \"cpu\""
 
 _NEEDED = (
     "createIntParameter",

@@ -122,8 +122,8 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
         (rb"\s*(<\?xml[^>]*>\s*)?(?><!--.*?-->\s*|<!doctype svg[^>]*>\s*)*<svg", "an SVG image"),
         (rb"\s*<\?xml", "XML text"),
         (rb"\s*[{\[]\s*[\"{\[\]}\d-]", "JSON text"),
-        (rb".{4}\xff\xd8\xff", "a JPEG behind four other bytes, perhaps its length; send the file alone"),
-        (rb".{4}\x89PNG", "a PNG behind four other bytes, perhaps its length; send the file alone"),
+        (rb".{4}\xff\xd8\xff", "a JPEG after four other bytes, perhaps its length; send only the file"),
+        (rb".{4}\x89PNG", "a PNG after four other bytes, perhaps its length; send only the file"),
         (rb"\0+\Z", "nothing but zeros"),
         (rb"[\t\n\r\x20-\x7e]+\Z", "text, perhaps a path or an address; send the bytes of the file"),
     )
@@ -140,4 +140,4 @@ def _without_signature(encoded: memoryview) -> str:
     if kind is not None:
         return f"it seems to be {kind}; {expected}"
     first = " ".join(f"0x{byte:02x}" for byte in encoded[:4])
-    return f"it is no known kind of image (it starts with {first}); {expected}"
+    return f"its format is unknown (it starts with {first}); {expected}"

@@ -35,7 +35,7 @@ class ImageFile:
     decoder, does not convert to RGB."""
     orientation: int
     scans: int
-    """Number of passes over all pixels during decoding."""
+    """How often decoding goes over all pixels."""
     picture: memoryview
     """The bytes that are decoded: of a JPEG up to its end, of a PNG without the chunks that no pixel depends on."""
 

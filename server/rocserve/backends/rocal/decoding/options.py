@@ -79,7 +79,7 @@ class DecoderOptions:
         idle = [key for key in ("max_width", "max_height", "exif") if key in table]
         if is_raw and idle:
             raise PipelineError(
-                f'decoder: key \'{idle[0]}\' has no meaning with "input": "raw", whose pixels are taken as they are'
+                f'decoder: key \'{idle[0]}\' has no meaning with "input": "raw", whose pixels are used unchanged'
             )
         return DecoderOptions(**values, is_raw=is_raw)
 

@@ -75,8 +75,8 @@ def _overhang(arguments: Values, known: Extent, height: int, width: int) -> str 
         end = start + min(size, available)
         if start < available < end:
             return (
-                f"the crop from {start} to {end} stands out of its {name} of {available} pixels, where rocAL would read"
-                " other memory; resize to a fixed size before, or use the CPU engine"
+                f"the crop from {start} to {end} exceeds its {name} of {available} pixels, where rocAL would read other"
+                " memory; resize to a fixed size before, or use the CPU engine"
             )
     return None
 
@@ -157,7 +157,7 @@ def _slice_extent(
         if side is not None and start + (1 if is_trimmed else length) > side:
             sides = f"[{source.valid.height or '?'}, {source.valid.width or '?'}]"
             raise ValueError(
-                f"slice from {list(anchor)} of {list(shape)} stands out of the image's {sides} (height, width);"
+                f"slice from {list(anchor)} of {list(shape)} exceeds the image's {sides} (height, width);"
                 f' "out_of_bounds_policy" may be PAD{"" if is_trimmed else " or TRIMTOSHAPE"}'
             )
         sizes.append(length if not is_trimmed else None if side is None else min(length, side - start))

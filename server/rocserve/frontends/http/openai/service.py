@@ -181,7 +181,7 @@ def _check_dimensions(model: TextModel, width: int, wanted: int | None) -> None:
 
 
 def _cut(outputs: TextOutputs, length: int) -> TextOutputs:
-    """Cut vectors, and scale them to length 1 again; a vector of zeros stays as it is."""
+    """Cut vectors, and scale them to length 1 again; a vector of zeros stays unchanged."""
     if length == outputs.values.shape[1]:
         return outputs
     values = outputs.values[:, :length]

@@ -1,4 +1,4 @@
-// Acts: loads, unloads, the log of a model's workers, the log's verbosity. Shown as not permitted where the server refuses.
+// Acts: loads, unloads, the log of a model's workers, the log's verbosity. An act that the server refuses is shown as not permitted.
 
 import { ask, kindOf, useSecret } from "./data.js";
 import { clock, h, setText } from "./dom.js";
@@ -52,7 +52,7 @@ export function modelActs(name) {
   const log = h("details", { ontoggle: () => log.open && showLog() },
     h("summary", {}, "Log of its workers, the last 200 lines"), lines);
   const reload = h("button", { type: "button", onclick: () => run(reload, result, "Asked for…",
-    isExplicit ? "Done." : "Asked for; the state shows what follows.", () => act("reload", name)) });
+    isExplicit ? "Done." : "Requested; the state shows the progress.", () => act("reload", name)) });
   const unload = h("button", { type: "button", onclick: () => confirm(`Unload ${name}? Its requests will fail.`)
     && run(unload, result, "Unloading…", "Unloaded.", () => act("unload", name)) }, "Unload");
   const element = h("section", { class: "acts", "aria-label": "Acts" });
@@ -62,7 +62,7 @@ export function modelActs(name) {
     setText(lines, "…");
     try {
       const found = (await act("log", name)).lines;
-      setText(lines, found.map((line) => `${clock(line.time_ms)} ${line.level} ${line.text}`).join("\n") || "Its workers have written nothing.");
+      setText(lines, found.map((line) => `${clock(line.time_ms)} ${line.level} ${line.text}`).join("\n") || "Its workers have written no lines.");
       lines.scrollTop = lines.scrollHeight;
     } catch (error) {
       setText(lines, error.message);

@@ -50,7 +50,7 @@ export async function ask(path, options = {}) {
     answer = JSON.parse(text);
     if (response.ok) return answer;
   } catch {
-    answer = { error: `The server's answer is no JSON: ${text.slice(0, 300)}` };
+    answer = { error: `The server's answer is not JSON: ${text.slice(0, 300)}` };
   }
   const error = new Error(answer.error || `HTTP ${response.status}`);
   error.header = response.status === 403 ? (/expecting header '([^']+)'/.exec(error.message)?.[1] ?? "") : "";

@@ -93,7 +93,7 @@ export function showModel(view, name, version) {
     const shown = model?.version ?? version;
     setText(which, shown && ` version ${shown}`);
     badge(state, model ? stateOf(model) : "GONE");
-    setReason(reason, model ?? { reason: "It is not there." });
+    setReason(reason, model ?? { reason: "The server has no such model." });
     acts.update(model);
     updateHelp(model);
     updateVersions();

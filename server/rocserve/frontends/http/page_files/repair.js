@@ -17,7 +17,7 @@ const loadCommand = (name) =>
   `curl -X POST '${location.origin}/v2/repository/models/${encodeURIComponent(name).replaceAll("'", "%27")}/load'`;
 
 function facts(report, name) {
-  const next = !report.failed_ms ? `when ${report.members.length ? "all its models are served" : "its files are there"}`
+  const next = !report.failed_ms ? `when ${report.members.length ? "all its models are served" : "its files are complete"}`
     : report.retry_ms ? clock(report.retry_ms)
     : report.follows_files ? "when a file of the model changes; touch is enough"
       : report.loads_on_request ? h("code", {}, loadCommand(name)) : "at the server's next start";

@@ -3,7 +3,7 @@
 import { data, keyOf, kindOf, recent, stateOf } from "./data.js";
 import { badge, engine, h, linkTo, mebibytes, milliseconds, number, setReason, setText } from "./dom.js";
 
-/** Rows from which on the table scrolls in a box of its own, so that what is below stays near. */
+/** Rows from which on the table scrolls in a box, so that the content below stays near. */
 const LONG = 40;
 /** Pixels above and below the view in which rows are ready. */
 const AROUND = 500;
@@ -71,7 +71,7 @@ const rowKey = (item) => (item.members ? `group ${item.group}` : keyOf(item));
 
 /** `onFold` is called when the reader has folded a repository, or opened it. */
 function newHeading({ group }, onFold) {
-  const text = h("b", {}, group || "In no repository");
+  const text = h("b", {}, group || "Not in a repository");
   const count = h("small");
   const button = h("button", { type: "button", onclick: () => {
     if (!folded.delete(group)) folded.add(group);
@@ -227,7 +227,7 @@ export function modelTable() {
     });
     table.hidden = !shown.length;
     none.hidden = shown.length > 0 || !data.overview;
-    setText(none, models.length ? "No model is like this." : "There are no models.");
+    setText(none, models.length ? "No model matches." : "There are no models.");
     box.classList.toggle("long", shown.length > LONG);
     measure();
     draw();

@@ -4,7 +4,7 @@ import { ask } from "./data.js";
 import { h, number } from "./dom.js";
 
 const PARTS = { queue: "queue", compute_input: "inputs", compute_infer: "compute", compute_output: "outputs",
-  cache_hit: "cache, found", cache_miss: "cache, not found" };
+  cache_hit: "cache hit", cache_miss: "cache miss" };
 
 const statsOf = (name, version) => `/v2/models/${encodeURIComponent(name)}${version && `/versions/${version}`}/stats`;
 
