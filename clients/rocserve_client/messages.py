@@ -129,7 +129,7 @@ def _take_apart(message: Buffer, kind: type[Head], bulk_field: int) -> tuple[Hea
 
 
 def _no(kind: type[Message], error: Exception) -> Internal:
-    return Internal(f"the server's answer is no {kind.DESCRIPTOR.name}: {error}")
+    return Internal(f"expected a {kind.DESCRIPTOR.name} from the server, got other bytes: {error}")
 
 
 def _read(parameters: Mapping[str, pb.InferParameter]) -> Mapping[str, ParameterValue]:

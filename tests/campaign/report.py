@@ -32,8 +32,8 @@ def _counts(title: str, outcome: Outcome) -> Table:
         kind = done.action.kind
         slowest[kind] = max(slowest.get(kind, 0.0), done.ended - done.begun)
     for who, tries, outcomes in outcome.tally.rows():
-        said = ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items()))
-        table.add_row(who, str(tries), said, f"{slowest[who]:.1f} s" if who in slowest else "")
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items()))
+        table.add_row(who, str(tries), counts, f"{slowest[who]:.1f} s" if who in slowest else "")
     return table
 
 

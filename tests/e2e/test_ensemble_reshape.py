@@ -1,4 +1,4 @@
-"""Ensembles with `reshape` of their own, as NVIDIA's generated configurations have them. The shapes are those of a real
+"""Ensembles with `reshape`, as NVIDIA's generated configurations have them. The shapes are those of a real
 Triton 2.51 answers with for the same repository."""
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ def test_a_worker_that_dies_takes_no_other_along(
             before.kill()
             wait(asked)
         wait_until(lambda: _worker(server, "by_1").pid != before.pid)  # noqa: B023
-        # It stays ready for a while, so that one restart is no outage; the index shows the reason meanwhile.
+        # It stays ready for a while, so that one restart is not an outage; the index shows the reason meanwhile.
         wait_until(lambda: not _reason(chains, "by_1"))
         answer = chains.infer("on", {"x": inputs["x"][:2] - 1})
         np.testing.assert_allclose(answer["scores"], expected["scores"][:2] + 100, atol=1e-4)

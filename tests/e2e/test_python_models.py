@@ -41,7 +41,7 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
 
 
 def _make_environment(folder: Path) -> None:
-    """An environment with one module of its own, and numpy from the tests' packages."""
+    """An environment with one extra module, and numpy from the tests' packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = (folder / "lib").glob("python*/site-packages")
     (packages / "numpy_from_outside.pth").write_text(f"{Path(np.__file__).parents[1]}\n")

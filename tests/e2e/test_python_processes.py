@@ -106,7 +106,7 @@ class TritonPythonModel:
         logging.config.dictConfig({"version": 1, "handlers": HANDLERS, "root": {"handlers": ["own"]}})
 
     def execute(self, requests):
-        pb_utils.Logger.log_warn("a word of its own")
+        pb_utils.Logger.log_warn("a word from the model")
         raise ValueError("told behind its own log's back")
 """,
         "muting": """
@@ -187,7 +187,7 @@ def test_a_model_that_configures_logging_keeps_the_servers_log(server):
         status, text = fault(server, "logging")
         assert (status, "message: ValueError: told behind its own log's back" in text) == ("StatusCode.INTERNAL", True)
     wait_until(lambda: 'raise ValueError("told behind' in server.log_text, "the traceback in the log")
-    wait_until(lambda: "logging:1: a word of its own" in server.log_text, "the model's own word in the log")
+    wait_until(lambda: "logging:1: a word from the model" in server.log_text, "the model's own word in the log")
 
 
 def test_a_model_without_standard_streams_goes_on(server):

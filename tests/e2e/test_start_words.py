@@ -53,9 +53,9 @@ def test_all_ports_in_use_are_told_at_once(repository: Path) -> None:
         log = run(f"--model-repository={repository}", *flags, "--grpc-infer-thread-count=4")
     assert log.count("--grpc-infer-thread-count has no effect: gRPC has no separate threads and queues here") == 1
     for name, port in ports.items():
-        said = f"cannot serve {name} at 127.0.0.1:{port}: Address already in use; name another with"
+        message = f"cannot serve {name} at 127.0.0.1:{port}: Address already in use; name another with"
         flag = name.lower()
-        assert log.count(f"{said} --{flag}-port, or switch {name} off with --allow-{flag}=false") == 1
+        assert log.count(f"{message} --{flag}-port, or switch {name} off with --allow-{flag}=false") == 1
 
 
 def test_a_broken_drop_takes_nothing_from_others_and_is_told_everywhere(serve, repository: Path) -> None:

@@ -261,7 +261,7 @@ def test_a_folder_whose_model_takes_no_tokens_serves_it_alone(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("inputs", "said"),
+    ("inputs", "wording"),
     [
         ({}, r"expected TEXT, or IDS \(the ids of its tokens\) in its place; got neither"),
         ({"TEXT": rows("a"), "IDS": np.array([[5]])}, "in its place; got both"),
@@ -279,8 +279,8 @@ def test_a_folder_whose_model_takes_no_tokens_serves_it_alone(tmp_path: Path) ->
         ({"IDS": np.array([[5] * 20])}, r"got \[5, 5, \.\.\., 5\]; ids of another tokenizer"),
     ],
 )
-def test_what_is_not_a_text_is_refused(client: Client, inputs, said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+def test_what_is_not_a_text_is_refused(client: Client, inputs, wording: str) -> None:
+    with pytest.raises(InvalidArgument, match=wording):
         client.infer("sentences_text", inputs)
 
 

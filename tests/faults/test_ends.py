@@ -1,5 +1,5 @@
-"""Every way in which a server is told to end, or loses its processes: nothing is left behind, and the exit status says
-how it ended."""
+"""Every way in which a server gets the order to end, or loses its processes: nothing is left behind, and the exit
+status says how it ended."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def rename_without_pause(repository: Path, elsewhere: Path, stop: threading.Even
     """Rename folders all the time, so that watched folders lose their names."""
     while not stop.is_set():
         for index in range(10):
-            here, there = repository / f"m{index}", repository / f"n{index}"
+            here, other = repository / f"m{index}", repository / f"n{index}"
             first, second = elsewhere / f"{index}a", elsewhere / f"{index}b"
-            for source, target in ((first, here), (here, first), (second, here), (here, there), (there, second)):
+            for source, target in ((first, here), (here, first), (second, here), (here, other), (other, second)):
                 source.rename(target)
 
 
@@ -224,7 +224,7 @@ def test_orphans_of_workers_are_reaped(serve, repository: Path):
     zygote = server.zygote()
     assert zygote is not None
     orphan = psutil.Process(int((repository.parent / "orphan").read_text()))
-    wait_until(lambda: orphan.parent() == zygote, "the end of its own parent")
+    wait_until(lambda: orphan.parent() == zygote, "the end of its parent")
     (repository.parent / "end").touch()
     wait_until(lambda: not orphan.is_running(), "the orphan's end")
     assert server.client().is_model_ready("orphans")

@@ -169,7 +169,7 @@ CASES = [
         f"{CONTROLS} iterative_sequence: true {IDLE}",
         [Ask(5, start=True, value=1, name="a"), Ask(5), Ask(5, start=True, end=True)],
         counts=False,
-        # Triton ends the sequence after its last answer, by a request of its own.
+        # Triton ends the sequence after its last answer, by an internal request.
         seconds_apart=0.5,
     ),
 ]

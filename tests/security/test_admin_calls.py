@@ -186,10 +186,10 @@ def test_who_speaks_for_another_is_not_of_this_machine(server: RocserveProcess, 
 
 
 def test_the_log_says_who_may_call_what(server: RocserveProcess) -> None:
-    said = "admin calls: logging, model-repository, shared-memory, trace from this machine"
+    expected = "admin calls: logging, model-repository, shared-memory, trace from this machine"
     for front_end in ("gRPC", "HTTP"):
         assert f"{front_end}: anybody may call health, inference, logging, metadata, model-config" in server.log_text
-    assert server.log_text.count(said) == 2
+    assert server.log_text.count(expected) == 2
 
 
 @pytest.mark.parametrize(
@@ -273,5 +273,5 @@ def test_mutual_tls_protects(folder: Path, tmp_path: Path, port: str, other: str
         f"--grpc-root-cert={certificates.root}",
     )
     with RocserveProcess([folder / "repository"], *flags, log=tmp_path / "tls.log") as running:
-        said = "admin calls: logging, model-repository, shared-memory, trace from"
-        wait_until(lambda: f"{said} anywhere" in running.log_text)
+        expected = "admin calls: logging, model-repository, shared-memory, trace from"
+        wait_until(lambda: f"{expected} anywhere" in running.log_text)

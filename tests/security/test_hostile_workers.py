@@ -55,7 +55,7 @@ def is_socket(descriptor):
 
 
 def serving():
-    # The end of the instance and the batch that is being run, from whoever runs it.
+    # The end of the instance and the running batch, from their owner.
     frame = sys._getframe()
     while not isinstance(frame.f_locals.get("self"), RequestService) or "received" not in frame.f_locals:
         frame = frame.f_back
@@ -130,7 +130,7 @@ def same_call_twice():
 def flood():
     letters = "abcdefghijklmnop"
     for number in range(4):
-        # Phases are told apart by their words.
+        # Phases are distinguished by their words.
         words = ("".join(letters[int(digit, 16)] for digit in hex(number * 1000 + index)[2:]) for index in range(1000))
         control(b"".join(encode_frame(Progress(word)) for word in words))
     control(encode_frame(Progress("")))

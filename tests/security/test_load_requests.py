@@ -139,7 +139,7 @@ def test_no_program_of_the_machine_is_started_by_a_request(
 
 
 @pytest.mark.parametrize(
-    ("model", "config", "said"),
+    ("model", "config", "expected"),
     [
         ("net", PYTHON, "models of backend 'python' are only loaded from the repository"),
         ("net", {"platform": "python", **TENSORS}, "models of backend 'python' are only loaded"),
@@ -190,17 +190,17 @@ def test_no_program_of_the_machine_is_started_by_a_request(
     ],
 )
 def test_other_ways_in_are_closed(
-    client: triton.InferenceServerClient, folder: Path, model: str, config: dict[str, Any], said: str
+    client: triton.InferenceServerClient, folder: Path, model: str, config: dict[str, Any], expected: str
 ) -> None:
     before = client.get_model_repository_index()
-    assert said in refusal(client, model, config)
+    assert expected in refusal(client, model, config)
     assert not (folder / "changed").exists()
     assert not (folder / "trained").exists()
     assert client.get_model_repository_index() == before, "what is refused changes nothing"
 
 
 @pytest.mark.parametrize(
-    ("config", "path", "data", "said"),
+    ("config", "path", "data", "expected"),
     [
         (PYTHON, "1/model.py", b"", "models of backend 'python' are only loaded from the repository, not from files"),
         ({}, "1/model.py", b"", "models of backend 'python' are only loaded from the repository, not from files"),
@@ -209,9 +209,9 @@ def test_other_ways_in_are_closed(
     ],
 )
 def test_files_of_requests_are_data(
-    client: triton.InferenceServerClient, config: dict[str, Any], path: str, data: bytes, said: str
+    client: triton.InferenceServerClient, config: dict[str, Any], path: str, data: bytes, expected: str
 ) -> None:
-    assert said in refusal(client, "brought", config, **{path: data})
+    assert expected in refusal(client, "brought", config, **{path: data})
 
 
 def test_values_are_a_requests_to_say_and_the_rest_stays_the_repositorys(client: triton.InferenceServerClient) -> None:

@@ -1,4 +1,4 @@
-"""Bytes that are no messages, or almost are, to every method of a real server."""
+"""Bytes that are not messages, or almost are, to every method of a real server."""
 
 from __future__ import annotations
 

@@ -93,14 +93,14 @@ def half_hello() -> bytes:
     return outgoing.read(100)
 
 
-@pytest.mark.parametrize("said", ["nothing", "half"])
+@pytest.mark.parametrize("text", ["nothing", "half"])
 @pytest.mark.parametrize("of", ["HTTP", "metrics"])
 def test_handshakes_that_never_end_take_no_descriptors_that_are_kept(
-    secure_server: RocserveProcess, authority: Authority, said: str, of: str
+    secure_server: RocserveProcess, authority: Authority, text: str, of: str
 ) -> None:
     server, tls = secure_server, ssl.create_default_context(cafile=str(authority.root))
     port, path = (server.http_port, "/v2/health/live") if of == "HTTP" else (port_of(server), "/metrics")
-    first_words = half_hello() if said == "half" else b""
+    first_words = half_hello() if text == "half" else b""
     credentials = grpc.ssl_channel_credentials(Path(authority.root).read_bytes())
     hostile: list[socket.socket] = []
     most = 0

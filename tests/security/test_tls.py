@@ -62,7 +62,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return make_authority(tmp_path_factory.mktemp("certificates") / "theirs")
 
 
-@pytest.fixture(scope="module", params=["TLS", "mutual TLS, by processes of their own"])
+@pytest.fixture(scope="module", params=["TLS", "mutual TLS, by separate processes"])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ours: Authority
 ) -> Iterator[Served]:

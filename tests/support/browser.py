@@ -32,10 +32,10 @@ def faultless_page(browser: Any) -> Iterator[Any]:
     page = context.new_page()
     faults: list[str] = []
 
-    def note(said: Any) -> None:
+    def note(message: Any) -> None:
         # The browser reports requests that the server refuses as errors, too.
-        if said.type == "error" and not said.text.startswith("Failed to load resource"):
-            faults.append(said.text)
+        if message.type == "error" and not message.text.startswith("Failed to load resource"):
+            faults.append(message.text)
 
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", note)

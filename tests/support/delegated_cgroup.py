@@ -48,11 +48,11 @@ def python_within(folder: Path, program: Path) -> str:
 def _make() -> Path | None:
     """Make a cgroup below the nearest one around this process that delegates memory and tasks."""
     own = next((line[4:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")), "")
-    for around in (_MOUNTED / own, *(_MOUNTED / own).parents):
+    for parent in (_MOUNTED / own, *(_MOUNTED / own).parents):
         try:
-            handed_on = (around / "cgroup.subtree_control").read_text().split()
-            if {"memory", "pids"} <= set(handed_on) and os.access(around / "cgroup.procs", os.W_OK):
-                folder = around / f"rocserve-test-{uuid.uuid4().hex[:8]}"
+            handed_on = (parent / "cgroup.subtree_control").read_text().split()
+            if {"memory", "pids"} <= set(handed_on) and os.access(parent / "cgroup.procs", os.W_OK):
+                folder = parent / f"rocserve-test-{uuid.uuid4().hex[:8]}"
                 folder.mkdir()
                 os.setxattr(folder, "user.delegate", b"1")
                 return folder

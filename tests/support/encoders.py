@@ -67,7 +67,7 @@ def demanding() -> onnx.ModelProto:
 
 
 def with_own_names(proto: onnx.ModelProto, name: str = "unk__{}") -> onnx.ModelProto:
-    """The model as tf2onnx writes it: each open dimension has a name of its own. `name`: "" = no name."""
+    """The model as tf2onnx writes it: each open dimension has its own name. `name`: "" = no name."""
     sizes = [
         size
         for value in (*proto.graph.input, *proto.graph.output)

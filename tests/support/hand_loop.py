@@ -64,7 +64,7 @@ class HandLoop:
         end = time.monotonic() + seconds
         self.turn()
         while not condition():
-            assert time.monotonic() < end, "it did not come to be in time"
+            assert time.monotonic() < end, "it did not happen in time"
             self._sleep(0.001)
             self.turn()
 

@@ -29,7 +29,7 @@ def faults(value: Any, expected: str, path: str) -> Iterator[str]:
             yield from faults(entry, found[1], f"{path}.{key}")
     elif expected in PRIMITIVES:
         if not isinstance(value, PRIMITIVES[expected]):
-            yield f"{path}: {value!r} is no {expected}"
+            yield f"{path}: {value!r} is not {expected}"
     elif model := getattr(kserve.models, expected, None) or getattr(kubernetes_models, expected, None):
         yield from _of_model(value, model, path)
     elif not isinstance(value, str | int):  # ResourceQuantity and similar types

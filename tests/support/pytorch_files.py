@@ -74,7 +74,7 @@ class Sparse(nn.Module):
 
 
 class Raising(nn.Module):
-    """Raises an error of its own for negative values."""
+    """Raises an error for negative values."""
 
     def forward(self, x: Tensor) -> Dict[str, Tensor]:  # noqa: UP006
         if bool(x.min() < 0):
@@ -122,7 +122,7 @@ class WeightedAndEverySecond(nn.Module):
 
 
 class Named(nn.Module):
-    """Has dict keys that are no identifiers, or that equal names of other tensors."""
+    """Has dict keys that are not identifiers, or that equal names of other tensors."""
 
     def forward(self, x: Tensor) -> Any:
         return {"OUTPUT__1": x + 1, "OUTPUT__0": x + 2, "": x + 3, 7: x + 4, "7": x + 5}

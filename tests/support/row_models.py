@@ -132,7 +132,7 @@ INDEPENDENT: Mapping[str, Make] = {
             u = Unsqueeze(x, one) }""",
         one=np.array([1]),
     ),
-    "words of its own vocabulary": lambda: model(
+    "words of another vocabulary": lambda: model(
         """g (string[N] x) => (float[N, 3] y) {
             y = TfIdfVectorizer<mode = "TF", min_gram_length = 1, max_gram_length = 1, max_skip_count = 0,
                 ngram_counts = [0], ngram_indexes = [0, 1, 2], pool_strings = ["apple", "pear", "plum"]>(u)

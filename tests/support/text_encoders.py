@@ -164,7 +164,7 @@ def write_encoder(
 
 
 class BareEncoder:
-    """What a program of its own does: the tokenizer, then ONNX Runtime, one text after the other."""
+    """The work of a separate program: the tokenizer, then ONNX Runtime, one text after the other."""
 
     def __init__(self, tokenizer: Any, model: bytes, most: int) -> None:
         import onnxruntime

@@ -43,4 +43,4 @@ def _pauses(what: str, seconds: float) -> Iterator[float]:
         waited = time.monotonic() - begun
         looked_late = waited >= seconds
         yield min(max(_PAUSES_SECONDS[0], waited * _PAUSE_SHARE), _PAUSES_SECONDS[1])
-    raise AssertionError(f"{what} did not come to be within {seconds} s")
+    raise AssertionError(f"{what} did not happen within {seconds} s")

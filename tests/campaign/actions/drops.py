@@ -1,5 +1,5 @@
-"""Broken drops: files that are no model. The served versions go on, the index shows the reason, and when the files are
-right again everything is as before."""
+"""Broken drops: files that are not models. The served versions go on, the index shows the reason, and when the files
+are right again everything is as before."""
 
 from __future__ import annotations
 

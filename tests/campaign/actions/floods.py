@@ -97,12 +97,12 @@ def _small_receiver(port: int) -> socket.socket:
 def unread_http(stage: Stage, random: random.Random) -> None:
     """Ask for large answers over HTTP and read none of them."""
     body = np.zeros((LARGE_ROWS, 2), np.float32).tobytes()
-    said = (
+    text = (
         f'{{"inputs":[{{"name":"X","shape":[{LARGE_ROWS},2],"datatype":"FP32","parameters":'
         f'{{"binary_data_size":{len(body)}}}}}],"parameters":{{"binary_data_output":true}}}}'
     ).encode()
-    headers = {"Inference-Header-Content-Length": str(len(said)), "Content-Length": str(len(said) + len(body))}
-    request = http_request("POST", f"/v2/models/{models.LARGE}/infer", said + body, headers)
+    headers = {"Inference-Header-Content-Length": str(len(text)), "Content-Length": str(len(text) + len(body))}
+    request = http_request("POST", f"/v2/models/{models.LARGE}/infer", text + body, headers)
     with ExitStack() as opened:
         for _ in range(random.randint(5, 30)):
             with suppress(OSError):

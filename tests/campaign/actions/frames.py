@@ -155,7 +155,7 @@ def windows(stage: Stage, random: random.Random) -> None:
 
 
 def nonsense(stage: Stage, random: random.Random) -> None:
-    """Send frames with random types, flags, streams and lengths, some of them cut, and bytes that are no HTTP/2."""
+    """Send frames with random types, flags, streams and lengths, some of them cut, and bytes that are not HTTP/2."""
     for _ in range(20):
         with connected(stage.poll.port) as opened:
             parts = [opening()] if random.random() < 0.8 else [random.randbytes(random.randint(1, 60))]

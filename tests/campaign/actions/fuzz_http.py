@@ -87,15 +87,15 @@ def wrong_json(random: random.Random) -> bytes:
 
 
 def judge(stage: Stage, server: RocserveProcess, where: str, answer: bytes, sent: bytes) -> None:
-    """Count the answer by its status. Findings: a traceback, a 500 that Triton would not give, and bytes that are no
-    answer of HTTP."""
+    """Count the answer by its status. Findings: a traceback, a 500 that Triton would not give, and bytes that are not
+    an answer of HTTP."""
     stage.canaries.search(where, answer)
     line = STATUS_LINE.match(answer)
     status = line[1].decode() if line else "no status line" if answer else "hung up"
     stage.tally.count(f"fuzz: {where}", status)
     if (status == "500" and not TRITONS.search(answer)) or status == "no status line" or b"Traceback" in answer:
-        said = answer[-300:].decode(errors="replace")
-        stage.findings.add("fuzz answered by a failure", f"{where}: {said!r} to {sent[:2000]!r}")
+        text = answer[-300:].decode(errors="replace")
+        stage.findings.add("fuzz answered by a failure", f"{where}: {text!r} to {sent[:2000]!r}")
 
 
 def bodies(stage: Stage, random: random.Random) -> None:
@@ -132,8 +132,8 @@ def wrong_sizes(stage: Stage, random: random.Random) -> None:
     path = f"/v2/models/{models.FUZZED}/infer"
     body = json.dumps(json_body(models.FUZZED)).encode()
     for _ in range(REQUESTS_EACH // 2):
-        said = random.choice((0, 1, len(body) - 1, len(body) + 1, -1, 2**31, 2**64))
-        chunked = {"Transfer-Encoding": "chunked"} if random.random() < 0.3 else {"Content-Length": str(said)}
+        text = random.choice((0, 1, len(body) - 1, len(body) + 1, -1, 2**31, 2**64))
+        chunked = {"Transfer-Encoding": "chunked"} if random.random() < 0.3 else {"Content-Length": str(text)}
         sent = http_request("POST", path, body, chunked) * random.randint(1, 3)
         judge(stage, server, "HTTP sizes", exchange(server.http_port, sent), sent)
     # One more client closes before its answer comes; the next one is answered.

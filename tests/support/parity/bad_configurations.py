@@ -215,7 +215,7 @@ ENDS = (
 
 
 def _ensembles() -> dict[str, str]:
-    """Ensembles with a mistake of their own."""
+    """Ensembles with one mistake each."""
     whole = step("add_sub", *MEMBER)
     return {
         "ensemble_backend": 'backend: "python"\n' + ensemble(ENDS, whole),

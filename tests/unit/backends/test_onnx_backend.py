@@ -192,9 +192,9 @@ def test_outputs_that_are_small_or_without_room_have_memory_of_their_own(
     np.testing.assert_array_equal(output, array)
 
 
-@pytest.mark.parametrize("said", [LARGE, "length"])
+@pytest.mark.parametrize("wording", [LARGE, "length"])
 def test_a_large_output_of_another_shape_than_its_room(
-    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch, said: int | str
+    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch, wording: int | str
 ) -> None:
     in_place = InPlaceRun.__call__
     tried: list[Batch] = []
@@ -206,7 +206,7 @@ def test_a_large_output_of_another_shape_than_its_room(
     monkeypatch.setattr(InPlaceRun, "__call__", count)
     node = helper.make_node("Slice", ["X", "FROM", "TO"], ["Y"])
     number = (TensorProto.INT64, [1])
-    content = graph([node], {"X": (FLOAT, [LARGE]), "FROM": number, "TO": number}, {"Y": (FLOAT, [said])})
+    content = graph([node], {"X": (FLOAT, [LARGE]), "FROM": number, "TO": number}, {"Y": (FLOAT, [wording])})
     model = load(model_source("model.onnx", content))
     x = np.arange(LARGE, dtype=np.float32)
     for end in (LARGE, 5, 5, LARGE):

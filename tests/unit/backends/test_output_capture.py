@@ -94,7 +94,7 @@ def test_standard_error_that_is_closed() -> None:
 
 @pytest.mark.parametrize("free", [0, 1])
 def test_too_few_descriptors(tmp_path: Path, free: int) -> None:
-    """A capture that cannot begin says why, and leaves standard error and all descriptors as they were."""
+    """A capture that cannot begin says why, and leaves standard error and all descriptors unchanged."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held: list[int] = []
     with (tmp_path / "log").open("wb") as log, led_to(log.fileno()):

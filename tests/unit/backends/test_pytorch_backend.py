@@ -194,7 +194,7 @@ def test_a_default_name_goes_before_what_others_are_known_by(saved: SourceMaker)
     x = np.ones((2, 4), np.float32)
     model = load(saved("named", max_batch_size=4))
     names = ("OUTPUT__1", "OUTPUT__0", "OUTPUT__2", "OUTPUT__3", "OUTPUT__4")
-    assert tuple(spec.name for spec in model.signature.outputs) == names, "a key that is no name of one is none"
+    assert tuple(spec.name for spec in model.signature.outputs) == names, "a key without a matching name is ignored"
     written = saved(
         "named",
         max_batch_size=4,
@@ -379,7 +379,7 @@ def test_torchscript_with_strings(saved: SourceMaker) -> None:
     model = load(saved("words", inputs=[words], outputs=outputs))
     given = run(model, {"words": np.array([b"one", "zwölf".encode(), b"\xff"], np.object_)})
     assert given["OUTPUT__0"].tolist() == [b"one!", "zwölf!".encode(), b"\xff!"]
-    # A byte that is no UTF-8 reaches the program as a stand-in character.
+    # A byte that is not UTF-8 reaches the program as a stand-in character.
     assert given["OUTPUT__1"].tolist()[:2] == [3, 6]
 
 

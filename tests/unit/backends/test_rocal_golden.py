@@ -122,8 +122,8 @@ def test_engine_gives_what_rocal_gives(data: Path, name: str) -> None:
         right = ~result.mistaken
         assert np.sum(result.mistaken) == LEFT_OUT.get(name, 0)
         if name not in NOT_TO_THE_BIT:
-            there = np.s_[: given.shape[0], : given.shape[1]]
-            np.testing.assert_array_equal(given[right[there]], result.pixels[there][right[there]])
+            region = np.s_[: given.shape[0], : given.shape[1]]
+            np.testing.assert_array_equal(given[right[region]], result.pixels[region][right[region]])
             if name not in LEFT_OUT and name not in SMALLER:
                 assert hashlib.sha256(given.tobytes()).hexdigest() == entry["sha256"], entry["key"]
         else:

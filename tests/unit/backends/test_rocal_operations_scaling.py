@@ -88,7 +88,7 @@ _JSON_AREA = {"area": 0.4, "aspect_ratio": 1.2, "x_center_drift": 0.3, "y_center
     ("name", "keys", "alias", "its_keys"),
     [
         ("resize", {**_SIZE, "antialias": False}, "Resize", _DESTINATION),
-        # fn mirrors unless it is told not to.
+        # fn mirrors by default.
         (
             "resize_mirror_normalize",
             {**_SIZE, **_LEVELS, "interpolation_type": "CUBIC"},

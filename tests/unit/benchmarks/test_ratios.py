@@ -199,7 +199,7 @@ def test_the_table_is_what_the_simulation_prints() -> None:
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
     assert len(rows) == 11
     policies = {policy.name: policy for policy in scale.POLICIES}
-    said, found, name = [], [], ""
+    text, found, name = [], [], ""
     for scaled_by, target, *outcomes in rows:
         name = scaled_by or name
         value = float(re.sub(r"[^\d.]", "", target.partition(" ")[0]))
@@ -209,6 +209,6 @@ def test_the_table_is_what_the_simulation_prints() -> None:
             policy = policies[name]
             value = value / 100 if "%" in target else value
             numbers = [scale.mean_outcome(policy, value, 1000, start) for start in scale.STARTS]
-        said.append([outcome for outcome in outcomes if outcome])
+        text.append([outcome for outcome in outcomes if outcome])
         found.append([f"{100 * late:.2f} %, {over:.2f}" for late, over in numbers])
-    assert said == found
+    assert text == found

@@ -91,7 +91,7 @@ def test_an_answer_that_is_no_message_is_the_servers_fault(
 ) -> None:
     loopback.garbage = garbage
     name = _NAMES.get(method) or re.sub("(?<!^)([A-Z])", r"_\1", method).lower()
-    with pytest.raises(Internal, match=f"^INTERNAL: the server's answer is no {method}Response: "):
+    with pytest.raises(Internal, match=f"^INTERNAL: expected a {method}Response from the server, got other bytes: "):
         call(loopback.address, name, *_CALLS[method])
 
 

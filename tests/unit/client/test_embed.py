@@ -82,15 +82,15 @@ def test_parameters_and_headers_go_with_each_request(call: Any, vectors: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "message"),
     [
         (["a", b"b"], r"texts\[1\] is a bytes, expected a str"),
         (b"a", r"texts\[0\] is a int, expected a str"),
         ("\ud800", "input 'TEXT': 'utf-8' codec can't encode character"),
     ],
 )
-def test_what_is_not_a_text_is_refused(call: Any, vectors: Any, texts: Any, said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+def test_what_is_not_a_text_is_refused(call: Any, vectors: Any, texts: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         call(vectors.address, "embed", "rows", texts)
     assert vectors.texts == []
 

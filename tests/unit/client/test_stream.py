@@ -117,7 +117,7 @@ def test_an_answer_that_is_no_message_is_the_servers_fault(loopback: Any, stream
     loopback.garbage = b"<html></html>"
     with stream_of(loopback.address) as stream:
         stream.send("echo", numbered(0))
-        with pytest.raises(Internal, match="the server's answer is no ModelStreamInferResponse"):
+        with pytest.raises(Internal, match="expected a ModelStreamInferResponse from the server"):
             stream.receive()
         loopback.garbage = b""
 

@@ -66,7 +66,7 @@ def test_what_a_server_does_not_take_is_refused_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "expected"),
     [
         (("config", "LOOP"), 1, "is not a folder; expected the folder of a model"),
         (("config", "/none\x1b[2J"), 1, r"rocserve config: /none\x1b[2J: is not a folder"),
@@ -83,7 +83,7 @@ def test_what_a_server_does_not_take_is_refused_once() -> None:
     ],
 )
 def test_wrong_words_are_told_in_a_line(
-    words: tuple[str, ...], status: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], status: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "models" / "m").mkdir(parents=True)
@@ -95,7 +95,7 @@ def test_wrong_words_are_told_in_a_line(
         ended = refused.code
     assert ended == status
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("rocserve ")]
-    assert said in line
+    assert expected in line
 
 
 ANOTHER_PACKAGE = {

@@ -87,9 +87,9 @@ def test_names_without_a_place_are_named_in_the_log_or_refused_if_asked_for(
 ) -> None:
     complete = completed(models, make_signature(INPUTS, outputs))
     assert labels_of(complete) == {}
-    said = [warning for warning in complete.warnings if "labels.txt is not used" in warning]
-    assert len(said) == 1
-    assert f"it has 3 labels, and {why}" in said[0]
+    unused = [warning for warning in complete.warnings if "labels.txt is not used" in warning]
+    assert len(unused) == 1
+    assert f"it has 3 labels, and {why}" in unused[0]
     (tmp_path / "names").write_text(THREE)
     with pytest.raises(ServeError, match=r"^--labels=names is not used: it has 3 labels, and "):
         completed(models, make_signature(INPUTS, outputs), file=tmp_path / "names", name="n")

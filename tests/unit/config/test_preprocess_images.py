@@ -73,7 +73,7 @@ def test_names_of_public_classes_are_known_by_their_number(preset, outputs, firs
 
 
 @pytest.mark.parametrize(
-    ("preset", "inputs", "outputs", "said"),
+    ("preset", "inputs", "outputs", "expected"),
     [
         ("imagenet", [[3, 8, 8], [3, 8, 8]], [[9]], "one input of colour images"),
         ("imagenet", [[1, 8, 8]], [[9]], "one input of colour images"),
@@ -88,8 +88,8 @@ def test_names_of_public_classes_are_known_by_their_number(preset, outputs, firs
         ("yolov8", [], [[10, 84]], "one input of colour images"),
     ],
 )
-def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, said) -> None:
-    with pytest.raises(ServeError, match=f"preprocess '{preset}' is for a model with {said}"):
+def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, expected) -> None:
+    with pytest.raises(ServeError, match=f"preprocess '{preset}' is for a model with {expected}"):
         image_models(config(preset, inputs, outputs), None)
 
 
@@ -100,7 +100,7 @@ def test_an_output_of_one_number_is_refused_like_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "outputs", "said"),
+    ("preset", "outputs", "expected"),
     [
         ("imagenet", [[9]], "one output of scores, one for each class"),
         ("inception", [[9]], "one output of scores, one for each class"),
@@ -110,13 +110,13 @@ def test_an_output_of_one_number_is_refused_like_others() -> None:
         ("yolo_end2end", [[300, 6]], "one output of boxes"),
     ],
 )
-def test_outputs_that_are_no_numbers_are_refused(preset, outputs, said) -> None:
+def test_outputs_that_are_no_numbers_are_refused(preset, outputs, expected) -> None:
     fit = config(preset, [[3, 64, 64]], outputs)
     assert image_models(fit, None)
     # With BF16 each request would fail.
     for datatype in (DataType.BYTES, DataType.BF16):
         others = replace(fit, outputs=tuple(replace(output, datatype=datatype) for output in fit.outputs))
-        with pytest.raises(ServeError, match=f"is for a model with {said}.* and gives out0 {datatype.value}"):
+        with pytest.raises(ServeError, match=f"is for a model with {expected}.* and gives out0 {datatype.value}"):
             image_models(others, None)
 
 

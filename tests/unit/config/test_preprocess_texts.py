@@ -232,7 +232,7 @@ def test_labels_are_those_of_a_file_else_of_the_configuration_else_numbered() ->
 
 
 @pytest.mark.parametrize(
-    ("given", "of", "said"),
+    ("given", "of", "wording"),
     [
         (config(inputs=("images",), datatype=DataType.FP32), files(), "takes images FP32"),
         (config(inputs=("input_ids", "pixels")), files(), "'pixels' is not a name of these"),
@@ -267,8 +267,8 @@ def test_labels_are_those_of_a_file_else_of_the_configuration_else_numbered() ->
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(given: ModelConfig, of: TextFiles, said: str) -> None:
-    assert said in refusal(given, of)
+def test_what_does_not_fit_is_refused(given: ModelConfig, of: TextFiles, wording: str) -> None:
+    assert wording in refusal(given, of)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_version_s_own_files_go_before_those_beside_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("contents", "said"),
+    ("contents", "wording"),
     [
         ({}, "text needs the tokenizer's file tokenizer.json"),
         ({"tokenizer_json": "", "config_json": "{"}, "config.json is damaged: expected JSON, got"),
@@ -339,7 +339,7 @@ def test_a_version_s_own_files_go_before_those_beside_it(tmp_path: Path) -> None
         ),
     ],
 )
-def test_files_that_cannot_be_read_are_named(tmp_path: Path, contents: dict[str, str], said: str) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, contents: dict[str, str], wording: str) -> None:
     folder = write(tmp_path / "net", **contents) if contents else ModelFolder(tmp_path)
-    with pytest.raises(ServeError, match=said.replace(".", r"\.")):
+    with pytest.raises(ServeError, match=wording.replace(".", r"\.")):
         read_text_files("net", folder, folder.path)

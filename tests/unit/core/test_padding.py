@@ -1,4 +1,5 @@
-"""Buckets: which lengths a request has, to which sizes it is filled up, and what its plan and its client are told."""
+"""Buckets: which lengths a request has, to which sizes it is filled up, and the facts that its plan and its client
+get."""
 
 from __future__ import annotations
 

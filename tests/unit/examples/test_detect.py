@@ -143,7 +143,7 @@ def test_the_table_says_how_many_more_there_are_and_where_there_are_none(detect)
     assert text.count("cup") == 2
     assert "and 3 more" in text
     assert "nothing" in text
-    assert "bad.jpg" not in text, "faults are told beside the table"
+    assert "bad.jpg" not in text, "faults are printed beside the table"
 
 
 @pytest.mark.parametrize("name", ["photos/01.jpg", "a/long/way/to/the/photographs/of/the/year/before/the/last/01.jpg"])

@@ -123,10 +123,10 @@ def test_a_turn_takes_all_events_that_have_come(serve: Any) -> None:
     handled: list[object] = []
     event, nothing = SimpleNamespace(tag=handled.append), SimpleNamespace(tag=None)
     # gRPC returns nothing when it has read a socket, and twice in a row when it has read all.
-    come = iter([event, event, nothing, event, nothing, nothing, event])
+    events = iter([event, event, nothing, event, nothing, nothing, event])
 
     def turn() -> None:
-        with patch.object(served.transport, "_polling", SimpleNamespace(next=lambda: next(come))):
+        with patch.object(served.transport, "_polling", SimpleNamespace(next=lambda: next(events))):
             assert served.transport.poll()
 
     served.do(turn)

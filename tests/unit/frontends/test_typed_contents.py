@@ -163,7 +163,7 @@ FAULTY = {
     "half a string": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x42\5abc", datatype="BYTES"),
     "half a length": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x42\xff", datatype="BYTES"),
     "a tag alone": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x42", datatype="BYTES"),
-    "a name that is no text": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)) + length_prefix(1, 1) + b"\xff",
+    "a name that is not text": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)) + length_prefix(1, 1) + b"\xff",
     "cut off": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE))[:-1],
     "no message": b"\xff" * (1 << 20),
 }

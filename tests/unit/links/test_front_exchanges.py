@@ -269,7 +269,7 @@ def test_everything_arrives_once_in_its_order_and_leaves_nothing(seed: int) -> N
     ends.settle()
     ends.reference.check_settled(is_dead=False)
     assert all(exchange.has_ended for exchange in ends.reference.exchanges.values())
-    # Whoever has left while the exchange was open was reported, and nobody else.
+    # Exactly the clients that left while the exchange was open were reported.
     assert len(ends.left) == len(set(ends.left))
     assert all(ends.reference.exchanges[key].is_cancelled for key in ends.left)
     ends.kept.clear()

@@ -212,12 +212,12 @@ def test_a_bell_is_rung_once_a_sleep(doorbell: Doorbell) -> None:
 
 
 def test_a_socket_is_rung_once_a_sleep(pair: Pair) -> None:
-    here, there = socket.socketpair()
+    here, peer = socket.socketpair()
     ringer = SocketRinger(pair.first_end().other_sleep_word(1), here)
-    sleeper = SocketSleeper(pair.second_end().own_sleep_word(1), there, drain_rings)
-    check_one_ring_a_sleep(ringer.ring, lambda: len(there.recv(100, socket.MSG_DONTWAIT)), sleeper.sleep)
+    sleeper = SocketSleeper(pair.second_end().own_sleep_word(1), peer, drain_rings)
+    check_one_ring_a_sleep(ringer.ring, lambda: len(peer.recv(100, socket.MSG_DONTWAIT)), sleeper.sleep)
     here.close()
-    there.close()
+    peer.close()
 
 
 @contextmanager
@@ -237,9 +237,9 @@ def ringing(ring: Callable[[], None]) -> Iterator[None]:
 
 
 def test_sleep_on_a_socket_ends_by_time_by_a_ring_and_by_the_end_of_the_other(pair: Pair) -> None:
-    here, there = socket.socketpair()
+    here, peer = socket.socketpair()
     ringer = SocketRinger(pair.first_end().other_sleep_word(), here)
-    sleeper = SocketSleeper(pair.second_end().own_sleep_word(), there, drain_rings)
+    sleeper = SocketSleeper(pair.second_end().own_sleep_word(), peer, drain_rings)
     started = time.monotonic()
     assert sleeper.sleep(0.05, lambda: False)
     assert time.monotonic() - started > 0.04
@@ -252,17 +252,17 @@ def test_sleep_on_a_socket_ends_by_time_by_a_ring_and_by_the_end_of_the_other(pa
     # Messages posted before the end can still be taken.
     assert sleeper.sleep(TOO_LONG_SECONDS, lambda: True)
     assert not sleeper.sleep(TOO_LONG_SECONDS, lambda: False)
-    there.close()
+    peer.close()
 
 
 def test_rings_that_nobody_takes_stop_nobody(pair: Pair) -> None:
-    here, there = socket.socketpair()
+    here, peer = socket.socketpair()
     ringer = SocketRinger(pair.first_end().other_sleep_word(), here)
     word = pair.second_end().own_sleep_word()
     for asleep in range(1, 200_001, 2):
         word[0] = asleep
         ringer.ring()
-    there.close()
+    peer.close()
     word[0] += 2
     ringer.ring()  # Nor does its end.
     assert not drain_rings(here)
@@ -310,8 +310,8 @@ def test_nothing_is_slept_through_between_processes(
     """After a missed ring both would sleep. Tested with this machine's memory order, and as Arm needs it."""
     for module in (rings, doorbell):
         monkeypatch.setattr(module, "KEEPS_STORE_ORDER", keeps_store_order)
-    here, there = socket.socketpair()
-    process = get_context("fork").Process(target=_echo, args=(pair, there), daemon=True)
+    here, peer = socket.socketpair()
+    process = get_context("fork").Process(target=_echo, args=(pair, peer), daemon=True)
     process.start()
     end, random = pair.first_end(), Random(2)
     ringer, sleeper = SocketRinger(end.other_sleep_word(), here), SocketSleeper(end.own_sleep_word(), here, drain_rings)
@@ -345,7 +345,7 @@ def test_nothing_is_slept_through_between_processes(
     assert numbers(reader.take()) == [(1 << 64) - 1]
     assert seen == list(range(posted))
     here.close()
-    there.close()
+    peer.close()
 
 
 def test_no_ring_of_another_thread_is_slept_through(doorbell: Doorbell) -> None:

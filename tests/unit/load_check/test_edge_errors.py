@@ -39,7 +39,7 @@ def test_an_engine_that_loses_nan_in_a_relu_alone_is_wrong(x: Array) -> None:
     found = compared(x, relu, relu_without_nan)
     assert not found.right
     assert found.reason.startswith("output 'y' is wrong with nan inputs: 0 instead of nan at ")
-    assert compared(x, relu_without_nan, relu).right, "NaN in place of a number is no silent error"
+    assert compared(x, relu_without_nan, relu).right, "NaN in place of a number is not a silent error"
     assert compared(x, relu, relu).right
 
 

@@ -1,4 +1,4 @@
-"""The facts of an ONNX file with large weights, and of files that are no models."""
+"""The facts of an ONNX file with large weights, and of files that are not models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check of rows is told beside the model: noise, fixed sizes, samples, time, and what it cannot decide."""
+"""The options of a check of rows beside the model: noise, fixed sizes, samples, time, and what it cannot decide."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_the_time_bounds_the_check() -> None:
 
 
 class Slow:
-    """An engine that takes a tenth of a second for a row, by a clock of its own."""
+    """An engine that takes a tenth of a second for a row, by the test's clock."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.now = 0.0

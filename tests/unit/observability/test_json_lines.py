@@ -1,4 +1,4 @@
-"""The log as lines of JSON: whole objects, whatever is logged, whoever writes, however the process ends."""
+"""The log as lines of JSON: whole objects, whatever is logged, from any thread, however the process ends."""
 
 from __future__ import annotations
 

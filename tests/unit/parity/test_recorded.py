@@ -149,7 +149,7 @@ def test_an_exchange_that_is_not_recorded_is_noticed(file: Path) -> None:
 @pytest.mark.parametrize(
     "answer",
     [(1, 2), {1: "number"}, {"base64": "text"}, "<folder>/models"],
-    ids=["tuple", "key that is no text", "like bytes", "like a path"],
+    ids=["tuple", "key that is not text", "like bytes", "like a path"],
 )
 def test_what_would_come_back_otherwise_is_not_recorded(file: Path, answer: object) -> None:
     with pytest.raises(AssertionError, match="'asked' has an outcome that cannot be recorded"):

@@ -103,7 +103,7 @@ def test_heaps_that_go_meanwhile_are_passed_over(plane: StepLoop, trimmer: Trimm
 
 
 class Process:
-    """Has memory of its own, of which requests hold a part. What is freed stays until it is given back."""
+    """Has memory of which requests hold a part. What is freed stays until it is given back."""
 
     def __init__(self) -> None:
         self.private = self.in_use = 70 * MIB

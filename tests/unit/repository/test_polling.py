@@ -288,11 +288,11 @@ async def test_a_failure_of_the_files_waits_until_they_change(
 ) -> None:
     folders.model("m", 1)
     folders.model("typo", 1, more="max_bach_size: 8")
-    loader.failing["m"] = invalid_argument("this is no model")
+    loader.failing["m"] = invalid_argument("this is not a model")
     # Retries would come long before the changed files have settled.
     served: Served = await start(retry_seconds=0.001, longest_retry_seconds=0.001)
     waits = " (failed once, not tried again until its files change)"
-    await served.until(lambda: served.reason("m") == f"Invalid argument: this is no model{waits}")
+    await served.until(lambda: served.reason("m") == f"Invalid argument: this is not a model{waits}")
     assert served.reason("typo", "").endswith(waits)
     del loader.failing["m"]
     folders.version("m", 1, "repaired")

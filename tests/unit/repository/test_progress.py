@@ -145,7 +145,7 @@ async def test_a_client_that_leaves_does_not_end_the_load(start: Start, folders:
 
 
 class Load:
-    """A load that holds a slot until it is told to end."""
+    """A load that holds a slot until the test ends it."""
 
     def __init__(self, slots: LoadSlots, compiles: bool) -> None:
         self.began = asyncio.Event()

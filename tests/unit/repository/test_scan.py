@@ -60,7 +60,7 @@ def test_recorded_answers_are_a_part_of_what_is_loaded(root: Path, folders: Fold
     (root / place / "check.npz").write_text("answers")
     after = scanned(root)["m"]
     assert not before.same_for(1, after)
-    assert after.versions[1].total_bytes == before.versions[1].total_bytes, "they are no part of the loaded model"
+    assert after.versions[1].total_bytes == before.versions[1].total_bytes, "they do not belong to the loaded model"
     (root / place / "check.npz").write_text("others!")
     assert not after.same_for(1, scanned(root)["m"])
 
@@ -337,7 +337,7 @@ def test_a_folder_with_too_many_files_is_refused(root: Path, folders: Folders) -
         f"holds more than {MOST_ENTRIES} files and folders; move files that do not belong to the model, or raise"
         " --max-folder-entries"
     )
-    # Nothing of it is remembered, so a change in it is no change.
+    # Nothing of it is remembered, so a change in it does not count.
     (folder / "1" / "one more").touch()
     assert scanned(root)["m"] == scan
 

@@ -514,7 +514,7 @@ def test_the_first_response_of_a_decoupled_ensemble_is_timed() -> None:
 
 
 def test_a_request_is_answered_as_the_ensemble_was_configured_when_it_came() -> None:
-    """Its client was told whether many answers come."""
+    """Its client knows whether many answers come."""
     member = Member("a", plus(1), held=True)
     version = ensemble(member, steps=[step("a", "X", "Y")])
     first, later = Answer(), Many()
@@ -691,8 +691,8 @@ def test_a_tensor_stays_on_the_gpu_until_its_reader_has_answered() -> None:
     [request] = b.requests
     assert request.head.references == {"IN"}
     assert request.head.inputs == (InputHead("IN", "FP32", (2, 2)),)
-    [there] = references_of(Tensor("IN", FP32, (2, 2), request.data[0]))[1:]
-    assert there == DeviceReference(b"a", 0, 512, 8, FP32, (2,))
+    [reference] = references_of(Tensor("IN", FP32, (2, 2), request.data[0]))[1:]
+    assert reference == DeviceReference(b"a", 0, 512, 8, FP32, (2,))
     del request
     assert a.slots[0]() is not None
     b.requests.clear()

@@ -132,7 +132,7 @@ def test_a_model_that_is_new_or_has_rested_gets_its_share_and_no_more(limited: L
 
 
 def test_other_resources_do_not_change_the_share(limited: Limited) -> None:
-    """A model that runs often on a resource of its own sets no clock of another resource forward."""
+    """A model that runs often on its own resource sets no clock of another resource forward."""
     urgent, patient, apart = limits(1, R=1), limits(2, R=1), limits(S=1)
     limited.load(urgent, patient, apart)
     instances = {name: limited.instance(name, needs) for name, needs in (("urgent", urgent), ("patient", patient))}

@@ -28,9 +28,9 @@ from rocserve.workers.results import BatchOutcome
 class Log:
     """A responder that records its responses, with their data at that moment."""
 
-    def __init__(self, name: str, said: list[str]) -> None:
+    def __init__(self, name: str, sent_lines: list[str]) -> None:
         self._name = name
-        self._said = said
+        self._lines = sent_lines
 
     def expect_many(self) -> None: ...
 
@@ -41,20 +41,20 @@ class Log:
             text = "end"
         else:
             text = b"".join(bytes(tensor.data) for tensor in answer.outputs).decode() + ("." if final else "")
-        self._said.append(f"{self._name}:{text}")
+        self._lines.append(f"{self._name}:{text}")
 
     def watch_cancellation(self, callback) -> None: ...
 
 
 @pytest.fixture
-def said() -> list[str]:
+def sent_lines() -> list[str]:
     return []
 
 
 @pytest.fixture
-def exchanges(said: list[str]) -> list[Exchange]:
+def exchanges(sent_lines: list[str]) -> list[Exchange]:
     sequencer = ResponseSequencer()
-    return [in_order(Log(name, said), sequencer) for name in "abc"]
+    return [in_order(Log(name, sent_lines), sequencer) for name in "abc"]
 
 
 def in_order(client: Log, sequencer: ResponseSequencer, work_off=None) -> Exchange:
@@ -70,62 +70,62 @@ def response(data: bytearray) -> InferResponse:
     return made
 
 
-def test_answers_that_come_in_order_are_given_at_once(exchanges, said) -> None:
+def test_answers_that_come_in_order_are_given_at_once(exchanges, sent_lines) -> None:
     for exchange in exchanges:
         exchange.send(response(bytearray(b"x")))
-    assert said == ["a:x.", "b:x.", "c:x."]
+    assert sent_lines == ["a:x.", "b:x.", "c:x."]
 
 
-def test_responses_of_the_first_flow_and_those_of_others_wait(exchanges, said) -> None:
+def test_responses_of_the_first_flow_and_those_of_others_wait(exchanges, sent_lines) -> None:
     a, b, c = exchanges
     data = bytearray(b"1")
     b.send(response(data), final=False)
     data[:] = b"9"
     a.send(response(bytearray(b"2")), final=False)
     c.send(internal("broken"))
-    assert said == ["a:2"]
+    assert sent_lines == ["a:2"]
     a.send(None)
-    assert said == ["a:2", "a:end", "b:1"]
+    assert sent_lines == ["a:2", "a:end", "b:1"]
     b.send(response(bytearray(b"3")))
-    assert said == ["a:2", "a:end", "b:1", "b:3.", "c:broken"]
+    assert sent_lines == ["a:2", "a:end", "b:1", "b:3.", "c:broken"]
 
 
-def test_who_gives_up_its_ticket_keeps_nobody_waiting(exchanges, said) -> None:
+def test_who_gives_up_its_ticket_keeps_nobody_waiting(exchanges, sent_lines) -> None:
     a, b, c = exchanges
     b.send(response(bytearray(b"1")))
     a.refuse(internal("refused"))
-    assert said == ["b:1.", "a:refused"]
+    assert sent_lines == ["b:1.", "a:refused"]
     c.send(None)
-    assert said[-1] == "c:end"
+    assert sent_lines[-1] == "c:end"
 
 
-def test_what_comes_while_another_is_sent_follows_it_on_memory_of_its_own(said) -> None:
+def test_what_comes_while_another_is_sent_follows_it_on_memory_of_its_own(sent_lines) -> None:
     """A response may lead to the next: another step of an ensemble, for example."""
     sequencer = ResponseSequencer()
-    first, second = sequencer.ticket(), in_order(Log("b", said), sequencer)
+    first, second = sequencer.ticket(), in_order(Log("b", sent_lines), sequencer)
     data = bytearray(b"1")
 
     def send() -> None:
         second.send(response(data))
         data[:] = b"9"
-        sequencer.ticket().send(lambda: said.append("c"))
-        said.append("a")
+        sequencer.ticket().send(lambda: sent_lines.append("c"))
+        sent_lines.append("a")
 
     first.send(send)
-    assert said == ["a", "b:1.", "c"]
+    assert sent_lines == ["a", "b:1.", "c"]
 
 
-def test_a_large_answer_that_waits_for_others_is_copied_some_at_a_time(said) -> None:
+def test_a_large_answer_that_waits_for_others_is_copied_some_at_a_time(sent_lines) -> None:
     sequencer = ResponseSequencer()
     copying: list[Iterator[None]] = []
-    first, second = (in_order(Log(name, said), sequencer, copying.append) for name in "ab")
+    first, second = (in_order(Log(name, sent_lines), sequencer, copying.append) for name in "ab")
     large = response(bytearray(b"2" * (3 * COPIED_AT_ONCE)))
     large.is_large = True
     second.send(large)
     first.send(response(bytearray(b"1")))
-    assert said == ["a:1."]
+    assert sent_lines == ["a:1."]
     assert len(list(copying[0])) >= 3
-    assert said[1:] == [f"b:{'2' * (3 * COPIED_AT_ONCE)}."]
+    assert sent_lines[1:] == [f"b:{'2' * (3 * COPIED_AT_ONCE)}."]
 
 
 def test_what_is_refused_in_the_queue_does_not_wait_for_what_runs(make_bench) -> None:

@@ -48,18 +48,18 @@ def test_onnx_runtime_at_each_batch_size(command: Command, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("verb", "name", "said"),
+    ("verb", "name", "expected"),
     [
         ("compile", "m.pt2", "is of backend 'pytorch', whose models have no compiled programs; this is for ONNX,"),
         ("inspect", "m.pt", "is of backend 'pytorch', whose models have no compiled programs; this is for ONNX,"),
     ],
 )
 def test_files_of_other_engines_are_told_by_their_endings(
-    command: Command, tmp_path: Path, verb: str, name: str, said: str
+    command: Command, tmp_path: Path, verb: str, name: str, expected: str
 ) -> None:
     ran = command(verb, _file(tmp_path, b"PK", name))
     assert ran.status == 1
-    assert f"{name}: {said}" in ran.err
+    assert f"{name}: {expected}" in ran.err
 
 
 def test_a_plot_of_latency_over_load(command: Command, tmp_path: Path) -> None:

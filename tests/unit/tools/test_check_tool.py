@@ -192,17 +192,17 @@ def test_a_program_of_pytorch_in_eager_is_its_own_reference(torch_files: TorchFi
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (("--record", "answers.txt"), "argument --record: expected a name that ends in .npz, got 'answers.txt'"),
         (("--load-check", "off"), "argument --load-check: expected on or strict, got off, which checks nothing"),
         (("--against", "tensorrt"), "argument --against: "),
     ],
 )
-def test_options_that_make_no_sense(command: Command, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_options_that_make_no_sense(command: Command, tmp_path: Path, words: tuple[str, ...], text: str) -> None:
     ran = command("check", _file(tmp_path, mlp()), *words)
     assert ran.status == 2
-    assert said in ran.err
+    assert text in ran.err
 
 
 def test_a_file_that_no_engine_loads_is_one_line(command: Command, tmp_path: Path) -> None:

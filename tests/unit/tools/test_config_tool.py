@@ -128,8 +128,8 @@ def test_without_a_version_folder_the_commands_that_repair_it_are_named(folder: 
         shutil.rmtree(folder / version)
     status, _, err = _run(folder)
     assert status == 1
-    said, _, commands = err.partition("; repair it with: ")
-    assert said == (
+    message, _, commands = err.partition("; repair it with: ")
+    assert message == (
         f"rocserve config: {folder}: at least one version must be available under the version policy of model 'm';"
         f" '{folder}' has no version folder (1, 2, ...), and its model lies at '{folder}/net.onnx'"
     )

@@ -193,7 +193,7 @@ SIZE = len(CONTENT)
 
 
 @pytest.mark.parametrize(
-    ("left", "answer", "said", "kept"),
+    ("left", "answer", "message", "kept"),
     [
         (1000, partial(f"bytes 5-14/{SIZE}"), "asked for the bytes from 1000 on, it sends those from 5 on", 1000),
         (1000, partial("bytes 1000-1999"), "with the header Content-Range: 'bytes 1000-1999'", 1000),
@@ -208,12 +208,12 @@ SIZE = len(CONTENT)
     ],
 )
 def test_what_is_not_the_file_is_refused_and_what_is_right_is_kept(
-    server: Server, target: Path, part: Path, left: int, answer: Answer, said: str, kept: int
+    server: Server, target: Path, part: Path, left: int, answer: Answer, message: str, kept: int
 ) -> None:
     if left:
         part.write_bytes(CONTENT[:left])
     server.answers["/file"] = [answer]
-    assert said in refusal(server.file(), target, part)
+    assert message in refusal(server.file(), target, part)
     assert (part.read_bytes() if part.exists() else b"") == CONTENT[:kept]
 
 

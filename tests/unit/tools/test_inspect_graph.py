@@ -37,7 +37,7 @@ def test_the_steps_of_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "detect_shapes_postprocess",
     ]
     assert {"ENCODED BYTES [1]", "prepared_image FP32 [-1,3,192,192]", "request", "answer"} <= set(found)
-    # Whoever is sent the file needs nothing else.
+    # The reader of the file needs nothing else.
     assert "http" not in file.read_text().replace("http://www.w3.org/2000/svg", "")
 
 
@@ -46,15 +46,15 @@ def test_an_ensemble_that_a_server_refuses(tmp_path: Path, capsys: pytest.Captur
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(FAULTY)
     assert main(["inspect", str(folder), "--graph", str(file)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "not in the repository, so the types of their outputs are unknown: a<b>&c" in said
-    assert "a server would not serve it: ensemble input 'IN' for ensemble faulty' is not used" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "not in the repository, so the types of their outputs are unknown: a<b>&c" in output
+    assert "a server would not serve it: ensemble input 'IN' for ensemble faulty' is not used" in output
     assert texts(file) == ["NOWHERE", "OUT", "request", "a<b>&c version 3", "answer", "written by no step"]
 
 
 def test_only_ensembles_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out.svg"
-    for model, said in (("detect_shapes_network", "is not an ensemble"), ("nothing", "is not a folder")):
+    for model, expected in (("detect_shapes_network", "is not an ensemble"), ("nothing", "is not a folder")):
         assert main(["inspect", str(SAMPLE / model), "--graph", str(file)]) == 1
-        assert said in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
     assert not file.exists()

@@ -158,7 +158,7 @@ def test_the_same_as_onnx(digits: Digits, method: str, operators: set[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("model", "method", "flags", "said"),
+    ("model", "method", "flags", "text"),
     [
         ("digits.pt2", "static", ["--data={folder}/train.py"], "must be an .npz file, an .npy file for one input, or"),
         ("digits.pt2", "static", ["--data={folder}/none.npy"], "none.npy does not exist"),
@@ -175,7 +175,7 @@ def test_the_same_as_onnx(digits: Digits, method: str, operators: set[str]) -> N
     ],
 )
 def test_what_cannot_be_done_is_said(
-    digits: Digits, model: str, method: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    digits: Digits, model: str, method: str, flags: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
     from support import torch_networks as networks
@@ -189,16 +189,16 @@ def test_what_cannot_be_done_is_said(
     networks.save_program(torch.nn.ReLU(), digits.folder / "no_layers.pt2", 1, 16, 16)
     more = [flag.format(folder=digits.folder) for flag in flags]
     assert quantise(digits, model, method, "never.pt2", *more) == 1
-    assert said.format(folder=digits.folder) in capsys.readouterr().err
+    assert text.format(folder=digits.folder) in capsys.readouterr().err
     assert not (digits.folder / "never.pt2").exists()
 
 
-@pytest.mark.parametrize(("out", "said"), [("digits.pt2", "is the model itself"), ("digits.bin", ".pt2 or .onnx")])
-def test_where_the_result_cannot_go(digits: Digits, out: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("out", "text"), [("digits.pt2", "is the model itself"), ("digits.bin", ".pt2 or .onnx")])
+def test_where_the_result_cannot_go(digits: Digits, out: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = (digits.folder / "digits.pt2").read_bytes()
     with pytest.raises(SystemExit):
         quantise(digits, "digits.pt2", "static", out)
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
     assert (digits.folder / "digits.pt2").read_bytes() == before
 
 

@@ -380,8 +380,8 @@ class TestVerb:
         words = ("--engine", "onnxruntime", "--batch-sizes", "2", "--instances", "1", "--lengths", "30", "--write")
         ran = command("tune", folder, *words, *_QUICK)
         assert ran.status == 0
-        said = "the parameter sizes was not tried, because a server would say: parameter 'sizes' pads requests, but"
-        assert f"{said} dimension 'length' must not be padded: output 'MEAN' changes by" in ran.out
+        expected = "the parameter sizes was not tried, because a server would say: parameter 'sizes' pads requests, but"
+        assert f"{expected} dimension 'length' must not be padded: output 'MEAN' changes by" in ran.out
         assert "sizes" not in (folder / "config.pbtxt").read_text()
 
     def test_a_folder_without_a_configuration_gets_one(self, command: Command, folder: Path) -> None:

@@ -387,8 +387,8 @@ def test_what_is_said_of_requests_that_are_not_open_is_dropped(both: Both) -> No
 
 def test_the_end_reaches_all(both: Both) -> None:
     both.worker.start()
-    said, silent = Heard(), Heard()
-    both.worker.open_request(both.open_request(said)).send(response(1), True)
+    answered, silent = Heard(), Heard()
+    both.worker.open_request(both.open_request(answered)).send(response(1), True)
     both.open_request(silent)
     waiting = Heard()
     both.worker.call(ModelCall("m", (), ()), waiting)
@@ -396,7 +396,7 @@ def test_the_end_reaches_all(both: Both) -> None:
     left = threading.Event()
     opened.watch_cancellation(left.set)
     both.end(unavailable("it died"))
-    assert [value_of(answer) for answer, _ in said.wait()] == [1]
+    assert [value_of(answer) for answer, _ in answered.wait()] == [1]
     ((answer, final),) = silent.wait()
     assert isinstance(answer, RequestLost)
     assert (answer.text, final) == ("it died", True)

@@ -108,7 +108,7 @@ async def test_warm_up_gets_the_samples_of_the_config(workshop: Workshop) -> Non
     batching = config_of("facts", model_warmup=config.model_warmup)
     await group.warm_up(batching)
     answer = await run_add_sub(group.instances[0])
-    assert answer.error is not None  # The facts are no rows of a batch.
+    assert answer.error is not None  # The facts are not rows of a batch.
     group = await workshop.serving(config=config)
     facts = (await run_add_sub(group.instances[0])).facts
     assert facts["warm_ups"].count("array([ 0,  1,  2,") == 3 and facts["warm_ups"].count("array([0, 0,") == 3

@@ -87,7 +87,7 @@ def test_the_order(system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_this_systems_own_loader_cache_can_be_read() -> None:
-    """Whatever the loader's cache contains, reading it is no error."""
+    """Whatever the loader's cache contains, reading it is not an error."""
     try:
         assert find_installation(EngineSettings(), {}).library
     except ServeError as error:

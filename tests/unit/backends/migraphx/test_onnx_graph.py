@@ -149,7 +149,7 @@ def test_weights_that_are_too_short(tmp_path: Path) -> None:
 def test_values_that_are_too_few_or_too_many(
     tmp_path: Path, datatype: str, field: str, dims: list[int], expected: int
 ) -> None:
-    """MIGraphX would leave the rest of the memory as it was, or write past the tensor's end."""
+    """MIGraphX would leave the rest of the memory unchanged, or write past the tensor's end."""
     weight = TensorProto(name="w", data_type=TensorProto.DataType.Value(datatype), dims=dims)
     for count in (0, expected - 1, expected + 1):
         del getattr(weight, field)[:]

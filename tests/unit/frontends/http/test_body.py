@@ -72,7 +72,7 @@ async def test_a_large_body_stays_where_it_is_while_it_grows(
     bodies = BodyReader(1 << 24, RequestMemory())
     sent = Random(1).randbytes(4 << 20)
     places: set[int] = set()
-    come: list[bytes] = []
+    arrived: list[bytes] = []
 
     async def answer(request: Request) -> Response:
         def note(nbytes: int) -> None:
@@ -80,14 +80,14 @@ async def test_a_large_body_stays_where_it_is_while_it_grows(
                 places.add(np.frombuffer(request.data, np.uint8).ctypes.data)
 
         monkeypatch.setattr(Pool, "admit", lambda pool, holder, nbytes: note(len(request.data)))
-        come.append(bytes(await bodies.read(request, Holding())))
+        arrived.append(bytes(await bodies.read(request, Holding())))
         return Response(200, b"end", "text/plain")
 
     port = await listen(HttpListener(lambda request: request.run(answer(request)), LOG))
     form = b"Content-Length: %d\r\n\r\n%b" if has_length else b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
     reader, _ = await connect(port, HEAD + form % (len(sent), sent))
     await asyncio.wait_for(reader.readuntil(b"end"), PATIENCE_SECONDS)
-    assert come == [sent]
+    assert arrived == [sent]
     assert len(places) == 1 or not has_memory
 
 

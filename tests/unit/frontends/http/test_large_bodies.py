@@ -119,8 +119,8 @@ async def test_a_client_that_leaves_ends_what_is_done_for_it(tmp_path: Path) -> 
 async def test_a_request_is_the_same_wherever_it_is_parsed() -> None:
     values = list(range(100_000))
     entry = {"name": "X", "shape": [100_000], "datatype": "INT32"}
-    there = {**entry, "name": "Y", "parameters": {"binary_data_size": 400_000}}
-    body = json.dumps({"id": "i", "inputs": [{**entry, "data": values}, there], "parameters": {"a": 1}}).encode()
+    binary = {**entry, "name": "Y", "parameters": {"binary_data_size": 400_000}}
+    body = json.dumps({"id": "i", "inputs": [{**entry, "data": values}, binary], "parameters": {"a": 1}}).encode()
     parse = partial(parse_infer_text, "m", 400_000)
     here: InferText = parse(body)
     elsewhere: InferText = await LargeBodies().parse(parse, body)

@@ -1,4 +1,4 @@
-"""Acts of the page: which requests may act, by address, secret, token, origin and host; what is told where none may."""
+"""Acts of the page: which requests may act, by address, secret, token, origin and host; the errors of refused acts."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_client_that_has_gone() -> None:
     told: list[str] = []
     call.watch_cancellation(lambda: told.append("early"))
     call.leave()
-    assert not told, "whoever says so may be in the middle of an answer"
+    assert not told, "the caller may be in the middle of an answer"
     call.plane.turn()
     call.watch_cancellation(lambda: told.append("late"))
     call.cancel()
@@ -181,7 +181,7 @@ async def test_a_stream_of_answers() -> None:
     answers.send(None)
     outcomes = [await answers.next() for _ in range(3)]
     assert isinstance(outcomes[0], InferResponse)
-    assert outcomes[0].outputs[0].data == b"a", "it is on memory of its own"
+    assert outcomes[0].outputs[0].data == b"a", "it is on separate memory"
     assert isinstance(outcomes[1], ServeError)
     assert outcomes[2] is None
 

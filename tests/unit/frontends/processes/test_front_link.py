@@ -169,8 +169,11 @@ def test_tensors_of_other_sizes_than_their_heads_say_travel_too(ends: Ends, requ
     request = request_of("never", np.arange(6, dtype=np.int32), id=request_id)
     request.data = [request.data[0][: 4 * sent]]
     assert ends.ask(request).watched.wait(PATIENCE_SECONDS)
-    (come,) = ends.service.requests
-    assert (come.id, [bytes(data) for data in come.data]) == (request_id, [np.arange(sent, dtype=np.int32).tobytes()])
+    (arrived,) = ends.service.requests
+    assert (arrived.id, [bytes(data) for data in arrived.data]) == (
+        request_id,
+        [np.arange(sent, dtype=np.int32).tobytes()],
+    )
 
 
 def test_thousands_at_once_are_all_answered_and_leave_nothing(ends: Ends) -> None:
@@ -215,9 +218,9 @@ def test_failures_travel_whole(ends: Ends, make: Callable[[str], ServeError], is
         assert client.watched.wait(PATIENCE_SECONDS)
         ends.server.call_soon(lambda: ends.service.requests[0].exchange.send(error))
     assert client.ended.wait(PATIENCE_SECONDS)
-    (come,) = client.errors
-    assert (type(come), come.code, come.text) == (type(error), error.code, error.text)
-    assert (come.retry_seconds, come.is_refusal, come.is_overload) == (0.25, is_refusal, is_refusal)
+    (arrived,) = client.errors
+    assert (type(arrived), arrived.code, arrived.text) == (type(error), error.code, error.text)
+    assert (arrived.retry_seconds, arrived.is_refusal, arrived.is_overload) == (0.25, is_refusal, is_refusal)
 
 
 def test_large_heads_are_of_one_request_each(ends: Ends) -> None:
@@ -353,8 +356,8 @@ def test_little_is_copied_in_a_step(ends: Ends, monkeypatch: pytest.MonkeyPatch)
     many = [np.full(50_000, number, np.int32) for number in range(20)]
     client = ends.ask(request_of("never", *many, LARGE))
     assert client.watched.wait(PATIENCE_SECONDS)
-    (come,) = ends.service.requests
-    assert [bytes(data) for data in come.data] == [array.tobytes() for array in (*many, LARGE)]
+    (arrived,) = ends.service.requests
+    assert [bytes(data) for data in arrived.data] == [array.tobytes() for array in (*many, LARGE)]
     assert max(copied) <= COPIED_AT_ONCE
     at_once = itertools.takewhile(lambda end: end <= COPIED_AT_ONCE, itertools.accumulate(copied))
     assert len([*at_once]) == 5, "of many that are small, as many as fit go at once, and the others one a step"
@@ -405,11 +408,11 @@ def test_inputs_lie_where_the_workers_that_get_them_read_them(ends: Ends) -> Non
     # The server answers with the place for the rest.
     assert not isinstance(asked_and_held(ends, array).data, PlacedTensors)
     for fields in ({"id": ""}, {"id": "r", "sequence": SequenceTag(7, True, False)}):
-        come = asked_and_held(ends, array, **fields)
-        assert isinstance(come.data, PlacedTensors)
-        assert come.data.heap is heap
-        assert bytes(heap.reader.view(come.data.offset, array.nbytes)) == array.tobytes()
-        assert (come.id, come.sequence) == (fields["id"], fields.get("sequence"))
+        arrived = asked_and_held(ends, array, **fields)
+        assert isinstance(arrived.data, PlacedTensors)
+        assert arrived.data.heap is heap
+        assert bytes(heap.reader.view(arrived.data.offset, array.nbytes)) == array.tobytes()
+        assert (arrived.id, arrived.sequence) == (fields["id"], fields.get("sequence"))
 
 
 def test_a_share_of_a_version_that_has_gone_is_used_no_more(ends: Ends) -> None:
@@ -443,9 +446,9 @@ def test_a_share_of_a_version_that_goes_is_kept_while_a_request_is_copied_into_i
     assert not isinstance(asked_and_held(ends, few).data, PlacedTensors)
     pause.set()
     assert client.watched.wait(PATIENCE_SECONDS)
-    come = ends.service.requests.pop()
-    assert isinstance(come.data, PlacedTensors)
-    assert [bytes(data) for data in come.data] == [LARGE.tobytes()]
+    arrived = ends.service.requests.pop()
+    assert isinstance(arrived.data, PlacedTensors)
+    assert [bytes(data) for data in arrived.data] == [LARGE.tobytes()]
     wait_until(lambda: not ends.link._shares and len(ends.remote.end.heaps) == 1, "the end of the share")
     wait_until(lambda: not ends.remote._ending_heaps)
 

@@ -102,7 +102,7 @@ def test_heads_are_forgotten_while_a_large_answer_is_copied(ends: Ends, pause: t
 
 
 def test_the_numbers_of_old_heads_are_used_again(ends: Ends) -> None:
-    """A server that gets a parameter of its own with each request keeps no more for that."""
+    """A server that gets a new parameter with each request keeps no more memory for it."""
     heads = [head_of("echo", FEW, number=number) for number in range(3 * REMEMBERED)]
     for head in (*heads, *heads):
         client = ask(ends, head, FEW)

@@ -181,17 +181,17 @@ class Model:
         ]
 
     def _call(self, call: ModelCall) -> Answer:
-        said: list[Answer | None] = []
+        answers: list[Answer | None] = []
         done = threading.Event()
 
         def on_answer(answer: Answer | None, final: bool) -> None:
-            said.append(answer)
+            answers.append(answer)
             if final:
                 done.set()
 
         self._source.calls.call(call, on_answer)
         done.wait()
-        return _summary(said)
+        return _summary(answers)
 
 
 def _as_out(request: ModelRequest) -> Tensor:
@@ -199,13 +199,13 @@ def _as_out(request: ModelRequest) -> Tensor:
     return Tensor("OUT", tensor.datatype, tensor.shape, tensor.data)
 
 
-def _summary(said: list[Answer | None]) -> Answer:
+def _summary(answers: list[Answer | None]) -> Answer:
     """An error unchanged; a single response unchanged; else the number of responses."""
-    errors = [answer for answer in said if isinstance(answer, ServeError)]
+    errors = [answer for answer in answers if isinstance(answer, ServeError)]
     if errors:
         return errors[0]
-    responses = [answer for answer in said if isinstance(answer, ModelResponse)]
-    return responses[0] if len(said) == 1 else ModelResponse([out([[len(responses)]])], {"said": len(said)})
+    responses = [answer for answer in answers if isinstance(answer, ModelResponse)]
+    return responses[0] if len(answers) == 1 else ModelResponse([out([[len(responses)]])], {"said": len(answers)})
 
 
 def _bytes(rows: list[list[str]]) -> tuple[object, ...]:
