@@ -22,8 +22,8 @@ from rocserve.jobs.runner import describe_end
     ("message", "remedy"),
     [
         ("src/tf/tf_parser.cpp:1: parse_graph: Unknown operator: Foo", "export the model without it"),
-        ("PARSE_FROM: Failed reading onnx file: /m/model.onnx", "the file is damaged, incomplete or no ONNX"),
-        ('PARSE_GRAPH: invalid onnx file. Input "x" is unavailable due to unordered nodes!', "does not hang together"),
+        ("PARSE_FROM: Failed reading onnx file: /m/model.onnx", "the file is damaged, incomplete or not an ONNX"),
+        ('PARSE_GRAPH: invalid onnx file. Input "x" is unavailable due to unordered nodes!', "the graph is inconsistent"),
         ("Reshape: Wrong number of elements for reshape: reshape has 6 elements", "input_shapes and the config"),
         ("generic_read_file: Failure opening file: /m/model.mxr", "the file is missing or empty"),
         ("generic_read_file: Invalid size for: /m/model.mxr", "the file is missing or empty"),
@@ -43,8 +43,8 @@ from rocserve.jobs.runner import describe_end
         ("Memory access fault by GPU node-1 on address 0x7a8a4be00000. Reason: Page not present", "outside its memory"),
         ("compile: hiprtc: HIPRTC_ERROR_COMPILATION: Compilation failed.", "ROCm's compiler failed"),
         ("compile_hip_src: Unknown hip compiler: /opt/rocm", "ROCm's compiler failed"),
-        ("compile_ops.cpp:175: benchmark: No configs to tune", "leave out exhaustive_tune"),
-        ("No valid tuned compilation for mlir_dot", "leave out exhaustive_tune"),
+        ("compile_ops.cpp:175: benchmark: No configs to tune", "remove exhaustive_tune"),
+        ("No valid tuned compilation for mlir_dot", "remove exhaustive_tune"),
         (
             "mlir.cpp:728: run_high_level_pipeline: Invalid MLIR created: Error: num_cu=30 : i64 cannot be lower than"
             " arch minNumCU=48",
