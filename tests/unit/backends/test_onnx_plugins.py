@@ -95,7 +95,7 @@ def test_a_plugin_without_its_devices_is_an_error_and_not_the_cpu(
             told(MIGRAPHX_PROVIDER),
             "onnxruntime-ep-some is installed, but ONNX Runtime cannot register it: no",
         ),
-        (source(), told(MIGRAPHX_PROVIDER, INTEL[0]), "its MIGraphXExecutionProvider finds no device here that"),
+        (source(), told(MIGRAPHX_PROVIDER, INTEL[0]), "its MIGraphXExecutionProvider finds no device that"),
         (source(accelerator, False), cpu, "its OpenVINOExecutionProvider finds no device 'NPU' that it can use"),
     ):
         with pytest.raises(ServeError, match=text) as caught:

@@ -87,9 +87,9 @@ def test_the_engine_cpu_is_the_cpu_provider_alone(plan_for: PlanMaker) -> None:
 def test_a_gpu_is_not_replaced_in_silence(plan_for: PlanMaker, caplog: pytest.LogCaptureFixture) -> None:
     text = (
         "model 'model': the installed ONNX Runtime has no MIGraphXExecutionProvider or ROCMExecutionProvider or"
-        " CUDAExecutionProvider, only CPUExecutionProvider (Python package onnxruntime-migraphx or onnxruntime-rocm or"
-        " onnxruntime-gpu has it); install that, use KIND_CPU without the accelerator, or set parameter 'engine' to"
-        ' "auto" to accept the CPU'
+        " CUDAExecutionProvider, only CPUExecutionProvider; the Python package onnxruntime-migraphx or onnxruntime-rocm"
+        " or onnxruntime-gpu has it; install that package, use KIND_CPU without the accelerator, or set parameter"
+        " 'engine' to \"auto\" to accept the CPU"
     )
     for engine in ({}, {"engine": "onnxruntime"}):
         with pytest.raises(ServeError) as caught:
@@ -123,7 +123,7 @@ def test_accelerators_of_gpus_are_passed_over_on_the_cpu(plan_for: PlanMaker, ca
     [
         (
             {"gpu": [ExecutionAccelerator("tensorrt")]},
-            "'tensorrt' (NVIDIA) is not supported; use migraphx, rocm, c",
+            "'tensorrt' .NVIDIA. is not supported; use migraphx, rocm, c",
         ),
         ({"gpu": [ExecutionAccelerator("tpu")]}, "'tpu' is unknown; known are migraphx, rocm, cuda, openvino"),
         ({"cpu": [ExecutionAccelerator("cuda")]}, "'cuda' is an accelerator for GPUs; name it in gpu_execution_accel"),

@@ -318,7 +318,7 @@ def test_slice_trims_or_refuses_what_stands_out() -> None:
     with pytest.raises(PixelsError, match=r"from \[7, 10\] of \[4, 20\] exceeds the image's \[9, 13\]"):
         make("slice", anchor=[7, 10], shape=[4, 20]).run(Image.whole(PIXELS), as_float=False)
     beyond = make("slice", anchor=[9, 0], shape=[4, 4], out_of_bounds_policy="TRIMTOSHAPE")
-    with pytest.raises(PixelsError, match=r'stands out .* "out_of_bounds_policy" may be PAD$'):
+    with pytest.raises(PixelsError, match=r'exceeds the .* "out_of_bounds_policy" may be PAD$'):
         beyond.run(Image.whole(PIXELS), as_float=False)
     with pytest.raises(ValueError, match=r"exceeds the image's \[8, \?\] \(height, width\)"):
         beyond.extent(ResultExtent.whole(Extent(8, None)))

@@ -243,11 +243,11 @@ def test_what_an_input_gives_has_a_default_until_it_comes(name: str) -> None:
         ("[" * 100_000, "nested too deeply"),
         (
             '{"pipeline": [{"operation": "copy", "is_output": true, "is_output": false}]}',
-            "key 'is_output' stands twice",
+            "key 'is_output' occurs twice",
         ),
         ('{"pipeline": [], "pipeline": []}', "key 'pipeline' occurs twice in one object"),
         # The search took minutes: each key was compared with all others.
-        ("{" + "".join(f'"{number}": 0, ' for number in range(100_000)) + '"z": 1, "z": 2}', "key 'z' stands twice"),
+        ("{" + "".join(f'"{number}": 0, ' for number in range(100_000)) + '"z": 1, "z": 2}', "key 'z' occurs twice"),
         (f'{{"{"k" * 100_000}": 0}}', r"pipeline file: unknown key 'k{77}\.\.\.'; allowed"),
         ("{}", "pipeline file: key 'pipeline' is missing"),
         ('{"pipeline": []}', "key 'pipeline' must be a list of operations"),

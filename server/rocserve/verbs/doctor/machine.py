@@ -56,7 +56,7 @@ _PREFIXES = ("MIGRAPHX_", "MIOPEN_", "ROCSERVE_")
 def examine_machine(host: Host) -> Iterator[Finding]:
     cpus = usable_cpus()
     front_ends = default_front_ends(cpus)
-    more = f", and by {front_ends} processes while that is busy" if front_ends else ""
+    more = f", and by {front_ends} processes while it is busy" if front_ends else ""
     facts = {
         "Python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.platform()}, {cpus} CPUs may be used",

@@ -261,12 +261,12 @@ class TestImages:
             " pipeline.json makes others: the pipeline gives [3, 6, 9]"
         )
         self._pipeline(tmp_path, dtype="FP16")
-        assert model.refusal("photos").endswith('does not make such: the pipeline\'s "dtype" says FP16')
+        assert model.refusal("photos").endswith('makes others: the pipeline\'s "dtype" says FP16')
         (tmp_path / "pipeline.json").write_text("{")
         assert "pipeline.json: " in model.refusal("photos")
         self._pipeline(tmp_path)
         (tmp_path / "photos/1.jpg").write_bytes(b"no picture")
-        assert "calibration image 1.jpg does not do: " in model.refusal("photos")
+        assert "calibration image 1.jpg cannot be used: " in model.refusal("photos")
         assert "must have at least 4 images, the number that input 'x' holds" in Model(
             tmp_path, {"x": (4, 3, 6, 8)}
         ).refusal("photos")

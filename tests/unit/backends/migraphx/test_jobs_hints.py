@@ -23,7 +23,7 @@ from rocserve.jobs.runner import describe_end
     [
         ("src/tf/tf_parser.cpp:1: parse_graph: Unknown operator: Foo", "export the model without it"),
         ("PARSE_FROM: Failed reading onnx file: /m/model.onnx", "the file is damaged, incomplete or not an ONNX"),
-        ('PARSE_GRAPH: invalid onnx file. Input "x" is unavailable due to unordered nodes!', "the graph is inconsistent"),
+        ('PARSE_GRAPH: invalid onnx file. Input "x" is unavailable due to unordered nodes!', "graph is inconsistent"),
         ("Reshape: Wrong number of elements for reshape: reshape has 6 elements", "input_shapes and the config"),
         ("generic_read_file: Failure opening file: /m/model.mxr", "the file is missing or empty"),
         ("generic_read_file: Invalid size for: /m/model.mxr", "the file is missing or empty"),

@@ -193,7 +193,7 @@ def test_input_shapes_as_json() -> None:
         ({"binding": "rust"}, "must be one of auto, c_api, module"),
         ({"input_shapes": "3x4"}, "'3x4' has no name"),
         ({"input_shapes": "a: 3xb"}, "'3xb' are not dimensions"),
-        ({"input_shapes": "a: 3; a: 4"}, "'a' is there twice"),
+        ({"input_shapes": "a: 3; a: 4"}, "'a' occurs twice"),
         ({"input_shapes": "a: 0x4"}, "the dimensions of 'a' must be 1 or more"),
         ({"input_shapes": "a: 999999999x999999999"}, "that memory can hold"),
         ({"input_shapes": '{"a": 3}'}, "'a' must have a list of whole numbers"),

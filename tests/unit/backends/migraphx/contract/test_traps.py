@@ -46,7 +46,7 @@ def test_a_program_is_compiled_once(compiled: Program) -> None:
 
 
 def test_a_program_is_quantised_before_it_is_compiled(compiled: Program) -> None:
-    expected = "the program is compiled already: it cannot be quantised any more; parse the model again"
+    expected = "the program is compiled already: it cannot be quantised; parse the model again"
     assert refusal(lambda: compiled.quantize("fp16")) == expected
     assert refusal(lambda: compiled.quantize("bf16")) == expected
     assert refusal(lambda: compiled.quantize("int8", "ref", [RIGHT])) == expected
