@@ -828,7 +828,7 @@ def test_models_that_wait_for_their_weights_are_no_failures(page: Any, server: R
     row(page, "heavy_text").get_by_role("link").click()
     page.locator(".repair").get_by_role("link", name="heavy").click()
     page.locator(".reason.soft code", has_text="rocserve get <b>").wait_for()
-    page.get_by_text("when its files are there").wait_for()
+    page.get_by_text("when its files are complete").wait_for()
     for name in ("heavy", "heavy_text"):
         shutil.rmtree(models / name)
 

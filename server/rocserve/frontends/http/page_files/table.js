@@ -71,7 +71,7 @@ const rowKey = (item) => (item.members ? `group ${item.group}` : keyOf(item));
 
 /** `onFold` is called when the reader has folded a repository, or opened it. */
 function newHeading({ group }, onFold) {
-  const text = h("b", {}, group || "Not in a repository");
+  const text = h("b", {}, group || "In no repository");
   const count = h("small");
   const button = h("button", { type: "button", onclick: () => {
     if (!folded.delete(group)) folded.add(group);
