@@ -3,7 +3,7 @@
 # in every batch, for ever. glibc raises its threshold for returning memory only to twice the largest block that was freed
 # (2 MiB here), so the end of each batch returns all of it to the kernel, and the next batch takes 4,096 page faults to get
 # it again. MALLOC_TRIM_THRESHOLD_ alone does not help: setting it also switches off the growth of the other threshold, and
-# each array becomes a mapping of its own. Only both together keep the pages.
+# each array becomes a separate mapping. Only both together keep the pages.
 # Seen on 2026-11-28 (page faults of a batch of 4,096 pages):
 #   default: thousands
 #   trim threshold: thousands

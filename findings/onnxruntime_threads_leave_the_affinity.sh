@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # onnxruntime 1.32.0: with the default number of threads, a session counts the machine's cores and binds each thread of its
-# pool to a core of its own, also where the process may only use one of them (taskset, a container's cpuset). The pool then
+# pool to a separate core, also where the process may only use one of them (taskset, a container's cpuset). The pool then
 # runs on cores that belong to somebody else, and its threads do not run on the core that the process has.
 # A number of threads that is set (intra_op_num_threads) binds nothing. Needs a machine with two cores or more.
 # Seen on 2026-11-28:

@@ -2,7 +2,7 @@
 # torch 2.13.0: the program that torch.export.export gives of a model which updates its buffers (a counter; BatchNorm in training
 # mode, with its running statistics) says in graph_signature.buffers_to_mutate that it updates none, also after save and load.
 # Each call of program.module() updates them nevertheless: the counter's answers depend on earlier calls. Only
-# run_decompositions() fills the list. A server that asks the signature whether a program keeps state is told that it does not.
+# run_decompositions() fills the list. A server that asks the signature whether a program keeps state gets the answer no.
 # Installs PyTorch: gigabytes, where pip takes the build for NVIDIA's GPUs.
 # Seen on 2026-11-29:
 #   Counter: says 0 updated, does 1, after run_decompositions 1
