@@ -181,7 +181,7 @@ def test_reranking(served: Served) -> None:
     long = {"model": "judge", "query": "a" * 100_000, "documents": ["a"] * 1000}
     status, message, param, _ = served.fault("/v1/rerank", long)
     assert (status, param) == (400, "query")
-    assert "query: expected at most 67108 bytes beside 1000 documents" in message
+    assert "query: expected at most 67108 bytes with 1000 documents" in message
 
 
 def test_version_2_of_coheres_reranking(served: Served) -> None:

@@ -260,8 +260,7 @@ class SequentialExecution(Execution):
 
 
 _POLL_SECONDS = 0.0001
-"""The time for which a check of a thread leaves the GIL to that thread. A batch that arrives meanwhile waits as
-long."""
+"""The time for which a check of a thread leaves the GIL to that thread. A batch that comes meanwhile waits as long."""
 
 
 class ThreadedExecution(Execution):

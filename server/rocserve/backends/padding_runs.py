@@ -77,12 +77,10 @@ class PaddingRuns:
                 why = trials.trials.refusal
             except (NoInputs, OutOfTime, MemoryError) as error:
                 why = str(error)
-        padded = ", ".join(
-            f"'{one.label}' of {length}" for one, length in zip(padding.dimensions, lengths, strict=True)
-        )
+        dims = ", ".join(f"'{one.label}' of {length}" for one, length in zip(padding.dimensions, lengths, strict=True))
         raise invalid_argument(
             f"{subject(self._config)} needs a run that shows which outputs are cut back, and the model takes neither"
-            f" zeros with dimension {padded} ({refusal}) nor made-up inputs ({why}); give a warm-up sample"
+            f" zeros with dimension {dims} ({refusal}) nor made-up inputs ({why}); give a warm-up sample"
             " (model_warmup) or check.npz, or if other dimensions must be equal to these, write their names together"
             ' ("a,b=16,32")'
         ) from None

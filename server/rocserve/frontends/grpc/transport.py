@@ -185,8 +185,7 @@ class WaitingLimits:
     burst: int = 8192
     """Calls that may wait for any time; they take about 110 MB."""
     message_seconds: float = 60.0
-    """From the beginning of a unary call until its message is complete; 0 = no limit. Streams may be opened in
-    advance."""
+    """From the beginning of a unary call until its message is complete; 0 = no limit. Streams may open in advance."""
 
 
 @dataclass(frozen=True, slots=True)

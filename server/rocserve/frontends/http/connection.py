@@ -244,9 +244,7 @@ class Connection(asyncio.Protocol):
         for name, value in pairs:
             headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
-            raise _Refused(
-                "expected Transfer-Encoding chunked, got another; send the body in chunks or with its length"
-            )
+            raise _Refused("expected Transfer-Encoding chunked, got another; send chunks or a Content-Length")
         if parser.should_upgrade():
             if "transfer-encoding" in headers:
                 raise _Refused("a request that offers another protocol (Upgrade) must state its Content-Length")

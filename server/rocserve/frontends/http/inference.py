@@ -70,8 +70,7 @@ ONE_PIECE = 128 << 10
 
 @dataclass(eq=False)
 class HttpParts:
-    """The common parts of all HTTP requests: services (in this process or in the server) and readers. On the event
-    loop."""
+    """The common parts of all HTTP requests: services (here or in the server) and readers. On the event loop."""
 
     inference: Inference
     methods: Mapping[str, Method]

@@ -172,9 +172,7 @@ def _parameters(body: Buffer) -> object:
     would be one for the whole model."""
     given = parse_json(body) if body else MISSING
     if find(given, VERSION) is not MISSING:
-        raise invalid_argument(
-            f'expected {{"parameters": {{"{VERSION}": ...}}}}, got \'{VERSION}\' outside "parameters"'
-        )
+        raise invalid_argument(f'expected {{"parameters": {{"{VERSION}": ...}}}}, got \'{VERSION}\' outside of it')
     return find(given, "parameters")
 
 

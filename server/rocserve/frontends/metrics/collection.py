@@ -442,16 +442,9 @@ def residency_families(residents: ResidentModels) -> Iterable[MetricFamily]:
     counts = residents.counts
 
     yield _single("rocserve_models_registered", "gauge", "Model versions that load on demand", residents.registered)
-    yield _single(
-        "rocserve_models_resident",
-        "gauge",
-        "Model versions that load on demand and are loaded",
-        residents.resident_count(),
-    )
+    yield _single("rocserve_models_resident", "gauge", "Those of them that are loaded", residents.resident_count())
     yield _single("rocserve_model_loads_total", "counter", "Loads of model versions on demand", counts.loads)
-    yield _single(
-        "rocserve_model_load_failures_total", "counter", "Failed loads of model versions on demand", counts.failed_loads
-    )
+    yield _single("rocserve_model_load_failures_total", "counter", "Failed loads on demand", counts.failed_loads)
     yield MetricFamily(
         "rocserve_model_unloads_total",
         "counter",
@@ -459,9 +452,4 @@ def residency_families(residents: ResidentModels) -> Iterable[MetricFamily]:
         _by("reason", {"room": counts.unloads_for_room, "idle": counts.unloads_of_idle}),
     )
     yield _single("rocserve_cold_requests_total", "counter", "Requests that waited for a load", counts.cold_requests)
-    yield _single(
-        "rocserve_cold_seconds_total",
-        "counter",
-        "Seconds that requests waited for a load, in total",
-        counts.cold_seconds,
-    )
+    yield _single("rocserve_cold_seconds_total", "counter", "Seconds that they have waited", counts.cold_seconds)

@@ -34,8 +34,7 @@ class _AnswerText(Text):
 
 
 class FrontAnswers:
-    """Answers the exchanges of one front end, on the plane's thread. If the front end has ended, answers are
-    dropped."""
+    """Answers the exchanges of one front end, on the plane's thread. Once it has ended, answers are dropped."""
 
     def __init__(
         self,
