@@ -196,7 +196,7 @@ def test_clients_hold_no_more_than_so_many_messages(small_server: RocserveProces
 
         wait_until(lambda: len(refused()) >= len(sent) - MOST_WAITING, "the refusals")
         assert {answer.status for answer in refused()} == {StatusCode.RESOURCE_EXHAUSTED}
-        assert f"more than {MOST_WAITING} calls that wait" in refused()[0].text
+        assert f"more than {MOST_WAITING} calls wait" in refused()[0].text
         most = MOST_WAITING * MESSAGE
         # What the refused calls had sent goes back to the system when the server has been quiet for a while.
         wait_until(lambda: private_bytes(small_server) - before <= 1.25 * most + (16 << 20), "memory of the others")
