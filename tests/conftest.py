@@ -16,6 +16,17 @@ from support.server import RocserveProcess, Start
 from xdist.scheduler import LoadFileScheduling
 
 HERE = Path(__file__).parent
+LONGEST_FILES = (
+    "e2e/test_pytorch_engines.py",
+    "e2e/test_real_weights.py",
+    "unit/backends/test_pytorch_damage.py",
+    "unit/tools/test_quantise_tool.py",
+    "e2e/test_quantised.py",
+    "e2e/test_migraphx_errors.py",
+    "unit/tools/test_bench_tool.py",
+    "docs/test_commands.py",
+)
+"""Files of few tests that each compute for long, the longest first: one process runs a file."""
 
 pytest_plugins = ("support.migraphx", "support.pytorch", "support.parity.summary")
 
@@ -76,9 +87,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if HERE in item.path.parents and not is_quick(item.path, config):
             item.add_marker(pytest.mark.long)
     # The longest tests begin first, so that no process is left alone with them at the end: tests/parity, which one
-    # process runs; files whose tests have their own time limits, longest first; then folders by the number of servers
-    # that they start. tests/unit computes and the others mostly wait: from then on each kind has its share of the
-    # processes.
+    # process runs; files whose tests have their own time limits, longest first; those of LONGEST_FILES; then folders by
+    # the number of servers that they start. tests/unit computes and the others mostly wait: from then on each kind has
+    # its share of the processes.
+    longest = {HERE / name: place for place, name in enumerate(LONGEST_FILES)}
     folders = {name: place for place, name in enumerate(("campaign", "faults", "docs", "e2e", "security"))}
     counts = Counter(item.path for item in items)
     limits = dict.fromkeys(counts, 0.0)
@@ -87,12 +99,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder_of(item.path) == "parity":
             limits[item.path] = math.inf
 
-    def place(path: Path) -> tuple[float, int, int, Path]:
-        return -limits[path], folders.get(folder_of(path), len(folders)), -counts[path], path
+    def place(path: Path) -> tuple[float, int, int, int, Path]:
+        folder = folders.get(folder_of(path), len(folders))
+        return -limits[path], longest.get(path, len(longest)), folder, -counts[path], path
 
     shares: dict[bool, list[Path]] = {False: [], True: []}
     for path in sorted(counts, key=place):
-        if not limits[path]:
+        if not limits[path] and path not in longest:
             shares[folder_of(path) == "unit"].append(path)
     turns = {path: turn / len(share) for share in shares.values() for turn, path in enumerate(share, 1)}
     items.sort(key=lambda item: (turns.get(item.path, 0.0), place(item.path)))
