@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -108,17 +110,56 @@ def double() -> bytes:
 
 
 ITEM = np.array([1, 2], np.float32)
+PLAIN = "plain/1/model.onnx"
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "repository"
-    drop(folder, "plain", add_constant(1))
-    told = folder / "told"
+    fill(folder)
+    return folder
+
+
+def fill(repository: Path) -> None:
+    drop(repository, "plain", add_constant(1))
+    told = repository / "told"
     (told / "1").mkdir(parents=True)
     (told / "1" / "any name.onnx").write_bytes(add_constant(3))
     (told / "config.toml").write_text(AMD_CONFIG)
-    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The server of the tests that load what they need; the next test finds nothing loaded."""
+
+    server: RocserveProcess
+    repository: Path
+    outside: Path
+    """A folder whose files --allow-worker-load lets clients load."""
+
+    def path(self, name: str) -> str:
+        return str(self.repository / name)
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    folder = tmp_path_factory.mktemp("amd")
+    repository, outside = folder / "repository", folder / "outside"
+    fill(repository)
+    outside.mkdir()
+    flags = ("--model-control-mode=explicit", f"--allow-worker-load={outside}")
+    with RocserveProcess([repository, SAMPLES], *flags, log=folder / "server.log") as server:
+        yield Shared(server, repository, outside)
+
+
+@pytest.fixture
+def shared(shared_server: Shared) -> Iterator[Shared]:
+    yield shared_server
+    with closing(AmdClient(shared_server.server.address)) as client:
+        # Each load needs an unload.
+        while names := client.model_list():
+            for name in names:
+                client.model_unload(name)
 
 
 @pytest.fixture
@@ -140,15 +181,13 @@ def refusal(call: Callable[[], object]) -> tuple[str, str]:
     return raised.value.code().name, raised.value.details()
 
 
-def test_workers(serve, connect, repository: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
+def test_workers(shared: Shared, connect) -> None:
+    outside = shared.outside
     (outside / "model.onnx").write_bytes(add_constant(10))
     (outside / "double.onnx").write_bytes(double())
-    server = serve(repository, flags=("--model-control-mode=explicit", f"--allow-worker-load={outside}"))
-    client = connect(server)
+    client = connect(shared.server)
     assert client.model_list() == []
-    plain = {"model": str(repository / "plain" / "1" / "model.onnx"), "batch": 64}
+    plain = {"model": shared.path(PLAIN), "batch": 64}
 
     # The same worker with the same parameters is one endpoint; other parameters make another.
     assert client.worker_load("migraphx", plain) == "migraphx"
@@ -186,9 +225,9 @@ def test_workers(serve, connect, repository: Path, tmp_path: Path) -> None:
     assert client.model_list() == ["migraphx"]
 
 
-def test_a_pipeline_before_a_network(serve, connect) -> None:
+def test_a_pipeline_before_a_network(shared: Shared, connect) -> None:
     """Its JSON gives neither layout nor datatype: the pipeline uses those of the next stage."""
-    client = connect(serve(SAMPLES, flags=("--model-control-mode=explicit",)))
+    client = connect(shared.server)
     pipeline = {"model": "digits_preprocess/1/pipeline.json", "batch": 4, "color_format": "U8"}
     network = {"model": "digits_classifier/1/model.onnx", "batch": 4}
     endpoint, _ = client.load_ensemble(["rocal", "migraphx"], [pipeline, network])
@@ -205,9 +244,9 @@ def test_a_pipeline_before_a_network(serve, connect) -> None:
         assert list(outputs["LABEL"].contents.bytes_contents) == [b"four"]
 
 
-def test_clients_that_ask_at_once_share_an_endpoint(serve, connect, repository: Path) -> None:
-    client = connect(serve(repository, flags=("--model-control-mode=explicit",)))
-    plain = {"model": "plain/1/model.onnx", "batch": 8}
+def test_clients_that_ask_at_once_share_an_endpoint(shared: Shared, connect) -> None:
+    client = connect(shared.server)
+    plain = {"model": PLAIN, "batch": 8}
     with ThreadPoolExecutor(8) as threads:
         same = list(threads.map(lambda _: client.worker_load("onnx", plain), range(8)))
         different = list(threads.map(lambda batch: client.worker_load("onnx", {**plain, "batch": batch}), range(1, 5)))
@@ -221,27 +260,25 @@ def test_clients_that_ask_at_once_share_an_endpoint(serve, connect, repository: 
     assert client.model_list() == []
 
 
-def test_an_endpoint_whose_file_has_gone_is_unloaded(serve, connect, repository: Path) -> None:
-    server = serve(repository, flags=("--model-control-mode=explicit",))
-    client = connect(server)
-    file = repository / "gone.onnx"
+def test_an_endpoint_whose_file_has_gone_is_unloaded(shared: Shared, connect) -> None:
+    client = connect(shared.server)
+    file = shared.repository / "gone.onnx"
     file.write_bytes(add_constant(1))
     given = {"model": str(file), "share": False}
     assert [client.worker_load("onnx", given) for _ in range(2)] == ["onnx", "onnx"]
     file.unlink()
     client.worker_unload("onnx")
     assert client.model_list() == ["onnx"]
-    wait_until(lambda: "endpoint 'onnx' keeps its instances: model file " in server.log_text)
+    wait_until(lambda: "endpoint 'onnx' keeps its instances: model file " in shared.server.log_text)
     client.worker_unload("onnx")
     assert client.model_list() == []
 
 
-def test_a_further_instance_of_a_chain(serve, connect, repository: Path) -> None:
-    server = serve(repository, flags=("--model-control-mode=explicit",))
-    client, other = connect(server), connect(server)
-    file = repository / "first.onnx"
+def test_a_further_instance_of_a_chain(shared: Shared, connect) -> None:
+    client, other = connect(shared.server), connect(shared.server)
+    file = shared.repository / "first.onnx"
     file.write_bytes(add_constant(1))
-    last = client.worker_load("onnx", {"model": str(repository / "plain" / "1" / "model.onnx")})
+    last = client.worker_load("onnx", {"model": shared.path(PLAIN)})
     given = {"model": str(file), "next": last, "share": False}
     chain = client.worker_load("onnx", given)
     (expected,) = {tuple(values_of(client.infer(chain, ITEM)))}
@@ -264,21 +301,19 @@ def test_a_further_instance_of_a_chain(serve, connect, repository: Path) -> None
         finally:
             ends.set()
         asked.result()
-    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)) as connection:
-        connection.request("POST", "/v2/repository/index", "{}")
-        index = json.loads(connection.getresponse().read())
-    assert {(entry["state"], entry.get("reason", "")) for entry in index if entry["name"].startswith("onnx")} == {
-        ("READY", "")
-    }
+    index = json.loads(asked_over_http(shared.server, "POST", "/v2/repository/index", {})[1])
+    states = {(entry["state"], entry.get("reason", "")) for entry in index if entry["name"].startswith("onnx")}
+    # The endpoints of other tests stay in the index.
+    assert states - {("UNAVAILABLE", "unloaded")} == {("READY", "")}
     client.worker_unload(chain)
     assert tuple(values_of(client.infer(chain, ITEM))) == expected
     client.worker_unload(chain)
     assert client.model_list() == [last]
 
 
-def test_a_chain_goes_with_its_part(serve, connect, repository: Path) -> None:
-    client = connect(serve(repository, flags=("--model-control-mode=explicit",)))
-    file = {"model": str(repository / "plain" / "1" / "model.onnx")}
+def test_a_chain_goes_with_its_part(shared: Shared, connect) -> None:
+    client = connect(shared.server)
+    file = {"model": shared.path(PLAIN)}
     last = client.worker_load("onnx", file)
     chain = client.worker_load("onnx", {**file, "next": last})
     expected = values_of(client.infer(chain, ITEM))
@@ -292,17 +327,18 @@ def test_a_chain_goes_with_its_part(serve, connect, repository: Path) -> None:
     assert values_of(client.infer(chain, ITEM)) == expected
 
 
-def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: Path) -> None:
+def test_workers_that_cannot_be_had(shared: Shared, connect, tmp_path: Path) -> None:
+    repository = shared.repository
     secret = tmp_path / "secret.onnx"
     secret.write_bytes(add_constant(1))
     (repository / "way out").symlink_to(tmp_path)
-    server = serve(repository, flags=("--model-control-mode=explicit",))
-    client = connect(server)
+    (repository.parent / "secret.onnx").write_bytes(secret.read_bytes())
+    client = connect(shared.server)
     for path in (secret, repository / ".." / "secret.onnx", repository / "way out" / "secret.onnx", tmp_path / "none"):
         code, text = refusal(lambda path=path: client.worker_load("migraphx", {"model": str(path)}))
         assert code == "PERMISSION_DENIED", text
         assert "' is not in a model repository; put it there, or start the server with" in text
-        assert str(tmp_path) not in text
+        assert str(tmp_path) not in text and str(repository.parent) not in text
     missing = repository / "plain" / "none.onnx"
     code, text = refusal(lambda: client.worker_load("onnx", {"model": str(missing)}))
     assert (code, text) == (
@@ -320,7 +356,7 @@ def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: 
     ):
         refused = refusal(lambda worker=worker: client.worker_load(worker, {}))
         assert (refused[0], refused[1][: len(text)]) == (code, text)
-    model = str(repository / "plain" / "1" / "model.onnx")
+    model = shared.path(PLAIN)
     for more, code, text in (
         ({"batch": 0}, "INVALID_ARGUMENT", "parameter 'batch' must be a positive integer, got 0"),
         ({"next": "none"}, "NOT_FOUND", "No next endpoint found at: none"),
@@ -331,9 +367,8 @@ def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: 
     assert client.worker_load("migraphx", {"model": model}) == "migraphx"
 
 
-def test_models_of_the_repository(serve, connect, repository: Path) -> None:
-    server = serve(repository, flags=("--model-control-mode=explicit",))
-    client = connect(server)
+def test_models_of_the_repository(shared: Shared, connect) -> None:
+    client = connect(shared.server)
     client.model_load("TOLD")
     client.model_load("told", "1")
     assert client.model_ready("told", "1")
@@ -364,36 +399,35 @@ def test_models_that_the_server_itself_follows(serve, connect, repository: Path)
     # An endpoint cannot take the name of a model in the repository.
     drop(repository, "onnx", add_constant(5))
     wait_until(lambda: client.model_ready("onnx"))
-    model = str(repository / "plain" / "1" / "model.onnx")
+    model = str(repository / PLAIN)
     assert client.worker_load("onnx", {"model": model}) == "onnx-0"
     assert values_of(client.infer("onnx-0", ITEM)) == [2, 3]
     client.model_unload("onnx-0")
     assert client.model_list() == ["onnx", "plain", "told"]
 
 
-def test_hardware(serve, connect, tmp_path: Path) -> None:
-    client = connect(serve(tmp_path))
+def test_hardware(shared: Shared, connect) -> None:
+    client = connect(shared.server)
     assert client.has_hardware("CPU", 1)
     assert client.has_hardware("cpu", len(os.sched_getaffinity(0)))
     assert not client.has_hardware("cpu", 100_000)
     assert not client.has_hardware("DPUCADF8H", 0)
 
 
-def test_the_same_over_http(serve, connect, repository: Path) -> None:
-    server = serve(repository, flags=("--model-control-mode=explicit",))
+def asked_over_http(server: RocserveProcess, verb: str, path: str, body: object = None) -> tuple[int, str]:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)) as connection:
+        connection.request(verb, path, None if body is None else json.dumps(body))
+        response = connection.getresponse()
+        return response.status, response.read().decode()
 
-    def ask(verb: str, path: str, body: object = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
-        with closing(connection):
-            connection.request(verb, path, None if body is None else json.dumps(body))
-            response = connection.getresponse()
-            return response.status, response.read().decode()
+
+def test_the_same_over_http(shared: Shared) -> None:
+    ask = partial(asked_over_http, shared.server)
 
     assert json.loads(ask("GET", "/v2")[1])["extensions"][-2:] == ["migraphx", "rocal"]
     assert ask("POST", "/v2/hardware", {"name": "cpu", "num": 1})[0] == 200
     assert ask("POST", "/v2/hardware", {"name": "DPUCADF8H", "num": 1})[0] == 404
-    path = str(repository / "plain" / "1" / "model.onnx")
-    model = {"model": path, "batch": 4, "share": True, "pad_batch": False, "batchers": 2}
+    model = {"model": shared.path(PLAIN), "batch": 4, "share": True, "pad_batch": False, "batchers": 2}
     assert ask("POST", "/v2/workers/MIGraphX/load", model) == (200, "migraphx")
     given = json.loads(ask("GET", "/v2/models/migraphx/config")[1])["parameters"]
     assert {name: value["string_value"] for name, value in given.items()} == {"batch": "4", "pad_batch": "false"}
