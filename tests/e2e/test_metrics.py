@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.metrics import FLAGS, port_of, scrape
 from support.models import add_constant, drop
 from support.processes import has_ended
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -20,19 +21,23 @@ max_batch_size: 4
 input { name: "IN" data_type: TYPE_FP32 dims: [ 1, 2 ] reshape { shape: [ 2 ] } }
 output { name: "OUT" data_type: TYPE_FP32 dims: [ 2, 1 ] reshape { shape: [ 2 ] } }
 ensemble_scheduling {
-  step { model_name: "m" model_version: -1 input_map { key: "X" value: "IN" } output_map { key: "Y" value: "OUT" } }
+  step { model_name: "c" model_version: -1 input_map { key: "X" value: "IN" } output_map { key: "Y" value: "OUT" } }
 }
 """
 
 
-def ask(client: triton.InferenceServerClient, shape: list[int]) -> None:
-    client.infer("m", [infer_input("X", np.ones(shape, np.float32))])
+def ask(client: triton.InferenceServerClient, shape: list[int], model: str = "m") -> None:
+    client.infer(model, [infer_input("X", np.ones(shape, np.float32))])
 
 
-def test_requests_are_counted(serve, repository: Path) -> None:
-    drop(repository, "m", add_constant(1.0))
-    server: RocserveProcess = serve(repository, flags=FLAGS)
-    server.wait_until_ready()
+@pytest.fixture(scope="module")
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """Each test loads models of its own names."""
+    return start(tmp_path_factory.mktemp("metrics"), *FLAGS, "--model-control-mode=explicit")
+
+
+def test_requests_are_counted(server: RocserveProcess) -> None:
+    load(server, "m", add_constant(1.0))
     client, port = server.client(), port_of(server)
     for _ in range(3):
         ask(client, [2, 2])
@@ -57,13 +62,17 @@ def test_requests_are_counted(serve, repository: Path) -> None:
     assert samples['rocserve_model_engine_info{engine="onnxruntime",model="m",replaces="",version="1"}'] == "1"
 
 
-def test_what_is_told_before_the_first_request(serve, repository: Path) -> None:
-    drop(repository, "m", add_constant(1.0), "response_cache { enable: true }")
-    drop(repository, "e", None, ENSEMBLE)
-    server: RocserveProcess = serve(repository, flags=FLAGS)
-    server.wait_until_ready()
+def load(server: RocserveProcess, name: str, model: bytes | str | None, config: str = "") -> Path:
+    folder = drop(server.repositories[0], name, model, config)
+    server.client().load_model(name)
+    return folder
+
+
+def test_what_is_told_before_the_first_request(server: RocserveProcess) -> None:
+    load(server, "c", add_constant(1.0), "response_cache { enable: true }")
+    load(server, "e", None, ENSEMBLE)
     samples = scrape(port_of(server))
-    for model in ("m", "e"):
+    for model in ("c", "e"):
         for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
             assert samples[f'nv_inference_request_failure{{model="{model}",reason="{reason}",version="1"}}'] == "0"
     # The model asks for a cache that the server does not have.
@@ -131,42 +140,33 @@ instance_group { count: 2 kind: KIND_CPU }
 """
 
 
-def test_metrics_of_python_models(serve, repository: Path) -> None:
-    drop(repository, "m", METERED, METERED_CONFIG)
-    server: RocserveProcess = serve(repository, flags=(*FLAGS, "--model-control-mode=explicit", "--load-model=m"))
-    server.wait_until_ready()
+def test_metrics_of_python_models(server: RocserveProcess) -> None:
+    load(server, "metered", METERED, METERED_CONFIG)
     client, port = server.client(), port_of(server)
-    wait_until(lambda: scrape(port).get('seen_rows{model="m"}') == "0.0", "the metric")
+    wait_until(lambda: scrape(port).get('seen_rows{model="metered"}') == "0.0", "the metric")
     for rows in (1, 2, 3, 4):
-        ask(client, [rows, 2])
-    wait_until(lambda: scrape(port)['seen_rows{model="m"}'] == "10.0", "the sum over both instances")
+        ask(client, [rows, 2], "metered")
+    wait_until(lambda: scrape(port)['seen_rows{model="metered"}'] == "10.0", "the sum over both instances")
     # A worker's counts stay after its crash; the other instance goes on.
-    crashed = server.workers()[0]
+    crashed = server.workers("metered")[0]
     crashed.kill()
     wait_until(lambda: has_ended(crashed.pid), "the worker's end")
-    wait_until(lambda: len(server.workers()) == 2, "the worker that takes its place")
+    wait_until(lambda: len(server.workers("metered")) == 2, "the worker that takes its place")
     for _ in range(4):
-        ask(client, [1, 2])
-    wait_until(lambda: scrape(port)['seen_rows{model="m"}'] == "14.0", "the sum after a crash")
+        ask(client, [1, 2], "metered")
+    wait_until(lambda: scrape(port)['seen_rows{model="metered"}'] == "14.0", "the sum after a crash")
     wait_until(lambda: scrape(port)["last_rows"] == "1.0", "the last of the gauge")
-    client.unload_model("m")
-    wait_until(lambda: 'seen_rows{model="m"}' not in scrape(port), "the end of the model's metrics")
+    client.unload_model("metered")
+    wait_until(lambda: 'seen_rows{model="metered"}' not in scrape(port), "the end of the model's metrics")
 
 
-def test_models_come_and_go(serve, repository: Path) -> None:
-    folder = drop(repository, "m", add_constant(1.0))
-    server: RocserveProcess = serve(repository, flags=(*FLAGS, "--model-control-mode=explicit"))
+def test_models_come_and_go(server: RocserveProcess) -> None:
     port = port_of(server)
-    assert not any('model="m"' in name for name in scrape(port))
+    folder = drop(server.repositories[0], "passing", add_constant(1.0))
+    assert not any('model="passing"' in name for name in scrape(port))
     client = server.client()
-    client.load_model("m")
-    assert any('model="m"' in name for name in scrape(port))
-    client.unload_model("m")
-    wait_until(lambda: not any('model="m"' in name for name in scrape(port)), "the end of the model's numbers")
+    client.load_model("passing")
+    assert any('model="passing"' in name for name in scrape(port))
+    client.unload_model("passing")
+    wait_until(lambda: not any('model="passing"' in name for name in scrape(port)), "the end of the model's numbers")
     assert folder.is_dir()
-
-
-def test_without_metrics(serve, repository: Path) -> None:
-    server: RocserveProcess = serve(repository, flags=("--allow-metrics=false",))
-    server.wait_until_ready()
-    assert "Metrics Service" not in server.log_text

@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 CACHE = "--cache-config=local,size=1048576"
@@ -46,24 +46,35 @@ def counts(client: triton.InferenceServerClient, model: str = "m") -> dict[str, 
     }
 
 
-def test_a_new_version_does_not_give_the_old_ones_answers(serve, repository: Path) -> None:
-    drop(repository, "m", add_constant(1.0), CACHED)
-    server: RocserveProcess = serve(repository, flags=(CACHE, "--repository-settle-secs=0.1"))
-    server.wait_until_ready()
+@pytest.fixture(scope="module")
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """A server with a cache; each test has models of its own names."""
+    return start(tmp_path_factory.mktemp("cached"), CACHE, "--repository-settle-secs=0.1")
+
+
+def wait_for(server: RocserveProcess, *models: str) -> triton.InferenceServerClient:
     client = server.client()
-    assert np.array_equal(ask(client, [1, 2]).as_numpy("Y"), [[2, 3]])
-    drop(repository, "m", add_constant(10.0), CACHED)
-    wait_until(lambda: np.array_equal(ask(client, [1, 2]).as_numpy("Y"), [[11, 12]]), "the new model's answer")
+    wait_until(lambda: all(map(client.is_model_ready, models)), f"{models}")
+    return client
 
 
-def test_an_ensemble_has_answers_of_its_own_until_a_member_is_replaced(serve, repository: Path) -> None:
+def test_a_new_version_does_not_give_the_old_ones_answers(server: RocserveProcess) -> None:
+    (repository,) = server.repositories
+    drop(repository, "replaced", add_constant(1.0), CACHED)
+    client = wait_for(server, "replaced")
+    assert np.array_equal(ask(client, [1, 2], "replaced").as_numpy("Y"), [[2, 3]])
+    drop(repository, "replaced", add_constant(10.0), CACHED)
+    new = [[11, 12]]
+    wait_until(lambda: np.array_equal(ask(client, [1, 2], "replaced").as_numpy("Y"), new), "the new model's answer")
+
+
+def test_an_ensemble_has_answers_of_its_own_until_a_member_is_replaced(server: RocserveProcess) -> None:
+    (repository,) = server.repositories
     drop(repository, "m", add_constant(1.0))
     drop(repository, "e", None, ENSEMBLE)
     outer = ENSEMBLE.replace('"m"', '"e"').replace('"X"', '"IN"').replace('"Y"', '"OUT"')
     drop(repository, "outer", None, outer)
-    server: RocserveProcess = serve(repository, flags=(CACHE, "--repository-settle-secs=0.1"))
-    server.wait_until_ready()
-    client = server.client()
+    client = wait_for(server, "outer")
     for model in ("e", "e", "e", "outer"):
         assert np.array_equal(ask(client, [1, 2], model, "IN").as_numpy("OUT"), [[2, 3]])
     assert counts(client)["executions"] == 1
@@ -143,7 +154,8 @@ def seen_by_model(
     return json.dumps([request_id, sequence_id, flags, priority, timeout, parameters or {}])
 
 
-def test_nobody_gets_the_answer_to_another_request_with_the_same_inputs(serve, repository: Path) -> None:
+def test_nobody_gets_the_answer_to_another_request_with_the_same_inputs(server: RocserveProcess) -> None:
+    (repository,) = server.repositories
     drop(repository, "telling", TELLING, f'backend: "python" {TENSORS} {LEVELS} {CACHED}')
     drop(repository, "uncached", TELLING, f'backend: "python" {TENSORS} {LEVELS}')
     drop(repository, "calling", CALLING, f'backend: "python" {TENSORS}')
@@ -151,9 +163,8 @@ def test_nobody_gets_the_answer_to_another_request_with_the_same_inputs(serve, r
     for outer, member in (("ensemble", "uncached"), ("nested", "ensemble"), ("caller", "calling")):
         step = f'ensemble_scheduling {{ step {{ model_name: "{member}" model_version: -1 {names} }} }}'
         drop(repository, outer, None, f'platform: "ensemble" {TENSORS} {CACHED} {step}')
-    server: RocserveProcess = serve(repository, flags=(CACHE,))
-    server.wait_until_ready()
-    over_grpc, over_http = server.client(), triton_http.InferenceServerClient(server.http_address)
+    over_grpc = wait_for(server, "telling", "nested", "caller")
+    over_http = triton_http.InferenceServerClient(server.http_address)
     value = np.array([[1]], np.float32)
 
     def check(ask: Callable[..., str], asked: list[dict[str, object]]) -> None:
@@ -194,22 +205,21 @@ def test_a_server_without_a_cache_says_so(serve, repository: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["", "preserve_ordering: true"])
-def test_many_clients_at_once(serve, repository: Path, order: str) -> None:
-    drop(repository, "m", add_constant(1.0), f"{CACHED} max_batch_size: 8 dynamic_batching {{ {order} }}")
-    server: RocserveProcess = serve(repository, flags=(CACHE,))
-    server.wait_until_ready()
-    client = server.client()
+def test_many_clients_at_once(server: RocserveProcess, order: str) -> None:
+    name = "ordered" if order else "unordered"
+    drop(server.repositories[0], name, add_constant(1.0), f"{CACHED} max_batch_size: 8 dynamic_batching {{ {order} }}")
+    client = wait_for(server, name)
     answers: list[tuple[int, triton.InferResult | None]] = []
     for number in range(200):
         entry = infer_input("X", np.full([1, 2], number % 7, np.float32))
-        client.async_infer("m", [entry], lambda result, error, sent=number % 7: answers.append((sent, result)))
+        client.async_infer(name, [entry], lambda result, error, sent=number % 7: answers.append((sent, result)))
     wait_until(lambda: len(answers) == 200, "all answers")
     for sent, result in answers:
         assert result is not None
         assert np.array_equal(result.as_numpy("Y"), [[sent + 1, sent + 1]])
     for number in range(7):
-        assert np.array_equal(ask(client, [number, number]).as_numpy("Y"), [[number + 1, number + 1]])
-    wait_until(lambda: counts(client)["success"] == 207, "all answers")
-    seen = counts(client)
+        assert np.array_equal(ask(client, [number, number], name).as_numpy("Y"), [[number + 1, number + 1]])
+    wait_until(lambda: counts(client, name)["success"] == 207, "all answers")
+    seen = counts(client, name)
     assert seen["cache_hit"] + seen["cache_miss"] == 207
     assert seen["cache_hit"] >= 7
