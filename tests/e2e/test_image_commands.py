@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from support.models import drop
+from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError
@@ -66,15 +68,49 @@ output { name: "PROBABILITIES" data_type: TYPE_FP32 dims: 2 label_filename: "lab
 """
 
 
-def test_classify_reads_all_classes_and_not_the_best_ones_probability(repository, serve):
-    model = repository / "cats"
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text(_BEST_FIRST_CONFIG)
-    (model / "labels.txt").write_text("dog\ntiger cat\n")
-    (model / "1" / "model.py").write_text(_BEST_FIRST)
-    server = serve(repository)
-    server.wait_until_ready()
-    ran = run("classify", SHAPE, "--model", "cats", "--top", 2, "--url", server.address)
+_ODD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        outputs = [
+            pb_utils.Tensor("BOXES", np.zeros((2, 3), np.float32)),
+            pb_utils.Tensor("SCORES", np.zeros(0, np.float32)),
+            pb_utils.Tensor("CLASSES", np.zeros(2, np.int32)),
+            pb_utils.Tensor("LABELS", np.array([b"a", b"b"], object)),
+        ]
+        # In another order than a detector has them.
+        return [pb_utils.InferenceResponse(outputs[1:] + outputs[:1]) for _ in requests]
+"""
+_ODD_CONFIG = """
+backend: "python"
+input { name: "ENCODED" data_type: TYPE_STRING dims: 1 }
+output { name: "SCORES" data_type: TYPE_FP32 dims: -1 }
+output { name: "BOXES" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+output { name: "CLASSES" data_type: TYPE_INT32 dims: -1 }
+output { name: "LABELS" data_type: TYPE_STRING dims: -1 }
+"""
+
+
+@pytest.fixture(scope="module")
+def odd_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """A server with models that the sample does not have, and with the sample's pipelines without their weights."""
+    repository = tmp_path_factory.mktemp("odd")
+    drop(repository, "cats", _BEST_FIRST, _BEST_FIRST_CONFIG)
+    (repository / "cats" / "labels.txt").write_text("dog\ntiger cat\n")
+    drop(repository, "odd", _ODD, _ODD_CONFIG)
+    samples = ROOT / "model_repository"
+    for pipeline, network in (("classify_image", "resnet50"), ("detect_objects", "yolov4")):
+        shutil.copytree(samples / pipeline, repository / pipeline)
+        for path in samples.glob(f"{network}*"):
+            weights = "1" if path.name == network else ""
+            shutil.copytree(path, repository / path.name, ignore=shutil.ignore_patterns(weights))
+    return start(repository)
+
+
+def test_classify_reads_all_classes_and_not_the_best_ones_probability(odd_server):
+    ran = run("classify", SHAPE, "--model", "cats", "--top", 2, "--url", odd_server.address)
     assert (ran.returncode, ran.stderr) == (0, "")
     rows = [line.split("│")[2:4] for line in ran.stdout.splitlines() if "%" in line]
     assert [[cell.strip() for cell in row] for row in rows] == [["tiger cat", "75.0%"], ["dog", "25.0%"]]
@@ -150,17 +186,11 @@ async def test_somebody_who_never_answers_is_no_server(silent, monkeypatch):
             await asking.require_model(client, url, "digits")
 
 
-@pytest.mark.parametrize(("verb", "model"), [("classify", "classify_image"), ("detect", "detect_objects")])
-def test_a_pipeline_without_weights_is_told_with_the_way_to_get_them(rocserve_server, repository, serve, verb, model):
-    shutil.copytree(ROOT / "model_repository" / model, repository / model)
-    network = {"classify_image": "resnet50", "detect_objects": "yolov4"}[model]
-    for path in (ROOT / "model_repository").glob(f"{network}*"):
-        shutil.copytree(
-            path, repository / path.name, ignore=shutil.ignore_patterns("1" if path.name == network else "")
-        )
-    server = serve(repository)
-    server.wait_until_ready()
-    ran = run(verb, SHAPE, "--url", server.address, "--model", model)
+@pytest.mark.parametrize(
+    ("verb", "model", "network"), [("classify", "classify_image", "resnet50"), ("detect", "detect_objects", "yolov4")]
+)
+def test_a_pipeline_without_weights_is_told_with_the_way_to_get_them(odd_server, verb, model, network):
+    ran = run(verb, SHAPE, "--url", odd_server.address, "--model", model)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert f"model '{model}' is not ready" in ran.stderr
     assert f"rocserve get {network}" in ran.stderr
@@ -180,31 +210,6 @@ def test_models_of_another_kind_are_refused(rocserve_server):
     assert "'digits': expected a detector, which takes ENCODED and gives BOXES" in refusal("detect", "digits")
 
 
-_ODD = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        outputs = [
-            pb_utils.Tensor("BOXES", np.zeros((2, 3), np.float32)),
-            pb_utils.Tensor("SCORES", np.zeros(0, np.float32)),
-            pb_utils.Tensor("CLASSES", np.zeros(2, np.int32)),
-            pb_utils.Tensor("LABELS", np.array([b"a", b"b"], object)),
-        ]
-        # In another order than a detector has them.
-        return [pb_utils.InferenceResponse(outputs[1:] + outputs[:1]) for _ in requests]
-"""
-_ODD_CONFIG = """
-backend: "python"
-input { name: "ENCODED" data_type: TYPE_STRING dims: 1 }
-output { name: "SCORES" data_type: TYPE_FP32 dims: -1 }
-output { name: "BOXES" data_type: TYPE_FP32 dims: [ -1, -1 ] }
-output { name: "CLASSES" data_type: TYPE_INT32 dims: -1 }
-output { name: "LABELS" data_type: TYPE_STRING dims: -1 }
-"""
-
-
 @pytest.mark.parametrize(
     ("verb", "text"),
     [
@@ -215,13 +220,8 @@ output { name: "LABELS" data_type: TYPE_STRING dims: -1 }
         ("classify", "output 'SCORES' of 'odd' does not hold probabilities"),
     ],
 )
-def test_an_answer_of_another_form_is_told_in_a_line(repository, serve, verb, text):
-    (repository / "odd/1").mkdir(parents=True)
-    (repository / "odd/config.pbtxt").write_text(_ODD_CONFIG)
-    (repository / "odd/1/model.py").write_text(_ODD)
-    server = serve(repository)
-    server.wait_until_ready()
-    ran = run(verb, SHAPE, "--url", server.address, "--model", "odd")
+def test_an_answer_of_another_form_is_told_in_a_line(odd_server, verb, text):
+    ran = run(verb, SHAPE, "--url", odd_server.address, "--model", "odd")
     assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", f"{SHAPE}: {text}\n")
 
 

@@ -32,14 +32,16 @@ output { name: "Y" data_type: TYPE_FP32 dims: 2 }
 DETAILS = answering("X", "Y", first="pb_utils.Logger.log_verbose('a detail')\npb_utils.Logger.log_info('a word')")
 
 
-@pytest.fixture
-def server(serve: Any, repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RocserveProcess]:
-    monkeypatch.setenv("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1")
-    drop(repository, "m", add_constant(1.0))
-    running = serve(repository)
-    running.wait_until_ready()
-    wait_for(running, '"1 model served"')  # The last line of the start.
-    yield running
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """The last test of it ends it."""
+    folder = tmp_path_factory.mktemp("log")
+    drop(folder / "repository", "m", add_constant(1.0))
+    environment = {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "1"}
+    with RocserveProcess([folder / "repository"], log=folder / "log", environment=environment) as running:
+        running.wait_until_ready()
+        wait_for(running, '"1 model served"')  # The last line of the start.
+        yield running
 
 
 def wait_for(server: RocserveProcess, text: str) -> None:
