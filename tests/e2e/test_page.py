@@ -166,12 +166,7 @@ def test_events_as_they_happen_and_a_worker_that_is_started_again(followed: Rocs
         assert overview(followed, "good")["state"] == "READY"
         assert overview(followed, "good")["worker_restarts"] == 1
     with events(followed, Last_Event_ID=str(number)) as next_event:
-        first = next_event()
-        assert first["number"] == number + 1
-        # Listeners do not delay the server's end.
-        assert followed.terminate() == 0
-        while next_event() is not None:
-            pass
+        assert next_event()["number"] == number + 1
 
 
 RAISES = """
@@ -195,11 +190,11 @@ def report(server: RocserveProcess, **query: str) -> Any:
     return answer
 
 
-@MODES
-def test_what_helps_to_repair_a_failed_load(serve, repository: Path, front_ends: int) -> None:
+def test_what_helps_to_repair_a_failed_load(followed: RocserveProcess) -> None:
+    server, (repository,) = followed, followed.repositories
     drop(repository, "raises", RAISES, RAISES_CONFIG)
     drop(repository, "typo", add_constant(1.0), "max_batch_size: 8\nmax_batch_sise: 5\n")
-    drop(repository, "good", add_constant(1.0))
+    drop(repository, "kept", add_constant(1.0))
     chain = repository / "chain"
     (chain / "1").mkdir(parents=True)
     (chain / "config.pbtxt").write_text(
@@ -207,8 +202,7 @@ def test_what_helps_to_repair_a_failed_load(serve, repository: Path, front_ends:
         ' dims: 1 } ensemble_scheduling { step { model_name: "raises" model_version: -1 input_map { key: "IN" value:'
         ' "x" } output_map { key: "OUT" value: "y" } } }'
     )
-    server = serve(repository, flags=(f"--front-ends={front_ends}",))
-    states = {"raises": "UNAVAILABLE", "typo": "UNAVAILABLE", "chain": "UNAVAILABLE", "good": "READY"}
+    states = {"raises": "UNAVAILABLE", "typo": "UNAVAILABLE", "chain": "UNAVAILABLE", "kept": "READY"}
     wait_until(lambda: all((overview(server, name) or {}).get("state") == state for name, state in states.items()))
 
     raised = report(server, name="raises", version="1")
@@ -231,7 +225,7 @@ def test_what_helps_to_repair_a_failed_load(serve, repository: Path, front_ends:
     assert (status, [box["title"] for box in graph["boxes"]]) == (200, ["request", "raises", "answer"])
     assert 0 < graph["width"] <= 500
     assert [label["title"] for label in graph["labels"]] == ["x FP32 [1]", "y FP32 [1]"]
-    assert ask(server, "GET", "/v2/ensemble-graph?name=good&version=1")[1]["boxes"] == []
+    assert ask(server, "GET", "/v2/ensemble-graph?name=kept&version=1")[1]["boxes"] == []
     assert ask(server, "GET", "/v2/ensemble-graph?name=typo")[1]["boxes"] == []
     for query, refused in (
         ("name=nothing", 404),
@@ -241,23 +235,20 @@ def test_what_helps_to_repair_a_failed_load(serve, repository: Path, front_ends:
     ):
         assert ask(server, "GET", f"/v2/ensemble-graph?{query}")[0] == refused
 
-    assert not any(file["is_changed"] for file in report(server, name="good", version="1")["files"])
-    (repository / "good" / "1" / "model.onnx").write_bytes(b"this is no model")
-    wait_until(lambda: "newer content failed to load" in overview(server, "good")["reason"])
-    kept = report(server, name="good", version="1")
+    assert not any(file["is_changed"] for file in report(server, name="kept", version="1")["files"])
+    (repository / "kept" / "1" / "model.onnx").write_bytes(b"this is no model")
+    wait_until(lambda: "newer content failed to load" in overview(server, "kept")["reason"])
+    kept = report(server, name="kept", version="1")
     assert (kept["is_served"], "onnx" in kept["reason"].lower()) == (True, True)
     assert {file["path"] for file in kept["files"] if file["is_changed"]} == {"1/model.onnx"}
 
     for query in ("name=nothing", "", "name=%FF&version=1"):
         assert ask(server, "GET", f"/v2/load-report?{query}")[0] == 404
-    assert ask(server, "GET", "/v2/load-report?name=good&version=x")[0] == 400
+    assert ask(server, "GET", "/v2/load-report?name=kept&version=x")[0] == 400
 
 
-@MODES
-def test_acts_need_the_token_and_the_servers_own_page(serve, repository: Path, front_ends: int) -> None:
-    drop(repository, "m", add_constant(1.0))
-    server = serve(repository, flags=(f"--front-ends={front_ends}",))
-    server.wait_until_ready()
+def test_acts_need_the_token_and_the_servers_own_page(followed: RocserveProcess) -> None:
+    server = followed
     status, told = ask(server, "GET", "/v2/page/acts")
     assert (status, told["is_explicit"], set(told["refusals"].values())) == (200, False, {""})
     own = {"Origin": f"http://{server.http_address}", "X-Rocserve-Token": told["token"]}
@@ -276,13 +267,21 @@ def test_acts_need_the_token_and_the_servers_own_page(serve, repository: Path, f
     assert (status, evil["token"]) == (200, "")
     assert ask(server, "POST", "/v2/page/acts", act, headers=own)[0] == 200
     assert ask(server, "GET", "/v2/logging")[1]["log_verbose_level"] == 1
-    assert ask(server, "POST", "/v2/page/acts", {"act": "reload", "name": "m"}, headers=own)[0] == 200
-    status, answer = ask(server, "POST", "/v2/page/acts", {"act": "unload", "name": "m"}, headers=own)
+    assert ask(server, "POST", "/v2/page/acts", {"act": "reload", "name": "good"}, headers=own)[0] == 200
+    status, answer = ask(server, "POST", "/v2/page/acts", {"act": "unload", "name": "good"}, headers=own)
     assert (status, answer["error"]) == (503, "explicit model load / unload is not allowed if polling is enabled")
     with events(server) as next_event:
         while not (event := next_event())["act"]:
             pass
     assert (event["act"], event["name"], event["address"]) == ("log verbosity 1", "", "127.0.0.1")
+
+
+def test_listeners_do_not_delay_the_servers_end(followed: RocserveProcess) -> None:
+    with events(followed) as next_event:
+        assert next_event() is not None
+        assert followed.terminate() == 0
+        while next_event() is not None:
+            pass
 
 
 @MODES
