@@ -64,19 +64,6 @@ def rocserve(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        (("--model-repository=.", "--grpc-use-ssl=true"), "TLS needs --grpc-server-cert and --grpc-server-key"),
-        (("--model-repository=.", "--load-model=a"), "--load-model needs --model-control-mode=explicit"),
-    ],
-)
-def test_flags_that_cannot_be_served_are_refused(flags, text):
-    result = rocserve("serve", *flags)
-    assert result.returncode == 2
-    assert text in result.stderr
-
-
 def test_switched_off_subjects_are_fine(serve, repository: Path):
     drop(repository, "a", add_constant(1.0))
     flags = ("--allow-http=false", "--http-port=8080", "--allow-metrics=false", "--metrics-port=9000")

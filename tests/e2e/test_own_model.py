@@ -51,6 +51,9 @@ def test_a_file_is_served_and_replaced_under_load(tmp_path: Path) -> None:
     with RocserveProcess([], str(file), "--log-verbose=1", log=tmp_path / "server.log") as server:
         server.wait_until_ready()
         assert f"'{file}' is a model file; the model's name is 'adder'" in server.log_text
+        assert asked(server, "adder", [[1, 2]] * 64) == [[2, 3]] * 64
+        with pytest.raises(InferenceServerException, match="batch-size must be <= 64 for 'adder'"):
+            asked(server, "adder", [[1, 2]] * 65)
         with ConstantLoad(server.address, "adder", {1.0, 2.0, 3.0}) as load:
             load.wait_until_answered_by(1.0)
             replace(file, add_constant(2.0))
@@ -92,42 +95,20 @@ def test_a_folder_as_exports_leave_it_is_served_with_its_external_data(tmp_path:
         assert load.failures == []
 
 
-def test_a_model_folder_goes_by_the_name_that_is_given(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.onnx").write_bytes(add_constant(1.0))
-    (folder / "config.pbtxt").write_text('name: "other"' + ADD_CONSTANT_CONFIG)
-    with RocserveProcess(
-        [], str(folder), "--model-name=mine", "--log-verbose=1", log=tmp_path / "server.log"
-    ) as server:
-        server.wait_until_ready()
-        assert f"'{folder}' is a model folder; the model's name is 'mine'" in server.log_text
-        assert asked(server, "mine", [[1, 2]]) == [[2, 3]]
-
-
-def test_a_configuration_that_batches_a_batch_1_export_is_served(tmp_path: Path) -> None:
+def test_a_model_folder_goes_by_the_name_that_is_given_and_may_batch_a_batch_1_export(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     (folder / "1").mkdir(parents=True)
     spec = (onnx.TensorProto.FLOAT, [1, 2])
     model = graph([onnx.helper.make_node("Neg", ["X"], ["Y"])], {"X": spec}, {"Y": spec})
     (folder / "1" / "model.onnx").write_bytes(model)
-    (folder / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG)
-    with RocserveProcess([], str(folder), "--log-verbose=1", log=tmp_path / "server.log") as server:
+    (folder / "config.pbtxt").write_text('name: "other"' + ADD_CONSTANT_CONFIG)
+    flags = (str(folder), "--model-name=mine", "--log-verbose=1")
+    with RocserveProcess([], *flags, log=tmp_path / "server.log") as server:
         server.wait_until_ready()
+        assert f"'{folder}' is a model folder; the model's name is 'mine'" in server.log_text
         text = "has batch size 1 in its file: the rows of a batch run one by one"
         wait_until(lambda: text in server.log_text, "the worker's line in the log")
-        assert asked(server, "m", [[1, 2], [3, 4], [5, 6]]) == [[-1, -2], [-3, -4], [-5, -6]]
-
-
-def test_a_file_takes_64_rows_unless_the_operator_says_otherwise(tmp_path: Path) -> None:
-    file = tmp_path / "adder.onnx"
-    file.write_bytes(add_constant(1.0))
-    for flags, most in (((), 64), (("--backend-config=default-max-batch-size=4",), 4)):
-        with RocserveProcess([], str(file), *flags, log=tmp_path / "server.log") as server:
-            server.wait_until_ready()
-            assert asked(server, "adder", [[1, 2]] * most) == [[2, 3]] * most
-            with pytest.raises(InferenceServerException, match=f"batch-size must be <= {most} for 'adder'"):
-                asked(server, "adder", [[1, 2]] * (most + 1))
+        assert asked(server, "mine", [[1, 2], [3, 4], [5, 6]]) == [[-1, -2], [-3, -4], [-5, -6]]
 
 
 def test_a_model_is_sent_no_more_rows_than_its_worker_has_memory_for(tmp_path: Path) -> None:
@@ -154,14 +135,15 @@ def test_a_model_is_sent_no_more_rows_than_its_worker_has_memory_for(tmp_path: P
 
 
 def test_a_repository_is_known_as_one(tmp_path: Path) -> None:
-    repository = Path("model_repository").resolve()
+    repository = tmp_path / "models"
+    drop(repository, "adder", add_constant(1.0))
     environment = {"MODEL_NAME": "not-for-repositories"}
     with RocserveProcess(
         [], str(repository), "--log-verbose=1", log=tmp_path / "server.log", environment=environment
     ) as server:
         server.wait_until_ready()
         assert f"'{repository}' is a model repository" in server.log_text
-        assert server.client().is_model_ready("digits")
+        assert server.client().is_model_ready("adder")
 
 
 def test_a_python_model_and_a_pipeline_are_served_by_their_files(tmp_path: Path) -> None:

@@ -241,6 +241,8 @@ HERE = "--model-repository=."
         ([HERE, "--cache-directory=caches"], "this is tritonserver's folder of response caches"),
         ([HERE, "--cache-directory=/opt/tritonserver/caches"], "this is tritonserver's folder of response caches"),
         ([HERE, "--allow-remote-models"], "--allow-remote-models needs --allow-remote-files"),
+        ([HERE, "--grpc-use-ssl=true"], "TLS needs --grpc-server-cert and --grpc-server-key"),
+        ([HERE, "--load-model=a"], "--load-model needs --model-control-mode=explicit"),
         ([HERE, "--grpc-use-ssl", "--grpc-server-cert=none"], "--grpc-server-cert=none: there is no such file"),
         ([HERE, "--grpc-use-ssl", "--grpc-server-key=none"], "--grpc-server-key=none: there is no such file"),
         ([HERE, "--grpc-use-ssl", "--grpc-root-cert=none"], "--grpc-root-cert=none: there is no such file"),
