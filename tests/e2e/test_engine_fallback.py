@@ -3,7 +3,7 @@ HIP_VISIBLE_DEVICES makes the server see a GPU; the tests' MIGraphX has no targe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +23,16 @@ instance_group { kind: KIND_GPU }
 """
 
 
-@pytest.fixture
-def server(
-    serve: Callable[..., RocserveProcess], migraphx_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> RocserveProcess:
-    repository = tmp_path / "repository"
+@pytest.fixture(scope="module")
+def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("fallback")
+    repository = folder / "repository"
     drop(repository, "anywhere", mlp())
     drop(repository, "on_gpu", mlp(), ON_GPU)
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
-    flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}", *metrics.FLAGS)
-    return serve(repository, flags=flags)
+    flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={folder / 'cache'}", *metrics.FLAGS)
+    environment = {"HIP_VISIBLE_DEVICES": "0"}
+    with RocserveProcess([repository], *flags, log=folder / "server.log", environment=environment) as running:
+        yield running
 
 
 def test_onnx_runtime_takes_over_where_the_cpu_is_allowed(server: RocserveProcess) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
 from support.processes import name_of
@@ -63,27 +62,29 @@ def test_small_models_share_processes_and_come_back_together(serve: Serve, tmp_p
     assert workers(server)["rocserve:alone"] == before["rocserve:alone"]
 
 
-@pytest.mark.parametrize("how", ["python", "bounds", "cores"])
-def test_who_cannot_share_and_names_a_group_is_refused(serve: Serve, tmp_path: Path, how: str) -> None:
-    repository, flags = tmp_path / "repository", ()
-    if how == "python":
-        add_python(repository, "m", GROUP.format("g"))
-        reason = "engine python runs each model in a separate process"
-    elif how == "bounds":
-        bound = 'parameters { key: "worker_tasks" value { string_value: "100" } }\n'
-        drop(repository, "m", add_constant(1), config=ADD_CONSTANT_CONFIG + GROUP.format("g") + bound)
-        reason = "it sets bounds for its process"
-    else:
-        drop(repository, "m", add_constant(1), config=ADD_CONSTANT_CONFIG + GROUP.format("g"))
-        flags = ("--host-policy=cpu,cpu-cores=0-0",)
-        reason = "a host policy keeps its instances to CPU cores"
-    server = serve(repository, flags=flags)
+def refusal(server: RocserveProcess, model: str) -> str:
+    """Wait for the model's refusal; return its reason."""
     seen: list[tuple[str, str]] = []
 
     def is_refused() -> bool:
-        seen.append(models_of(server).get("m", ("", "")))
+        seen.append(models_of(server).get(model, ("", "")))
         return seen[-1][0] == "UNAVAILABLE"
 
     wait_until(is_refused, "the refusal")
-    text = f"Invalid argument: model 'm' cannot be in the shared worker 'g': {reason}; remove parameter 'shared_worker'"
-    assert seen[-1][1].startswith(text)
+    return seen[-1][1]
+
+
+def test_who_cannot_share_and_names_a_group_is_refused(serve: Serve, tmp_path: Path) -> None:
+    first, second, group = tmp_path / "first", tmp_path / "second", GROUP.format("g")
+    add_python(first, "python", group)
+    bound = 'parameters { key: "worker_tasks" value { string_value: "100" } }\n'
+    drop(first, "bounds", add_constant(1), config=ADD_CONSTANT_CONFIG + group + bound)
+    drop(second, "cores", add_constant(1), config=ADD_CONSTANT_CONFIG + group)
+    server, on_cores = serve(first), serve(second, flags=("--host-policy=cpu,cpu-cores=0-0",))
+    for running_server, model, reason in (
+        (server, "python", "engine python runs each model in a separate process"),
+        (server, "bounds", "it sets bounds for its process"),
+        (on_cores, "cores", "a host policy keeps its instances to CPU cores"),
+    ):
+        text = f"Invalid argument: model '{model}' cannot be in the shared worker 'g': {reason};"
+        assert refusal(running_server, model).startswith(f"{text} remove parameter 'shared_worker'")
