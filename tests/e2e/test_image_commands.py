@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 import signal
 import socket
@@ -16,6 +18,7 @@ from support.models import drop
 from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS
 
+from rocserve import cli
 from rocserve.core.errors import ServeError
 from rocserve_client import AsyncClient
 from rocserve_tools.images import asking
@@ -25,15 +28,15 @@ DIGITS = ROOT / "tests" / "data" / "digits"
 SHAPE = ROOT / "tests" / "data" / "shapes" / "04.jpg"
 
 
-def command(verb: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-m", "rocserve.cli", verb, *map(str, arguments)]
-
-
 def run(verb: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command with its output in a pipe, in which no line is wrapped."""
-    return subprocess.run(
-        command(verb, *arguments), capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
-    )
+    """Run the command in this process, with its output in files, in which no line is wrapped."""
+    words = [verb, *map(str, arguments)]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            status = cli.main(words)
+        except SystemExit as ended:
+            status = ended.code
+    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
 
 def test_classify_ranks_the_classes_with_bars(rocserve_server):
@@ -169,8 +172,9 @@ def silent() -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("verb", ["classify", "detect"])
 def test_ctrl_c_ends_them(silent, verb):
-    asked = command(verb, SHAPE, "--model", "any", "--url", f"127.0.0.1:{silent.getsockname()[1]}")
-    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
+    url = f"127.0.0.1:{silent.getsockname()[1]}"
+    command = [sys.executable, "-m", "rocserve.cli", verb, SHAPE, "--model=any", f"--url={url}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
         connection, _ = silent.accept()
         with connection:
             ran.send_signal(signal.SIGINT)
