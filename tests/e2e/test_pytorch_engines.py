@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.models import drop
-from support.pytorch import TorchFiles
+from support.pytorch import NO_COMPILER, NO_PYTORCH, TorchFiles, has_compiler
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
 
+from rocserve import cli
 from rocserve_client import Client, Internal, InvalidArgument, Unavailable
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here"
-)
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason=NO_COMPILER)
 
 ENGINE = 'parameters {{ key: "engine" value {{ string_value: "{}" }} }}\n'
 PACKAGE = """
@@ -100,16 +100,6 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
         assert client.model_metadata("again").properties["engine"] == "inductor"
 
 
-@needs_compiler
-def test_what_is_no_tensor_is_no_input_or_output(server: RocserveProcess, torch_files: TorchFiles) -> None:
-    (repository,) = server.repositories
-    drop(repository, "sized", torch_files.data("sized"), ENGINE.format("inductor"), filename="model.pt2")
-    inputs, expected = torch_files.values("sized")
-    with Client(server.address) as client:
-        client.wait_until_ready(PATIENCE_SECONDS, model="sized")
-        np.testing.assert_allclose(client.infer("sized", inputs)["OUTPUT__0"], expected["OUTPUT__0"])
-
-
 PAIR = """
 backend: "pytorch"
 input [ {{ name: "ARGS[0]" data_type: TYPE_FP32 dims: {} }}, {{ name: "ARGS[1]" data_type: TYPE_FP32 dims: -1 }},
@@ -159,7 +149,8 @@ def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torc
 
 @pytest.fixture(scope="module")
 def of_columns(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Callable[..., Any]]:
-    """Ask a compiled program whose example of `x` was a transposed tensor."""
+    """Ask a compiled program whose example of `x` was a transposed tensor. It takes and returns values that are not
+    tensors, too, which the model leaves out."""
     drop(
         server.repositories[0], "columns", torch_files.data("columns"), ENGINE.format("inductor"), filename="model.pt2"
     )
@@ -280,24 +271,64 @@ def test_torchscript_is_not_inductor_s(server: RocserveProcess, torch_files: Tor
     wait_until_refused(server, "traced", text)
 
 
-@needs_compiler
-def test_packages_of_encoders_are_padded(server: RocserveProcess, torch_files: TorchFiles) -> None:
+def test_packages_of_encoders_are_padded(
+    server: RocserveProcess, torch_files: TorchFiles, torch_packages: TorchFiles
+) -> None:
     """Nothing tells where their ids end, nor that the second input is a mask."""
-    (repository,) = server.repositories
     found: dict[str, str] = {}
+    names = ("encoder", "seeing_all")
+    for name in names:
+        drop(server.repositories[0], name, torch_packages.data(name), TEXTS, filename="model.pt2")
     with Client(server.address) as client:
-        for name in ("encoder", "seeing_all"):
-            before = {*(repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")}
-            drop(repository, name, torch_files.data(name), ENGINE.format("inductor"), filename="model.pt2")
+        for name in names:
             client.wait_until_ready(PATIENCE_SECONDS, model=name)
-            (package,) = {*(repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")} - before
-            drop(repository, f"{name}_package", package.read_bytes(), TEXTS, filename="model.pt2")
-            client.wait_until_ready(PATIENCE_SECONDS, model=f"{name}_package")
-            found[name] = client.model_metadata(f"{name}_package").properties["load_check"]
+            found[name] = client.model_metadata(name).properties["load_check"]
         assert "rows are independent" in found["encoder"]
         assert "dimension 'ARGS[0]:0' may be padded" in found["encoder"]
         assert "dimension 'ARGS[0]:0' must not be padded: output 'RESULT[states]'" in found["seeing_all"]
         inputs, expected = torch_files.values("encoder")
-        answer = client.infer("encoder_package", {"ARGS[0]": inputs["ids"], "ARGS[1]": inputs["mask"]})
+        answer = client.infer("encoder", {"ARGS[0]": inputs["ids"], "ARGS[1]": inputs["mask"]})
     for name, values in expected.items():
         np.testing.assert_allclose(answer[f"RESULT[{name}]"], values, atol=1e-6)
+
+
+def int8_kernels(package: Path) -> set[str]:
+    """The kinds of layers for which the package calls kernels in int8."""
+    with zipfile.ZipFile(package) as archive:
+        sources = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".cpp"))
+    return {kind for kind in ("qconv", "qlinear") if kind.encode() in sources}
+
+
+@needs_compiler
+def test_fixed_sizes_have_int8_kernels(server: RocserveProcess, tmp_path: Path) -> None:
+    """A program for any batch has none, and is right all the same."""
+    torch = pytest.importorskip("torch", reason=NO_PYTORCH)
+    networks = pytest.importorskip("support.torch_networks", reason=NO_PYTORCH)
+    (repository,) = server.repositories
+    images, _ = networks.held_out_digits()
+    batches = images.reshape(-1, 30, *images.shape[1:])
+    np.save(tmp_path / "fixed.npy", batches)
+    np.save(tmp_path / "open.npy", images)
+    program = torch.export.export(networks.convolutions(), (torch.from_numpy(batches[0]),))
+    torch.export.save(program, tmp_path / "fixed.pt2")
+    networks.save_program(networks.digits_network(), tmp_path / "open.pt2", 1, 16, 16)
+    before = {*(repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")}
+    for name in ("fixed", "open"):
+        quantised = tmp_path / f"{name}_int8.pt2"
+        flags = ("--method=static", f"--data={tmp_path / name}.npy", f"--out={quantised}")
+        assert cli.main(["quantise", str(tmp_path / f"{name}.pt2"), *flags]) == 0
+        drop(repository, name, quantised.read_bytes(), ENGINE.format("inductor"), filename="model.pt2")
+    with Client(server.address) as client:
+        for name in ("fixed", "open"):
+            client.wait_until_ready(PATIENCE_SECONDS, model=name)
+            properties = client.model_metadata(name).properties
+            assert properties["program"] == "compiled by Inductor"
+            assert properties["precision"].startswith("int8")
+            bare = torch.export.load(tmp_path / f"{name}_int8.pt2").module()
+            for batch in batches:
+                with torch.no_grad():
+                    right = bare(torch.from_numpy(batch)).numpy()
+                # Scores go up to 20. A tie may be rounded to either whole number.
+                np.testing.assert_allclose(client.infer(name, {"input": batch})["OUTPUT__0"], right, atol=0.1)
+    packages = {*(repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")} - before
+    assert sorted(map(int8_kernels, packages), key=len) == [set(), {"qconv", "qlinear"}]

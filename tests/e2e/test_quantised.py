@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +16,9 @@ from rocserve import cli
 from rocserve_client import Client
 
 
-def quantised(folder: Path, method: str, out: str, model: str = "digits.pt2", data: str = "images.npy") -> bytes:
-    flags = (f"--method={method}", f"--data={folder / data}", f"--out={folder / out}")
-    assert cli.main(["quantise", str(folder / model), *flags]) == 0
+def quantised(folder: Path, method: str, out: str) -> bytes:
+    flags = (f"--method={method}", f"--data={folder / 'images.npy'}", f"--out={folder / out}")
+    assert cli.main(["quantise", str(folder / "digits.pt2"), *flags]) == 0
     return (folder / out).read_bytes()
 
 
@@ -52,38 +50,3 @@ def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Pa
             read = (np.concatenate(answers).argmax(1) == labels).sum()
             # Another engine may round a tie to the other whole number.
             assert abs(read - right) <= (0 if engine == "eager" else 1)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
-def test_fixed_sizes_have_int8_kernels_by_inductor(serve: Callable[..., RocserveProcess], tmp_path: Path) -> None:
-    """A program for any batch has none, and is right all the same."""
-    torch = pytest.importorskip("torch", reason=NO_PYTORCH)
-    networks = pytest.importorskip("support.torch_networks", reason=NO_PYTORCH)
-    images, _ = networks.held_out_digits()
-    batches = images.reshape(-1, 30, *images.shape[1:])
-    np.save(tmp_path / "batches.npy", batches)
-    np.save(tmp_path / "images.npy", images)
-    program = torch.export.export(networks.digits_network().eval(), (torch.from_numpy(batches[0]),))
-    torch.export.save(program, tmp_path / "fixed.pt2")
-    networks.save_program(networks.digits_network(), tmp_path / "open.pt2", 1, 16, 16)
-    text = 'platform: "pytorch_libtorch" parameters { key: "engine" value { string_value: "inductor" } }'
-    for name, data in (("fixed", "batches.npy"), ("open", "images.npy")):
-        content = quantised(tmp_path, "static", f"{name}_static.pt2", f"{name}.pt2", data)
-        place(tmp_path / "repository", name, "model.pt2", content, text)
-    server = serve(tmp_path / "repository", flags=(f"--cache-directory={tmp_path / 'cache'}",))
-    with Client(server.address) as client:
-        for name in ("fixed", "open"):
-            client.wait_until_ready(PATIENCE_SECONDS, model=name)
-            bare = torch.export.load(tmp_path / f"{name}_static.pt2").module()
-            for batch in batches:
-                with torch.no_grad():
-                    right = bare(torch.from_numpy(batch)).numpy()
-                # Scores go up to 20. A tie may be rounded to either whole number.
-                np.testing.assert_allclose(client.infer(name, {"input": batch})["OUTPUT__0"], right, atol=0.1)
-    packages = (tmp_path / "cache" / "pytorch").glob("inductor-*/program.pt2")
-    assert sorted(map(has_int8_layers, packages)) == [False, True]
-
-
-def has_int8_layers(package: Path) -> bool:
-    with zipfile.ZipFile(package) as archive:
-        return any(b"qlinear" in archive.read(name) for name in archive.namelist() if name.endswith(".cpp"))

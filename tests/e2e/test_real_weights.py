@@ -7,7 +7,6 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -105,29 +104,3 @@ def test_pytorch_s_files_give_photographs_the_same_labels(
             answers = [client.infer(name, {metadata.inputs[0].name: batch}) for batch in given]
             found = np.concatenate([answer[metadata.outputs[0].name] for answer in answers])
             np.testing.assert_allclose(found, stored["small_scores"] if name == "small" else scores, atol=1e-4)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
-def test_inductor_gives_photographs_the_same_labels_in_int8(files: Path, serve, tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    on_inductor = 'parameters { key: "engine" value { string_value: "inductor" } }'
-    drop(models, "single", (files / "single_quantised.pt2").read_bytes(), on_inductor, filename="model.pt2")
-    server = serve(models, flags=(f"--cache-directory={tmp_path / 'cache'}",))
-    stored = np.load(files / "photographs.npz")
-    with Client(server.address) as client:
-        client.wait_until_ready(PATIENCE_SECONDS, model="single")
-        metadata = client.model_metadata("single")
-        assert metadata.properties["program"] == "compiled by Inductor"
-        assert metadata.properties["precision"].startswith("int8")
-        given = [client.infer("single", {metadata.inputs[0].name: image}) for image in stored["images"][:, np.newaxis]]
-        found = np.concatenate([answer[metadata.outputs[0].name] for answer in given])
-        check_labels(found, stored["scores"])
-        # Scores go up to 12. A tie may be rounded to either whole number.
-        np.testing.assert_allclose(found, stored["rounded"], atol=0.5)
-    (package,) = (tmp_path / "cache" / "pytorch").glob("inductor-*/program.pt2")
-    assert has_int8_convolutions(package)
-
-
-def has_int8_convolutions(package: Path) -> bool:
-    with zipfile.ZipFile(package) as archive:
-        return any(b"qconv" in archive.read(name) for name in archive.namelist() if name.endswith(".cpp"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,18 @@ import numpy as np
 import pytest
 
 NO_PYTORCH = "no PyTorch here; `make pytorch` installs it"
+NO_COMPILER = "no C++ compiler here"
+_PACKAGE = """
+import os, sys
+files, folder = sys.argv[1:]
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder + "/work"
+import torch
+settings = {"cpp.dynamic_threads": True, "aot_inductor.precompile_headers": False}
+for name in ("classifier", "encoder", "seeing_all"):
+    program = torch.export.load(f"{files}/{name}.pt2")
+    path = f"{folder}/{name}.pt2"
+    torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
+"""
 Arrays = dict[str, np.ndarray]
 
 
@@ -44,15 +57,34 @@ def torch_files(tmp_path_factory: pytest.TempPathFactory) -> TorchFiles:
     """The files, written once for all pytest processes by a separate process."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip(NO_PYTORCH)
+    script = str(Path(__file__).with_name("pytorch_files.py"))
+    return TorchFiles(_written(tmp_path_factory, "pytorch", script, seconds=110))
+
+
+@pytest.fixture(scope="session")
+def torch_packages(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) -> TorchFiles:
+    """Packages of AOTInductor of some of the files, compiled once for all pytest processes by a separate process."""
+    if not has_compiler():
+        pytest.skip(NO_COMPILER)
+    return TorchFiles(_written(tmp_path_factory, "pytorch-packages", "-c", _PACKAGE, str(torch_files.folder)))
+
+
+def has_compiler() -> bool:
+    """Whether Inductor can compile for the CPU here."""
+    return any(map(shutil.which, ("g++", "clang++")))
+
+
+def _written(tmp_path_factory: pytest.TempPathFactory, name: str, *command: str, seconds: float | None = None) -> Path:
+    """Return the folder into which `python COMMAND FOLDER` has written, once for all pytest processes. `seconds`: after
+    them it has failed; None = pytest's own limit."""
     from filelock import FileLock  # PyTorch depends on it.
 
     own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "pytorch"
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             new = folder.with_suffix(".new")
             new.mkdir(exist_ok=True)
-            command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("pytorch_files.py")), str(new)]
-            subprocess.run(command, check=True, timeout=110)
+            subprocess.run([sys.executable, "-W", "ignore", *command, str(new)], check=True, timeout=seconds)
             new.rename(folder)
-    return TorchFiles(folder)
+    return folder

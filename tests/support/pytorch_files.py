@@ -115,10 +115,11 @@ class Weighted(nn.Module):
 
 
 class WeightedAndEverySecond(nn.Module):
-    """Weights each column differently; adds two more inputs, and every second value of one of them."""
+    """Weights each column differently; adds two more inputs, and every second value of one of them. Takes and returns
+    values that are not tensors, too."""
 
-    def forward(self, x: Tensor, short: Tensor, long: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
-        return x * torch.arange(4.0), short + long[::2]
+    def forward(self, times: int, x: Tensor, short: Tensor, long: Tensor, other: Tensor | None) -> Any:
+        return x.shape[0], x * torch.arange(4.0), times * short + long[::2], other
 
 
 class Named(nn.Module):
@@ -384,8 +385,8 @@ def main(folder: Path) -> None:
     turned = x.t().contiguous().t()
     columns = torch.export.export(
         WeightedAndEverySecond(),
-        (turned, torch.ones(3), torch.ones(6)),
-        dynamic_shapes=({0: rows}, {0: Dim.AUTO}, {0: Dim.AUTO}),
+        (1, turned, torch.ones(3), torch.ones(6), None),
+        dynamic_shapes=(None, {0: rows}, {0: Dim.AUTO}, {0: Dim.AUTO}, None),
     )
     _save(folder, "columns", columns, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
     part = torch.export.export(Weighted(), (torch.ones(5, 8)[:, :4],), dynamic_shapes={"x": {0: rows}})

@@ -1,10 +1,9 @@
 """Writes EfficientNet-Lite0 with its real weights as PyTorch files, and photographs: `python real_weights.py MODEL.onnx
 FOLDER`.
 
-The files: exported.pt2, small.pt2 (for 32 x 32 pixels), scripted.pt, quantised.pt2, single.pt2 and single_quantised.pt2
-(take one image), and photographs.npz with the images in both sizes, PyTorch's scores of them, the scores of
-quantised.pt2, and what the pytorch backend makes of scripted.pt and quantised.pt2, in this process, because an import
-of PyTorch is most of a load.
+The files: exported.pt2, small.pt2 (for 32 x 32 pixels), scripted.pt, quantised.pt2, and photographs.npz with the images
+in both sizes, PyTorch's scores of them, and what the pytorch backend computes from scripted.pt and quantised.pt2, in
+this process, because an import of PyTorch is most of a load.
 """
 
 from __future__ import annotations
@@ -65,20 +64,13 @@ def main(model: Path, folder: Path) -> None:
     save_program(network, torch.zeros(2, 3, SIDE, SIDE), folder / "exported.pt2")
     save_program(network, torch.from_numpy(small), folder / "small.pt2")
     torch.jit.trace(network, torch.zeros(2, 3, SIDE, SIDE)).save(folder / "scripted.pt")
-    torch.export.save(torch.export.export(network, (torch.from_numpy(images[:1]),)), folder / "single.pt2")
-    for source, target, data in (
-        ("exported", "quantised", images),
-        ("single", "single_quantised", images[:, np.newaxis]),
-    ):
-        np.save(folder / "data.npy", data)
-        flags = ("--method=static", f"--data={folder / 'data.npy'}", f"--out={folder / target}.pt2")
-        assert cli.main(["quantise", str(folder / f"{source}.pt2"), *flags]) == 0
-    with torch.no_grad():
-        rounded = torch.export.load(folder / "quantised.pt2").module()(torch.from_numpy(images)).numpy()
+    np.save(folder / "data.npy", images)
+    flags = ("--method=static", f"--data={folder / 'data.npy'}", f"--out={folder / 'quantised'}.pt2")
+    assert cli.main(["quantise", str(folder / "exported.pt2"), *flags]) == 0
     scripted, _ = served(folder / "scripted.pt", images)
     quantised, precision = served(folder / "quantised.pt2", images)
     by_backend = {"scripted": scripted, "quantised": quantised, "precision": np.array(precision)}
-    stored = {"images": images, "scores": scores, "rounded": rounded, "small": small, "small_scores": small_scores}
+    stored = {"images": images, "scores": scores, "small": small, "small_scores": small_scores}
     np.savez(folder / "photographs.npz", **stored, **by_backend)
 
 

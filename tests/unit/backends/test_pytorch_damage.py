@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.pytorch import TorchFiles
+from support.pytorch import TorchFiles, has_compiler
 
 FILES = 500
 SCRIPT = Path(__file__).parents[2] / "support/pytorch_damage.py"
@@ -17,8 +17,11 @@ SCRIPT = Path(__file__).parents[2] / "support/pytorch_damage.py"
 pytestmark = pytest.mark.long
 
 
-def test_500_damaged_files_and_hostile_ones(torch_files: TorchFiles, tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), str(torch_files.folder), str(tmp_path), str(FILES)]
+def test_500_damaged_files_and_hostile_ones(
+    torch_files: TorchFiles, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    packages = str(request.getfixturevalue("torch_packages").folder) if has_compiler() else "-"
+    command = [sys.executable, str(SCRIPT), str(torch_files.folder), packages, str(tmp_path), str(FILES)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=880, check=True)
     counts = json.loads(ran.stdout)
     hostile = {name: counts.pop(name) for name in [*counts] if name.startswith("hostile")}
