@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ LONGEST_FILES = (
 """Files of few tests that each compute for long, the longest first: one process runs a file."""
 
 pytest_plugins = ("support.migraphx", "support.pytorch", "support.parity.summary")
+
+# Test processes share the CPUs. Threads of OpenMP would spin while they wait for one that the kernel does not run: 400
+# small convolutions then take 40 s instead of half a second. Set before PyTorch is imported; children inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Under nohup, or in a shell's background, SIGINT is ignored: the processes that tests start would inherit that.
