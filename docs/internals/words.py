@@ -24,15 +24,6 @@ SKIPPED = (
     "tests/support/parity/bad_configurations.py",  # A digest of its texts is recorded.
     "tests/data/",  # Recorded texts and files of third parties.
 )
-NOT_CLEAN: tuple[str, ...] = (
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "docs/guides/",
-    "docs/reference/",
-    "tests/parity/",
-    "tests/support/parity/",
-)
-"""Folders and files that still have such words. Nothing is added here; a clean one is taken out."""
 
 NAMES = {"come": "arrived", "there": "present", "around": "context", "said": "stated", "each": "one"}
 """Names of variables that read as another part of speech, and what a better name may be."""
@@ -174,13 +165,13 @@ def files() -> Sequence[str]:
     """Return the files that git knows or would add."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", *KINDS)
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
-    return sorted(one for one in set(listed) if not one.startswith((*SKIPPED, *NOT_CLEAN)) and (ROOT / one).exists())
+    return sorted(one for one in set(listed) if not one.startswith(SKIPPED) and (ROOT / one).exists())
 
 
 def main() -> int:
     """Print what it finds, and return 1 if that is anything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", metavar="FILE", help="only these, also of folders that are not clean yet")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="only these")
     arguments = parser.parse_args()
     found = [one for file in arguments.files or files() for one in findings_of(ROOT / file, file)]
     for one in found:

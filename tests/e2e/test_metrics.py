@@ -32,7 +32,7 @@ def ask(client: triton.InferenceServerClient, shape: list[int], model: str = "m"
 
 @pytest.fixture(scope="module")
 def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    """Each test loads models of its own names."""
+    """Each test loads models under its own names."""
     return start(tmp_path_factory.mktemp("metrics"), *FLAGS, "--model-control-mode=explicit")
 
 

@@ -48,7 +48,7 @@ def counts(client: triton.InferenceServerClient, model: str = "m") -> dict[str, 
 
 @pytest.fixture(scope="module")
 def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    """A server with a cache; each test has models of its own names."""
+    """A server with a cache; each test has models under its own names."""
     return start(tmp_path_factory.mktemp("cached"), CACHE, "--repository-settle-secs=0.1")
 
 
