@@ -233,7 +233,7 @@ def request(colours: Palette) -> Drawing:
     drawing.route((85, 76), (85, 42), (455, 42), (455, 74))
     drawing.label(270, 34, "an ensemble: its steps run")
     drawing.route((430, 140), (430, 170), (300, 170), (300, 142))
-    drawing.label(365, 163, "its worker died")
+    drawing.label(365, 163, "batch not begun")
     drawing.route((230, 140), (230, 202), (630, 202), (630, 142))
     drawing.label(430, 195, "expired, cancelled or dropped")
     drawing.route((85, 140), (85, 234), (680, 234), (680, 142))
