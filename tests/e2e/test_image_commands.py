@@ -200,6 +200,39 @@ def test_a_pipeline_without_weights_is_told_with_the_way_to_get_them(odd_server,
     assert f"rocserve get {network}" in ran.stderr
 
 
+_WAITS_FOR_FILE = """
+import pathlib
+import time
+
+class TritonPythonModel:
+    def initialize(self, args):
+        while not pathlib.Path(args["model_repository"], "go").exists():
+            time.sleep(0.05)
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_while_a_server_loads_the_errors_say_so(repository, serve):
+    folder = repository / "slow"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(_WAITS_FOR_FILE)
+    (folder / "config.pbtxt").write_text(
+        'backend: "python" input { name: "A" data_type: TYPE_FP32 dims: 1 } '
+        'output { name: "B" data_type: TYPE_FP32 dims: 1 }'
+    )
+    server = serve(repository)
+    loading = "; the server still loads slow: try again when it has ended"
+    for model, told in (("slow", "model 'slow' is not ready: "), ("slow_image", "has no model 'slow_image'; it has: ")):
+        ran = run("classify", SHAPE, "--url", server.address, "--model", model)
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert told in ran.stderr
+        assert loading in ran.stderr
+    (folder / "go").touch()
+    server.wait_until_ready()
+
+
 def test_models_of_another_kind_are_refused(rocserve_server):
     def refusal(verb: str, model: str) -> str:
         ran = run(verb, SHAPE, "--url", rocserve_server.address, "--model", model)

@@ -152,7 +152,8 @@ def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> Ren
             break
         figures.remove(name)
         made = _table(console, title, rows, figures)
-    return Group(made, *(Text(f"{row.model} {row.version}: {row.reason}") for row in rows if row.reason))
+    named = ((f"{row.model} {row.version}".rstrip(), row.reason) for row in rows if row.reason)
+    return Group(made, *(Text(f"{name}: {reason}") for name, reason in named))
 
 
 def _table(console: Console, title: str, rows: Sequence[StatusRow], figures: Sequence[str], *reason: Column) -> Table:

@@ -109,10 +109,13 @@ async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetad
     except (NotFound, Unavailable):
         pass  # The repository index has the reason.
     entries = {entry.name: entry for entry in await client.repository_index(timeout=ANSWER_TIMEOUT_S)}
+    loading = sorted(entry.name for entry in entries.values() if entry.state in ("LOADING", "CHECKING"))
+    wait = f"; the server still loads {', '.join(loading)}: try again when it has ended" if loading else ""
     if model not in entries:
-        raise invalid_argument(f"the server at {url} has no model '{model}'{names_hint('it has', model, entries)}")
+        hint = names_hint("it has", model, entries)
+        raise invalid_argument(f"the server at {url} has no model '{model}'{hint}{wait}")
     reason = entries[model].reason or f"it is {entries[model].state or 'not loaded'}"
-    raise unavailable(f"model '{model}' is not ready: {reason}")
+    raise unavailable(f"model '{model}' is not ready: {reason}{wait}")
 
 
 def tensors_text(metadata: ModelMetadata) -> str:
