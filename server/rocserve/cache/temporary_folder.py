@@ -23,14 +23,23 @@ class TemporaryFolder:
 
     def __init__(self, prefix: str) -> None:
         """Blocks on the disk. Raises OSError."""
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self._lock: int | None = None
-        with suppress(OSError):  # On a file system without locks `remove_left` removes no folder.
-            self._lock = _locked(self.path)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            try:
+                self._lock = _locked(self.path)
+            except (BlockingIOError, FileNotFoundError):
+                continue  # Another process has found the folder before it was locked, and removes it.
+            except OSError:
+                return  # On a file system without locks `remove_left` removes no folder.
+            if self.path.exists():
+                return
+            os.close(self._lock)
 
     def remove(self) -> None:
-        """Remove the folder. Must be called once only."""
-        _remove(self.path, self._lock)
+        """Remove the folder, if it is there."""
+        lock, self._lock = self._lock, None
+        _remove(self.path, lock)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rocserve.backends.installed import is_installed
 from rocserve.backends.migraphx.binding import DimensionRange
@@ -27,6 +26,7 @@ from rocserve.backends.onnx.reference_job import OnnxReferenceJob, OnnxReference
 from rocserve.backends.parameters import asked_engine, load_check_mode
 from rocserve.backends.written_sizes import padding_report, written_values
 from rocserve.cache.folders import cache_directory
+from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.padding import Padding
 from rocserve.core.plain import to_json
@@ -40,6 +40,7 @@ from rocserve.load_check.reference import ReferenceVerdict
 from rocserve.load_check.rows import Independence, RowsVerdict
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
+_CASES_PREFIX = "rocserve-check-"
 _CASE_ROWS = 3
 """Rows of a case of a model whose rows are independent: one more than a program of two rows takes at once."""
 _REFERENCE_SECONDS = 60.0
@@ -137,11 +138,12 @@ class ModelCheck:
         model = self._context.model
         self._mode = load_check_mode(model.config, model.settings)
         self._verdicts = VerdictCache(cache_directory(model.settings))
-        self._folder = TemporaryDirectory(prefix="rocserve-check-", ignore_cleanup_errors=True)
+        remove_left(_CASES_PREFIX)
+        self._folder = TemporaryFolder(_CASES_PREFIX)
 
     def close(self) -> None:
         """Remove the reference's cases."""
-        self._folder.cleanup()
+        self._folder.remove()
 
     def call_off(self) -> None:
         """Kill all running jobs, and refuse new ones. From any thread."""
@@ -300,7 +302,7 @@ class ModelCheck:
         if (known := self._references.get(key)) is not None:
             return known
         seconds = self._context.model.settings.load_check_seconds
-        path = Path(self._folder.name, f"{len(self._references)}.npz")
+        path = self._folder.path / f"{len(self._references)}.npz"
         try:
             result = engine.runner.run(
                 engine.job(model.shapes, checks_rows, str(path), rows, seconds),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import mmap
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
+from rocserve.cache.temporary_folder import temporary_folder
 from rocserve.core.errors import invalid_argument, unavailable
 
 _KEY = b"location"
@@ -89,7 +89,7 @@ def stable_weights(model_file: Path, weights: ExternalWeights, options: Any) -> 
             options.add_external_initializers_from_files_in_memory(list(weights.files), contents, sizes)
         elif weights.files:
             try:
-                folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rocserve-weights-")))
+                folder = opened.enter_context(temporary_folder("rocserve-weights-"))
                 for location, path in weights.files.items():
                     (folder / location).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(path, folder / location)

@@ -6,13 +6,13 @@ may crash."""
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from rocserve.cache.temporary_folder import temporary_folder
 from rocserve.core.errors import ServeError
 from rocserve.core.load_check import LoadCheckMode
 from rocserve.load_check.difference import differences
@@ -44,7 +44,7 @@ class OperatorSearch:
 
     async def first(self) -> OperatorFinding | None:
         """Raises ServeError if the reference cannot run the graph."""
-        with tempfile.TemporaryDirectory(prefix="rocserve-check-") as folder:
+        with temporary_folder("rocserve-nodes-") as folder:
             # The programs of the cuts do not belong in the cache.
             settings = replace(self._model.source.settings, cache_directory=str(Path(folder, "cache")))
 
