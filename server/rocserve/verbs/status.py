@@ -61,7 +61,7 @@ class StatusOptions:
         "",
         text("URL"),
         "the server's HTTP address, also unix:/PATH, which gives tracebacks and files (default: port 8000 of the gRPC"
-        " address' host)",
+        " address' host; none if that is a Unix socket)",
     )
     model: str = positional(
         "", text("MODEL"), "show this model: reason, traceback, configuration; then exit", nargs="?"
@@ -77,7 +77,7 @@ def run(options: StatusOptions, console: Console | None = None) -> None:
     tls = Tls(options.root_cert, options.client_key, options.client_cert) if options.tls or any(files) else None
     url, headers = options.url, dict(options.header)
     address = options.http_url.rstrip("/") or http_address(url, tls is not None)
-    if not address.startswith(("http://", "https://", SCHEME)):
+    if address and not address.startswith(("http://", "https://", SCHEME)):
         address = f"{'http' if tls is None else 'https'}://{address}"
     reports = LoadReports(address, headers, *files)
     if console is None or not console.is_terminal:

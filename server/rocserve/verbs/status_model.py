@@ -40,8 +40,10 @@ def state_text(row: StatusRow) -> Text:
 
 
 def http_address(url: str, tls: bool) -> str:
-    """Return where the server of a gRPC address answers HTTP, if it uses the usual port."""
-    host = "localhost" if url.startswith(SCHEME) else url.rpartition(":")[0] or url
+    """Return where the server of a gRPC address answers HTTP, if it uses the usual port; "" for a Unix socket."""
+    if url.startswith(SCHEME):
+        return ""
+    host = url.rpartition(":")[0] or url
     return f"{'https' if tls else 'http'}://{host}:{_HTTP_PORT}"
 
 
@@ -50,6 +52,7 @@ class LoadReports:
     """Asks a server's HTTP port what helps to repair a version."""
 
     address: str
+    """"" = not known."""
     headers: Mapping[str, str]
     root_cert: Path | None = None
     client_cert: Path | None = None
@@ -124,7 +127,12 @@ def details(client: Client, reports: LoadReports, row: StatusRow) -> VersionDeta
         config = text_format.MessageToString(message, as_utf8=True)
     except RocserveError:
         pass  # The version is not served; its report has the file.
-    if row.state != "READY" or row.reason:
+    if (row.state != "READY" or row.reason) and not reports.address:
+        lacking = (
+            "traceback, files and configuration are not known, as --url is a Unix socket: name the server's HTTP"
+            " address with --http-url, too"
+        )
+    elif row.state != "READY" or row.reason:
         try:
             found = reports.of(row)
         except (OSError, ValueError) as error:

@@ -3,10 +3,13 @@ from __future__ import annotations
 import io
 import json
 import re
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -187,15 +190,25 @@ def answers() -> dict[str, Any]:
     }
 
 
+@contextmanager
+def served(address: str) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[_Handler()])
+    port = server.add_insecure_port(address)
+    server.start()
+    yield address.replace(":0", f":{port}")
+    server.stop(None).wait()
+
+
 @pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (status, status_poll, status_model):
         monkeypatch.setattr(module, "CALL_TIMEOUT_S", PATIENCE_SECONDS)
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[_Handler()])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+
+
+@pytest.fixture
+def address(calls: None) -> Iterator[str]:
+    with served("127.0.0.1:0") as address:
+        yield address
 
 
 def test_printed_once_and_plain_into_a_pipe(address: str) -> None:
@@ -330,6 +343,16 @@ def test_a_model_without_a_report(address: str) -> None:
     status.run(status.StatusOptions(address, http_url="127.0.0.1:1", model="broken"), Console(file=output))
     assert "http://127.0.0.1:1/v2/load-report gives none" in output.getvalue()
     assert "a long reason" in output.getvalue()
+
+
+def test_a_unix_socket_does_not_tell_the_http_address(tmp_path: Path, calls: None) -> None:
+    output = io.StringIO()
+    # The kernel accepts only short paths.
+    with tempfile.TemporaryDirectory() as folder, served(f"unix:{folder}/grpc.sock") as address:
+        status.run(status.StatusOptions(address, model="broken"), Console(file=output))
+    assert "as --url is a Unix socket: name the server's HTTP address with --http-url, too" in output.getvalue()
+    assert "a long reason" in output.getvalue()
+    assert "8000" not in output.getvalue()
 
 
 def test_a_served_model_has_its_configuration(address: str) -> None:
