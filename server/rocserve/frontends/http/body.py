@@ -350,10 +350,19 @@ def serve(parent_pipe: int) -> None:
 
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
-_PLAIN = frozenset({"application/json", "application/*", "*/*"})
+_PLAIN = ("application/json", "application/*", "*/*")
+"""What accepts JSON; the first that a client names decides."""
+_WEIGHT = re.compile(r"\s*q\s*=\s*([01](?:\.[0-9]*)?)\s*", re.IGNORECASE)
 
 
 def accepted_stream(accept: str) -> tuple[str, bool]:
-    """Return the first stream format that the header `Accept` names, "" = none, and whether it names JSON too."""
-    kinds = [kind.partition(";")[0].strip().lower() for kind in accept.split(",")]
-    return next((kind for kind in kinds if kind in (EVENTS, LINES)), ""), not _PLAIN.isdisjoint(kinds)
+    """Return the form of stream to which the header `Accept` gives the highest weight, of equal ones the first, "" =
+    none, and whether it accepts JSON too. What has the weight 0 is not accepted."""
+    weights: dict[str, float] = {}
+    for entry in accept.split(","):
+        kind, *parameters = entry.split(";")
+        found = next(filter(None, map(_WEIGHT.fullmatch, parameters)), None)
+        weights.setdefault(kind.strip().lower(), float(found[1]) if found else 1.0)
+    streams = {kind: weight for kind, weight in weights.items() if kind in (EVENTS, LINES) and weight}
+    takes_json = next((weights[kind] for kind in _PLAIN if kind in weights), 0.0) > 0
+    return max(streams, key=streams.__getitem__, default=""), takes_json

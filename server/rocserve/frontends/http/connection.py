@@ -32,6 +32,8 @@ from rocserve.frontends.http.wire import Wire
 _MOST_HEADERS = 128
 _LARGEST_HEAD = 128 << 10
 """Bytes of a head without its first piece, of a chunk's line, or of a trailer. The parser keeps them in memory."""
+_LISTS = ("accept", "accept-encoding")
+"""Headers whose lines a client may divide. Of others the first line counts."""
 _HEAD_END = b"\r\n\r\n"
 
 
@@ -242,7 +244,10 @@ class Connection(asyncio.Protocol):
         parser, pairs = self._parser, self._pairs
         headers: dict[str, str] = {}
         for name, value in pairs:
-            headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+            key, text = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
+            if key in _LISTS and key in headers:
+                headers[key] += f", {text}"
+            headers.setdefault(key, text)
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
             raise _Refused("expected Transfer-Encoding chunked, got another; send chunks or a Content-Length")
         if parser.should_upgrade():

@@ -19,7 +19,14 @@ from rocserve.core.request_memory import Holding, Pool, RequestMemory
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http import body as body_module
 from rocserve.frontends.http import request as request_module
-from rocserve.frontends.http.body import BodyReader, compressed, decompressed, request_encoding, response_encoding
+from rocserve.frontends.http.body import (
+    BodyReader,
+    accepted_stream,
+    compressed,
+    decompressed,
+    request_encoding,
+    response_encoding,
+)
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import HttpError, Request, Response
 
@@ -177,6 +184,27 @@ async def test_little_that_becomes_much_is_decompressed_on_another_thread(monkey
 )
 def test_the_encoding_of_an_answer(accepted: str | None, chosen: str) -> None:
     assert response_encoding(accepted) == chosen
+
+
+@pytest.mark.parametrize(
+    ("accepted", "stream", "takes_json"),
+    [
+        ("", "", False),
+        ("*/*", "", True),
+        ("application/json", "", True),
+        ("application/x-ndjson", "application/x-ndjson", False),
+        ("text/event-stream, application/x-ndjson, */*", "text/event-stream", True),
+        ("text/event-stream;q=0.5, Application/X-NDJSON ; Q = 0.8", "application/x-ndjson", False),
+        ("text/event-stream;q=0, application/x-ndjson", "application/x-ndjson", False),
+        ("text/event-stream;q=0.0", "", False),
+        ("text/event-stream;charset=utf-8;q=0.000, application/json", "", True),
+        ("text/event-stream, */*;q=0", "text/event-stream", False),
+        ("text/event-stream, application/json;q=0, */*", "text/event-stream", False),
+        ("text/event-stream;q=x", "text/event-stream", False),
+    ],
+)
+def test_the_stream_that_a_client_accepts(accepted: str, stream: str, takes_json: bool) -> None:
+    assert accepted_stream(accepted) == (stream, takes_json)
 
 
 def test_the_encoding_of_a_request() -> None:

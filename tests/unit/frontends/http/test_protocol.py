@@ -138,6 +138,12 @@ async def test_spaces_around_a_value_are_none_of_it(port: int) -> None:
     assert body_of(answer) == repr(({"one": "a b", "two": "", "connection": "close"}, pairs)).encode()
 
 
+async def test_a_list_may_be_divided_into_lines(port: int) -> None:
+    sent = b"GET /headers HTTP/1.1\r\nAccept: a\r\nOne: 1\r\naccept: b;q=0\r\nOne: 2\r\nConnection: close\r\n\r\n"
+    answer = await exchange(port, sent)
+    assert b"{'accept': 'a, b;q=0', 'one': '1', 'connection': 'close'}" in body_of(answer)
+
+
 async def test_what_is_asked_at_once_is_answered_in_order(port: int) -> None:
     late = b"GET /late HTTP/1.1\r\n\r\n"
     many = POST + b"Content-Length: 1\r\n\r\n"
