@@ -194,6 +194,28 @@ KNOWN = {
 }  # fmt: skip
 
 
+def test_a_long_name_is_cut(serve: Any, repository: Path) -> None:
+    drop(repository, "m", JSON_MODEL, DETAILS_CONFIG)
+    flags = ("--log-verbose=1", "--model-control-mode=explicit", "--load-model=m")
+    running = serve(repository, flags=flags)
+    running.wait_until_ready()
+    name, request_id = "n" * 50_000, "i" * 50_000
+    with pytest.raises(InferenceServerException):
+        ask(running, model=name, request_id=request_id)
+    client = running.client()
+    with pytest.raises(InferenceServerException):
+        client.load_model(name)
+    client.unload_model(name)
+    for path in (f"{name}/infer", f"{name}/versions/1/infer", f"{name}/generate"):
+        connection = http.client.HTTPConnection(running.http_address, timeout=PATIENCE_SECONDS)
+        connection.request("POST", f"/v2/models/{path}", json.dumps({"id": request_id, "inputs": []}))
+        assert connection.getresponse().status >= 400
+        connection.close()
+    wait_for(running, f"[request id: {'i' * 255}... (50000 characters)] inference of model '{'n' * 255}... (50000")
+    assert running.terminate() == 0
+    assert max(map(len, running.log_text.splitlines())) < 3000
+
+
 def test_all_lines_are_json_with_fields(serve: Any, repository: Path) -> None:
     """Those of the server, its workers and front ends, and of a worker that crashes."""
     drop(repository, "m", JSON_MODEL, DETAILS_CONFIG)

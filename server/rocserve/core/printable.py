@@ -35,6 +35,11 @@ def printable_name(name: str) -> str:
     return printable(os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
+def shortened(text: str, most: int = 255) -> str:
+    """Cut a client's text that has more than `most` characters, and say how many it has."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
 def encodable(text: str) -> str:
     """Return the text without lone surrogates, which file names and JSON may contain and UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

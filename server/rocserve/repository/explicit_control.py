@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_names import ModelKey
-from rocserve.core.printable import listed
+from rocserve.core.printable import listed, shortened
 from rocserve.repository.content import IN_REPOSITORY, LoadParameters, ModelContent, parse_load_parameters
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import innermost_first, members_of
@@ -229,7 +229,8 @@ class ExplicitControl:
             )
         if parameters.files:
             return ModelScan(name, Path(name), Path(name))
-        self._context.log.error("failed to load '%s': there is no folder of that name in the model repositories", name)
+        shown = shortened(name)
+        self._context.log.error("failed to load '%s': there is no folder of that name in the model repositories", shown)
         raise _not_polled(name)
 
     async def _read(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> _FolderContents:

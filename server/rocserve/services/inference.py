@@ -15,6 +15,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.exchange import Exchange, Hook, HookOrder, Responder
 from rocserve.core.memo import Memo
 from rocserve.core.parameters import QUEUE_PARAMETERS, RESERVED_PREFIX, TIMING
+from rocserve.core.printable import shortened
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, RequestHead
@@ -130,6 +131,8 @@ class InferenceService:
         self._dispatcher.dispatch(request, exchange, copying)
 
 
+_LONGEST_TEXT = 1000
+"""Characters of what the log quotes of a request besides its names."""
 _RECEIVED = {"GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END")}
 
 
@@ -174,10 +177,11 @@ class RequestObserver:
 
     def note_refusal(self, error: ServeError, find_id: Callable[[], str]) -> None:
         if self._log.isEnabledFor(logging.DEBUG):
-            request_id = find_id()
+            request_id = shortened(find_id())
             fields = about(request_id=request_id, code=error.code.name)
             text = "%sinference is refused: %s: %s"
-            self._log.debug(text, request_prefix([request_id]), error.code.name, error.text, extra=fields)
+            reason = shortened(error.text, _LONGEST_TEXT)
+            self._log.debug(text, request_prefix([request_id]), error.code.name, reason, extra=fields)
 
 
 class _TraceHook(Hook):
@@ -211,17 +215,19 @@ class _TraceHook(Hook):
 class LogHook(Hook):
     """Logs the beginning and end of a request, but no tensor data."""
 
-    __slots__ = ("_fields", "_log", "_model", "_prefix", "_requested", "_sent", "_started_ns")
+    __slots__ = ("_fields", "_log", "_model", "_prefix", "_requested", "_sent", "_shown_prefix", "_started_ns")
 
     order = HookOrder.LOG
 
     def __init__(self, request: InferRequest, started_ns: int, log: logging.Logger, client: str) -> None:
         """`client`: its address."""
         head = request.head
-        self._model = f"model '{head.model_name}'"
-        self._requested = f"{self._model} version {head.model_version}" if head.model_version else self._model
+        self._model = f"model '{shortened(head.model_name)}'"
+        version = shortened(head.model_version)
+        self._requested = f"{self._model} version {version}" if version else self._model
         self._prefix = request_prefix([request.id])
         """Triton's prefix; many error texts already begin with it."""
+        self._shown_prefix = request_prefix([shortened(request.id)])
         self._fields: dict[str, Any] = {
             "model": head.model_name,
             "version": head.model_version,
@@ -232,7 +238,7 @@ class LogHook(Hook):
         self._log = log
         self._sent = 0
         inputs = ", ".join(f"{entry.name} {entry.datatype} {list(entry.shape)}" for entry in head.inputs)
-        self._log_line("%s begins: %s", self._requested, inputs)
+        self._log_line("%s begins: %s", self._requested, shortened(inputs, _LONGEST_TEXT))
 
     def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
         milliseconds = (time.monotonic_ns() - self._started_ns) / 1e6
@@ -240,6 +246,7 @@ class LogHook(Hook):
         if isinstance(answer, ServeError):
             end, text = "ends" if final else "goes on", answer.text.removeprefix(self._prefix)
             self._fields["code"] = answer.code.name
+            text = shortened(text, _LONGEST_TEXT)
             self._log_line("%s %s: %s after %.3f ms: %s", self._requested, end, answer.code.name, milliseconds, text)
         elif answer is None:
             self._fields["responses"] = self._sent
@@ -252,7 +259,9 @@ class LogHook(Hook):
         return answer
 
     def _log_line(self, text: str, *values: object) -> None:
-        self._log.debug(f"%sinference of {text}", self._prefix, *values, stacklevel=2, extra=about(**self._fields))
+        self._log.debug(
+            f"%sinference of {text}", self._shown_prefix, *values, stacklevel=2, extra=about(**self._fields)
+        )
 
 
 _RESERVED = SEQUENCE_PARAMETERS | QUEUE_PARAMETERS | {TIMING, "headers", "binary_data_output"}

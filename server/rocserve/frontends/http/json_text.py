@@ -16,6 +16,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.printable import shortened
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 
 DEEPEST_NESTING = 100
@@ -139,6 +140,11 @@ def text(value: Any, where: str = "") -> str:
     if type(value) is not str:
         raise _wrong_kind("attempt to access JSON non-string as string", where)
     return checked_text(value)
+
+
+def shown_json(value: Any) -> str:
+    """Return a value that a client has sent wrongly, for an error; a long one is cut."""
+    return "nothing" if value is MISSING else shortened(json.dumps(value))
 
 
 def checked_text(value: str) -> str:
