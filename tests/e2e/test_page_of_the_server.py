@@ -47,6 +47,18 @@ def points(server: RocserveProcess) -> list[Any]:
     return state["points"]  # type: ignore[no-any-return]
 
 
+def test_a_query_that_the_state_does_not_know_is_refused(server: RocserveProcess) -> None:
+    assert ask(server, "GET", "/v2/server-state?after=0")[0] == 200
+    for query, told in (
+        ("after=x", "expected a time in milliseconds as after, got 'x'"),
+        ("after=", "expected a time in milliseconds as after, got ''"),
+        ("since=1", "expected after in the query, got 'since'"),
+    ):
+        status, answer = ask(server, "GET", f"/v2/server-state?{query}")
+        assert (status, answer) == (400, {"error": told})
+    assert ask(server, "GET", "/v2/load-report?model=good")[0] == 400
+
+
 @WIDTHS
 def test_figures_and_graphs_outlast_the_page(page: Any, server: RocserveProcess, width: int, scheme: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})

@@ -14,7 +14,7 @@ from typing import Any
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.http.inference import HttpParts
-from rocserve.frontends.http.json_text import MISSING, checked_text, find, json_bytes, parse_json, text, unsigned
+from rocserve.frontends.http.json_text import checked_text, find, json_bytes, parse_json, shown_json
 from rocserve.frontends.http.request import JSON, Head, MissingSecret, Request, Response, error_response
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
@@ -29,6 +29,8 @@ _ADMIN_CALLS: Mapping[str, str] = {
     "verbosity": "LogSettings",
 }
 """Act -> the admin call that a client must be allowed to make."""
+_HIGHEST_LEVEL = (1 << 31) - 1
+"""Of a message to the server, which takes fewer."""
 _PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -64,15 +66,21 @@ class PageActs:
         try:
             body = parse_json(await self._parts.bodies.read(request, holding))
             given, name, level = (find(body, key) for key in ("act", "name", "level"))
-            act = "" if given is MISSING else text(given)
-            if act not in _ADMIN_CALLS:
-                raise invalid_argument(f'expected {{"act": ...}} with one of {", ".join(_ADMIN_CALLS)}')
+            if type(given) is not str or given not in _ADMIN_CALLS:
+                expected = f'{{"act": ...}} with one of {", ".join(_ADMIN_CALLS)}'
+                raise invalid_argument(f"expected {expected}, got {shown_json(given)}")
+            act = given
+            if act == "verbosity":
+                if type(level) is not int:
+                    raise invalid_argument(f'expected "level": N, the verbosity of the log, got {shown_json(level)}')
+            elif type(name) is not str or not name:
+                raise invalid_argument(f'expected "name": "MODEL", got {shown_json(name)}')
             self._check(act, request)
             message = page_pb2.ActRequest(
                 token=request.head.headers.get(TOKEN_HEADER, ""),
                 act=act,
-                name="" if name is MISSING else checked_text(text(name)),
-                level=0 if level is MISSING else min(unsigned(level), (1 << 31) - 1),
+                name="" if act == "verbosity" else checked_text(name),
+                level=max(-1, min(level, _HIGHEST_LEVEL)) if act == "verbosity" else 0,
                 address=request.remote or "an unknown address",
             )
             doing = self._parts.methods["Act"].answer(message)

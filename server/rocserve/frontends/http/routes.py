@@ -27,6 +27,7 @@ from rocserve.frontends.http.json_text import (
     member,
     members,
     parse_json,
+    shown_json,
     text,
     unsigned,
 )
@@ -177,8 +178,12 @@ def _parameters(body: Buffer) -> object:
 
 
 def _version(entry: object) -> str:
-    """Return a version that JSON has as a number or as text."""
-    return str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else text(entry)
+    """Return a version that JSON has as a number or as text. Triton has no such parameter."""
+    if type(entry) not in (int, str):
+        raise invalid_argument(
+            f"expected parameter '{VERSION}' as a number, such as 2 or \"2\", got {shown_json(entry)}"
+        )
+    return checked_text(str(entry))
 
 
 def read_system_region(message: pb.SystemSharedMemoryRegisterRequest, body: Buffer) -> None:

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
-from rocserve.core.printable import printable_name
+from rocserve.core.printable import printable_name, shortened
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.connection import ConnectionLimits
@@ -301,12 +301,15 @@ class Page:
     async def _overview(self, request: Request) -> Response:
         """Answer with the state of all models, or of those that the query names. A thread writes it, because hundreds
         of models take a while."""
-        method, names = self._methods["Overview"], query_of(request.head.target).get("name", ())
+        method, names = self._methods["Overview"], _query(request, "name").get("name", ())
         overview = await method.answer(page_pb2.OverviewRequest(names=names))
         return Response(200, await asyncio.to_thread(lambda: json_bytes(plain_values(overview))), JSON)
 
     async def _server_state(self, request: Request) -> Response:
-        after = _number(query_of(request.head.target).get("after", [""])[0])
+        text = _query(request, "after").get("after", ["0"])[0]
+        after = _number(text)
+        if not after and text != "0":
+            raise invalid_argument(f"expected a time in milliseconds as after, got '{shortened(text)}'")
         state = await self._methods["ServerState"].answer(page_pb2.ServerStateRequest(after_ms=after))
         return Response(200, json_bytes(plain_values(state)), JSON)
 
@@ -322,7 +325,7 @@ class Page:
         return Response(200, json_bytes(plain_values(details)), JSON, _PRIVATE)
 
     async def _ensemble_graph(self, request: Request) -> Response:
-        query = query_of(request.head.target)
+        query = _query(request, "name", "version", "width")
         name, version, text = (query.get(field, [""])[0] for field in ("name", "version", "width"))
         if text and not (text.isascii() and text.isdecimal() and len(text) < 6):
             raise invalid_argument(f"width: expected a number of pixels, got '{printable_name(text)}'")
@@ -360,9 +363,18 @@ class Page:
         return None
 
 
+def _query(request: Request, *names: str) -> Mapping[str, Sequence[str]]:
+    """Return name -> values of a request's query. Raises ServeError (INVALID_ARGUMENT) for another name."""
+    query = query_of(request.head.target)
+    for name in query.keys() - set(names):
+        expected = " or ".join(names)
+        raise invalid_argument(f"expected {expected} in the query, got '{shortened(name)}'")
+    return query
+
+
 def _row_of(request: Request) -> tuple[str, str]:
     """Return name and version of a query; "" for a missing one."""
-    query = query_of(request.head.target)
+    query = _query(request, "name", "version")
     return query.get("name", [""])[0], query.get("version", [""])[0]
 
 

@@ -167,12 +167,34 @@ async def test_anybody_may_act_only_from_the_servers_own_page(listen: Listen, co
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"act": "format"}, {"act": []}, {"act": None}, [], "reload", None, {"act": "reload", "name": 5}]
+    "body",
+    [
+        {},
+        {"act": "format"},
+        {"act": []},
+        {"act": None},
+        [],
+        "reload",
+        {"act": "reload"},
+        {"act": "reload", "name": 5},
+        {"act": "unload", "name": ""},
+        {"act": "log", "name": None},
+        {"act": "verbosity"},
+        {"act": "verbosity", "level": "1"},
+        {"act": "verbosity", "level": True},
+    ],
 )
 async def test_what_is_no_act(server: Server, body: Any) -> None:
     status, answer = await server.ask("POST", body, X_Rocserve_Token="right")
-    assert status in (400, 500)
-    assert answer["error"]
+    assert status == 400
+    assert answer["error"].startswith("expected ")
+    assert not server.done
+
+
+async def test_no_body(server: Server) -> None:
+    status, answer = await server.ask("POST", None, X_Rocserve_Token="right")
+    assert status == 500
+    assert answer["error"].startswith("failed to parse the request JSON buffer")
     assert not server.done
 
 

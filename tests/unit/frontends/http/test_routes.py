@@ -69,8 +69,10 @@ def test_one_version_is_a_number_or_text(call: str, version: str) -> None:
 def test_other_versions_are_refused(call: str, version: str) -> None:
     destination = find_destination(f"/v2/repository/models/m/{call}".encode())
     assert destination is not None
-    with pytest.raises(ServeError, match="non-string as string"):
+    with pytest.raises(ServeError, match="expected parameter 'version' as a number") as caught:
         destination[0].request(destination[1], f'{{"parameters": {{"version": {version}}}}}'.encode())
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert caught.value.text.endswith(f"got {version}")
 
 
 @pytest.mark.parametrize("call", ["load", "unload"])
