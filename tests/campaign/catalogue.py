@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from campaign.action import Kind
-from campaign.actions import attacks, drops, floods, frames, fuzz_grpc, fuzz_http, hangs, kills, overload, swaps
+from campaign.actions import (
+    attacks,
+    checks,
+    drops,
+    floods,
+    frames,
+    fuzz_grpc,
+    fuzz_http,
+    hangs,
+    kills,
+    overload,
+    own_servers,
+    swaps,
+    texts,
+    versions,
+)
 
 KINDS: tuple[Kind, ...] = (
     *swaps.KINDS,
@@ -18,6 +33,10 @@ KINDS: tuple[Kind, ...] = (
     *floods.KINDS,
     *overload.KINDS,
     *attacks.KINDS,
+    *checks.KINDS,
+    *texts.KINDS,
+    *versions.KINDS,
+    *own_servers.KINDS,
 )
 
 

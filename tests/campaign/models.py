@@ -9,12 +9,18 @@ from pathlib import Path
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.paced_models import drop_paced
 from support.sequences import drop_accumulator
+from support.text_encoders import SENTENCE_FILES, VOCABULARY, encoder, write_encoder, write_tokenizer
 from support.waiting import PATIENCE_SECONDS
 
 SAMPLES = Path(__file__).parents[2] / "model_repository"
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
 
-STEADY, CACHED, CALLED = "steady", "cached", "called"
+STEADY, CACHED, CALLED, VERSIONED = "steady", "cached", "called", "versioned"
+VERSIONS = (1, 2, 3)
+"""Of the model of several versions, each of which adds the first constant as often as its number says."""
+TEXTS = "texts"
+TEXTS_ENSEMBLE = f"{TEXTS}_text"
+MOST_TOKENS = 32
 PYTHON, DECOUPLED, SUMS, DIGITS = "add_sub", "repeat", "sums", "digits"
 FUZZED, PACED, LARGE = "fuzzed", "paced", "large"
 COPIED = ("first", "second")
@@ -31,6 +37,8 @@ platform: "onnx_onnxv1"
 input { name: "X" data_type: TYPE_FP32 dims: [ -1, 2 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ -1, 2 ] }
 """
+ENCODERS = (encoder(), encoder(vocabulary=VOCABULARY + 1))
+"""Encoders of texts, with the same inputs and other weights."""
 CACHE = "response_cache { enable: true }\n"
 BATCHES = "oldest { max_candidate_sequences: 16 } max_sequence_idle_microseconds: 20000000"
 
@@ -65,6 +73,7 @@ def fill_copied(repository: Path) -> None:
         shutil.copytree(PYTHON_MODELS / name, repository / name)
     for name in (DIGITS, "digits_classifier", "digits_preprocess"):
         shutil.copytree(SAMPLES / name, repository / name)
+    write_tokenizer(write_encoder(repository, TEXTS, ENCODERS[0], SENTENCE_FILES, {}))
 
 
 def fill_mounted(repository: Path) -> None:
@@ -87,3 +96,6 @@ def fill_explicit(repository: Path) -> None:
     for name in (STEADY, FUZZED, CALLED):
         drop_constant(repository, name)
     shutil.copytree(PYTHON_MODELS / PYTHON, repository / PYTHON)
+    for version in VERSIONS:
+        config = CONSTANT_CONFIG + "version_policy { all { } }\n"
+        drop(repository, VERSIONED, add_constant(FIRST * version), config, version=version)

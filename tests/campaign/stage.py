@@ -47,6 +47,8 @@ class Stage:
     constants: dict[str, Constants] = field(
         default_factory=lambda: {name: Constants(models.FIRST) for name in models.SWAPPED}
     )
+    encoders: Constants = field(default_factory=lambda: Constants(0.0))
+    """The numbers of the encoders that may answer for a text."""
     locks: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
     """A lock for each thing that only one action at a time may change."""
 
@@ -88,7 +90,7 @@ def open_stage(folder: Path, findings: Findings) -> Iterator[Stage]:
     # Makes files visible that the servers write to the usual temporary folders.
     environment = {"TMPDIR": str(folder / "temporary"), "HOME": str(folder / "temporary")}
     repositories = [folder / name for name in ("copied", "mounted", "checked_out")]
-    settling = (f"--repository-settle-secs={SETTLE_SECONDS}", "--repository-poll-secs=1")
+    settling = ("--log-format=json", f"--repository-settle-secs={SETTLE_SECONDS}", "--repository-poll-secs=1")
     explicit = ("--model-control-mode=explicit", "--load-model=*", f"--front-ends={FRONT_ENDS}")
     with ExitStack() as parts:
         canaries = parts.enter_context(Canaries(folder / "outside", findings))

@@ -28,7 +28,7 @@ from campaign.watch import ending
 HEALTH_SECONDS = 1.0
 OPTIONS = Options(seconds=10 * PATIENCE_SECONDS, seed=1, lanes=1, pace_seconds=0.05, health_seconds=PATIENCE_SECONDS)
 """A run ends with its list of actions."""
-CLIENTS = 14
+CLIENTS = 16
 """Honest clients."""
 ANSWERS = 5
 """Right answers that each of them has had at the end."""

@@ -4,6 +4,7 @@ shorter."""
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import threading
 import time
@@ -25,15 +26,15 @@ from campaign.honest.client import HonestClient, WrongAnswer
 from campaign.minimise import smallest
 from campaign.stage import Stage
 from campaign.truth import Constants
-from campaign.watch.ending import tracebacks
+from campaign.watch.ending import check_json, moment_of, plain, tracebacks
 
 
 def test_a_seed_draws_the_same_actions_and_each_has_a_name():
-    first, again = (list(itertools.islice(drawn(5, catalogue.KINDS), 300)) for _ in range(2))
+    first, again = (list(itertools.islice(drawn(5, catalogue.KINDS), 2000)) for _ in range(2))
     assert first == again
     assert {action.kind for action in first} == {kind.name for kind in catalogue.KINDS}
     assert [Action.parse(str(action)) for action in first] == first
-    assert first != list(itertools.islice(drawn(6, catalogue.KINDS), 300))
+    assert first != list(itertools.islice(drawn(6, catalogue.KINDS), 2000))
 
 
 def test_kinds_are_chosen_by_subject_and_by_name():
@@ -173,6 +174,28 @@ def test_a_traceback_of_a_worker_is_whole_though_others_speak():
     others = [f"{head}n:1: a line", "I1122 16:24:59.604205 23802 server.py:1] a line"]
     log = [mine[0], mine[1], others[0], *mine[2:4], others[1], mine[4], f"{head}m:1: on"]
     assert list(tracebacks("\n".join(log))) == ["\n".join(mine)]
+
+
+def test_a_log_of_json_is_read_as_the_other_form_and_each_line_is_whole():
+    line = {"time": "2026-01-02T03:04:05.123456Z", "level": "ERROR", "process": 7, "place": "a.py:1"}
+    trace = "Traceback (most recent call last):\n  x\nKeyError: 3"
+    ours = json.dumps({**line, "text": "it failed", "traceback": trace})
+    theirs = [
+        json.dumps({**line, "model": "m", "worker": 8, "text": text})
+        for text in ("Traceback (most recent call last):", "  y", "KeyError: 4")
+    ]
+    other = json.dumps({**line, "text": "a line"})
+    log = "\n".join([ours, other, theirs[0], other, *theirs[1:], other])
+    found = list(tracebacks(plain(log)))
+    assert len(found) == 2
+    assert f"it failed\n{trace}" in found[0]
+    assert moment_of(found[0]) is not None
+    assert found[1].endswith("m:8: KeyError: 4")
+    findings = Findings()
+    check_json(findings, "poll", log)
+    assert not findings.counts
+    check_json(findings, "poll", f"{log}\n{other[:-5]}{other}\nTraceback\n3")
+    assert findings.counts == {"line of the log": 3}
 
 
 def test_a_client_that_cannot_begin_anew_is_reported_and_asks_on():

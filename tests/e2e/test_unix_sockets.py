@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
-from support.server import RocserveProcess
-from support.waiting import PATIENCE_SECONDS, wait_until
+from support.unix_server import UnixServer
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve_client import Client, RocserveError
 
@@ -31,30 +28,6 @@ def folder() -> Iterator[Path]:
     # The kernel accepts only short paths.
     with tempfile.TemporaryDirectory() as made:
         yield Path(made)
-
-
-class UnixServer(RocserveProcess):
-    def __init__(self, repository: Path, folder: Path, log: Path, *flags: str) -> None:
-        self.grpc, self.http = f"unix:{folder}/grpc.sock", f"{folder}/http.sock"
-        addresses = (f"--grpc-address={self.grpc}", f"--http-address=unix:{self.http},mode=0660")
-        super().__init__([repository], "--front-ends=0", *addresses, *flags, log=log)
-
-    def start(self, *more_flags: str) -> None:
-        self.begin(*more_flags)
-        wait_until(lambda: "1 model served" in self.log_text[self._begins :], "the model")
-
-    def client(self) -> triton.InferenceServerClient:
-        return triton.InferenceServerClient(self.grpc)
-
-    def call(self, method: str, target: str, body: object = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("localhost", timeout=PATIENCE_SECONDS)
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.connect(self.http)
-        connection.request(method, target, None if body is None else json.dumps(body))
-        response = connection.getresponse()
-        status, text = response.status, response.read().decode()
-        connection.close()
-        return status, text
 
 
 def status(*arguments: str) -> subprocess.CompletedProcess[str]:

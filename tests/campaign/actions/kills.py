@@ -24,7 +24,10 @@ from campaign.watch.ending import UNLOADED, check_recovery, index_rows
 
 RECOVERY_SECONDS = PATIENCE_SECONDS
 LONGEST_STOP_SECONDS = 2.0
-ON_POLL = (models.CACHED, models.PYTHON, models.DECOUPLED, models.SUMS, "digits_classifier", *models.SWAPPED)
+ON_POLL = (
+    *(models.CACHED, models.PYTHON, models.DECOUPLED, models.SUMS, models.TEXTS, "digits_classifier"),
+    *models.SWAPPED,
+)
 ON_EXPLICIT = (models.CALLED, models.PYTHON)
 
 

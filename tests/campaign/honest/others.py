@@ -56,6 +56,25 @@ class PythonModel:
         self._client.close()
 
 
+class Version:
+    """Asks the first of several versions, while others are unloaded and loaded."""
+
+    def __init__(self, address: str) -> None:
+        self._client = triton.InferenceServerClient(address, channel_args=RETURNS_SOON)
+
+    def ask(self, random: random.Random) -> None:
+        values = np.array([[random.randrange(1000) for _ in range(2)]], np.float32)
+        entries = [infer_input("X", values)]
+        answer = self._client.infer(models.VERSIONED, entries, "1", client_timeout=ANSWER_SECONDS).as_numpy("Y")
+        if not np.array_equal(answer, values + np.float32(models.FIRST)):
+            raise WrongAnswer(f"{models.VERSIONED} version 1 answered {answer} to {values}")
+
+    def reopen(self) -> None: ...
+
+    def close(self) -> None:
+        self._client.close()
+
+
 class Photos:
     """Sends digits in JPEGs to the sample's ensemble. The right answers were recorded before any action."""
 

@@ -9,7 +9,8 @@ from support.server import RocserveProcess
 from campaign import models
 from campaign.honest.client import Asker, HonestClient
 from campaign.honest.constants import FEW_VALUES, ByRocserveStream, ByTritonGrpc, ByTritonHttp, steady, swapped
-from campaign.honest.others import Decoupled, Photos, PythonModel, Sequences, SharedTensors
+from campaign.honest.others import Decoupled, Photos, PythonModel, Sequences, SharedTensors, Version
+from campaign.honest.texts import TextVectors
 from campaign.stage import Stage
 
 
@@ -36,6 +37,7 @@ def _of_poll(stage: Stage) -> dict[str, Asker]:
         "decoupled, stream": Decoupled(poll.address),
         "sequences, gRPC": Sequences(poll.address),
         "photos, rocserve_client": Photos(poll.address),
+        "texts, rocserve_client": TextVectors(poll.address, stage.folder, stage.encoders),
     }
 
 
@@ -43,5 +45,6 @@ def _of_explicit(explicit: RocserveProcess) -> dict[str, Asker]:
     return {
         "explicit steady, gRPC": ByTritonGrpc(explicit.address, [steady(models.STEADY), steady(models.CALLED)]),
         "explicit steady, stream": ByRocserveStream(explicit.address, [steady(models.STEADY)]),
+        "explicit versions, gRPC": Version(explicit.address),
         "explicit Python model, HTTP": PythonModel(explicit.http_address),
     }

@@ -3,6 +3,7 @@ say."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -21,8 +22,10 @@ from support.shared_memory import FOLDER as SHARED_MEMORY
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
+from campaign.findings import Findings
 from campaign.stage import Stage
 from campaign.watch.resources import ResourceWatch
+from rocserve.observability.json_lines import LONGEST_LINE
 
 RECOVERY_SECONDS = PATIENCE_SECONDS
 END_SECONDS = PATIENCE_SECONDS
@@ -153,9 +156,37 @@ def _is_cache(path: Path) -> bool:
 
 
 def check_log(stage: Stage, name: str) -> None:
-    for traceback in tracebacks(stage.servers[name].log_text):
+    log = stage.servers[name].log_text
+    if log.startswith("{"):
+        check_json(stage.findings, name, log)
+        log = plain(log)
+    for traceback in tracebacks(log):
         if USERS_CODE not in traceback:
             stage.findings.add("traceback", f"{name}:\n{traceback}", moment_of(traceback))
+
+
+def check_json(findings: Findings, name: str, log: str) -> None:
+    """Check that each line is a whole object of JSON, whatever was killed or written meanwhile."""
+    for number, line in enumerate(log.splitlines(), start=1):
+        try:
+            is_whole = isinstance(json.loads(line), dict)
+        except ValueError:
+            is_whole = False
+        if not is_whole or len(line) >= LONGEST_LINE:
+            findings.add("line of the log", f"{name}: line {number} is not one of JSON: {line[:400]!r}")
+
+
+def plain(log: str) -> str:
+    """A log of JSON as the other format has it."""
+    lines = []
+    for line in log.splitlines():
+        with suppress(ValueError):
+            record = json.loads(line)
+            head = f"{record['level'][0]}0000 {record['time'][11:-1]} {record['process']} {record['place']}] "
+            speaker = f"{record.get('model')}:{record['worker']}: " if "worker" in record else ""
+            lines.append(f"{head}{speaker}{record.get('text', '')}")
+            lines += record.get("traceback", "").splitlines()
+    return "\n".join(lines)
 
 
 def moment_of(line: str) -> float | None:
