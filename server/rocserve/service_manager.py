@@ -31,6 +31,7 @@ class ServiceManager:
         self._ping_seconds = int(limit) / 1e6 / _PINGS_PER_LIMIT if limit.isdecimal() and is_meant else 0.0
         self._log = log
         self._status = ""
+        self._is_stopping = self._has_failed = False
         self._tasks: list[asyncio.Task[None]] = []
         if self._address and self._address[0] not in "/@":
             log.warning("NOTIFY_SOCKET=%s: expected a path, or @ and a name; nothing is sent there", self._address)
@@ -59,12 +60,13 @@ class ServiceManager:
 
     def show(self, status: str) -> None:
         """Report the server's state in one line for the manager's users, if it has changed."""
-        if status != self._status:
+        if status != self._status and not self._is_stopping:
             self._status = status
             self._send(f"STATUS={' '.join(status.splitlines())}")
 
     def stopping(self, seconds: float) -> None:
-        """The server ends within `seconds`, regardless of the manager's limit."""
+        """The server ends within `seconds`, regardless of the manager's limit. The status does not change any more."""
+        self._is_stopping = True
         self._send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}", "STATUS=finishing the work in flight")
 
     def close(self) -> None:
@@ -92,9 +94,13 @@ class ServiceManager:
         if not self._address:
             return
         address = f"\0{self._address[1:]}" if self._address[0] == "@" else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
-            try:
-                sender.sendto("\n".join(lines).encode(), address)
-            except OSError as error:
-                # A manager that reads late loses messages; the next ones come.
-                self._log.debug("cannot send %s to the service manager at %s: %s", lines[0], self._address, error)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+                sender.sendto("\n".join(lines).encode(errors="replace"), address)
+            self._has_failed = False
+        except OSError as error:
+            # A manager that reads late loses messages; the next ones come.
+            if not self._has_failed:
+                text = "cannot send %s to the service manager at NOTIFY_SOCKET=%s: %s; the server goes on"
+                self._log.warning(text, lines[0], self._address, error)
+            self._has_failed = True

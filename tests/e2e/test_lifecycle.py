@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -129,3 +130,9 @@ def test_the_service_manager_hears_of_start_life_changes_and_end(repository: Pat
             wait_for("STOPPING=1")
             wait_for("EXTEND_TIMEOUT_USEC=615000000")
             assert server.process.wait(PATIENCE_SECONDS) == 0
+        manager.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                lines.extend(manager.recv(4096).decode().splitlines())
+        last = lines[lines.index("STOPPING=1") :]
+        assert [line for line in last if line.startswith("STATUS=")] == ["STATUS=finishing the work in flight"]

@@ -59,7 +59,28 @@ async def test_a_life(manager: Manager) -> None:
     assert manager.messages() == ["STATUS=2 models served READY=0"]
     server.stopping(45.5)
     assert manager.messages() == ["STOPPING=1\nEXTEND_TIMEOUT_USEC=45500000\nSTATUS=finishing the work in flight"]
+    server.show("0 models served")
+    assert manager.messages() == [], "a status after this would say that the server goes on"
     server.close()
+
+
+async def test_a_manager_that_cannot_be_reached_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServiceManager({"NOTIFY_SOCKET": f"{folder}/notify"}, LOG)
+        server.ready("1 model served")
+        server.show("2 models served")
+        assert len(caplog.records) == 1
+        assert f"cannot send READY=1 to the service manager at NOTIFY_SOCKET={folder}/notify" in caplog.text
+        manager = Manager(f"{folder}/notify")
+        server.show("\udc80")
+        assert manager.messages() == ["STATUS=?"]
+        manager.socket.close()
+        server.show("3 models served")
+        server.stopping(1.0)
+        assert len(caplog.records) == 2
+        server.close()
 
 
 async def test_signs_of_life_are_what_the_plane_gives(manager: Manager) -> None:
