@@ -18,7 +18,7 @@ from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 import rocserve
-from rocserve.frontends.http.routes import find_destination
+from rocserve.frontends.http.routes import ROUTES, find_destination
 
 MODES = pytest.mark.parametrize("front_ends", [0, 2], ids=["one-process", "front-ends"])
 
@@ -93,6 +93,17 @@ def test_openapi_tells_what_is_served(http_server: RocserveProcess) -> None:
                 destination = find_destination(re.sub(r"{version}", "1", path).encode())
                 assert destination is not None, path
                 assert verb.upper() in destination[0].verbs, path
+    # Requests with the name of a repository are refused, and those for all regions are listed where they are served.
+    described = {re.sub(r"{\w+}", "{}", path) for path in told["paths"]}
+    for route in ROUTES:
+        urls = [re.sub(r"{\w*}", "{}", re.sub(r"\[[^]]*repository_name}\]|\[/{}\]", "", route.url))]
+        if "[/versions" in urls[0]:
+            urls = [urls[0].replace("[/versions/{}]", part) for part in ("", "/versions/{}")]
+        elif "[" in urls[0]:
+            urls = [re.sub("[][]", "", urls[0])]
+        assert described.issuperset(urls), route
+    infer = told["paths"]["/v2/models/{model}/infer"]["post"]
+    assert {"application/x-ndjson", "text/event-stream"} < infer["responses"]["200"]["content"].keys()
     names = {entry["$ref"].rpartition("/")[2] for verbs in told["paths"].values() for one in verbs.values()
              for entry in one.get("parameters", ())}  # fmt: skip
     assert names == set(told["components"]["parameters"])
