@@ -194,6 +194,9 @@ def _serve(options: argparse.Namespace, command: Sequence[str], signals: Signals
     launcher.start()
 
     # Imported last, because it imports gRPC.
+    if settings.log.format == "json":
+        # gRPC's own errors, which clients with wrong headers cause, are not JSON.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault(*_QUIET_GRPC)
     # gRPC must read and write sockets on the thread that polls its completion queue, not on its own threads: that saves
     # each call a switch of threads. The user's own setting takes precedence.

@@ -6,6 +6,7 @@ import http.client
 import itertools
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from support.http2 import END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, head
 from support.infer_inputs import infer_input
 from support.models import add_constant, answering, drop
 from support.server import RocserveProcess
@@ -249,3 +251,20 @@ def test_all_lines_are_json_with_fields(serve: Any, repository: Path) -> None:
     find("it is being restarted", model="m", version="1", level="ERROR")
     find("has a worker again", model="m", version="1")
     find("front end 0: ", front_end=0)
+
+
+def test_grpcs_own_errors_are_not_among_lines_of_json(serve: Any, repository: Path) -> None:
+    drop(repository, "m", JSON_MODEL, DETAILS_CONFIG)
+    running = serve(repository, flags=("--log-format=json",))
+    running.wait_until_ready()
+    literal = b"\x00\x0cgrpc-timeout\x01x"
+    sent = PREFACE + frame(SETTINGS, 0, 0, b"")
+    sent += frame(HEADERS, END_HEADERS | END_STREAM, 1, head("/inference.GRPCInferenceService/ServerLive") + literal)
+    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE_SECONDS) as client:
+        client.sendall(sent)
+        # The answer comes in frames of stream 1, after the server's settings.
+        received = b""
+        while b"\x00\x00\x00\x01" not in received:
+            received += client.recv(1000)
+    assert running.terminate() == 0
+    assert all(line.startswith('{"time":') for line in running.log_text.splitlines()), running.log_text
