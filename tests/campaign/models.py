@@ -19,7 +19,8 @@ STEADY, CACHED, CALLED, VERSIONED = "steady", "cached", "called", "versioned"
 VERSIONS = (1, 2, 3)
 """Of the model of several versions, each of which adds the first constant as often as its number says."""
 TEXTS = "texts"
-TEXTS_ENSEMBLE = f"{TEXTS}_text"
+TEXTS_ENSEMBLE, TOKENIZER = f"{TEXTS}_text", f"{TEXTS}_tokenize"
+"""Models that `preprocess` generates."""
 MOST_TOKENS = 32
 PYTHON, DECOUPLED, SUMS, DIGITS = "add_sub", "repeat", "sums", "digits"
 FUZZED, PACED, LARGE = "fuzzed", "paced", "large"

@@ -54,11 +54,11 @@ def tokenizer(stage: Stage, random: random.Random) -> None:
         content = file.read_bytes()
         file.write_bytes(content[: random.randrange(1, len(content) - 20)])
         try:
-            wait_until(lambda: reason_of(stage.poll, models.TEXTS_ENSEMBLE), "the reason of a cut tokenizer")
+            wait_until(lambda: reason_of(stage.poll, models.TOKENIZER), "the reason of a cut tokenizer")
         finally:
             file.write_bytes(content)
-        wait_until_well(stage, models.TEXTS)
-        wait_until_well(stage, models.TEXTS_ENSEMBLE)
+        for model in (models.TEXTS, models.TOKENIZER, models.TEXTS_ENSEMBLE):
+            wait_until_well(stage, model)
 
 
 def rewritten(stage: Stage, random: random.Random) -> None:
@@ -68,8 +68,8 @@ def rewritten(stage: Stage, random: random.Random) -> None:
         file = random.choice([path for path in folder.rglob("*") if path.is_file()])
         file.write_bytes(file.read_bytes())
         time.sleep(random.uniform(0.5, 2.0))
-        wait_until_well(stage, models.TEXTS)
-        wait_until_well(stage, models.TEXTS_ENSEMBLE)
+        for model in (models.TEXTS, models.TOKENIZER, models.TEXTS_ENSEMBLE):
+            wait_until_well(stage, model)
 
 
 KINDS = (Kind("text.encoder", encoder, 3), Kind("text.tokenizer", tokenizer, 3), Kind("text.rewritten", rewritten, 2))
