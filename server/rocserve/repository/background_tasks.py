@@ -11,8 +11,6 @@ from rocserve.core.errors import ServeError
 from rocserve.core.printable import shortened
 
 Result = TypeVar("Result")
-_LONGEST_TEXT = 2000
-"""Characters of an error, which may quote what a client has sent."""
 
 
 class BackgroundTasks:
@@ -37,7 +35,7 @@ class BackgroundTasks:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ServeError):
-            # Expected: the text is enough, and the task's starter gets the error.
-            self._log.info("%s failed: %s", shortened(task.get_name()), shortened(error.text, _LONGEST_TEXT))
+            # Expected: the text is enough, and the task's starter gets the error. It may quote what a client has sent.
+            self._log.info("%s failed: %s", shortened(task.get_name()), shortened(error.text, 2000))
         elif error is not None:
             self._log.error("%s failed: %r", task.get_name(), error, exc_info=error)

@@ -32,8 +32,6 @@ from rocserve.frontends.http.wire import Wire
 _MOST_HEADERS = 128
 _LARGEST_HEAD = 128 << 10
 """Bytes of a head without its first piece, of a chunk's line, or of a trailer. The parser keeps them in memory."""
-_LISTS = ("accept", "accept-encoding")
-"""Headers whose lines a client may divide. Of others the first line counts."""
 _HEAD_END = b"\r\n\r\n"
 
 
@@ -245,8 +243,8 @@ class Connection(asyncio.Protocol):
         headers: dict[str, str] = {}
         for name, value in pairs:
             key, text = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
-            if key in _LISTS and key in headers:
-                headers[key] += f", {text}"
+            if key in ("accept", "accept-encoding") and key in headers:
+                headers[key] += f", {text}"  # A list may be divided into lines. Of other headers the first line counts.
             headers.setdefault(key, text)
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
             raise _Refused("expected Transfer-Encoding chunked, got another; send chunks or a Content-Length")

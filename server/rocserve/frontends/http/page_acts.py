@@ -29,8 +29,6 @@ _ADMIN_CALLS: Mapping[str, str] = {
     "verbosity": "LogSettings",
 }
 """Act -> the admin call that a client must be allowed to make."""
-_HIGHEST_LEVEL = (1 << 31) - 1
-"""Of a message to the server, which takes fewer."""
 _PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -80,7 +78,7 @@ class PageActs:
                 token=request.head.headers.get(TOKEN_HEADER, ""),
                 act=act,
                 name="" if act == "verbosity" else checked_text(name),
-                level=max(-1, min(level, _HIGHEST_LEVEL)) if act == "verbosity" else 0,
+                level=max(-1, min(level, 1 << 31)) if act == "verbosity" else 0,
                 address=request.remote or "an unknown address",
             )
             doing = self._parts.methods["Act"].answer(message)
