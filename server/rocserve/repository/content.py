@@ -22,7 +22,7 @@ from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_names import ModelKey, qualified
-from rocserve.core.printable import encodable, listed
+from rocserve.core.printable import encodable, listed, shortened
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import RepositorySettings
@@ -85,7 +85,8 @@ def parse_version(value: bool | int | str | bytes) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if not isinstance(value, str) or not value.isascii() or not value.isdecimal() or len(value) > _MOST_DIGITS:
-        raise invalid_argument(f"invalid value for parameter '{VERSION}', expected the number of a version.")
+        shown = shortened(repr(value))
+        raise invalid_argument(f"expected the number of a version as parameter '{VERSION}', got {shown}")
     return int(value)
 
 

@@ -172,7 +172,7 @@ async def test_a_version_is_a_number(served: Served, folders: Folders, version: 
     code, text = await error_of(served.repository.load("m", {"version": version}))
     assert (code, text) == (
         StatusCode.INVALID_ARGUMENT,
-        "invalid value for parameter 'version', expected the number of a version.",
+        f"expected the number of a version as parameter 'version', got {version!r}",
     )
 
 
