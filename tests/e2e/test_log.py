@@ -253,7 +253,10 @@ def test_all_lines_are_json_with_fields(serve: Any, repository: Path) -> None:
     find("front end 0: ", front_end=0)
 
 
-def test_grpcs_own_errors_are_not_among_lines_of_json(serve: Any, repository: Path) -> None:
+def test_grpcs_own_errors_are_not_among_lines_of_json(
+    serve: Any, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
     drop(repository, "m", JSON_MODEL, DETAILS_CONFIG)
     running = serve(repository, flags=("--log-format=json",))
     running.wait_until_ready()
