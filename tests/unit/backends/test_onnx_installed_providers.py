@@ -200,7 +200,7 @@ def test_what_may_run_on_the_cpu_runs_there_said_loudly(
     if len(unavailable) < 3:
         pytest.skip("the installed ONNX Runtime has a provider for GPUs")
     source = model_source("model.onnx", add_sub(), kind=InstanceKind.GPU)
-    with pytest.raises(ServeError, match="install that, use KIND_CPU") as caught:
+    with pytest.raises(ServeError, match="install that package, use KIND_CPU") as caught:
         load(source)
     assert caught.value.code is StatusCode.UNAVAILABLE
     model = load(replace(source, config=replace(source.config, parameters={"engine": "auto"})))

@@ -167,7 +167,7 @@ def test_inputs_that_must_be_equal_are_padded_together(
 
 
 def test_sizes_of_equal_inputs_must_be_equal(load: Loader) -> None:
-    with pytest.raises(ServeError, match="gives the dimensions 'ids:0' and 'mask:0' other sizes"):
+    with pytest.raises(ServeError, match="gives the dimensions 'ids:0' and 'mask:0' different sizes"):
         load("traced_encoder", sizes="ids:0=8,16; mask:0=8")
 
 

@@ -61,4 +61,4 @@ def test_a_new_folder_stays_while_others_remove_what_is_left() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         made = [threads.submit(make_folders) for _ in range(4)]
-    assert all(all(each.result()) for each in made)
+    assert all(all(one.result()) for one in made)

@@ -67,7 +67,7 @@ def test_no_bytes_do_worse_than_a_clear_error(data: bytes) -> None:
     [
         (b"\x32\x05ab", "3 bytes past the end"),
         (b"\x32", "ends within the field"),
-        (b"\x33", "no ModelInferResponse"),
+        (b"\x33", "expected a ModelInferResponse"),
         (b"\x80" * 11, "varint of more than 5 bytes"),
         (join(b"", 6, [b"data"]), "0 outputs but raw_output_contents for 1"),
         (pb.ModelInferResponse(parameters={"p": pb.InferParameter()}).SerializeToString(), "parameter without a value"),
@@ -88,9 +88,9 @@ def test_an_output_that_does_not_fit_its_head(datatype: str, raw: bytes) -> None
 
 
 def test_a_stream_answer_that_makes_no_sense() -> None:
-    with pytest.raises(Internal, match="no ModelStreamInferResponse"):
+    with pytest.raises(Internal, match="expected a ModelStreamInferResponse"):
         decode_stream_response(b"\x12\x05ab")
-    with pytest.raises(Internal, match="no ModelInferResponse"):
+    with pytest.raises(Internal, match="expected a ModelInferResponse"):
         decode_stream_response(b"\x12\x02\x32\x05")
 
 

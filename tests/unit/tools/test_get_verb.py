@@ -187,7 +187,7 @@ def test_ctrl_c_ends_it_in_a_line_and_the_next_time_goes_on(tmp_path: Path) -> N
         _, errors = ran.communicate(timeout=PATIENCE_SECONDS)
         stopped.set()
         assert (ran.returncode, errors.count("\n")) == (130, 1), errors
-        assert "run it again" in errors
+        assert "run again to resume" in errors
         assert (folder / "model.onnx.part").stat().st_size == size // 10 + 1
         assert subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_SECONDS).returncode == 1
         assert asked == [None, f"bytes={size // 10 + 1}-"]

@@ -32,10 +32,10 @@ def test_sizes_are_prepared_one_after_the_other_and_said_to_be_done() -> None:
     work.wait()
     assert prepared == ["2", "4"]
     assert messages == [
-        "serving; batch sizes still to come: 2, 4",
-        "serving; batch sizes still to come: 2, 4; compiling",
-        "serving; batch sizes still to come: 4",
-        "serving; batch sizes still to come: 4; compiling",
+        "serving; batch sizes still to compile: 2, 4",
+        "serving; batch sizes still to compile: 2, 4; compiling",
+        "serving; batch sizes still to compile: 4",
+        "serving; batch sizes still to compile: 4; compiling",
         "",
     ]
 
@@ -76,7 +76,7 @@ def test_stopping_ends_what_is_under_way_and_all_that_was_to_come() -> None:
     assert begun.wait(PATIENCE_SECONDS)
     work.stop()
     assert prepared == ["2"]
-    assert messages == ["serving; batch sizes still to come: 2, 4"]
+    assert messages == ["serving; batch sizes still to compile: 2, 4"]
 
 
 def test_stopping_before_the_start_is_nothing() -> None:
@@ -100,5 +100,5 @@ def test_many_programs_are_not_all_named() -> None:
     work.start()
     work.wait()
     assert messages[0] == (
-        "serving; programs (batch x n) still to come: 1x1, 1x2, 1x3, 1x4, 1x5, 1x6, 1x7, 1x8, and 2 more"
+        "serving; programs (batch x n) still to compile: 1x1, 1x2, 1x3, 1x4, 1x5, 1x6, 1x7, 1x8, and 2 more"
     )

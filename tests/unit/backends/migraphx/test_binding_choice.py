@@ -32,12 +32,12 @@ BOTH = MigraphxInstallation(library="/none/libmigraphx_c.so.3", module_folder="/
         (
             MigraphxInstallation(library="", module_folder="/none"),
             "c_api",
-            "binding c_api is wanted, but MIGraphX's C library (libmigraphx_c.so.3) was not found",
+            "binding c_api is configured, but MIGraphX's C library (libmigraphx_c.so.3) was not found",
         ),
         (
             MigraphxInstallation(library="/none"),
             "module",
-            "binding module is wanted, but no Python module migraphx that fits this Python was found",
+            "binding module is configured, but no Python module migraphx that fits this Python was found",
         ),
     ],
 )

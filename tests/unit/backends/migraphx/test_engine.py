@@ -81,7 +81,7 @@ class TestBatches:
         first_engine.reports.clear()
         model.warm_up([])
         wait_for_all_sizes()
-        assert first_engine.reports[0] == "serving; batch sizes still to come: 2"
+        assert first_engine.reports[0] == "serving; batch sizes still to compile: 2"
         assert first_engine.reports[-1] == ""
         assert model.properties["batch_sizes"] == "1, 2"
         np.testing.assert_array_equal(answers(model, inputs)["scores"], first)
@@ -105,7 +105,7 @@ class TestBatches:
         model.warm_up([])
         wait_for_all_sizes()
         assert [*dict.fromkeys(text.partition("; compiling")[0] for text in first_engine.reports)] == [
-            *(f"serving; batch sizes still to come: {name}" for name in names),
+            *(f"serving; batch sizes still to compile: {name}" for name in names),
             "",
         ]
         assert (sizes, model.properties.get("batch_sizes")) == (("1", "1, 2") if largest else (None, None))
@@ -123,7 +123,7 @@ class TestBatches:
         first_engine.complete(NETWORKS["mlp"], 2).close()
         assert first_engine.reports == [
             "",
-            "serving; batch sizes still to come: 2",
+            "serving; batch sizes still to compile: 2",
             "",
         ]
 

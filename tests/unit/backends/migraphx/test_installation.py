@@ -66,7 +66,7 @@ def test_the_order(system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "$ROCM_PATH": put(tmp_path / "named" / "lib", LIBRARY),
         "$LD_LIBRARY_PATH": put(tmp_path / "path", LIBRARY),
         "the wheel migraphx-libs": put(tmp_path / "site" / "migraphx_libs", LIBRARY),
-        "ROCm's own place": put(tmp_path / "opt" / "rocm" / "lib", LIBRARY),
+        "ROCm's default folder": put(tmp_path / "opt" / "rocm" / "lib", LIBRARY),
         "ROCm's extras": put(tmp_path / "opt" / "rocm" / "extras-10" / "lib", LIBRARY),
         "an installed ROCm": put(tmp_path / "opt" / "rocm-7.10.0" / "lib", LIBRARY),
     }

@@ -84,7 +84,7 @@ def test_an_end_is_told_with_what_was_said_last() -> None:
 def test_a_kill_from_outside_is_told_with_the_memory_and_a_remedy() -> None:
     hinted = with_hint(describe_end(-9, [], 3 << 30, "MIGraphX"))
     assert hinted.startswith(
-        "it was killed by signal 9 (SIGKILL) from outside (it had 3072 MiB); the kernel does that where memory runs out"
+        "it was killed by signal 9 (SIGKILL) from outside (it had 3072 MiB); the kernel does this when memory runs out"
     )
     assert "then use smaller batch_sizes" in hinted
     assert describe_end(-9, ["x"], 0, "MIGraphX") == "it was killed by signal 9 (SIGKILL) from outside: x"

@@ -103,9 +103,9 @@ def test_it_is_ready_with_a_program_that_takes_every_request(tmp_path: Path) -> 
     loaded.warm_up([])
     wait_for_all_sizes()
     assert [text for text in engine.reports if ";" not in text.removeprefix("serving;")] == [
-        "serving; programs (batch x sequence) still to come: 1x4, 2x4, 2x8",
-        "serving; programs (batch x sequence) still to come: 2x4, 2x8",
-        "serving; programs (batch x sequence) still to come: 2x8",
+        "serving; programs (batch x sequence) still to compile: 1x4, 2x4, 2x8",
+        "serving; programs (batch x sequence) still to compile: 2x4, 2x8",
+        "serving; programs (batch x sequence) still to compile: 2x8",
         "",
     ]
     loaded.close()
