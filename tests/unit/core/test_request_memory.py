@@ -80,7 +80,9 @@ def test_requests_that_fill_the_memory_keep_no_answer_back() -> None:
     request, answer = Holding(), Holding()
     memory.requests.admit(request, 100)
     memory.answers.admit(answer, 100)
-    with pytest.raises(MemoryFull, match="in use by unread answers and tensors within ensembles, and this answer needs 1 B"):
+    with pytest.raises(
+        MemoryFull, match="in use by unread answers and tensors within ensembles, and this answer needs 1 B"
+    ):
         memory.answers.admit(Holding(), 1)
     memory.requests.release(request)
     with pytest.raises(MemoryFull):
