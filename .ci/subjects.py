@@ -49,10 +49,12 @@ def of_message(text: str) -> Iterator[str]:
 
 
 def of_history() -> Iterator[str]:
-    """Yield the subjects after BASE, or the last one if this history does not have BASE, as in a shallow clone."""
+    """Yield the subjects after BASE; none if this history does not have BASE, as in a shallow clone."""
     has_base = subprocess.run(["git", "merge-base", "--is-ancestor", BASE, "HEAD"], check=False, capture_output=True)
-    commits = ["-1"] if has_base.returncode else [f"{BASE}..HEAD"]
-    log = ["git", "log", "--no-merges", "--format=%s", *commits]
+    if has_base.returncode:
+        print(f"the history does not have {BASE}: fetch it to check the subjects after it")
+        return
+    log = ["git", "log", "--no-merges", "--format=%s", f"{BASE}..HEAD"]
     yield from subprocess.run(log, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
