@@ -233,7 +233,7 @@ def test_a_renewed_certificate_is_used_for_new_connections_and_a_broken_one_is_n
             for port, path in ports(served):
                 assert get(port, path, ours, ours) == 200
             assert grpc_is_served(served, ours, ours)
-        wait_until(lambda: "cannot be used" in served.server.log_text, "the reason in the log")
+        wait_until(lambda: "cannot use the renewed certificate" in served.server.log_text, "the reason in the log")
         put(theirs, served.files)
         for port, path in ports(served):
             assert {get(port, path, theirs, theirs) for _ in range(CONNECTIONS)} == {200}
