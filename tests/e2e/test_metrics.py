@@ -95,7 +95,7 @@ def test_summaries_histograms_and_tags(serve, repository: Path) -> None:
     )
     server: RocserveProcess = serve(repository, flags=flags)
     server.wait_until_ready()
-    assert "--metrics-config: other=1: there is no such setting" in server.log_text
+    assert "--metrics-config: other=1: unknown setting, expected counter_latencies" in server.log_text
     client, port = server.client(), port_of(server)
     for rows in (1, 2, 3):
         ask(client, [rows, 2])

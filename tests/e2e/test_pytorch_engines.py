@@ -135,8 +135,8 @@ def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torc
             bounds = f"its program was {made} for 0 at least, at most"
             for sizes, texts in (
                 ((4, 3, 8), (f"{left} is 4, but {right} is 3; its program was {made} for matching sizes",)),
-                ((0, 4, 8), (f"{left} is 0, and {right} is 4; its program",)),
-                ((4, 4, 6), (f"{left} is 4, and {pairs} is 6; its program was", f"{pairs} (6) == 2*{left} (4)")),
+                ((0, 4, 8), (f"{left} is 0, but {right} is 4; its program",)),
+                ((4, 4, 6), (f"{left} is 4, but {pairs} is 6; its program was", f"{pairs} (6) == 2*{left} (4)")),
                 ((4, 4, 7), (f"{pairs} is 7; {bounds} 200, in steps of 2", f"{pairs} (7) == 2*{left} (4)")),
                 ((101, 101, 202), (f"{left} is 101; {bounds} 100",)),
             ):

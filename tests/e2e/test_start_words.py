@@ -51,7 +51,7 @@ def test_all_ports_in_use_are_told_at_once(repository: Path) -> None:
             ports[name] = other.getsockname()[1]
         flags = [f"--{name.lower()}-{what}" for name in ports for what in ("address=127.0.0.1", f"port={ports[name]}")]
         log = run(f"--model-repository={repository}", *flags, "--grpc-infer-thread-count=4")
-    assert log.count("--grpc-infer-thread-count has no effect: gRPC has no separate threads and queues here") == 1
+    assert log.count("--grpc-infer-thread-count has no effect: rocserve has no gRPC threads and queues") == 1
     for name, port in ports.items():
         message = f"cannot serve {name} at 127.0.0.1:{port}: Address already in use; name another with"
         flag = name.lower()

@@ -303,7 +303,7 @@ def test_the_same_models_answer_in_openais_form(server: RocserveProcess, client:
     np.testing.assert_allclose([entry["embedding"] for entry in answer["data"]], vectors[:5], atol=1e-5)
     status, answer = embed("sentences", [[5, 6, 7]])
     assert status == 400
-    assert "LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False" in answer["error"]["message"]
+    assert "LangChain's OpenAIEmbeddings does with check_embedding_ctx_length=False" in answer["error"]["message"]
     # What config.json says about shorter vectors.
     whole = client.infer("whole_text", {"TEXT": rows(TEXTS[0])})["EMBEDDING"][0]
     status, answer = embed("whole", TEXTS[0], dimensions=4)

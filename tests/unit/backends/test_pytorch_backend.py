@@ -359,7 +359,7 @@ def test_sizes_of_outputs_that_vary_are_found_by_a_second_run(saved: SourceMaker
 def test_a_program_that_gives_no_row_for_each_does_not_batch(saved: SourceMaker) -> None:
     rows = InputConfig("x", FP32, (4,))
     text = refusal(saved("raising", max_batch_size=4, inputs=(rows,)))
-    assert "output 'turned' of model 'model' has the shape [4, 1] where the program is given one row" in text
+    assert "output 'turned' of model 'model' has the shape [4, 1] for one row, so the model does not batch" in text
     assert "remove max_batch_size" in text
 
 
