@@ -90,7 +90,8 @@ async def test_what_the_library_stumbles_over_keeps_nobody_from_the_end(
         raise KeyError(b"/models/m")
 
     monkeypatch.setattr(InotifyObserver, "stop", stumble)
-    caplog.set_level(logging.DEBUG)
+    # The logger's own level: a server that ran in this process may have set that of `rocserve`.
+    caplog.set_level(logging.DEBUG, logger="rocserve.test.watch")
     await watch.close()
     assert "the notifications of changed files did not stop properly: KeyError" in caplog.text
     assert max(record.levelno for record in caplog.records) < logging.WARNING, "nobody can act on it"
