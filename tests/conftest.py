@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import os
 import signal
@@ -135,6 +136,15 @@ class FilesTogether(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesTogether:
     config.option.loadscopereorder = False
     return FilesTogether(config, log)
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """A server's log, or a verb of the command, that runs in the test's process sets the level for later tests."""
+    log = logging.getLogger("rocserve")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @pytest.fixture
