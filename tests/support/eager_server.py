@@ -17,6 +17,9 @@ if __name__ == "__main__":
         sample_seconds=0.1,
         renewal_seconds=1.0,
     )
+    note = demand.Demand.note
+    # Whether several requests are in flight at each sample would be chance.
+    demand.Demand.note = lambda self, now, worked_seconds, in_flight: note(self, now, worked_seconds, 2)
     from rocserve.frontends import running
 
     running.default_front_ends = lambda cpus: 2
