@@ -185,15 +185,19 @@ class RemoteInference:
     def _watch_waiting(self) -> None:
         """Watch the clients that have waited between one and two periods, so that the server hears when they leave.
         Each request is looked at once."""
-        asked = self.exchanges.asked
-        for number in range(self._watched + 1, self._marked + 1):
-            waiting = asked.get(number)
-            if waiting is not None and not isinstance(waiting[0], ForwardedAnswers):
-                waiting[0].watch_cancellation(partial(self.cancel, number))
+        numbers = range(self._watched + 1, self._marked + 1)
         self._watched, self._marked = self._marked, self._latest
         self._is_looking = False
         if self._watched < self._marked:
             self._look_later()
+        for number in numbers:
+            waiting = self.exchanges.asked.get(number)
+            if waiting is None or isinstance(waiting[0], ForwardedAnswers):
+                continue
+            try:
+                waiting[0].watch_cancellation(partial(self.cancel, number))
+            except Exception:
+                self._log.exception("cannot watch the client of a request")
 
     def _origin(self, client: ClientResponder) -> bytes:
         known = client.origin()
