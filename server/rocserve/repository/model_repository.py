@@ -304,7 +304,7 @@ class ModelRepository:
                 no_model = f"'{scan.folder}' has neither a configuration nor a version folder (1, 2, ...)"
                 state, reason = VersionState.UNKNOWN.value, "; ".join(scan.advice) or no_model
             elif name in self._context.debounce.unsettled:
-                state, reason = VersionState.UNKNOWN.value, "waiting until its files settle"
+                state, reason = VersionState.LOADING.value, "waiting until its files settle"
             elif self._hot_reload.is_reading(name):
                 state = VersionState.LOADING.value
             else:

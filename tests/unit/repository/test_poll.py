@@ -162,6 +162,15 @@ async def test_a_folder_that_is_no_model_is_shown_and_makes_nothing_unready(star
     assert served.repository.failed_models() == {}
 
 
+async def test_a_new_folder_loads_from_the_first_scan_that_finds_it(start: Start, folders: Folders) -> None:
+    served: Served = await start()
+    with served.unsettled() as debounce:
+        folders.model("m", 1)
+        await served.until(lambda: "m" in debounce.unsettled)
+        assert served.rows("m") == {"": ("LOADING", "waiting until its files settle")}
+    await served.until(lambda: served.state("m") == "READY")
+
+
 async def test_without_strict_readiness_failures_do_not_count(start: Start, folders: Folders) -> None:
     folders.model("bad", 1, data="broken")
     served: Served = await start(readiness=ReadinessRule.STARTED)
