@@ -84,13 +84,15 @@ class RemoteRepository:
     def has_copy(self) -> bool:
         return any(copy.kept for copy in list(self._copies.values()))
 
-    def notes(self) -> dict[str, str]:
-        """Return, for each unit that differs from the store, the reason or the progress of its copy."""
-        taking = {
-            name: f"being copied from {self.place.url}: {one.text}" for name, one in self._progress.copy().items()
-        }
-        waiting = dict.fromkeys(self._debounce.unsettled, f"waiting until its objects in {self.place.url} settle")
-        return waiting | taking | self._problems.copy()
+    def notes(self) -> dict[str, tuple[VersionState, str]]:
+        """Return (state, reason) of each unit that differs from the store: LOADING while it waits or is copied,
+        UNAVAILABLE if its copy has failed."""
+        texts = dict.fromkeys(self._debounce.unsettled, f"waiting until its objects in {self.place.url} settle")
+        for name, one in self._progress.copy().items():
+            texts[name] = f"being copied from {self.place.url}: {one.text}"
+        problems = self._problems.copy()
+        loading = {name: (VersionState.LOADING, text) for name, text in texts.items()}
+        return loading | {name: (VersionState.UNAVAILABLE, text) for name, text in problems.items()}
 
     def open_copy(self) -> None:
         """Read the copies that earlier servers left. Raises OSError."""
@@ -303,16 +305,16 @@ class RemoteRepositories:
             return list(rows)
         unavailable = VersionState.UNAVAILABLE.value
         failures = {one.place.url: one.failure for one in self._repositories if one.failure} | self._broken
-        notes: dict[str, str] = {}
+        notes: dict[str, tuple[VersionState, str]] = {}
         known: dict[str, None] = {}
         for repository in self._repositories:
-            notes |= {name or repository.place.name: text for name, text in repository.notes().items()}
+            notes |= {name or repository.place.name: note for name, note in repository.notes().items()}
             if self._settings.control_mode is ControlMode.EXPLICIT:
                 known |= dict.fromkeys(sorted((repository.known or frozenset()) - {WHOLE}))
         shown = {row.name for row in rows}
         return [
-            *(replace(row, reason=row.reason or notes.get(row.name, "")) for row in rows),
-            *(IndexEntry(name, "", unavailable, text) for name, text in notes.items() if name not in shown),
+            *(replace(row, reason=row.reason or notes[row.name][1]) if row.name in notes else row for row in rows),
+            *(IndexEntry(name, "", state.value, text) for name, (state, text) in notes.items() if name not in shown),
             *(IndexEntry(name) for name in known if name not in shown and name not in notes),
             *(IndexEntry(url, "", unavailable, text) for url, text in failures.items()),
         ]

@@ -83,7 +83,8 @@ async def test_a_change_counts_when_two_looks_have_seen_it(web: WebServer, tmp_p
     web.hub["m/config.pbtxt"] = b"other"
     await repository.scan(takes=True)
     assert files(repository) == MODEL
-    assert "settle" in repository.notes()["m"]
+    state, reason = repository.notes()["m"]
+    assert (state.value, "settle" in reason) == ("LOADING", True)
     await repository.scan(takes=True)
     assert files(repository) == web.hub
     assert repository.notes() == {}
@@ -115,7 +116,7 @@ async def test_what_came_whole_is_not_taken_again(web: WebServer, tmp_path: Path
     # The other download may be cancelled before it is complete.
     while not any(not file.suffix for file in (tmp_path / "incoming").rglob("*") if file.is_file()):
         await first.scan(takes=True)
-    assert "with digest" in first.notes()["m"]
+    assert "with digest" in first.notes()["m"][1]
     assert files(first) == {}
     # Another server: requests of cancelled downloads may still arrive at the first one.
     with WebServer() as other:
@@ -130,7 +131,7 @@ async def test_without_room_nothing_is_taken_and_the_note_says_so(web: WebServer
     repository = opened(web, tmp_path, limit=100)
     await repository.scan(takes=True)
     assert files(repository) == {}
-    assert "or raise --remote-cache-size-bytes" in repository.notes()["m"]
+    assert "or raise --remote-cache-size-bytes" in repository.notes()["m"][1]
 
 
 async def test_a_copy_that_somebody_cleared_is_taken_again(web: WebServer, tmp_path: Path) -> None:
@@ -147,5 +148,5 @@ async def test_names_that_lead_out_are_refused_and_others_taken(web: WebServer, 
     repository = opened(web, tmp_path / "home")
     await repository.scan(takes=True)
     assert files(repository) == MODEL
-    assert "not a path within a folder" in repository.notes()["evil"]
+    assert "not a path within a folder" in repository.notes()["evil"][1]
     assert os.listdir(tmp_path) == ["home"]  # noqa: PTH208 - a test may wait
