@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Final, Protocol
 
@@ -201,13 +201,15 @@ class Exchange:
         """Let an answer go on from the hook that has held it."""
         self._pass_from(self.hooks.index(hook) + 1, answer, final)
 
-    def note_answered_elsewhere(self) -> None:
-        """Note that the client has received its only answer in another way. There are no hooks."""
-        if self.state is not RUNNING:  # the usual way takes no further call
-            self.enter(ANSWERED)
-        # As in `_end`; without hooks, ANSWERED and ENDED are one moment.
-        self.state = ENDED
-        self.on_left = self.stop = None
+    @staticmethod
+    def note_answered_elsewhere(exchanges: Iterable[Exchange]) -> None:
+        """Note that clients have received their only answers in another way. There are no hooks."""
+        for exchange in exchanges:
+            if exchange.state is not RUNNING:  # the usual way takes no further call
+                exchange.enter(ANSWERED)
+            # As in `_end`; without hooks, ANSWERED and ENDED are one moment.
+            exchange.state = ENDED
+            exchange.on_left = exchange.stop = None
 
     def _pass_from(self, first: int, answer: Answer, final: bool) -> None:
         hooks = self.hooks

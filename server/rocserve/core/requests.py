@@ -202,7 +202,7 @@ class RequestPlan:
     real_elements: int = 0
     """Elements of the inputs that are padded, as the client sends them."""
 
-    @property
+    @cached_property
     def work(self) -> int:
         """Return the engine's work for the request: its rows, or the equivalent rows of the smallest bucket."""
         return self.batch_size if self.bucket is None else self.batch_size * self.bucket.row_work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from rocserve.core.cancellation import Cancellable
@@ -47,6 +48,14 @@ class Exchanges(Generic[Asked, Answered]):
         if exchange is not None and exchange.on_cancel is not None:
             exchange.on_cancel = None
         return exchange
+
+    def end_all(self, numbers: Iterable[int]) -> None:
+        """As `end`, for many: they cost one call."""
+        received = self.received
+        for number in numbers:
+            exchange = received.pop(number, None)
+            if exchange is not None and exchange.on_cancel is not None:
+                exchange.on_cancel = None
 
     def cancel(self, number: int) -> None:
         """Cancel an exchange that the other end opened: nobody there waits for it."""

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rocserve.plane.loop import PlaneLoop, TimerHandle
+from rocserve.plane.loop import Alarm, PlaneLoop
 
 
 class Outbox:
@@ -28,7 +28,7 @@ class Outbox:
         self.ring = ring
         self._on_full = on_full
         self._queue: deque[bytes] = deque()
-        self._retry: TimerHandle | None = None
+        self._retry = Alarm(plane)
         self._stuck_since = 0.0
         self.is_open = True
 
@@ -49,26 +49,25 @@ class Outbox:
         queue = self._queue
         count = min(len(queue), self._room())
         if count:
-            self._post(b"".join([queue.popleft() for _ in range(count)]))
+            if count == len(queue):
+                mail = b"".join(queue)
+                queue.clear()
+            else:
+                mail = b"".join([queue.popleft() for _ in range(count)])
+            self._post(mail)
         if queue and self.is_open:
             now = time.monotonic()
             if count or not self._stuck_since:
                 self._stuck_since = now
-            if self._retry is None:
-                # Seconds: the other end may sleep until it is rung, and then takes all entries together.
-                self._retry = self.plane.call_at(now + 0.001, self._flush_again)
+            # Seconds: the other end may sleep until it is rung, and then takes all entries together.
+            self._retry.set(now + 0.001, self.flush)
             self._on_full(len(queue), now - self._stuck_since)
         else:
             self._stuck_since = 0.0
         return count
 
-    def _flush_again(self) -> None:
-        self._retry = None
-        self.flush()
-
     def drop(self) -> None:
         """Post nothing more, because the other end is gone."""
         self.is_open = False
         self._queue.clear()
-        if self._retry is not None:
-            self._retry.cancel()
+        self._retry.cancel()

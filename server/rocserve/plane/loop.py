@@ -380,3 +380,33 @@ class PlaneLoop:
 
     def _stop(self) -> None:
         self._stopping = True
+
+
+class Alarm:
+    """Fires at the earliest of its times. It refers to its callback only while it is set."""
+
+    def __init__(self, plane: PlaneLoop) -> None:
+        self._plane = plane
+        self._timer: tuple[float, TimerHandle] | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._timer is not None
+
+    def set(self, when: float, callback: Callable[[], None]) -> None:
+        """`when`: time.monotonic() seconds; a later time than the set one is ignored. The callback may set it again."""
+        if self._timer is not None:
+            if self._timer[0] <= when:
+                return
+            self._timer[1].cancel()
+
+        def fire() -> None:
+            self._timer = None
+            callback()
+
+        self._timer = (when, self._plane.call_at(when, fire))
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer[1].cancel()
+            self._timer = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rocserve.core.steps import Steps
 from rocserve.plane.freed_memory import WORTH_BYTES, FreedMemory
 from rocserve.plane.heap import Heap
-from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.loop import Alarm, PlaneLoop
 
 TRIM_PERIOD_SECONDS = 10.0
 _ROUNDS = 2
@@ -34,7 +34,7 @@ class Trimmer:
     def __init__(self, plane: PlaneLoop) -> None:
         self._plane = plane
         self._used: dict[Heap, _Use] = {}
-        self._is_set = False
+        self._next_round = Alarm(plane)
         self._freed: FreedMemory | None = None
         self._held_bytes: Callable[[], int] = lambda: 0
         self._quiet_rounds = 0
@@ -59,12 +59,9 @@ class Trimmer:
         self._plane.call_soon(self._set)
 
     def _set(self) -> None:
-        if not self._is_set:
-            self._is_set = True
-            self._plane.call_at(time.monotonic() + TRIM_PERIOD_SECONDS, self._begin)
+        self._next_round.set(time.monotonic() + TRIM_PERIOD_SECONDS, self._begin)
 
     def _begin(self) -> None:
-        self._is_set = False
         self._plane.work_off(self._round())
         if self._used or self._freed is not None:
             self._set()

@@ -221,8 +221,7 @@ class BatchAnswers:
                 for request, index in send.members:
                     request.exchange.send(self._responses.answer(request, outcome, index))
             else:
-                for request, _ in send.members:
-                    request.exchange.note_answered_elsewhere()
+                Exchange.note_answered_elsewhere([request.exchange for request, _ in send.members])
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Tracks request deadlines; one timer fires at the earliest."""
+"""Tracks request deadlines; an alarm fires at the earliest."""
 
 from __future__ import annotations
 
@@ -8,40 +8,10 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from rocserve.core.requests import InferRequest
-from rocserve.plane.loop import PlaneLoop, TimerHandle
+from rocserve.plane.loop import Alarm, PlaneLoop
 
 _MOST_UNCHECKED = 256
 """Expiry times that are kept without checking which of their requests still wait."""
-
-
-class Alarm:
-    """Fires at the earliest of its times. It refers to its callback only while it is set."""
-
-    def __init__(self, plane: PlaneLoop) -> None:
-        self._plane = plane
-        self._timer: tuple[float, TimerHandle] | None = None
-
-    @property
-    def is_set(self) -> bool:
-        return self._timer is not None
-
-    def set(self, when: float, callback: Callable[[], None]) -> None:
-        """`when`: time.monotonic() seconds; a later time than the set one is ignored. The callback may set it again."""
-        if self._timer is not None:
-            if self._timer[0] <= when:
-                return
-            self._timer[1].cancel()
-
-        def fire() -> None:
-            self._timer = None
-            callback()
-
-        self._timer = (when, self._plane.call_at(when, fire))
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer[1].cancel()
-            self._timer = None
 
 
 class Deadlines:

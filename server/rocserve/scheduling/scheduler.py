@@ -22,11 +22,11 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
-from rocserve.plane.loop import PlaneLoop, TimerHandle
+from rocserve.plane.loop import Alarm, PlaneLoop
 from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
 from rocserve.scheduling.call_cycles import LimitedInstance, LimitedModel
 from rocserve.scheduling.compute_times import ComputeTimes
-from rocserve.scheduling.deadlines import Alarm, Deadlines
+from rocserve.scheduling.deadlines import Deadlines
 from rocserve.scheduling.in_flight_requests import InFlightRequests
 from rocserve.scheduling.instances import InstancePool
 from rocserve.scheduling.queue import QueueLimits, Refused
@@ -106,7 +106,7 @@ class Scheduler(ABC):
         """Requests of this turn: new ones, and those that came back from a worker."""
         self._unwatched: deque[weakref.ref[InferRequest]] = deque()
         """Requests that were not answered in their turn, in the order of their arrival, until `_watch_clients`."""
-        self._watch: TimerHandle | None = None
+        self._watch = Alarm(parts.plane)
 
     # Defined by subclasses
 
@@ -206,8 +206,7 @@ class Scheduler(ABC):
         """Break the reference cycles that would keep a drained scheduler until the next garbage collection."""
         self._deadlines.alarm.cancel()
         self._delay.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
+        self._watch.cancel()
         del self._answerer
 
     # Work
@@ -240,16 +239,16 @@ class Scheduler(ABC):
             self._on_drained = None
             on_drained()
             self._break_cycles()
-        if self._watch is None and self._queue.count:
+        if self._queue.count:
             self._watch_soon()
-        if self._watch is not None:
+        if self._watch.is_set:
             # Otherwise they all run in engines that cannot stop them.
             self._unwatched += map(weakref.ref, arrived)
 
     def _run(self, instance: Instance, batch: FormedBatch) -> bool:
         """Hand over a batch. Returns False if that failed: its requests will be refused, or run again."""
         self._running += 1
-        if self._watch is None and (batch.sent_ahead or batch.is_grouped or self._answers_requests):
+        if batch.sent_ahead or batch.is_grouped or self._answers_requests:
             self._watch_soon()
         try:
             members = self._answerer.members(batch, instance)
@@ -322,7 +321,8 @@ class Scheduler(ABC):
             self._deadlines.keep_only(itertools.chain(self._queue, self._pool.waiting()))
 
     def _watch_soon(self) -> None:
-        self._watch = self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
+        if not self._watch.is_set:
+            self._watch.set(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
 
     def _watch_clients(self) -> None:
         """Watch the clients of the requests that have reached the age and can still be stopped. Each request is looked
@@ -337,7 +337,6 @@ class Scheduler(ABC):
                 if exchange.state is QUEUED or exchange.stop is not None or request in ahead:
                     exchange.watch_cancellation(functools.partial(self._client_left, request))
             unwatched.popleft()
-        self._watch = None
         if unwatched:
             self._watch_soon()
 

@@ -24,7 +24,7 @@ from rocserve.links.opening import IDLE_POLLS, RETURNS, SERVER_RINGS, WORK, WORK
 from rocserve.links.rings import LinkBroken, RingReader, RingWriter
 from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import Heap, SharedHeap, Slot, copy_in_steps
-from rocserve.plane.loop import PlaneLoop, TimerHandle
+from rocserve.plane.loop import Alarm, PlaneLoop
 from rocserve.plane.trimming import Trimmer
 from rocserve.workers.batch_writer import BatchWriter, SentBatch
 from rocserve.workers.results import BatchOutcome, ResultReader
@@ -83,7 +83,7 @@ class Instance:
         """Batches that wait for the copy of their inputs, or after such a batch, because they may use its layouts."""
         self._places_to_return: list[int] = []
         self._files_to_forget: deque[int] = deque()
-        self._forget_timer: TimerHandle | None = None
+        self._forget_again = Alarm(self.plane)
         self._attach()
         self._files = PassedFiles(self._socket, self._file_gone)
         # A model that brings its own code must see nothing of a client's memory except the tensors of its requests.
@@ -169,13 +169,9 @@ class Instance:
         # Half of the ring is kept for batches: a worker may be busy while hundreds of files are forgotten.
         while files and self.room(work) > SERVER_RINGS[WORK] // 2:
             work.post(ENTRY.pack(entries.FORGET, 0, 0, 0, files.popleft(), 0, 0))
-        if files and self._forget_timer is None:
+        if files:
             # Seconds. Until then the files cost only memory.
-            self._forget_timer = self.plane.call_at(time.monotonic() + 0.1, self._forget_again)
-
-    def _forget_again(self) -> None:
-        self._forget_timer = None
-        self._post_written()
+            self._forget_again.set(time.monotonic() + 0.1, self._post_written)
 
     def room(self, ring: RingWriter) -> int:
         """Return how many entries may be posted; 0 if the worker's counters are invalid, which ends the link."""

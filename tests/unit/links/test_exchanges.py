@@ -33,7 +33,10 @@ def test_a_cancellation_reaches_an_exchange_that_comes_later(exchanges: Exchange
     assert [early.is_cancelled, late.is_cancelled, other.is_cancelled] == [True, True, False]
 
 
-def test_an_end_comes_once_and_lets_go_of_the_watcher(exchanges: Exchanges[str, Cancellable]) -> None:
+@pytest.mark.parametrize("is_one_of_many", [False, True])
+def test_an_end_comes_once_and_lets_go_of_the_watcher(
+    exchanges: Exchanges[str, Cancellable], is_one_of_many: bool
+) -> None:
     class Request:
         def __init__(self) -> None:
             self.exchange = Cancellable()
@@ -46,7 +49,10 @@ def test_an_end_comes_once_and_lets_go_of_the_watcher(exchanges: Exchanges[str, 
     is_gone = weakref.ref(request)
     gc.disable()
     try:
-        assert exchanges.end(1) is request.exchange
+        if is_one_of_many:
+            exchanges.end_all([1, 2])
+        else:
+            assert exchanges.end(1) is request.exchange
         assert exchanges.end(1) is None
         del request
         assert is_gone() is None

@@ -140,8 +140,7 @@ class FrontAnswers:
         except HeapFull:
             return False
         self._end.post(ENTRY.pack(entries.RESPONSES, 0, len(tokens), known.number, 0, place, len(table)))
-        for token in tokens:
-            self.exchanges.end(token)
+        self.exchanges.end_all(tokens)
         return True
 
     def _outputs_in_heap(self, response: InferResponse) -> Sequence[int] | None:

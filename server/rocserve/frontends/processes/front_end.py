@@ -37,7 +37,7 @@ from rocserve.links.opening import FRONT_MESSAGE, FRONT_RINGS, MESSAGES, accept
 from rocserve.links.texts import REMEMBERED, SentTexts, Text
 from rocserve.plane import anonymous_file
 from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, HeapReader, Slot, copy_in_steps, fill
-from rocserve.plane.loop import PlaneLoop
+from rocserve.plane.loop import Alarm, PlaneLoop
 from rocserve.services.inference import ClientResponder
 
 _WATCH_AFTER_SECONDS = 0.01
@@ -101,7 +101,7 @@ class RemoteInference:
         self.exchanges: FrontExchanges = Exchanges()
         self._latest = self._marked = self._watched = 0
         """Numbers of requests: the last one, the last one at the previous look, and the last one that was looked at."""
-        self._is_looking = False
+        self._look = Alarm(plane)
         self._sends_origins = False
         plane.register(connection.fileno(), self._on_readable)
 
@@ -164,7 +164,7 @@ class RemoteInference:
             client.send(error)
             return
         self._latest = number = self.exchanges.open((client, request.id))
-        if not self._is_looking:
+        if not self._look.is_set:
             self._look_later()
         if request.in_turn:
             flags |= entries.IN_TURN
@@ -179,15 +179,13 @@ class RemoteInference:
         self.end.post(ENTRY.pack(entries.REQUEST, flags, 0, head.number, number, place, deadline_ns))
 
     def _look_later(self) -> None:
-        self._is_looking = True
-        self.plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_waiting)
+        self._look.set(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_waiting)
 
     def _watch_waiting(self) -> None:
         """Watch the clients that have waited between one and two periods, so that the server hears when they leave.
         Each request is looked at once."""
         numbers = range(self._watched + 1, self._marked + 1)
         self._watched, self._marked = self._marked, self._latest
-        self._is_looking = False
         if self._watched < self._marked:
             self._look_later()
         for number in numbers:

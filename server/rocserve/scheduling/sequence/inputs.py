@@ -113,7 +113,7 @@ class SequenceInputs:
         """Zeros that all inputs of padding rows share, as many as the largest needed."""
         self._no_exchange = Exchange(_Nobody())
         """Of all padding rows: it has ended, so nothing answers them."""
-        self._no_exchange.note_answered_elsewhere()
+        Exchange.note_answered_elsewhere([self._no_exchange])
 
     def ready_requests(self, instance: SequenceInstance) -> Iterator[SequenceRequest]:
         """Yield the next requests of an instance's ready slots, with controls and states added."""

@@ -18,10 +18,10 @@ from rocserve.core.padding import Padding
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
+from rocserve.plane.loop import Alarm
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import DynamicBatcher
 from rocserve.scheduling.bucket_batcher import BucketBatcher
-from rocserve.scheduling.deadlines import Alarm
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_sequencer import OrderHook, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, cancelled
