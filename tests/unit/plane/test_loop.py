@@ -18,7 +18,7 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 from rocserve.core.steps import Steps
 from rocserve.observability import failures
 from rocserve.plane import loop as loop_module
-from rocserve.plane.loop import PlaneLoop, TimerDescriptor, default_spin
+from rocserve.plane.loop import Alarm, PlaneLoop, TimerDescriptor, default_spin
 
 
 def test_readable_descriptors_are_reported_on_the_thread(plane: PlaneLoop) -> None:
@@ -105,6 +105,29 @@ def test_cancelled_timers_do_not_fire_and_are_forgotten(plane: PlaneLoop) -> Non
     plane.call_soon(cancel_all)
     assert later.wait(PATIENCE_SECONDS) and not fired.is_set()
     assert len(plane._timers._heap) < 100
+
+
+def test_an_alarm_keeps_the_earliest_time_and_can_be_set_again(plane: PlaneLoop) -> None:
+    fired: list[str] = []
+    done = threading.Event()
+    alarm = Alarm(plane)
+
+    def again() -> None:
+        fired.append("again" if not alarm.is_set else "still set")
+        alarm.set(time.monotonic() + 0.01, done.set)
+
+    def begin() -> None:
+        now = time.monotonic()
+        alarm.set(now + 3600, lambda: fired.append("replaced"))
+        alarm.set(now + 0.02, again)
+        alarm.set(now + 0.03, lambda: fired.append("later"))
+        cancelled = Alarm(plane)
+        cancelled.set(now + 0.01, lambda: fired.append("cancelled"))
+        cancelled.cancel()
+
+    plane.call_soon(begin)
+    assert done.wait(PATIENCE_SECONDS)
+    assert (fired, alarm.is_set) == (["again"], False)
 
 
 def test_a_timer_may_cancel_another_that_is_due(plane: PlaneLoop) -> None:
