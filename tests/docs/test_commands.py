@@ -1,9 +1,10 @@
 """Runs what the pages have people type: blocks of `sh`, and blocks of `python` that ask a server, page by page. A
 page's blocks run in one shell, in order, in a copy of the sample's files and in a separate network namespace, so
 commands and ports are those of the page. Only `rocserve get` has network access; it runs before all other blocks.
-`rocserve serve` runs next to the blocks that follow it, until the next `rocserve serve`. A block after a file's name is
-that file; files in server/ belong to a copy of the server's code. Blocks of `console` need what a machine for tests
-lacks: root, an AMD GPU, a container engine, minutes."""
+`rocserve serve` runs next to the blocks that follow it, until the next `rocserve serve` of something else. Pages that
+serve the same, and add no files, follow each other in one shell. A block after a file's name is that file; files in
+server/ belong to a copy of the server's code. Blocks of `console` need what a machine for tests lacks: root, an AMD
+GPU, a container engine, minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,10 @@ PAGES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted(CHECKOUT.
 FENCE = re.compile(r"(?:`([\w./]+)`:\n\n)?^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^(\$ |sudo |pip |make |docker |curl |python3? |(\.venv/bin/)?rocserve [a-z])", re.MULTILINE)
 CLIENT = re.compile(r"^(from|import) (rocserve_client|tritonclient).*^with [\w.]*Client\(", re.DOTALL | re.MULTILINE)
+SERVE = re.compile(r"^rocserve serve (?:--model-repository=)?(.*?) *(?:#.*)?$", re.MULTILINE)
 PHOTO = CHECKOUT / "tests/data/photographs/cat.jpg"
+SHORTER = ((re.compile(r"--seconds 1\b"), "--seconds 0.1"), (re.compile(r"^(python load\.py .*) 4$", re.M), r"\1 1"))
+"""Measurements last as long as a reader needs for steady figures; here nobody reads them."""
 
 # A separate network namespace, so that the ports are free. Its loopback device exists but is down (SIOCSIFFLAGS,
 # IFF_UP).
@@ -37,16 +42,20 @@ set -euo pipefail
 rocserve() {
   if [ "$1" = get ]; then return; fi
   if [ "$1" != serve ]; then command rocserve "$@"; return; fi
-  stop
-  command rocserve "$@" >server.log 2>&1 &
-  server=$!
+  local wanted="${*/--model-repository=/}"
+  if [ "$wanted" != "$served" ]; then
+    stop
+    served=$wanted
+    command rocserve "$@" >server.log 2>&1 &
+    server=$!
+  fi
   until curl --silent --fail localhost:8000/v2/health/ready; do
     kill -0 $server || { cat server.log; return 1; }
     sleep 0.2
   done
 }
 stop() { [ -z "$server" ] || { kill "$server"; wait "$server" || true; }; }
-server=
+server= served=
 trap stop EXIT
 set -x
 """
@@ -81,24 +90,39 @@ def test_each_command_is_marked(page: Path) -> None:
             )
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in _blocks(page))], ids=_name)
-def test_commands_work_as_they_stand_there(page: Path, tmp_path: Path) -> None:
+def _groups() -> list[tuple[Path, ...]]:
+    """The pages with blocks to run; those that serve the same and add no files are together."""
+    groups: defaultdict[object, list[Path]] = defaultdict(list)
+    for page in PAGES:
+        blocks = _blocks(page)
+        runs = [block for block in blocks if block.runs]
+        served = tuple(what for block in runs for what in SERVE.findall(block.text))
+        if runs:
+            groups[page if any(block.file for block in blocks) else served].append(page)
+    return [tuple(group) for group in groups.values()]
+
+
+@pytest.mark.parametrize("pages", _groups(), ids=lambda pages: " ".join(map(_name, pages)))
+def test_commands_work_as_they_stand_there(pages: Sequence[Path], tmp_path: Path) -> None:
     for folder in ("model_repository", "clients", "tests/data/digits", "tests/data/shapes", "tests/data/photographs"):
         shutil.copytree(CHECKOUT / folder, tmp_path / folder)
     shutil.copy(PHOTO, tmp_path / "photo.jpg")
-    blocks = _blocks(page)
-    if any(block.file.startswith("server/") for block in blocks):
-        shutil.copytree(CHECKOUT / "server", tmp_path / "server")  # The page adds files to the server.
-    script, asked = SHELL, ""
-    for block in blocks:
-        if block.file:
-            (tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / block.file).write_text(block.text)
-        elif block.runs and block.language == "python":
-            asked += block.text  # Later blocks use what earlier ones have made.
-            script += f"python - <<'PYTHON'\n{asked}PYTHON\n"
-        elif block.runs:
-            script += block.text
+    script = SHELL
+    for page in pages:
+        blocks, asked = _blocks(page), ""
+        if any(block.file.startswith("server/") for block in blocks):
+            shutil.copytree(CHECKOUT / "server", tmp_path / "server")  # The page adds files to the server.
+        for block in blocks:
+            if block.file:
+                (tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / block.file).write_text(block.text)
+            elif block.runs and block.language == "python":
+                asked += block.text  # Later blocks use what earlier ones have made.
+                script += f"python - <<'PYTHON'\n{asked}PYTHON\n"
+            elif block.runs:
+                script += block.text
+    for measured, shorter in SHORTER:
+        script = measured.sub(shorter, script)
     environment = os.environ | {
         "PATH": f"{CHECKOUT}/.venv/bin:{os.environ['PATH']}",
         "PYTHONPATH": f"{tmp_path}/server:{CHECKOUT}/server:{CHECKOUT}/tools:{CHECKOUT}/clients",
