@@ -98,6 +98,7 @@ def run_only(folder: Path, *breaks: Callable[[Stage, random.Random], None], **ch
 
 def test_what_is_broken_on_purpose_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ending, "RECOVERY_SECONDS", 3.0)
+    monkeypatch.setattr(ending, "SHARED_SECONDS", 1.0)
     try:
         outcome = run_only(
             *(tmp_path, wrong_answer, opened_canary, told_secret, stopped_server, killed_worker, left_behind, failing),
@@ -124,15 +125,6 @@ def test_what_is_broken_on_purpose_is_reported(tmp_path: Path, monkeypatch: pyte
     suspects = {finding.kind: outcome.course.suspects(finding) for finding in outcome.findings.kept}
     assert Action("break.failing", 1) in suspects["action failed"]
     assert Action("break.wrong_answer", 1) in suspects["wrong answer"]
-
-
-def waiting_for_the_end(stage: Stage, random: random.Random) -> None:
-    wait_until(stage.ending.is_set, "the end of the campaign")
-
-
-def test_a_server_that_takes_too_much_ends_the_campaign(tmp_path: Path):
-    outcome = run_only(tmp_path, waiting_for_the_end, most_mib=1.0)
-    assert set(outcome.findings.counts) == {"too much taken"}
 
 
 def answered_clients(stage: Stage, random: random.Random) -> None:

@@ -14,6 +14,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from support.models import add_constant, drop
+from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -27,6 +29,7 @@ from campaign.minimise import smallest
 from campaign.stage import Stage
 from campaign.truth import Constants
 from campaign.watch.ending import check_json, moment_of, plain, tracebacks
+from campaign.watch.resources import ResourceWatch
 
 
 def test_a_seed_draws_the_same_actions_and_each_has_a_name():
@@ -135,6 +138,25 @@ def test_an_action_that_has_to_be_alone_is(tmp_path: Path):
     assert {count for is_alone, count in seen if is_alone} == {1}
     assert max(count for is_alone, count in seen if not is_alone) > 1
     assert len(seen) == len(taken)
+
+
+def test_a_server_that_takes_too_much_ends_the_course(repository: Path, tmp_path: Path):
+    def waiting(stage: Stage, random: random.Random) -> None:
+        wait_until(stage.ending.is_set, "the end of the course")
+
+    stage = cast(Stage, SimpleNamespace(findings=Findings(), tally=Tally(), damage=Damage(), ending=threading.Event()))
+    actions = [Action("wait", number) for number in range(3)]
+    course = Course(stage, actions, {"wait": Kind("wait", waiting)}, tmp_path / "record", lanes=1, rest_seconds=0.0)
+    drop(repository, "m", add_constant(1.0))
+    with RocserveProcess([repository], log=tmp_path / "log") as server:
+        watch = ResourceWatch("small", server, stage, most_mib=1.0)
+        watch.start()
+        try:
+            course.run(10 * PATIENCE_SECONDS)
+        finally:
+            watch.stop()
+    assert set(stage.findings.counts) == {"too much taken"}
+    assert [done.action for done in course.done] == actions[:1]
 
 
 def test_the_smallest_list_has_only_what_it_takes():
