@@ -73,30 +73,32 @@ def is_live(server: RocserveProcess) -> bool:
         return answer.status == 200
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        "dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 18446744073709551615 }",
-        "sequence_batching { oldest { max_candidate_sequences: 2147483647 } }",
-        "sequence_batching { direct { } }",
-    ],
-)
-def test_what_costs_only_as_it_is_used_is_served(serve, repository: Path, scheduler: str) -> None:
-    config = PYTHON.replace("max_batch_size: 8", "max_batch_size: 2147483647") + scheduler
-    drop(repository, "m", SCRIPT, config)
+SCHEDULERS = {
+    "priorities": "dynamic_batching { priority_levels: 18446744073709551615"
+    " default_priority_level: 18446744073709551615 }",
+    "oldest": "sequence_batching { oldest { max_candidate_sequences: 2147483647 } }",
+    "direct": "sequence_batching { direct { } }",
+}
+
+
+def test_what_costs_only_as_it_is_used_is_served(serve, repository: Path) -> None:
+    config = PYTHON.replace("max_batch_size: 8", "max_batch_size: 2147483647")
+    for name, scheduler in SCHEDULERS.items():
+        drop(repository, name, SCRIPT, config + scheduler)
     server = serve(repository, SETTLE)
-    assert models_of(server)["m"] == ("READY", "")
+    assert models_of(server) == dict.fromkeys(SCHEDULERS, ("READY", ""))
     before = server.resident_bytes()
     client = server.client()
-    for number in range(1, 20):
-        answer = client.infer(
-            "m",
-            [tensor()],
-            priority=2**64 - number,
-            sequence_id=number if "sequence" in scheduler else 0,
-            sequence_start=True,
-        )
-        assert answer.as_numpy("Y").tolist() == [[1.0, 1.0]]
+    for name, scheduler in SCHEDULERS.items():
+        for number in range(1, 20):
+            answer = client.infer(
+                name,
+                [tensor()],
+                priority=2**64 - number,
+                sequence_id=number if "sequence" in scheduler else 0,
+                sequence_start=True,
+            )
+            assert answer.as_numpy("Y").tolist() == [[1.0, 1.0]]
     assert server.resident_bytes() - before < MEMORY
 
 

@@ -20,6 +20,7 @@ import tritonclient.grpc as triton
 from support.certificates import make_authority
 from support.front_ends import (
     KILLS,
+    PAUSE_SECONDS,
     asking_clients,
     check_others_go_on,
     clients_of,
@@ -79,7 +80,7 @@ def values() -> triton.InferInput:
 
 
 class Client:
-    """Sends requests without a pause, and counts outcomes."""
+    """Sends one request after another, and counts outcomes."""
 
     def __init__(self, server: RocserveProcess, stop: threading.Event) -> None:
         self.answers = 0
@@ -100,6 +101,7 @@ class Client:
                 continue
             self.answers += 1
             self.wrong += answer != [[2.0, 3.0]]
+            self._stop.wait(PAUSE_SECONDS)
         self._client.close()
 
 

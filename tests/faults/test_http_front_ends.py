@@ -14,6 +14,7 @@ import psutil
 import pytest
 from support.front_ends import (
     KILLS,
+    PAUSE_SECONDS,
     asking_clients,
     check_others_go_on,
     clients_of,
@@ -47,7 +48,7 @@ def infer(client: http.client.HTTPConnection, model: str, number: float) -> floa
 
 
 class Client:
-    """Sends requests without a pause on one connection, and counts outcomes."""
+    """Sends one request after another on one connection, and counts outcomes."""
 
     def __init__(self, server: RocserveProcess, number: int, stop: threading.Event) -> None:
         self.answers = 0
@@ -70,6 +71,7 @@ class Client:
                 time.sleep(0.01)
             else:
                 self.answers += 1
+                self._stop.wait(PAUSE_SECONDS)
         self._client.close()
 
 

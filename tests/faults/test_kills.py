@@ -21,7 +21,7 @@ def test_fifty_kills_under_load(serve, repository: Path):
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository)
     process = server.server_process()
-    with ConstantLoad(server.address, "m", {1.0}, THREADS) as load:
+    with ConstantLoad(server.address, "m", {1.0}, THREADS, pause_seconds=0.0) as load:
         load.wait_until_answered_by(1.0)
         kill_and_wait(server, load)
         before, kills, chance = measure(process), 0, random.Random(1)

@@ -14,12 +14,14 @@ import psutil
 from support.waiting import wait_until
 
 CLIENTS = 12
+PAUSE_SECONDS = 0.02
+"""A client's pause after each answer: without one, twelve clients take the processors that the next front end needs."""
 KILLS = int(os.environ.get("KILLS", "4"))
 """Front ends that one run kills, one after another, under load."""
 
 
 class Asking(Protocol):
-    """A client that sends requests without a pause in its own thread until its event is set."""
+    """A client that sends one request after another in its own thread until its event is set."""
 
     answers: int
     thread: threading.Thread

@@ -1,4 +1,4 @@
-"""Clients that send requests all the time, and record each answer that was wrong or missing."""
+"""Clients that send one request after another, and record each answer that was wrong or missing."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class ConstantLoad:
         constants: set[float],
         threads: int = 8,
         retried: Collection[str] = (),
-        pause_seconds: float = 0.0,
+        pause_seconds: float = 0.02,
     ) -> None:
         """`retried`: statuses after which a request is sent again, for PATIENCE_SECONDS at most. `pause_seconds`: the
-        pause after each answer, for tests that do not need a request under way at each moment."""
+        pause after each answer; without one, the load takes the processors that the awaited work needs. 0 = a request
+        is under way at each moment."""
         self.failures: list[tuple[str, str]] = []
         self.wrong: list[list[float]] = []
         self.answered: Counter[float] = Counter()
