@@ -23,6 +23,7 @@ from support.metrics import FLAGS as METRICS
 from support.metrics import port_of
 from support.parity.models import parity_models, write_model
 from support.server import RocserveProcess
+from support.tools import Command
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 ALL_PORTS = ("--grpc-use-ssl", "--http-use-ssl", "--metrics-use-ssl", "--front-ends=0", *METRICS)
@@ -40,14 +41,9 @@ class Served:
     """The files that the server uses; a test may replace them."""
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rocserve.cli", *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path / "cache", capsys)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +146,7 @@ def test_clients_without_or_with_a_foreign_certificate(served: Served, ours: Aut
     assert [grpc_is_served(served, ours, shown) for shown in (None, theirs)] == [not is_mutual(served)] * 2
 
 
-def test_nothing_is_answered_without_tls(served: Served) -> None:
+def test_nothing_is_answered_without_tls(served: Served, command: Command) -> None:
     for port, path in ports(served):
         connection = http.client.HTTPConnection("localhost", port, timeout=PATIENCE_SECONDS)
         with pytest.raises((ConnectionError, http.client.HTTPException)):
@@ -158,8 +154,8 @@ def test_nothing_is_answered_without_tls(served: Served) -> None:
             connection.getresponse()
         connection.close()
     status = command("status", "--once", f"--url=localhost:{served.server.port}")
-    assert status.returncode == 1
-    assert "does it need TLS?" in status.stderr
+    assert status.status == 1
+    assert "does it need TLS?" in status.err
 
 
 def test_triton_s_client_over_https(served: Served, ours: Authority) -> None:
@@ -181,7 +177,7 @@ def test_triton_s_client_over_grpc(served: Served, ours: Authority) -> None:
         assert client.is_model_ready("add_sub")
 
 
-def test_curl_and_the_status_verb(served: Served, ours: Authority) -> None:
+def test_curl_and_the_status_verb(served: Served, ours: Authority, command: Command) -> None:
     shown = ["--cert", str(ours.certificate), "--key", str(ours.key), "--cacert", str(ours.root)]
     if shutil.which("curl"):
         for port, path in ports(served):
@@ -194,8 +190,8 @@ def test_curl_and_the_status_verb(served: Served, ours: Authority) -> None:
             assert told.returncode == 0, told.stderr
     own = (f"--root-cert={ours.root}", f"--client-cert={ours.certificate}", f"--client-key={ours.key}")
     status = command("status", "--once", f"--url=localhost:{served.server.port}", "--tls", *own)
-    assert status.returncode == 0, status.stderr
-    assert "add_sub" in status.stdout
+    assert status.status == 0, status.err
+    assert "add_sub" in status.out
 
 
 def test_handshakes_that_never_end_keep_nobody_out(served: Served, ours: Authority) -> None:
@@ -268,24 +264,26 @@ def test_a_renewed_certificate_is_used_for_new_connections_and_a_broken_one_is_n
     ],
 )
 def test_a_lock_on_one_of_two_doors_is_refused(
-    flags: tuple[str, ...], choices: str, ours: Authority, repository: Path
+    flags: tuple[str, ...], choices: str, ours: Authority, repository: Path, command: Command
 ) -> None:
     refused = command(
         *("serve", f"--model-repository={repository}", "--grpc-port=0", "--http-port=0", "--grpc-address=127.0.0.1"),
         *("--http-address=127.0.0.1", "--allow-metrics=false", f"--grpc-server-cert={ours.certificate}"),
         *(f"--grpc-server-key={ours.key}", f"--grpc-root-cert={ours.root}", *flags),
     )
-    assert refused.returncode == 2, refused.stderr
-    assert choices in " ".join(refused.stderr.split())
+    assert refused.status == 2, refused.err
+    assert choices in " ".join(refused.err.split())
 
 
 def test_a_pair_that_does_not_belong_together_ends_the_start(
     ours: Authority, theirs: Authority, repository: Path
 ) -> None:
-    refused = command(
-        *("serve", f"--model-repository={repository}", "--allow-grpc=false", "--http-port=0"),
+    words = (
+        *(sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}"),
+        *("--allow-grpc=false", "--http-port=0"),
         *("--http-address=127.0.0.1", "--http-use-ssl", "--allow-metrics=false"),
         *(f"--grpc-server-cert={ours.certificate}", f"--grpc-server-key={theirs.key}"),
     )
+    refused = subprocess.run(words, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert refused.returncode == 1
     assert "cannot serve HTTP with TLS: expected a matching certificate and key as PEM files" in refused.stderr
