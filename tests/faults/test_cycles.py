@@ -55,10 +55,10 @@ def descriptors_when_idle(server: RocserveProcess) -> int:
 
 
 def check_growth(server: RocserveProcess, cycle: Callable[[], None]) -> None:
-    for _ in range(5):
+    for _ in range(3):
         cycle()
     before = descriptors_when_idle(server)
-    for _ in range(20):
+    for _ in range(10):
         cycle()
     wait_until(lambda: descriptors_when_idle(server) <= before, f"at most {before} descriptors")
 
