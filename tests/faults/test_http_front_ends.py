@@ -8,7 +8,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -23,15 +22,27 @@ from support.front_ends import (
 )
 from support.gated_models import drop_gated, gate_of, none_waits, waiting
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 
-@pytest.fixture
-def server(serve, repository: Path) -> RocserveProcess:
+@pytest.fixture(scope="module")
+def lasting_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """A server that survives whatever happens to its front ends."""
+    repository = tmp_path_factory.mktemp("front-ends") / "repository"
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop_gated(repository)
-    return serve(repository, "--front-ends=2", "--exit-timeout-secs=2")
+    return start(repository, "--front-ends=2", "--exit-timeout-secs=2")
+
+
+@pytest.fixture
+def server(lasting_server: RocserveProcess) -> RocserveProcess:
+    wait_until(lambda: both_listen(lasting_server), "both front ends")
+    return lasting_server
+
+
+def both_listen(server: RocserveProcess) -> bool:
+    return [listens(one, server.http_port) for one in server.front_ends()] == [True, True]
 
 
 def body(number: float) -> bytes:
@@ -80,13 +91,7 @@ def clients(server: RocserveProcess) -> AbstractContextManager[list[Client]]:
 
 
 def wait_for_both(server: RocserveProcess, gone: psutil.Process) -> None:
-    wait_until(
-        lambda: (
-            gone not in server.front_ends()
-            and [listens(one, server.http_port) for one in server.front_ends()] == [True, True]
-        ),
-        "both front ends",
-    )
+    wait_until(lambda: gone not in server.front_ends() and both_listen(server), "both front ends")
 
 
 def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess) -> None:
