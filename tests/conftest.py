@@ -8,14 +8,19 @@ import math
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.server import RocserveProcess, Start
+from support.shared_folder import shared_folder
 from xdist.scheduler import LoadFileScheduling
+
+if TYPE_CHECKING:
+    import onnx
 
 HERE = Path(__file__).parent
 LONGEST_FILES = (
@@ -171,12 +176,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def untrained_resnet50(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ResNet-50 with seeded weights. Made once, because it takes seconds."""
+    """ResNet-50 with seeded weights. Made once for all pytest processes, because it takes seconds."""
     from benchmarks.networks import resnet50
 
-    file = tmp_path_factory.mktemp("resnet50") / "model.onnx"
-    file.write_bytes(resnet50.build().SerializeToString())
-    return file
+    return _written(tmp_path_factory, "resnet50", resnet50.build)
 
 
 @pytest.fixture(scope="session")
@@ -184,6 +187,11 @@ def untrained_yolov4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `untrained_resnet50`."""
     from benchmarks.networks import yolov4
 
-    file = tmp_path_factory.mktemp("yolov4") / "model.onnx"
-    file.write_bytes(yolov4.build().SerializeToString())
-    return file
+    return _written(tmp_path_factory, "yolov4", yolov4.build)
+
+
+def _written(tmp_path_factory: pytest.TempPathFactory, name: str, build: Callable[[], onnx.ModelProto]) -> Path:
+    def write(folder: Path) -> None:
+        (folder / "model.onnx").write_bytes(build().SerializeToString())
+
+    return shared_folder(tmp_path_factory, name, write) / "model.onnx"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from support.shared_folder import shared_folder
 
 NO_PYTORCH = "no PyTorch here; `make pytorch` installs it"
 NO_COMPILER = "no C++ compiler here"
@@ -77,14 +78,7 @@ def has_compiler() -> bool:
 def _written(tmp_path_factory: pytest.TempPathFactory, name: str, *command: str, seconds: float | None = None) -> Path:
     """Return the folder into which `python COMMAND FOLDER` has written, once for all pytest processes. `seconds`: after
     them it has failed; None = pytest's own limit."""
-    from filelock import FileLock  # PyTorch depends on it.
-
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            new = folder.with_suffix(".new")
-            new.mkdir(exist_ok=True)
-            subprocess.run([sys.executable, "-W", "ignore", *command, str(new)], check=True, timeout=seconds)
-            new.rename(folder)
-    return folder
+    words = (sys.executable, "-W", "ignore", *command)
+    return shared_folder(
+        tmp_path_factory, name, lambda folder: subprocess.run([*words, str(folder)], check=True, timeout=seconds)
+    )
