@@ -1,4 +1,4 @@
-"""Checks what operators and clients see on a server of MIGraphX's failures: docs/reference/migraphx-errors.md."""
+"""Checks what operators and clients see on a server of MIGraphX's failures."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from support import migraphx_errors_page as page
 from support import migraphx_models
 from support.migraphx_cases import onnx_cases, program_cases, rebuilt_case, slow, tensorflow_cases
+from support.migraphx_error_texts import INDEX_TEXTS, RESPONSE_TEXTS, Text, index_text, log_text, response_text
 from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place, wait_for_state
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -99,24 +99,24 @@ def answers(client: triton.InferenceServerClient) -> bool:
 
 STATUSES = ("Invalid argument", "Unavailable", "Unsupported", "Internal")
 """What the index puts before a reason."""
-INDEX = [row.case for row in page.rows() if "index" in row.texts and row.case not in {*WITHOUT_A_SERVER, SLOW}]
+INDEX = [case for case in INDEX_TEXTS if case not in {*WITHOUT_A_SERVER, SLOW}]
 
 
 @pytest.mark.parametrize("case", INDEX)
 def test_the_index_says_why(served: Served, case: str) -> None:
     state, reason = index_entry(served.client, served.names[case])
     assert state == "UNAVAILABLE"
-    documented = page.text(case)
+    expected_text = index_text(case)
     status, _, message = reason.partition(": ")
     assert status in STATUSES
-    assert documented.fits(message), f"documented:\n{documented.text}\nsaid:\n{message}"
+    assert expected_text.fits(message), f"expected:\n{expected_text.text}\ngot:\n{message}"
 
 
 def test_every_model_of_the_cases_has_a_text(served: Served) -> None:
     assert served.names.keys() - {REBUILT} == set(INDEX)
 
 
-@pytest.mark.parametrize("case", [row.case for row in page.rows() if "response" in row.texts])
+@pytest.mark.parametrize("case", RESPONSE_TEXTS)
 def test_the_response_says_why(served: Served, case: str) -> None:
     model, inputs = REQUESTS[case]
     model = served.names["a file of 0 bytes"] if model == "empty" else model
@@ -124,8 +124,8 @@ def test_the_response_says_why(served: Served, case: str) -> None:
         ask(served.client, model, inputs)
     code = str(refused.value.status()).removeprefix("StatusCode.")
     message = f"{code} {refused.value.message().removeprefix('[request id: <id_unknown>] ')}"
-    documented = page.text(case, "response")
-    assert documented.fits(message), f"documented:\n{documented.text}\nsaid:\n{message}"
+    expected_text = response_text(case)
+    assert expected_text.fits(message), f"expected:\n{expected_text.text}\ngot:\n{message}"
 
 
 def test_the_status_says_the_same(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,23 +153,23 @@ def test_a_program_of_another_version_is_rebuilt_and_the_log_says_so(served: Ser
     assert wait_for_state(served.client, served.names[REBUILT], "READY") == ""
     found = ask(served.client, served.names[REBUILT], {"x": INPUTS["x"][:1]})["scores"]
     np.testing.assert_allclose(found, SCORES[:1], atol=1e-4)
-    wait_until(lambda: is_logged(served.server, page.text(REBUILT, "log")), "the line in the log")
+    wait_until(lambda: is_logged(served.server, log_text(REBUILT)), "the line in the log")
 
 
 def test_a_program_that_crashed_is_not_tried_again(served: Served) -> None:
     load(served.client, served.names[CRASHING])
     status, _, message = index_entry(served.client, served.names[CRASHING])[1].partition(": ")
     assert status in STATUSES
-    assert page.text("the same, loaded again").fits(message), message
+    assert index_text("the same, loaded again").fits(message), message
 
 
 def test_a_slow_compile_says_what_it_is_at(served: Served) -> None:
     def is_told() -> bool:
-        return page.text(SLOW).fits(index_entry(served.client, "slow")[1])
+        return index_text(SLOW).fits(index_entry(served.client, "slow")[1])
 
     wait_until(is_told, "the reason while it compiles")
     assert index_entry(served.client, "slow")[0] == "LOADING"
-    wait_until(lambda: is_logged(served.server, page.text(SLOW, "log")), "the line in the log")
+    wait_until(lambda: is_logged(served.server, log_text(SLOW)), "the line in the log")
     assert answers(served.client)
 
 
@@ -184,6 +184,6 @@ def test_the_log_says_it_once_and_without_tracebacks(served: Served) -> None:
         assert len(errors) == (2 if case == CRASHING else 1), errors
 
 
-def is_logged(server: RocserveProcess, documented: page.Text) -> bool:
+def is_logged(server: RocserveProcess, logged: Text) -> bool:
     """Whether a line of the log ends with it."""
-    return any(documented.fits(line[line.find(documented.start) :]) for line in server.log_text.splitlines())
+    return any(logged.fits(line[line.find(logged.start) :]) for line in server.log_text.splitlines())

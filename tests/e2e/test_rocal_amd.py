@@ -133,7 +133,7 @@ def differences(given: np.ndarray, expected: rocal_reference.Result, deviation: 
 
 @pytest.mark.skipif(
     not is_installed("amd.rocal"),
-    reason="no amd.rocal; docs/reference/rocal-amd.md says how it is found, or a stand-in for it",
+    reason="no amd.rocal; docs/reference/rocal.md says how it is found, or a stand-in for it",
 )
 def test_the_installed_amd_rocal_against_the_golden_outputs(repository: Path, serve: Serve) -> None:
     data = WHOLE_GOLDEN if (WHOLE_GOLDEN / "manifest.json").is_file() else OWN_GOLDEN

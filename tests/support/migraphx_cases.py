@@ -1,5 +1,5 @@
 """One model for each failure of MIGraphX, written as a user would drop it into a repository. The cases have the names
-of docs/reference/migraphx-errors.md."""
+of support/migraphx_error_texts.py."""
 
 from __future__ import annotations
 

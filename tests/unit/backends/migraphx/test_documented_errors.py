@@ -1,13 +1,13 @@
-"""Errors in docs/reference/migraphx-errors.md that no server here can run into."""
+"""Errors of MIGraphX that no server here can run into."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from support import migraphx_errors_page as page
 from support import migraphx_models
 from support.migraphx import run_with_migraphx
+from support.migraphx_error_texts import index_text
 from support.migraphx_serving import compiled
 
 from rocserve.backends.migraphx.compiling.child_process import with_hint
@@ -24,14 +24,14 @@ def test_another_gpu_architecture(migraphx_root: Path, tmp_path: Path) -> None:
     here = ProgramEnvironment("2.14.0", gpu_architecture="gfx942:sramecc+:xnack-")
     with pytest.raises(ServeError) as refused:
         check_mxr(file, here, Target.GPU)
-    assert page.text("another GPU architecture").fits(refused.value.text), refused.value.text
+    assert index_text("another GPU architecture").fits(refused.value.text), refused.value.text
 
 
 def test_a_gpu_that_migraphx_does_not_find() -> None:
     """The words of MIGraphX's source, after the server's words for a failed compile."""
     message = with_hint("src/targets/gpu/device_name.cpp:60: get_device_id: No device")
     reason = f"compiling batch size 1 of model 'x' failed while compiling: MIGraphX says: {message}"
-    assert page.text("a GPU that MIGraphX does not find").fits(reason), reason
+    assert index_text("a GPU that MIGraphX does not find").fits(reason), reason
 
 
 _IMPORTS = """

@@ -1,5 +1,5 @@
-"""The hints to MIGraphX's errors, except those on docs/reference/migraphx-errors.md; the distance between results, and
-the inputs of comparisons."""
+"""The hints to MIGraphX's errors, except those in tests/support/migraphx_error_texts.py; the distance between
+results, and the inputs of comparisons."""
 
 from __future__ import annotations
 
