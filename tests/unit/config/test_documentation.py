@@ -84,18 +84,26 @@ def fields(descriptor: Any, prefix: str = "") -> Iterator[str]:
 
 
 def documented() -> dict[str, str]:
-    """By the field's path, what the table says of it."""
+    """By the field's path, what the table says of it: its row, else the row of the longest `x.*` that holds it."""
     section = PAGE.read_text().partition("\n## Fields\n")[2].partition("\n## ")[0]
     rows: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for line in section.splitlines():
         if not line.startswith("| `"):
             continue
         names, effect = line.strip("| ").split(" | ", 1)
-        first, *others = re.findall(r"`([\w.]+)`", names)
+        first, *others = re.findall(r"`([\w.*]+)`", names)
         for name in (first, *others):
             path = first + name if name.startswith(".") else name
-            assert path not in rows, f"{path} stands twice"
-            rows[path] = effect
+            kept = messages if path.endswith(".*") else rows
+            path = path.removesuffix(".*")
+            assert path not in kept, f"{path} stands twice"
+            kept[path] = effect
+    for message in sorted(messages, key=len, reverse=True):
+        held = [path for path in fields(ModelConfig.DESCRIPTOR) if f"{path}.".startswith(f"{message}.")]
+        assert held, f"{message} is not a field"
+        for path in held:
+            rows.setdefault(path, messages[message])
     return rows
 
 
