@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _QUIET_GRPC = ("GRPC_VERBOSITY", "ERROR")
 """Hides gRPC's messages about ended connections from the log and the table; its errors remain."""
-_ENDED_BY_USER = 130
-"""128 plus SIGINT's number, as in shells."""
 TOOLS = "rocserve.verbs"
 """The group of entry points by which a package adds verbs: each is a mapping like `_VERBS`."""
 _VERBS: Mapping[str, tuple[str, str]] = {
@@ -52,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # The verb was still being imported; a running verb handles Ctrl-C itself.
         print("rocserve: ended by you", file=sys.stderr)
-        return _ENDED_BY_USER
+        # 128 plus SIGINT's number, as in shells.
+        return 130
 
 
 def _run(words: Sequence[str]) -> int:

@@ -74,12 +74,8 @@ from rocserve.start_table import print_sample, print_table, print_way_to_first_m
 from rocserve.workers.instance import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
-_POLL_SECONDS = 0.05
-"""Interval of checks whether the last sequence has ended."""
 _END_SECONDS = 15.0
 """How long the end may take after --drain-seconds and --exit-timeout-secs."""
-_CANCEL_SECONDS = 5.0
-"""How long a part that is cut short may take to release its resources."""
 
 
 def run_server(
@@ -352,7 +348,7 @@ class Server:
     async def _sequences_end(self) -> None:
         """Wait for the end of all sequences, whose next requests come on open connections."""
         while self._sequences.have_sequences:  # noqa: ASYNC110 - another thread ends them
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(0.05)
 
     async def _end_workers(self, ending: Ending) -> None:
         await ending.end("the zygote", self._launcher.close())
@@ -391,7 +387,8 @@ class Ending:
             if not self.end_now.is_set():
                 self._log.warning("%s did not end within the exit timeout", part)
             task.cancel()
-            await asyncio.wait((task,), timeout=_CANCEL_SECONDS)
+            # It releases its resources in this time.
+            await asyncio.wait((task,), timeout=5.0)
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             self._log.error("%s did not end properly; the other parts end anyway", part, exc_info=error)
 

@@ -17,7 +17,6 @@ _PINGS_PER_LIMIT = 3
 """Signs of life within the manager's time limit, so that a late one does not end the server."""
 _EXTENSION_SECONDS = 60
 """Time that each message of a start asks for. Loads have separate limits."""
-_EXTENSIONS_PER_TIME = 4
 
 
 class ServiceManager:
@@ -76,7 +75,7 @@ class ServiceManager:
     async def _extend_start(self) -> None:
         while True:
             self._send(f"EXTEND_TIMEOUT_USEC={_EXTENSION_SECONDS * 1_000_000}")
-            await asyncio.sleep(_EXTENSION_SECONDS / _EXTENSIONS_PER_TIME)
+            await asyncio.sleep(_EXTENSION_SECONDS / 4)
 
     async def _ping(self, check: Callable[[], object]) -> None:
         while True:

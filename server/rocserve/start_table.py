@@ -24,14 +24,9 @@ from rocserve.settings.unix_place import SCHEME
 from rocserve.verbs.printing import console_on, say, show
 from rocserve.verbs.printing import table as tabulated
 
-_ANY_HOST = "http://localhost"
-_COLUMNS = ("model", "version", "runs on", "inputs", "outputs", "state")
-_NEVER_FOLDED = ("model", "version", "state")
 _MOST_ROWS = 30
 """Rows that fit one screen. Of more models only those that are not ready have a row."""
 _READY = "READY"
-_IMAGES = "rocal"
-"""The backend whose models take image files."""
 
 
 def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO) -> None:
@@ -50,7 +45,11 @@ def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO
         )
         rows = rows[:_MOST_ROWS]
     if rows:
-        columns = [Column(name, overflow="fold", no_wrap=name in _NEVER_FOLDED) for name in _COLUMNS]
+        columns = [
+            *(Column(name, overflow="fold", no_wrap=True) for name in ("model", "version")),
+            *(Column(name, overflow="fold") for name in ("runs on", "inputs", "outputs")),
+            Column("state", overflow="fold", no_wrap=True),
+        ]
         cells = [
             # A longer name is folded, to leave room for the tensors.
             (
@@ -100,7 +99,8 @@ def print_sample(version: ServedVersion, table: ServingTable, http: str, grpc: s
         return  # A single request without parameters gets no response, or several.
     members = [table.models.get(step.member) for step in config.ensemble_steps]
     backends = (config.backend, *(member.latest.config.backend for member in members if member and member.latest))
-    takes_files = len(config.inputs) == 1 and _IMAGES in backends
+    # Models of this backend take image files.
+    takes_files = len(config.inputs) == 1 and "rocal" in backends
     line = shell_line(config, http, takes_files=takes_files) if http else ""
     lines = python_lines(config, grpc, takes_files=takes_files) if grpc else ()
     if line:
@@ -125,14 +125,15 @@ def _cells(row: IndexEntry, version: ServedVersion | None, between: str) -> tupl
 
 _MOST_WRITTEN = 16
 """Elements of a tensor that the command contains; the shell generates larger tensors."""
-_WITHOUT_JSON = frozenset({DataType.FP16, DataType.BF16})
 _PHOTO = "photo.jpg"
 
 
 def curl_url(address: str, target: str) -> str:
     """Return a URL for curl, and before it the flag for a Unix socket."""
     path = address.removeprefix(SCHEME)
-    return quote(address + target) if path == address else f"--unix-socket {quote(path)} {quote(_ANY_HOST + target)}"
+    if path == address:
+        return quote(address + target)
+    return f"--unix-socket {quote(path)} {quote('http://localhost' + target)}"
 
 
 def shell_line(config: ModelConfig, address: str, *, takes_files: bool) -> str:
@@ -141,8 +142,9 @@ def shell_line(config: ModelConfig, address: str, *, takes_files: bool) -> str:
     inputs = _needed(config)
     if takes_files:
         return f"curl -s {url} -F {quote(inputs[0].name)}=@{_PHOTO}"
-    if _WITHOUT_JSON & {*(one.datatype for one in inputs), *(output.datatype for output in config.outputs)}:
-        return ""
+    datatypes = {one.datatype for one in (*inputs, *config.outputs)}
+    if not datatypes.isdisjoint((DataType.FP16, DataType.BF16)):
+        return ""  # JSON has no form for these.
     written: list[str] = []
     made: list[str] = []
     for entry in inputs:

@@ -38,11 +38,6 @@ _TRITON_BACKENDS = {
 }
 """Triton's backends of these platforms."""
 
-_WEIGHTS = re.compile(r"\.(pth|safetensors|bin)\b")
-_WEIGHTS_ADVICE = (
-    "; such files hold weights without the network: write it as a program with torch.export.save(torch.export.export("
-    "model.eval(), inputs), 'model.pt2'), or write a model.py that loads it"
-)
 _SAVED_MODEL = "saved_model.pb"
 _SHOWN_NAMES = 20
 """File names listed in an error."""
@@ -117,7 +112,13 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
     for name in () if message.default_model_filename else folder.places[0].visible:
         if name == _SAVED_MODEL or name.endswith(".savedmodel"):
             raise _saved_model_refused(message, folder, name)
-    advice = _WEIGHTS_ADVICE if _WEIGHTS.search(where) else ""
+    advice = ""
+    if re.search(r"\.(pth|safetensors|bin)\b", where):
+        advice = (
+            "; such files hold weights without the network: write it as a program with"
+            " torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2'), or write a model.py that loads"
+            " it"
+        )
     if not message.default_model_filename:
         advice = advice or _renaming(folder.places[0], registry)
     raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")

@@ -27,8 +27,6 @@ MOST_SAMPLE_BYTES = (1 << 31) - 1
 """Bytes of all warm-up samples, and of a sequence's initial state; no request can be larger either."""
 MOST_SAMPLE_ROWS = 1_000_000
 """Rows of a warm-up sample's batch: each row is a request to the model."""
-_STRING_BYTES = 20
-"""Bytes of a BYTES element in a warm-up sample: its length and 16 random characters."""
 MOST_SAMPLE_RUNS = 10_000
 """Runs of one warm-up sample; more do not make a model warmer."""
 
@@ -77,7 +75,8 @@ def check_step_count(message: ModelConfig) -> None:
 def _nbytes(dims: Iterable[int], data_type: int) -> int:
     """Return the smallest size of a tensor, with variable dimensions counted as 1."""
     itemsize = datatype_of_number(data_type).itemsize if data_type else 1
-    return math.prod(max(dim, 1) for dim in dims) * (itemsize or _STRING_BYTES)
+    # An element of BYTES: its length and 16 random characters.
+    return math.prod(max(dim, 1) for dim in dims) * (itemsize or 20)
 
 
 def _check_number(who: str, number: int, what: str, most: int, before: str = "") -> None:

@@ -18,9 +18,6 @@ from rocserve.protocol import model_config_pb2 as messages
 LABELS_FILENAME = "labels.txt"
 """Class names, one per line, in the folder of a model, and of its generated post-processing."""
 
-_WITHOUT_CLASSES = frozenset({DataType.BYTES, DataType.BF16})
-"""Datatypes that the classification extension refuses."""
-
 
 @dataclass(frozen=True, slots=True)
 class ClassNames:
@@ -79,7 +76,8 @@ def labelled_output(config: ModelConfig, found: ClassNames) -> OutputConfig | No
     """Return the only output that has as many classes as there are names; None = there is none (see `unused_text`).
     Raises ServeError (INVALID_ARGUMENT) if there must be one: the command line names the file, or the model's only
     fractions are scores with a different number of classes."""
-    outputs = [one for one in config.outputs if one.datatype not in _WITHOUT_CLASSES]
+    # The classification extension refuses these datatypes.
+    outputs = [one for one in config.outputs if one.datatype not in (DataType.BYTES, DataType.BF16)]
     fitting = [one for one in outputs if classes_of(config, one) == len(found.names)]
     if len(fitting) == 1:
         return fitting[0]

@@ -14,14 +14,6 @@ from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
-_CPU_INSTANCES = 2
-"""Triton's default count of a KIND_CPU group, for thread-safe engines only."""
-
-_AMD_BATCH = "batch"
-"""The parameter that sets max_batch_size in AMD Inference Server's dialect."""
-
-_SEQUENCE_IDLE_MICROSECONDS = 1_000_000
-
 
 def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
     """Write the defaults that need no model into the message. Idempotent."""
@@ -38,7 +30,7 @@ def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
             getattr(message.optimization, field).enable = True
     batching = message.sequence_batching
     if message.HasField("sequence_batching"):
-        batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or _SEQUENCE_IDLE_MICROSECONDS
+        batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or 1_000_000
     for owner, batcher in ((message, "dynamic_batching"), (batching, "oldest")):
         if owner.HasField(batcher) and message.max_batch_size > 0:
             sizes = getattr(owner, batcher).preferred_batch_size
@@ -53,7 +45,8 @@ def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
                 # The backend's first engine runs the model, unless the parameter names another.
                 wanted = message.parameters["engine"].string_value if "engine" in message.parameters else ""
                 engine = next((engine for engine in backend.engines if engine.name == wanted), backend.engines[0])
-                group.count = _CPU_INSTANCES if engine.thread_safe else 1
+                # Triton's default for a KIND_CPU group; only engines that are safe on several threads keep it.
+                group.count = 2 if engine.thread_safe else 1
 
 
 def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
@@ -117,8 +110,8 @@ def replace_declared_tensors(message: ModelConfig, signature: Signature) -> tupl
     """Replace declared tensors that contradict the model, for dialects whose tensors are only descriptions: AMD
     Inference Server compares neither names nor the order of dimensions. Returns warnings."""
     warnings: list[str] = []
-    # Only the parameter asks for batches.
-    couples = "" if _AMD_BATCH in message.parameters else signature.dependent_rows
+    # In this dialect only the parameter `batch` asks for batches.
+    couples = "" if "batch" in message.parameters else signature.dependent_rows
     if message.max_batch_size > 0 and (couples or not signature.supports_batching):
         reason = f" ({couples})" if couples else ""
         warnings.append(f"model '{message.name}' cannot batch: requests run one by one{reason}")

@@ -28,7 +28,6 @@ _LINE, _SPACE = 16.0, 22.0
 """Height of a line of text on an arrow, and of the space above and below these lines."""
 _LETTER = 7.2
 """Width of a letter, about: fonts differ."""
-_FEWEST_LETTERS = 4
 
 
 class NodeKind(Enum):
@@ -138,7 +137,7 @@ def _typed(config: ModelConfig, tensor: ModelInput | ModelOutput) -> str:
 
 
 def _cut(text: str, width: float) -> str:
-    most = max(_FEWEST_LETTERS, int(width / _LETTER))
+    most = max(4, int(width / _LETTER))
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

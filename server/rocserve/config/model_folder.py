@@ -26,15 +26,12 @@ _FILES_OF_EACH_MODEL = (
     RECORDED_FILE,
     *("tokenizer.json", "tokenizer_config.json", "config.json", "sentence_bert_config.json", "modules.json"),
 )
-_HIGHEST = 2**63 - 1
-_GET_WITH = "get_with"
-"""Parameter with the command that fetches a model's missing files."""
 
 
 def is_version_name(name: str) -> bool:
     """Whether a folder of this name holds a version: digits only, at most 63 bits, no leading zero except for "0"."""
     digits = name.isascii() and name.isdigit() and len(name) <= 19
-    return digits and (name == "0" or not name.startswith("0")) and int(name) <= _HIGHEST
+    return digits and (name == "0" or not name.startswith("0")) and int(name) <= 2**63 - 1
 
 
 def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[int, ...]:
@@ -48,7 +45,8 @@ def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[in
 def no_version_text(config: PlainConfig) -> str:
     """Return the error of a model without any version to serve; it begins with Triton's words."""
     text = f"at least one version must be available under the version policy of model '{config.name}'"
-    command = config.parameters.get(_GET_WITH, "").strip()
+    # The command that fetches the model's missing files.
+    command = config.parameters.get("get_with", "").strip()
     return f"{text}; get one with: {command}" if command else text
 
 
@@ -234,7 +232,6 @@ def _read_lines(folder: ModelFolder, filename: str, what: str) -> tuple[str, ...
 
 
 CHECKSUM = "checksum"
-_MD5 = "md5"
 
 
 def check_agents_known(message: ModelConfig) -> None:
@@ -255,7 +252,7 @@ def run_agents(message: ModelConfig, folder: ModelFolder) -> None:
             algorithm, colon, name = key.partition(":")
             if not colon:
                 raise invalid_argument(f"failed to parse key: {key}; expected MD5:<path in the model's folder>")
-            if algorithm.lower() != _MD5:
+            if algorithm.lower() != "md5":
                 raise unimplemented(f"Unsupported checksum algorithm: {algorithm}; expected MD5")
             path = folder.resolve(name, f"file of agent '{CHECKSUM}'")
             try:

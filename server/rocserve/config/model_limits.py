@@ -9,31 +9,27 @@ from dataclasses import replace
 from rocserve.core.errors import invalid_argument
 from rocserve.settings import TimeLimits
 
-_TIME_LIMITS = ("request_timeout", "hang_timeout", "load_timeout")
-"""The parameters end in _secs, the fields of TimeLimits in _seconds."""
 _IDLE_UNLOAD = "idle_unload_secs"
 _PINNED = "pinned"
 SHARED_WORKER = "shared_worker"
 """Parameter: worker process that a model shares with others; "" = a separate process; missing = the server decides."""
-_WORKER_BOUNDS = ("memory_bytes", "tasks", "file_bytes")
-"""Fields of WorkerSettings; the parameters begin with worker_."""
-_MOST_DIGITS = 18
-"""More digits may exceed the kernel's 63 bits."""
 
 
 def time_limits(parameters: Mapping[str, str], defaults: TimeLimits) -> TimeLimits:
     """Return a model's time limits. Raises ServeError (INVALID_ARGUMENT) if a parameter is not a number of seconds."""
-    given = {name: text for name in _TIME_LIMITS if (text := parameters.get(f"{name}_secs")) is not None}
+    names = ("request_timeout", "hang_timeout", "load_timeout")
+    given = {name: text for name in names if (text := parameters.get(f"{name}_secs")) is not None}
     return replace(defaults, **{f"{name}_seconds": _seconds(f"{name}_secs", text) for name, text in given.items()})
 
 
 def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
     """Return field of WorkerSettings -> bound. Raises ServeError (INVALID_ARGUMENT) if a parameter is not a number."""
     bounds = {}
-    for field in _WORKER_BOUNDS:
+    for field in ("memory_bytes", "tasks", "file_bytes"):
         name = f"worker_{field}"
         if (text := parameters.get(name)) is not None:
-            if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+            # More than 18 digits may exceed the kernel's 63 bits.
+            if not (text.isascii() and text.isdecimal() and len(text) <= 18):
                 raise invalid_argument(f"parameter '{name}': expected a whole number, 0 for no bound, got '{text}'")
             bounds[field] = int(text)
     return bounds

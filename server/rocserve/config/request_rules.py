@@ -114,8 +114,6 @@ RULES: Mapping[str, Rule] = {
 _HELD_FIELDS = tuple(
     entry.name for entry in ModelConfig.DESCRIPTOR.fields if RULES.get(f"ModelConfig.{entry.name}") is Rule.REPOSITORY
 )
-_MODEL_FILES = ("default_model_filename", "cc_model_filenames")
-"""For models that are programs, these fields choose the code that runs."""
 
 
 class RequestRefused(ServeError):
@@ -155,7 +153,8 @@ class ConfigRequest:
             own = ModelConfig()
             if self.own.HasField("model_repository_agents"):
                 own.model_repository_agents.CopyFrom(self.own.model_repository_agents)
-        kept = _HELD_FIELDS if is_data else (*_HELD_FIELDS, *_MODEL_FILES)
+        # For models that are programs, the model's file chooses the code that runs.
+        kept = _HELD_FIELDS if is_data else (*_HELD_FIELDS, "default_model_filename", "cc_model_filenames")
         given, written = ({entry.name for entry, _ in one.ListFields()} for one in (message, own))
         for name in kept:
             if name in given and getattr(message, name) != getattr(own, name):

@@ -10,14 +10,7 @@ from rocserve.protocol.model_config_pb2 import ModelConfig, ModelSequenceBatchin
 
 _Control = ModelSequenceBatching.Control
 _CORRELATION_ID = _Control.CONTROL_SEQUENCE_CORRID
-_KINDS = (
-    _Control.CONTROL_SEQUENCE_START,
-    _Control.CONTROL_SEQUENCE_END,
-    _Control.CONTROL_SEQUENCE_READY,
-    _CORRELATION_ID,
-)
 _CORRELATION_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
-_LISTS = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _VARIABLE = -1
 
 
@@ -43,7 +36,12 @@ def sequence_faults(message: ModelConfig) -> Iterator[str]:
         if entry.name in seen:
             yield f"sequence batching control tensor '{entry.name}' is specified for multiple control kinds for {model}"
         seen.add(entry.name)
-    for kind in _KINDS:
+    for kind in (
+        _Control.CONTROL_SEQUENCE_START,
+        _Control.CONTROL_SEQUENCE_END,
+        _Control.CONTROL_SEQUENCE_READY,
+        _CORRELATION_ID,
+    ):
         found = [control for entry in batching.control_input for control in entry.control if control.kind == kind]
         if len(found) > 1:
             yield f"sequence batching specifies multiple {_Control.Kind.Name(kind)} tensors for {model}"
@@ -64,7 +62,8 @@ def sequence_faults(message: ModelConfig) -> Iterator[str]:
 
 
 def _control_faults(control: _Control, where: str) -> Iterator[str]:
-    given = [name for name in _LISTS if len(getattr(control, name))]
+    lists = ("int32_false_true", "fp32_false_true", "bool_false_true")
+    given = [name for name in lists if len(getattr(control, name))]
     either = f"either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for {where}"
     if control.kind == _CORRELATION_ID:
         if given:

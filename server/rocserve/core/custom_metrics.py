@@ -26,11 +26,6 @@ _MOST_BUCKETS = 1_000
 LONGEST_TEXT = 1_024
 """Characters of a metric's name, a help text, a label's name or a label's value."""
 
-_MOST_WARNINGS = 100
-"""Limit per model version of warnings about ignored metrics."""
-
-_OTHER_KIND = "another model defines it with another kind or other buckets"
-
 
 class MetricKind(enum.Enum):
     COUNTER = "counter"
@@ -116,7 +111,7 @@ class CustomMetrics:
                 if not problem and owner not in series.owners and self._series_counts[owner] >= _MOST_SERIES:
                     problem = f"the model already has {_MOST_SERIES} time series"
                 if not problem and (family.kind is not change.kind or series.bounds != change.bounds):
-                    problem = _OTHER_KIND
+                    problem = "another model defines it with another kind or other buckets"
                 if problem:
                     left_out[change.family[:LONGEST_TEXT]] = problem
                     continue
@@ -165,7 +160,7 @@ class OwnedMetrics:
         if self._is_forgotten:
             return
         for name, problem in self.metrics.apply(self, changes).items():
-            if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            if name not in self._warned and len(self._warned) < 100:
                 self._warned.add(name)
                 self.log.warning("%s: metric '%s' is ignored: %s", self.owner_name, name, problem)
 

@@ -39,9 +39,6 @@ def status_code(number: int) -> StatusCode:
         return StatusCode.INTERNAL
 
 
-_OF_GIVEN_INPUT = frozenset({StatusCode.INVALID_ARGUMENT, StatusCode.UNIMPLEMENTED})
-
-
 class ServeError(Exception):
     """An error with the status code and the text for the client."""
 
@@ -56,7 +53,7 @@ class ServeError(Exception):
         """Seconds after which a retry makes sense; 0 = unknown."""
         self.is_overload = False
         """Too many requests wait: the same request may succeed when others have been answered."""
-        self.can_pass = code not in _OF_GIVEN_INPUT
+        self.can_pass = code not in (StatusCode.INVALID_ARGUMENT, StatusCode.UNIMPLEMENTED)
         """Whether a failed load may succeed later with the same files. The status decides, unless the place that raises
         the error calls `passing` or `lasting`."""
 

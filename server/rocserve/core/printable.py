@@ -45,14 +45,10 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-_UNITS = (("B", 0), ("KiB", 1), ("MiB", 1), ("GiB", 2))
-"""Each unit with its number of decimals."""
-
-
 def readable_size(count: int) -> str:
     """Return for example "512 B", "1.5 MiB", "12.00 GiB", "1.25 TiB"."""
     amount = float(count)
-    for unit, decimals in _UNITS:
+    for unit, decimals in (("B", 0), ("KiB", 1), ("MiB", 1), ("GiB", 2)):
         if amount < 1024:
             return f"{amount:.{decimals}f} {unit}"
         amount /= 1024
@@ -62,7 +58,6 @@ def readable_size(count: int) -> str:
 _MOST_LISTED = 8
 _MOST_COMPARED = 16
 """A comparison takes about 10 us of the data plane's thread."""
-_LONGEST_COMPARED = 64
 
 
 def names_hint(what: str, name: str, names: Collection[str]) -> str:
@@ -71,7 +66,7 @@ def names_hint(what: str, name: str, names: Collection[str]) -> str:
         return ""
     ordered = sorted(names)
     hint = f"; {what}: {listed(ordered)}"
-    if len(ordered) == 1 or len(name) > _LONGEST_COMPARED:
+    if len(ordered) == 1 or len(name) > 64:
         return hint
     # If there are many names, only names with the same first letter are compared.
     alike = ordered if len(ordered) <= _MOST_COMPARED else [one for one in ordered if one[:1] == name[:1]]

@@ -8,8 +8,6 @@ from contextvars import ContextVar, Token
 
 from rocserve.core.printable import printable
 
-_UNKNOWN_ID = "<id_unknown>"
-
 # Per context, not per thread: a model's coroutine may continue after other requests have begun.
 _CURRENT: ContextVar[tuple[str, ...]] = ContextVar("current requests", default=())
 
@@ -18,7 +16,7 @@ _MODEL: ContextVar[str] = ContextVar("model", default="")
 
 def request_prefix(ids: Sequence[str]) -> str:
     """Return Triton's `[request id: ...] ` for the requests of a batch; "" stands for a request without an id."""
-    return f"[request id: {', '.join(request_id or _UNKNOWN_ID for request_id in ids)}] "
+    return f"[request id: {', '.join(request_id or '<id_unknown>' for request_id in ids)}] "
 
 
 def begin_model(prefix: str) -> None:

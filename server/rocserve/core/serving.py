@@ -17,7 +17,6 @@ from rocserve.core.printable import names_hint
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.statistics import ModelStatistics
 
-_HIGHEST_VERSION = 2**63 - 1
 _MOST_DIGITS = 20
 """Digits after leading zeros. Longer numbers are too high, and Python refuses to parse thousands of digits."""
 _MOST_HINTED = 100
@@ -153,7 +152,7 @@ class ServingTable:
 def parse_version(text: str) -> int:
     """Parse a client's version text. Raises ServeError (INVALID_ARGUMENT) with Triton's text."""
     digits = text.removeprefix("-").lstrip("0")[:_MOST_DIGITS]
-    if text.isascii() and text.isdigit() and (number := int(digits or 0)) <= _HIGHEST_VERSION:
+    if text.isascii() and text.isdigit() and (number := int(digits or 0)) <= 2**63 - 1:
         return number
     if text.isascii() and text[:1] == "-" and text[1:].isdigit() and digits:
         raise invalid_argument(f"invalid model version specified '{text}' , version should be an integral value > 0")

@@ -26,12 +26,8 @@ from rocserve.core.latencies import (
     SummaryReading,
 )
 
-_COUNTED_AT_ONCE = 256
 _MOST_PLACES = 1000
 """Limit of response counters: each index has one, and indices from the last on share it, as a stream may never end."""
-_FAILURES_KEPT = 20
-_LONGEST_FAILURE = 500
-"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +176,7 @@ class ModelStatistics:
         self._latencies = latencies
         self._lock = threading.Lock()
         self._numbers = StatisticsSnapshot()
-        self._failures: deque[FailureNote] = deque(maxlen=_FAILURES_KEPT)
+        self._failures: deque[FailureNote] = deque(maxlen=20)
         self._watched: SlidingSummary | None = None
         """Latencies of whole requests in microseconds; None while nobody reads them."""
         self._watched_ns = 0
@@ -197,7 +193,7 @@ class ModelStatistics:
     def record_batch(self, execution: Execution) -> None:
         # Counted later, many together, because this is called for every batch on the thread that answers.
         self._uncounted.append(execution)
-        if len(self._uncounted) >= _COUNTED_AT_ONCE:
+        if len(self._uncounted) >= 256:
             with self._lock:
                 self._count()
 
@@ -337,7 +333,7 @@ class ModelStatistics:
 
     def note_failure(self, text: str) -> None:
         """Keep an error that a client got, without counting it."""
-        self._failures.append(FailureNote(time.time_ns() // 1_000_000, text[:_LONGEST_FAILURE]))
+        self._failures.append(FailureNote(time.time_ns() // 1_000_000, text[:500]))
 
     @property
     def failures(self) -> Sequence[FailureNote]:

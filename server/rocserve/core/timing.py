@@ -17,7 +17,6 @@ _PREFIX = f"{TIMING}_"
 TOTAL = f"{_PREFIX}total_ns"
 """The parameter that all answers with times have."""
 _STEPS = f"{_PREFIX}steps"
-_NOT_CHECKED = "not checked"
 MOST_STEPS = 64
 """Reported steps of an ensemble. Decoupled ones may run endlessly, and each response reports all steps."""
 _LONGEST_HEADER = 2048
@@ -87,7 +86,7 @@ class RequestTiming:
                 found["compute_output_ns"] = self.phases.compute_output
             found |= {"batch_size": self.batch_size, "instance": self.instance}
         checked = self.load_check.text if self.load_check is not None else ""
-        return {"model": self.model_name, "version": str(self.version), **found, "load_check": checked or _NOT_CHECKED}
+        return {"model": self.model_name, "version": str(self.version), **found, "load_check": checked or "not checked"}
 
     def parameters(self) -> Parameters:
         """Return the report as parameters of the response; the steps are one text, in JSON."""

@@ -23,9 +23,6 @@ _BATCH_NOTE = (
     " setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 
-_NUMPY_DEFAULTS = {"FP64": "float64", "INT64": "int64"}
-"""numpy's default datatypes for fractions and whole numbers."""
-
 
 class RequestValidator:
     """Turns request heads into plans and caches them, because clients repeat their heads. Of several faulty inputs the
@@ -193,7 +190,8 @@ class RequestValidator:
     def _plan_input(self, entry: InputHead, prefix: str, is_reference: bool) -> InputPlan:
         model, expected = self._config.name, self._inputs[entry.name]
         if entry.datatype != expected.datatype.value:
-            default = _NUMPY_DEFAULTS.get(entry.datatype, "") if expected.datatype.numpy_dtype.kind in "iuf" else ""
+            is_number = expected.datatype.numpy_dtype.kind in "iuf"
+            default = {"FP64": "float64", "INT64": "int64"}.get(entry.datatype, "") if is_number else ""
             advice = f"; numpy makes {default} by default: send array.astype('{expected.datatype.numpy_dtype}')"
             raise invalid_argument(
                 f"{prefix}inference input '{entry.name}' data-type is '{entry.datatype}', but model '{model}' expects"

@@ -17,7 +17,6 @@ from rocserve.core.wire_format import (
 )
 
 _MOST = (1 << 64) - 1
-_HALF = 1 << 63
 
 
 class WireMessage:
@@ -97,7 +96,7 @@ class WireMessage:
             while position < len(value):
                 one, position = read_varint(value, position, LONGEST_VARINT)
                 found.append(one & _MOST)
-        return [one - (1 << 64) if one >= _HALF else one for one in found]
+        return [one - (1 << 64) if one >= 1 << 63 else one for one in found]
 
 
 def _no_field(start: int, tag: int) -> WireError:

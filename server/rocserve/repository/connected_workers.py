@@ -31,8 +31,6 @@ from rocserve.workers.version_workers import VersionWorkers
 
 OUTAGE_SECONDS = 5.0
 """Seconds that requests wait for the workers of a crashed model before they are refused."""
-_STOP_SECONDS = 10.0
-"""Seconds that an idle worker may take to exit."""
 
 _Argument = TypeVar("_Argument")
 
@@ -114,7 +112,7 @@ class ConnectedWorkers(VersionWorkers):
         assert self._scheduler is not None, "connected until the version is gone"
         if await drained(self.mail.plane, self._scheduler.close, self._drain_seconds):
             self._cancel_outage_timer()
-            await self.stop(_STOP_SECONDS)
+            await self.stop(10.0)
             return
         text = (
             f"{self._order.name} was unloaded and had not answered within {self._drain_seconds:g} s"

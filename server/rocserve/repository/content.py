@@ -30,7 +30,6 @@ from rocserve.settings.repository import WhatKind
 
 VERSION = "version"
 """Parameter of requests that load or unload one version."""
-_MOST_DIGITS = 18
 _FILE_PREFIX = "file:"
 _PRIVATE_PREFIX = "rocserve-model-"
 _READABLE = 0o755
@@ -84,7 +83,7 @@ def parse_version(value: bool | int | str | bytes) -> int:
     """Read the parameter of a load or unload of one version. Raises ServeError (INVALID_ARGUMENT)."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    if not isinstance(value, str) or not value.isascii() or not value.isdecimal() or len(value) > _MOST_DIGITS:
+    if not isinstance(value, str) or not value.isascii() or not value.isdecimal() or len(value) > 18:
         shown = shortened(repr(value))
         raise invalid_argument(f"expected the number of a version as parameter '{VERSION}', got {shown}")
     return int(value)

@@ -21,7 +21,6 @@ from rocserve.workers.messages import WorkerPlan
 
 _Loaded = TypeVar("_Loaded")
 
-_DEFAULT = InstanceGroup(name="", kind=InstanceKind.AUTO, count=1)
 
 _LONGEST_WARNING = 300
 """Characters shown in the index; the log and the metadata have the whole text."""
@@ -51,7 +50,8 @@ def plan_workers(
     places: list[tuple[InstanceKind, Sequence[int]]] = []
     asked = {InstanceKind.CPU: 0, InstanceKind.GPU: 0}
     used_gpus: set[int] = set()
-    for number, group in enumerate(config.instance_groups or (_DEFAULT,)):
+    default = InstanceGroup(name="", kind=InstanceKind.AUTO, count=1)
+    for number, group in enumerate(config.instance_groups or (default,)):
         if group.passive:
             places.append((group.kind, group.gpus))
             continue

@@ -26,9 +26,6 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.ensemble_members import members_of, reachable
 from rocserve.scheduling.ensemble.version import EnsembleVersion
 
-_FIRST_SEQUENCE = 0xFFFF_FFFF_0000_0000
-"""A number that clients are unlikely to use, because members may be serving already."""
-
 
 class EnsembleTrials:
     """Sends requests to an ensemble, one after the other, without counting them in its statistics. For members with
@@ -38,7 +35,8 @@ class EnsembleTrials:
         self._ensemble = ensemble
         self._plane = plane
         self._has_text_ids = _has_text_ids(ensemble.config, ensemble.dispatcher.tables.table)
-        self._next_sequence = _FIRST_SEQUENCE
+        # Clients, who may use the members already, are unlikely to use such a number.
+        self._next_sequence = 0xFFFF_FFFF_0000_0000
 
     async def warm_up(self, folder: Path) -> None:
         """Run each sample of `model_warmup`. `folder`: the model's folder with the samples' files. Raises ServeError at

@@ -24,8 +24,6 @@ from rocserve.repository.scanner import RepositoryScan
 from rocserve.repository.table import ModelTable
 
 ALL_MODELS = "*"
-_ATTEMPTS = 5
-"""Attempts of a load whose files keep changing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +190,8 @@ class ExplicitControl:
         lock = self._locks.setdefault(folder_key, asyncio.Lock())
         async with lock:
             try:
-                for _ in range(_ATTEMPTS):
+                # Files that keep changing end the load.
+                for _ in range(5):
                     self._table.apply(folder_key, reading.contents, retries_failed=True)
                     models = [self._models[content.model] for content in reading.contents]
                     await wait_for_loads(models)

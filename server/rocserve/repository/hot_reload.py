@@ -28,13 +28,11 @@ from rocserve.repository.scanner import RepositoryScan
 from rocserve.repository.table import ModelTable
 from rocserve.repository.watch import UNWATCHED_POLL_SECONDS
 
-_SHORTEST_PAUSE_SECONDS = 0.05
 _PAUSE_PER_SCAN = 4.0
 """Pause after a scan, in multiples of the scan's duration, however many notifications come."""
 _FULL_SCAN_CPU_SHARE = 0.005
 """Share of one CPU that full scans may use: thousands of folders are scanned less often than the poll interval asks. An
 idle server of 10,000 models uses 1.3 % of a CPU without full scans, and must stay below 2 %."""
-_PAUSE_AFTER_ERROR_SECONDS = 1.0
 _OLD_SECONDS = 2.0
 """Files that had not changed for this long before the server started are complete: they count in the first scan."""
 _SCANS_WHILE_UNSETTLED = 5
@@ -79,11 +77,11 @@ class HotReload:
             except Exception:
                 self._context.log.exception("scanning the model repositories failed")
                 self._full_scan_at = 0.0
-                await asyncio.sleep(_PAUSE_AFTER_ERROR_SECONDS)
+                await asyncio.sleep(1.0)
                 continue
             if woken:
                 # Notifications come in bursts.
-                await asyncio.sleep(max(_SHORTEST_PAUSE_SECONDS, _PAUSE_PER_SCAN * self._scan_seconds))
+                await asyncio.sleep(max(0.05, _PAUSE_PER_SCAN * self._scan_seconds))
 
     async def scan(self) -> float:
         """Scan once. Returns the time at which the next scan is due at the latest."""

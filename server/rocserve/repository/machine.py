@@ -15,11 +15,8 @@ from rocserve.backends.parameters import usable_cpus
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.settings import EngineSettings
 
-_NODES = Path("/sys/devices/system/node")
 _CORES = "cpu-cores"
 _NODE = "numa-node"
-_HIGHEST_CORE = (1 << 16) - 1
-"""Higher than any core's number that Linux supports."""
 _INSTANCES_A_CPU = 8
 """Instances of a model for each CPU: computing instances need one CPU each, waiting instances may share one."""
 _INSTANCES_A_GPU = 64
@@ -35,7 +32,7 @@ class ThisMachine:
         settings: EngineSettings,
         host_policies: Iterable[tuple[str, str, str]] = (),
         most_instances: int | None = None,
-        nodes: Path = _NODES,
+        nodes: Path = Path("/sys/devices/system/node"),
     ) -> None:
         """`host_policies`: policy, setting, value. `most_instances`: of one model; None = by the number of CPUs or
         GPUs. `nodes`: the folder in which Linux describes NUMA nodes."""
@@ -108,7 +105,8 @@ class ThisMachine:
 
 def _range(text: str) -> range:
     lower, dash, upper = text.strip().partition("-")
-    if not dash or not lower.isdecimal() or not upper.isdecimal() or not int(lower) <= int(upper) <= _HIGHEST_CORE:
+    # Linux supports no higher number of a core.
+    if not dash or not lower.isdecimal() or not upper.isdecimal() or not int(lower) <= int(upper) < 1 << 16:
         raise invalid_argument(
             "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got " + text
         )

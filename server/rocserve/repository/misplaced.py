@@ -9,10 +9,6 @@ from pathlib import Path, PurePosixPath
 
 from rocserve.config.model_folder import is_version_name
 
-_COMMON_SUFFIXES = ("", ".py", ".json", ".pb")
-"""Endings that many other files have too; such a file is a model only under its full name."""
-_UNREAD_CONFIGS = ("config.yaml", "config.yml", "config.json")
-_HUGGING_FACE = (".safetensors", "pytorch_model.bin")
 _VERSION_WITH_LETTER = re.compile(r"[vV]0*(\d+)")
 
 
@@ -22,7 +18,9 @@ def model_filename(file: str, known: Sequence[str]) -> str:
     if name in known:
         return name
     suffix = PurePosixPath(name).suffix
-    fitting = () if suffix in _COMMON_SUFFIXES else [one for one in known if PurePosixPath(one).suffix == suffix]
+    # Many other files have these endings too; such a file is a model only under its full name.
+    is_common = suffix in ("", ".py", ".json", ".pb")
+    fitting = () if is_common else [one for one in known if PurePosixPath(one).suffix == suffix]
     return next(iter(fitting), "")
 
 
@@ -46,7 +44,7 @@ def advice_on_folder(
     if "config.pbtxt" not in paths and "config.toml" not in paths:
         found += [
             f"'{folder / name}' is not read; a model's configuration is config.pbtxt, or none at all"
-            for name in _UNREAD_CONFIGS
+            for name in ("config.yaml", "config.yml", "config.json")
             if name in paths
         ]
     return tuple(text for text in found if text)
@@ -93,7 +91,7 @@ def _beside_version(folder: Path, version: int, paths: Collection[str], known: S
 def _without_versions(folder: Path, paths: Collection[str], known: Sequence[str]) -> str:
     models = {path: filename for path in paths if (filename := model_filename(path, known))}
     if not models:
-        if "config.json" in paths and any(path.endswith(_HUGGING_FACE) for path in paths):
+        if "config.json" in paths and any(path.endswith((".safetensors", "pytorch_model.bin")) for path in paths):
             return (
                 f"'{folder}' is a Hugging Face folder without a model that is served; export it with:"
                 f" optimum-cli export onnx --model {_quoted(folder)} {_quoted(folder / '1')}"

@@ -23,9 +23,6 @@ from rocserve.repository.retries import Failure
 from rocserve.repository.version import ManagedVersion, VersionState, status_name
 from rocserve.scheduling.ensemble.graph import find_member
 
-_UNLOADED_SHOWN = 32
-"""Unloaded versions of a model that the repository index still shows."""
-
 
 class ManagedModel:
     """Loads, serves and retires the versions of one model. All calls are made on the loop's thread. Properties and
@@ -360,7 +357,8 @@ class ManagedModel:
 
     def _forget_versions(self) -> None:
         unloaded = [version for version in self.versions if version.is_unloaded]
-        too_many = unloaded[:-_UNLOADED_SHOWN]
+        # The repository index shows the last 32.
+        too_many = unloaded[:-32]
         self._versions = {
             version.number: version
             for version in self.versions

@@ -30,10 +30,6 @@ from rocserve.repository.table import ModelTable
 from rocserve.repository.version import UNLOADED, VersionState
 from rocserve.settings import ControlMode, ReadinessRule, RepositorySettings
 
-_TIMER_SLACK_SECONDS = 0.01
-"""Timers may fire this much too early."""
-_NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
-
 
 class ModelRepository:
     """Starts, loads, unloads and lists all models of the repositories. Queries may come from any thread."""
@@ -84,7 +80,8 @@ class ModelRepository:
             await self._hot_reload.scan()
             # A second scan settles the folders that were too young at the first scan.
             if self._context.debounce.unsettled:
-                await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
+                # Timers may fire 10 ms too early.
+                await asyncio.sleep(self._settings.settle_seconds + 0.01)
                 await self._hot_reload.scan()
             if not self._settings.remotes:
                 self._start_scanning()
@@ -282,7 +279,7 @@ class ModelRepository:
 
     def _check_explicit(self) -> None:
         if self._settings.control_mode is not ControlMode.EXPLICIT:
-            raise unavailable(_NOT_EXPLICIT)
+            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
         if self._is_stopping:
             raise unavailable("Server exiting")
 

@@ -12,10 +12,6 @@ from rocserve.core.backoff import Backoff
 from rocserve.core.errors import ServeError
 from rocserve.observability.failures import Allowance
 
-_RETRIES_A_SECOND = 1.0
-_BURST = 8
-"""Retries that may run in a row after a time without any."""
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -64,7 +60,7 @@ class RetryPolicy:
 class Retries:
     """Bounds the rate of retries of the whole server: a thousand broken folders must not delay the good ones."""
 
-    def __init__(self, a_second: float = _RETRIES_A_SECOND, burst: int = _BURST) -> None:
+    def __init__(self, a_second: float = 1.0, burst: int = 8) -> None:
         self._pause_seconds = 1 / a_second
         self._allowance = Allowance(burst, a_second)
         self._lock = asyncio.Lock()

@@ -21,12 +21,10 @@ from rocserve.core.load_check import RECORDED_FILE
 from rocserve.core.model_names import ModelKey, qualified
 from rocserve.repository.misplaced import advice_on_folder
 
-_TEMPORARY_ENDINGS = ("~", ".tmp", ".part", ".swp")
-
 
 def is_temporary(name: str) -> bool:
     """Whether a file or folder of this name belongs to a copy, an editor or Python, and is not part of a model."""
-    return name.startswith(".") or name.endswith(_TEMPORARY_ENDINGS) or name == "__pycache__"
+    return name.startswith(".") or name.endswith(("~", ".tmp", ".part", ".swp")) or name == "__pycache__"
 
 
 class TooManyEntries(Exception):
@@ -165,8 +163,6 @@ def _refused(relative: str, refusal: str, is_link: bool = False) -> FileMark:
 
 
 CONFIG_FILENAMES = (CONFIG_FILENAME, TOML_FILENAME)
-_CONFIG_SUFFIXES = (".pbtxt", ".toml")
-"""A configuration file may have any name if it is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +292,8 @@ def scan_model(
 def _part_of(path: str, flat: bool) -> str | int | None:
     """Return the model's part that has a file: a version's number, "config", "other", or None (an ignored version)."""
     top, in_folder, _ = path.partition("/")
-    if (path.endswith(_CONFIG_SUFFIXES) and not in_folder) or (in_folder and top == CONFIGS_FOLDER):
+    # A configuration file may have any name if it is the only one.
+    if (path.endswith((".pbtxt", ".toml")) and not in_folder) or (in_folder and top == CONFIGS_FOLDER):
         return "config"
     if flat:
         return 1

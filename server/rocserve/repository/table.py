@@ -22,8 +22,6 @@ from rocserve.repository.ensemble_members import innermost_first, members_of, re
 from rocserve.repository.model import ManagedModel
 from rocserve.repository.retries import Failure
 
-_EVENTS_KEPT = 200
-"""Events kept; the reason in an event may have some kilobytes."""
 _REMOVED_SHOWN = 256
 """Removed models that the repository index still shows."""
 
@@ -44,7 +42,7 @@ class RepositoryEvents:
     """Records changes of the repository index for clients that follow it. All calls are made on the loop."""
 
     def __init__(self) -> None:
-        self._events: deque[RepositoryEvent] = deque(maxlen=_EVENTS_KEPT)
+        self._events: deque[RepositoryEvent] = deque(maxlen=200)
         self._rows: dict[ModelKey, Sequence[IndexEntry]] = {}
         """The rows of each model as of its last change."""
         self._number = 0

@@ -50,7 +50,6 @@ FILES_CHANGED = (
     "its files have changed since it was registered; load it again, or restart the server if it has"
     " --model-control-mode=none"
 )
-_WAITS_FOR_SLOT = LoadProgress("waits for another model's load")
 
 
 class VersionLife:
@@ -233,7 +232,7 @@ class VersionLife:
         if backend is not None:
             compiles = any(engine.needs_migraphx for engine in backend.engines)
             slot = slots.acquire(compiles, self.previous is not None)
-            self._progress = _WAITS_FOR_SLOT if slots.is_full else NOTHING_TO_REPORT
+            self._progress = LoadProgress("waits for another model's load") if slots.is_full else NOTHING_TO_REPORT
         async with slot:
             return await self._load_checked()
 

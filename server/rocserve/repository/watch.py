@@ -22,7 +22,6 @@ from watchdog.observers.api import BaseObserver, ObservedWatch
 UNWATCHED_POLL_SECONDS = 2.0
 """Longest pause between scans of repositories without notifications."""
 
-_END_SECONDS = 5.0
 _ANY_EVENT = 1
 
 # Reading a model must not wake the scan loop, so opened and closed files are not requested.
@@ -128,7 +127,7 @@ class RepositoryWatch(FileSystemEventHandler):
             if observer is not None:
                 try:
                     observer.stop()
-                    observer.join(timeout=_END_SECONDS)
+                    observer.join(timeout=5.0)
                 except Exception as error:
                     # watchdog may fail on folders that are renamed meanwhile. Its threads end with the process.
                     self._log.debug("the notifications of changed files did not stop properly: %r", error)

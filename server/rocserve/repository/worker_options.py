@@ -146,18 +146,15 @@ _INTERPRETER_PARAMETER = "EXECUTION_ENV_PATH"
 """Triton's parameter for the Python of a model's workers. `$$TRITON_MODEL_DIRECTORY` in it is the model's folder.
 Triton expects an archive made by conda-pack; rocserve a virtual environment or its interpreter."""
 
-_MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
-_ARCHIVES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
-
 
 def model_interpreter(definition: ModelDefinition) -> str:
     """Return the model's interpreter; "" = the server's. Raises ServeError (INVALID_ARGUMENT) if it cannot run."""
     written = definition.config.parameters.get(_INTERPRETER_PARAMETER, "")
     if not written or definition.backend is None or not definition.backend.answers_requests:
         return ""
-    path = Path(definition.folder, written.replace(_MODEL_FOLDER, str(definition.folder)))
+    path = Path(definition.folder, written.replace("$$TRITON_MODEL_DIRECTORY", str(definition.folder)))
     interpreter = path / "bin" / "python" if is_true(path.is_dir) else path
-    if path.name.lower().endswith(_ARCHIVES):
+    if path.name.lower().endswith((".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")):
         problem = f"'{written}' is an archive; unpack it, and name the folder of the environment or its interpreter"
     elif not is_true(interpreter.is_file):
         # A link from the model's folder to the system's Python would lead out of the repository.

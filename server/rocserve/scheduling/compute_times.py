@@ -26,7 +26,6 @@ from rocserve.workers.results import BatchOutcome
 
 _WINDOW = 32
 """Batches of one size that are remembered. If 9 of them are slow, so is the 75 % quantile."""
-_QUANTILE = 0.75
 _BATCHES_PER_ESTIMATE = 4
 """Batches after which an estimate from a full window is computed again, because sorting costs a microsecond."""
 _LEAST_BATCHES = 2
@@ -127,7 +126,7 @@ class ComputeTimes:
                 return estimate
             window = self._windows.get(size)
             if window is not None and len(window) >= _LEAST_BATCHES:
-                estimate = self._estimates[size] = sorted(window)[int(_QUANTILE * (len(window) - 1))] / 1e9
+                estimate = self._estimates[size] = sorted(window)[int(0.75 * (len(window) - 1))] / 1e9
                 return estimate
         return 0.0
 

@@ -22,7 +22,6 @@ from rocserve.core.trace import QUEUE_START
 LARGEST_CACHED = 32 << 20
 """Bytes of inputs up to which a request is looked up, and of outputs up to which an answer is kept. Hashing or copying
 so many takes about 30 ms, during which everything else waits."""
-_DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<Q")
 _ENTRY_BYTES = 256
 _TENSOR_BYTES = 256
@@ -170,7 +169,7 @@ class _CacheHook(Hook):
 def _key(request: InferRequest, sees_requests: bool) -> bytes:
     """Return a key that is equal only for requests that the model cannot distinguish: everything that reaches the model
     is part of it, except the trace's context, which differs each time and is only passed on."""
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=32)
     plan = request.plan
     entries = [*zip(plan.inputs, request.data, strict=True)]
     if sees_requests:

@@ -50,8 +50,6 @@ DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
 """Setting of --backend-config: the max_batch_size of models that can batch and configure none."""
 _MOST_SPIN = 100_000
 """Polls; some 0.3 s in which a CPU does nothing else."""
-_MOST_FRONT_ENDS_ASKED = 64
-"""Bound of --front-ends, against typos."""
 
 
 _USER = "uid:"
@@ -296,7 +294,7 @@ class ServerSettings:
     )
     front_ends: int | None = flag(
         None,
-        number_or_auto("auto|N", 0, _MOST_FRONT_ENDS_ASKED),
+        number_or_auto("auto|N", 0, 64),
         "processes that serve clients, over gRPC and HTTP; 0 = the server's process serves them; auto (default) ="
         " that process until it is busy, then one per 2 CPUs, at most 16; with up to 4 CPUs always that process",
     )

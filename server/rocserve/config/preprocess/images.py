@@ -37,8 +37,6 @@ from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 _ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
 _CROP_FRACTION = 0.875
 """Share of an image's shorter side that classifiers see in tests: 224 of 256 pixels."""
-_DATATYPES = frozenset({DataType.FP32, DataType.FP16, DataType.UINT8})
-"""Pixel types that a pipeline can output."""
 _YOLOV4_STRIDES = (8, 16, 32)
 _YOLOV4 = {
     "strides": "8, 16, 32",
@@ -53,10 +51,6 @@ _YOLOV4 = {
 _YOLOV8 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.7", "max_boxes": "300"}
 _YOLOV5 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.45", "max_boxes": "1000"}
 """The defaults of the networks' authors in their programs."""
-_END2END = {**_YOLOV8, "iou_threshold": "1"}
-"""The network has already dropped overlapping boxes."""
-_MARGIN_LEVEL = 114
-"""Grey level of the margins that fit an image to the input, as in the training of such networks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +139,7 @@ def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
     entry = config.inputs[0] if len(config.inputs) == 1 else None
     dims = () if entry is None else dims_of_one_row(config, entry.dims)
     places = [place for place in (0, 2) if len(dims) == 3 and dims[place] == 3]
-    if entry is None or not places or entry.datatype not in _DATATYPES:
+    if entry is None or not places or entry.datatype not in (DataType.FP32, DataType.FP16, DataType.UINT8):
         raise unfit(
             config, "one input of colour images, [3, height, width] or [height, width, 3] of FP32, FP16 or UINT8"
         )
@@ -326,7 +320,8 @@ def _stretched(entry: _Input) -> list[dict[str, Any]]:
 def _fitted(entry: _Input) -> list[dict[str, Any]]:
     """Place the whole image in the top left corner, with grey margins."""
     size = {"resize_width": entry.width, "resize_height": entry.height}
-    fill = {"out_of_bounds_policy": "PAD", "fill_values": [_MARGIN_LEVEL]}
+    # The grey of the margins, as in the training of such networks.
+    fill = {"out_of_bounds_policy": "PAD", "fill_values": [114]}
     return [
         {"operation": "resize", **size, "scaling_mode": "NOT_LARGER"},
         {"operation": "slice", "anchor": [0, 0], "shape": [entry.height, entry.width], **fill},
@@ -339,6 +334,9 @@ _PRESETS: Mapping[str, _Preset] = {
     "yolov4": _Preset(416, _stretched, (0,), (1,), _yolov4),
     "yolov5": _Preset(640, _fitted, (0,), (1,), _boxes(yolov5_head, "[boxes, 5 + classes]", _YOLOV5)),
     "yolov8": _Preset(640, _fitted, (0,), (1,), _boxes(yolov8_head, "[4 + classes, boxes]", _YOLOV8)),
-    "yolo_end2end": _Preset(640, _fitted, (0,), (1,), _boxes(finished_head, "[boxes, 6]", _END2END)),
+    # The network has already dropped overlapping boxes.
+    "yolo_end2end": _Preset(
+        640, _fitted, (0,), (1,), _boxes(finished_head, "[boxes, 6]", {**_YOLOV8, "iou_threshold": "1"})
+    ),
 }
 """The keys are presets.IMAGES."""

@@ -13,7 +13,6 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.printable import listed
 
 EMBEDDING, LABEL, TOKENS, SCORE = "embedding", "label", "tokens", "score"
-_OUTPUTS = (EMBEDDING, LABEL, TOKENS, SCORE)
 _POOLINGS = ("mean", "cls", "last")
 _POOLING_KEYS = {
     "pooling_mode_mean_tokens": "mean",
@@ -29,8 +28,6 @@ _POSITIONS_BEHIND_PADDING = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "roberta-prelayernorm"}
 )
 """Architectures whose first token has the position after the padding's id: the positions before it are unused."""
-_DEFAULT_LABELS = 2
-"""transformers' default number of labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class TextFacts:
     @property
     def output(self) -> str:
         if written := self.parameters.get("output"):
-            return self._choice("output", written, _OUTPUTS)
+            return self._choice("output", written, (EMBEDDING, LABEL, TOKENS, SCORE))
         kind = self._architecture
         if "Pooling" in self.files.modules:
             return EMBEDDING
@@ -169,7 +166,8 @@ class TextFacts:
         """The names of the classes, as transformers numbers them."""
         found = self.files.config.get("id2label")
         if found is None:
-            count = self._count(self.files.config, "num_labels") or _DEFAULT_LABELS
+            # transformers has two labels by default.
+            count = self._count(self.files.config, "num_labels") or 2
             return tuple(f"LABEL_{number}" for number in range(count))
         try:
             names = {int(number): str(name) for number, name in found.items()}

@@ -19,9 +19,6 @@ _MOST_TOKENIZER_BYTES = 256 << 20
 """The largest vocabularies, of a million pieces, take a quarter of it."""
 _MOST_JSON_BYTES = 16 << 20
 """Of the other files; the names of a hundred thousand classes take a quarter of it."""
-_SENTENCE_FILES = "sentence_*_config.json"
-"""sentence_bert_config.json; older exports name their architecture."""
-_POOLING_FOLDER = "1_Pooling"
 
 Json = Mapping[str, Any]
 
@@ -63,12 +60,13 @@ def read_text_files(model: str, folder: ModelFolder, version_folder: Path) -> Te
             " config.pbtxt; transformers writes it: AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
         )
     modules = reader.modules("modules.json")
-    place = next((place for kind, place in modules if kind == "Pooling"), _POOLING_FOLDER)
+    place = next((place for kind, place in modules if kind == "Pooling"), "1_Pooling")
+    # sentence_bert_config.json; older exports name their architecture.
     return TextFiles(
         tokenizer,
         config=reader.table("config.json"),
         tokenizer_config=reader.table("tokenizer_config.json"),
-        sentence=reader.table(reader.only(_SENTENCE_FILES)),
+        sentence=reader.table(reader.only("sentence_*_config.json")),
         prompts=reader.table("config_sentence_transformers.json"),
         modules=tuple(kind for kind, _ in modules),
         pooling=reader.table(f"{place}/config.json"),

@@ -28,8 +28,6 @@ _TOKEN_TENSORS = (
 )
 """Inputs of the labels of tokens besides the encoder's output: the tokens, their places in the text, and which of them
 the tokenizer has added."""
-_ROWS = 64
-"""Texts that the tokenizer and the post-processing take together: the server's default for a batch."""
 _ROLES = {
     "input_ids": "ids",
     "attention_mask": "mask",
@@ -39,7 +37,6 @@ _ROLES = {
     "position_ids": "positions",
 }
 """The names that exporters give to an encoder's inputs -> their roles."""
-_IDS_TYPES = frozenset({DataType.INT64, DataType.INT32})
 _EXPECTED = (
     "integer inputs [batch, sequence] (INT64 or INT32): token ids, and attention_mask, token_type_ids and position_ids"
     " if the model has them"
@@ -109,7 +106,8 @@ def _read_encoder(config: PlainConfig) -> _Encoder:
             role = "ids"
         if entry.optional and not role:
             continue
-        if not role or role in roles or len(dims) != 1 or entry.datatype not in _IDS_TYPES:
+        is_integer = entry.datatype in (DataType.INT64, DataType.INT32)
+        if not role or role in roles or len(dims) != 1 or not is_integer:
             reason = "" if role else f"'{entry.name}' is not a name of these"
             raise unfit(config, _EXPECTED, reason)
         roles[role] = entry
@@ -309,7 +307,8 @@ def _ensemble(
 
 def _python_model(config: PlainConfig, what: str) -> ModelConfig:
     message = ModelConfig(name=f"{config.name}_{what}", backend="python")
-    message.max_batch_size = max(config.max_batch_size, _ROWS)
+    # The tokenizer and the post-processing take together as many texts as the server's default for a batch.
+    message.max_batch_size = max(config.max_batch_size, 64)
     message.dynamic_batching.SetInParent()
     message.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
     return message

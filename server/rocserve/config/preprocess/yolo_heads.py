@@ -18,10 +18,6 @@ _PUBLIC_CLASSES = 80
 _FINISHED_COLUMNS = 6
 _OTHER_TASKS = {56: "17 keypoints of one class", 116: "80 classes and 32 weights of masks"}
 """Columns of public networks that find more than boxes."""
-_QUERIES = (
-    "it has fewer boxes than the network has cells, as RT-DETR [queries, 4 + classes], whose boxes are fractions of the"
-    " picture's sides: write a Python model for it"
-)
 _YOLOX = (
     "it has one box for each cell and a column for the object, as YOLOX [boxes, 5 + classes], which needs different"
     " pixels and arithmetic: write a Python model for it"
@@ -71,7 +67,10 @@ def yolov8_head(shape: HeadShape) -> tuple[HeadForm, int]:
     elif first - 4 == known > 0:
         return HeadForm.CLASSES, first - 4
     elif 0 < first < min(cells) and last - 4 == known > 0:
-        raise ValueError(_QUERIES)
+        raise ValueError(
+            "it has fewer boxes than the network has cells, as RT-DETR [queries, 4 + classes], whose boxes are"
+            " fractions of the picture's sides: write a Python model for it"
+        )
     elif shape.names is not None and last - 4 == known > 0:
         return HeadForm.CLASS_ROWS, last - 4
     raise ValueError(_no_head(shape, max(first, last)))

@@ -17,8 +17,6 @@ from rocserve.repository.scan import CONFIG_FILENAMES, is_temporary
 
 WHOLE = ""
 """The name of the unit of objects that lie in no folder, and of a repository that is itself one model."""
-_LONGEST_NAME = 255
-"""Bytes of a file's name on Linux's file systems."""
 
 
 class StoreError(Exception):
@@ -93,7 +91,8 @@ def path_refusal(key: str) -> str:
     """Return why an object of this name cannot become a file in the copy; "" = it can."""
     shown = printable_name(key)
     for part in key.split("/"):
-        if part in ("", ".", "..") or "\0" in part or len(part.encode(errors="surrogateescape")) > _LONGEST_NAME:
+        # Linux's file systems allow 255 bytes.
+        if part in ("", ".", "..") or "\0" in part or len(part.encode(errors="surrogateescape")) > 255:
             return f"the object's name '{shown}' is not a path within a folder; rename or remove it"
     return ""
 

@@ -38,14 +38,8 @@ from rocserve.repository.remote.web_sources import ArchiveSource, HubSource
 from rocserve.repository.version import VersionState
 from rocserve.settings import ControlMode, RepositorySettings
 
-_CONCURRENT_UNITS = 8
-_ATTEMPTS = 5
-"""Attempts of a listing whose objects change meanwhile."""
 _OLD_SECONDS = 60.0
 """Objects unchanged for this long before the start are not being uploaded. Synchronised clocks differ by less."""
-_PROGRESS_SECONDS = 10.0
-_END_SECONDS = 1.0
-"""Seconds until the thread is abandoned; the file that it writes has a temporary name."""
 
 
 @dataclass(slots=True)
@@ -73,7 +67,7 @@ class RemoteRepository:
         self._log = log
         self._settle_seconds = settle_seconds
         self._debounce = Debounce[str](settle_seconds)
-        self._units = asyncio.Semaphore(_CONCURRENT_UNITS)
+        self._units = asyncio.Semaphore(8)
         self._problems: dict[str, str] = {}
         self._progress: dict[str, _Progress] = {}
         self.known: frozenset[str] | None = None
@@ -133,7 +127,7 @@ class RemoteRepository:
 
     async def take(self, names: Collection[str] | None) -> None:
         """Copy the present state of these units (None = all). Units that cannot be fetched keep their copies."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(5):
             # Only a full listing shows objects that lie in no folder.
             is_whole = names is None or not self.known or WHOLE in self.known
             units = await self._list(() if is_whole else names or ())
@@ -226,7 +220,7 @@ class RemoteRepository:
     async def _fetch(self, copy: UnitCopy, item: RemoteObject, progress: _Progress, what: str) -> None:
         def note(count: int) -> None:
             progress.done += count
-            if time.monotonic() - progress.logged >= _PROGRESS_SECONDS:
+            if time.monotonic() - progress.logged >= 10.0:
                 progress.logged = time.monotonic()
                 self._log.info("%s: copying %s: %s", self.place.url, what, progress.text)
 
@@ -290,7 +284,8 @@ class RemoteRepositories:
         """Stop the thread. Blocks for a moment."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_END_SECONDS)
+            # Then the thread is abandoned; the file that it writes has a temporary name.
+            self._thread.join(1.0)
         for file in self._in_use:
             file.close()
 

@@ -31,9 +31,6 @@ from rocserve.repository.remote.objects import (
 )
 from rocserve.repository.scan import is_temporary
 
-_ANSWER_SECONDS = 20.0
-_SHA256_DIGITS = 64
-
 
 class HubSource(Source):
     """Fetches a model of the Hugging Face hub. The files come from the commit of the last listing."""
@@ -70,7 +67,7 @@ class HubSource(Source):
 
         path = f"{self._place.bucket}/resolve/{self._commit}/{self._prefix}{item.key}"
         digest = hashlib.sha256()
-        if len(item.tag) != _SHA256_DIGITS:
+        if len(item.tag) != 64:
             digest = hashlib.sha1(f"blob {item.size}\0".encode(), usedforsecurity=False)
 
         async def get() -> None:
@@ -109,7 +106,7 @@ class HubSource(Source):
         if self._token:
             # The token must not go to the target of a redirect.
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
-        with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=20.0) as answer:
             next_page, _, relation = answer.headers.get("Link", "").partition(";")
             is_more = 'rel="next"' in relation
             return json.load(answer), urljoin(url, next_page.strip("<> ")) if is_more else ""

@@ -15,8 +15,6 @@ from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueFull, QueueLimits, Refused
 from rocserve.scheduling.sequence.slots import LiveSequence, SequenceInstance, SequenceRequest, SequenceSlot
 
-_REMEMBERED_LOSSES = 10_000
-
 
 class SequenceTable:
     """Gives sequences slots, and keeps their requests until they run."""
@@ -39,7 +37,7 @@ class SequenceTable:
         """The sequences that wait for a slot."""
         self._last_used: OrderedDict[SequenceId, float] = OrderedDict()
         """time.monotonic() of the last use of each sequence in a slot, the longest unused first."""
-        self._lost = Memo[SequenceId, str](_REMEMBERED_LOSSES)
+        self._lost = Memo[SequenceId, str](10_000)
         self._refused = refused
         self.count = 0
         self.deadline_count = 0
