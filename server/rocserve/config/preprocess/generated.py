@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from rocserve.backends.registry import ENSEMBLE_PLATFORM
+from rocserve.config.class_names import LABELS_FILENAME
 from rocserve.config.datatypes import type_number
 from rocserve.config.pbtxt import format_model_config
 from rocserve.core.datatypes import DataType
@@ -14,7 +16,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import OutputConfig
 from rocserve.presets import PREPROCESS
-from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 Files = Mapping[PurePosixPath, bytes]
 
@@ -23,6 +25,24 @@ Files = Mapping[PurePosixPath, bytes]
 class GeneratedModel:
     name: str
     files: Files
+
+
+@dataclass(frozen=True, slots=True)
+class Postprocess:
+    """A Python model that turns the outputs of the user's model into answers."""
+
+    message: ModelConfig
+    module: str
+    """The module that defines TritonPythonModel."""
+    inputs: Mapping[str, str]
+    """The user's model's output -> the input of the post-processing."""
+    labels: Sequence[str] | None = None
+    """The lines of labels.txt; None = it has no such file."""
+    is_detector: bool = False
+
+    def model(self, config: PlainConfig) -> GeneratedModel:
+        labels = {} if self.labels is None else {LABELS_FILENAME: "".join(f"{label}\n" for label in self.labels)}
+        return generated(self.message, {"1/model.py": model_file(config, self.module), **labels})
 
 
 def generated(message: ModelConfig, files: Mapping[str, str | bytes]) -> GeneratedModel:
@@ -36,6 +56,24 @@ def generated(message: ModelConfig, files: Mapping[str, str | bytes]) -> Generat
 def model_file(config: PlainConfig, module: str) -> str:
     """Return model.py of a Python model whose class is in `module`."""
     return f'"""Made of `{PREPROCESS}: {config.parameters[PREPROCESS]}`."""\n\nfrom {module} import TritonPythonModel\n'
+
+
+def python_model(name: str, max_batch_size: int) -> ModelConfig:
+    message = ModelConfig(name=name, backend="python", max_batch_size=max_batch_size)
+    message.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
+    return message
+
+
+def ensemble(
+    name: str, last: ModelConfig, steps: Iterable[tuple[str, Mapping[str, str], Mapping[str, str]]]
+) -> ModelConfig:
+    """Make an ensemble with the outputs of its last step. `steps`: each model's name, input map and output map."""
+    message = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
+    for output in last.output:
+        message.output.add(name=output.name, data_type=output.data_type, dims=output.dims)
+    for model, inputs, outputs in steps:
+        message.ensemble_scheduling.step.add(model_name=model, model_version=-1, input_map=inputs, output_map=outputs)
+    return message
 
 
 def add_tensor(tensors: Any, name: str, datatype: DataType, dims: Sequence[int]) -> Any:

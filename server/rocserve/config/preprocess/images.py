@@ -12,27 +12,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.bounds import MOST_LABELS
 from rocserve.config.class_names import LABELS_FILENAME, ClassNames, dims_of_one_row, wrong_number
 from rocserve.config.pbtxt import suggest
 from rocserve.config.preprocess.generated import (
     GeneratedModel,
+    Postprocess,
     PresetUnfit,
     add_tensor,
+    ensemble,
     generated,
     is_number,
-    model_file,
+    python_model,
     unfit,
 )
 from rocserve.config.preprocess.yolo_heads import HeadShape, finished_head, yolov5_head, yolov8_head
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig as PlainConfig
-from rocserve.core.model_config import OutputConfig
 from rocserve.presets import NAMES, PREPROCESS, ensemble_name
 from rocserve.presets.yolo import HeadForm
-from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
 _CROP_FRACTION = 0.875
@@ -77,19 +77,8 @@ class _Preset:
     mean: tuple[float, ...]
     std_dev: tuple[float, ...]
     """`mean` is subtracted from pixels in 0..1, then `std_dev` divides them. An input of UINT8 gets raw pixels."""
-    postprocess: Callable[[PlainConfig, _Input, ClassNames | None], _Postprocess]
+    postprocess: Callable[[PlainConfig, _Input, ClassNames | None], Postprocess]
     """Called with the model, its input and the class names that it brings."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Postprocess:
-    message: ModelConfig
-    module: str
-    """The module that defines TritonPythonModel."""
-    labels: tuple[str, ...]
-    inputs: Mapping[str, str]
-    """The model's output -> the input of the post-processing."""
-    is_detector: bool
 
 
 def image_models(config: PlainConfig, found: ClassNames | None) -> tuple[GeneratedModel, ...]:
@@ -112,17 +101,10 @@ def image_models(config: PlainConfig, found: ClassNames | None) -> tuple[Generat
         advice = f"; {' or '.join(fitting)} fits it" if fitting else ""
         raise invalid_argument(f"{error.text}{advice}") from None
     pipeline_message, pipeline = _pipeline(config, preset, entry, with_size=post.is_detector)
-    ensemble = _ensemble(config, entry, post)
     return (
         generated(pipeline_message, {"1/pipeline.json": json.dumps(pipeline, indent=2) + "\n"}),
-        generated(
-            post.message,
-            {
-                "1/model.py": model_file(config, post.module),
-                LABELS_FILENAME: "".join(f"{one}\n" for one in post.labels),
-            },
-        ),
-        generated(ensemble, {"1/.gitkeep": ""}),
+        post.model(config),
+        generated(_ensemble(config, entry, post), {"1/.gitkeep": ""}),
     )
 
 
@@ -177,31 +159,28 @@ def _pipeline(
     return message, {"mean_std_range": "pixel" if is_raw else "unit", "pipeline": operations}
 
 
-def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelConfig:
-    message = ModelConfig(name=ensemble_name(config.name, config.parameters[PREPROCESS]), platform=ENSEMBLE_PLATFORM)
-    # Images differ in their number of boxes, so detections do not batch.
-    message.max_batch_size = 0 if post.is_detector else config.max_batch_size
-    add_tensor(message.input, _ENCODED, DataType.BYTES, [1])
-    for output in post.message.output:
-        message.output.add(name=output.name, data_type=output.data_type, dims=output.dims)
+def _ensemble(config: PlainConfig, entry: _Input, post: Postprocess) -> ModelConfig:
     own = {output.name: output.name for output in post.message.output}
     sizes = {_SIZE: _SIZE} if post.is_detector else {}
-    for name, inputs, outputs in (
+    steps = (
         (f"{config.name}_preprocess", {_ENCODED: _ENCODED}, {_IMAGE: _IMAGE, **sizes}),
         (config.name, {entry.name: _IMAGE}, post.inputs),
         (post.message.name, {entry.name: entry.name for entry in post.message.input}, own),
-    ):
-        message.ensemble_scheduling.step.add(model_name=name, model_version=-1, input_map=inputs, output_map=outputs)
+    )
+    message = ensemble(ensemble_name(config.name, config.parameters[PREPROCESS]), post.message, steps)
+    # Images differ in their number of boxes, so detections do not batch.
+    message.max_batch_size = 0 if post.is_detector else config.max_batch_size
+    add_tensor(message.input, _ENCODED, DataType.BYTES, [1])
     return message
 
 
-def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
+def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) -> Postprocess:
     classes = [side for output in config.outputs for side in dims_of_one_row(config, output.dims) if side != 1]
     if len(config.outputs) != 1 or len(classes) != 1 or classes[0] < 0 or not _gives_numbers(config):
         raise unfit(config, "one output of scores, one for each class")
     _check_task(config, "classify", "one output of scores, one for each class")
     names = _labels(config, found, classes[0])
-    message = _python_model(config, config.max_batch_size, config.outputs, ("SCORES",))
+    message = _postprocess(config, config.max_batch_size, ("SCORES",))
     # The output for people comes first.
     add_tensor(message.output, "LABEL", DataType.BYTES, [1])
     add_tensor(message.output, "PROBABILITY", DataType.FP32, [1])
@@ -209,10 +188,10 @@ def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) ->
     if config.max_batch_size > 1:
         message.dynamic_batching.SetInParent()
     inputs = {config.outputs[0].name: "SCORES"}
-    return _Postprocess(message, "rocserve.presets.classification", names, inputs, is_detector=False)
+    return Postprocess(message, "rocserve.presets.classification", inputs, names)
 
 
-def _yolov4(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
+def _yolov4(config: PlainConfig, entry: _Input, found: ClassNames | None) -> Postprocess:
     heads = [dims_of_one_row(config, output.dims) for output in config.outputs]
     values = {dims[-1] for dims in heads}
     is_fit = all(
@@ -229,11 +208,11 @@ def _yolov4(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Po
 
 def _boxes(
     form: Callable[[HeadShape], tuple[HeadForm, int]], expected: str, parameters: Mapping[str, str]
-) -> Callable[[PlainConfig, _Input, ClassNames | None], _Postprocess]:
+) -> Callable[[PlainConfig, _Input, ClassNames | None], Postprocess]:
     """Return the function that post-processes a single output of boxes. `form`: recognises the output by its shape, and
     raises ValueError; `expected`: its shape in words."""
 
-    def postprocess(config: PlainConfig, entry: _Input, found: ClassNames | None) -> _Postprocess:
+    def postprocess(config: PlainConfig, entry: _Input, found: ClassNames | None) -> Postprocess:
         if len(config.outputs) != 1 or not _gives_numbers(config):
             raise unfit(config, f"one output of boxes, {expected}")
         _check_task(config, "detect", f"one output of boxes, {expected}")
@@ -263,9 +242,9 @@ def _check_task(config: PlainConfig, task: str, expected: str) -> None:
         raise unfit(config, expected, f"its file says that its task is '{config.purpose.task}', not '{task}'")
 
 
-def _detector(config: PlainConfig, parameters: Mapping[str, str], labels: tuple[str, ...]) -> _Postprocess:
+def _detector(config: PlainConfig, parameters: Mapping[str, str], labels: tuple[str, ...]) -> Postprocess:
     heads = {output.name: f"HEAD_{index}" for index, output in enumerate(config.outputs)}
-    message = _python_model(config, 0, config.outputs, tuple(heads.values()))
+    message = _postprocess(config, 0, tuple(heads.values()))
     add_tensor(message.input, _SIZE, DataType.INT32, [2])
     add_tensor(message.output, "BOXES", DataType.FP32, [-1, 4])
     add_tensor(message.output, "SCORES", DataType.FP32, [-1])
@@ -273,16 +252,13 @@ def _detector(config: PlainConfig, parameters: Mapping[str, str], labels: tuple[
     add_tensor(message.output, "LABELS", DataType.BYTES, [-1])
     for key, value in parameters.items():
         message.parameters[key].string_value = value
-    return _Postprocess(message, "rocserve.presets.detection", labels, heads, is_detector=True)
+    return Postprocess(message, "rocserve.presets.detection", heads, labels, is_detector=True)
 
 
-def _python_model(
-    config: PlainConfig, max_batch_size: int, tensors: Sequence[OutputConfig], names: Sequence[str]
-) -> ModelConfig:
-    """Make a Python model whose inputs are outputs of the model of `config`."""
-    message = ModelConfig(name=f"{config.name}_postprocess", backend="python", max_batch_size=max_batch_size)
-    message.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
-    for name, tensor in zip(names, tensors, strict=True):
+def _postprocess(config: PlainConfig, max_batch_size: int, names: Sequence[str]) -> ModelConfig:
+    """Make a Python model whose inputs, with these names, are the outputs of the model of `config`."""
+    message = python_model(f"{config.name}_postprocess", max_batch_size)
+    for name, tensor in zip(names, config.outputs, strict=True):
         add_tensor(message.input, name, tensor.datatype, tensor.dims)
     return message
 

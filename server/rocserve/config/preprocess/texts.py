@@ -9,16 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.class_names import LABELS_FILENAME, ClassNames, dims_of_one_row, wrong_number
-from rocserve.config.preprocess.generated import GeneratedModel, add_tensor, generated, is_number, model_file, unfit
+from rocserve.config.preprocess.generated import (
+    GeneratedModel,
+    Postprocess,
+    add_tensor,
+    ensemble,
+    generated,
+    is_number,
+    model_file,
+    python_model,
+    unfit,
+)
 from rocserve.config.preprocess.text_facts import EMBEDDING, LABEL, SCORE, TOKENS, TextFacts
 from rocserve.config.preprocess.text_files import TOKENIZER, TextFiles
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.presets import TEXT, TEXT_FACTS, ensemble_name
-from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _TEXT, _QUERY, _IDS, _COUNT = "TEXT", "QUERY", "IDS", "TOKEN_COUNT"
 _TOKEN_TENSORS = (
@@ -58,17 +67,6 @@ class _Encoder:
         return "mask" in self.inputs or self.length > 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Postprocess:
-    message: ModelConfig
-    module: str
-    files: Mapping[str, str]
-    encoder_output: str
-    """The encoder's output that it takes."""
-    takes: str
-    """Its input for that."""
-
-
 def text_models(config: PlainConfig, files: TextFiles, found: ClassNames | None) -> tuple[GeneratedModel, ...]:
     """Generate the text models of a complete configuration. `found`: class names from a file; they take precedence over
     those of config.json. Raises ServeError (INVALID_ARGUMENT) if the model is not a text encoder, or if its files or
@@ -84,14 +82,13 @@ def text_models(config: PlainConfig, files: TextFiles, found: ClassNames | None)
         told["prompt"] = prompt
     if facts.output == EMBEDDING and (sizes := facts.matryoshka):
         told["matryoshka"] = sizes
-    ensemble = _ensemble(config, encoder, tokenizer, post, told)
     return (
         generated(
             tokenizer,
             {"1/model.py": model_file(config, "rocserve.presets.tokenizing"), f"1/{TOKENIZER}": files.tokenizer},
         ),
-        generated(post.message, {"1/model.py": model_file(config, post.module), **post.files}),
-        generated(ensemble, {"1/.gitkeep": ""}),
+        post.model(config),
+        generated(_ensemble(config, encoder, tokenizer, post, told), {"1/.gitkeep": ""}),
     )
 
 
@@ -158,7 +155,7 @@ def _tokenizer(config: PlainConfig, facts: TextFacts, encoder: _Encoder, limit: 
     return _with_parameters(message, written)
 
 
-def _embedding(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> _Postprocess:
+def _embedding(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> Postprocess:
     outputs = {output.name.partition(":")[0]: output for output in config.outputs if is_number(output)}
     ranks = {name: len(dims_of_one_row(config, output.dims)) for name, output in outputs.items()}
     pooled = [name for name, rank in ranks.items() if rank == 1]
@@ -195,10 +192,10 @@ def _embedding(config: PlainConfig, facts: TextFacts, found: ClassNames | None) 
     width = dims[-1] if dims[-1] > 0 else facts.width
     add_tensor(message.output, "EMBEDDING", DataType.FP32, [width])
     _with_parameters(message, parameters)
-    return _Postprocess(message, "rocserve.presets.pooling", {}, output.name, name)
+    return Postprocess(message, "rocserve.presets.pooling", {output.name: name})
 
 
-def _label(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> _Postprocess:
+def _label(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> Postprocess:
     output, dims = _only_output(config, "one output of scores, one for each class", 1)
     names = _labels(config, facts, found, output, dims[-1])
     message = _python_model(config, "postprocess")
@@ -207,10 +204,10 @@ def _label(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> _
     add_tensor(message.output, "PROBABILITY", DataType.FP32, [1])
     add_tensor(message.output, "PROBABILITIES", DataType.FP32, dims).label_filename = LABELS_FILENAME
     _with_parameters(message, {"activation": facts.activation})
-    return _Postprocess(message, "rocserve.presets.classification", _label_file(names), output.name, "SCORES")
+    return Postprocess(message, "rocserve.presets.classification", {output.name: "SCORES"}, names)
 
 
-def _tokens(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> _Postprocess:
+def _tokens(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> Postprocess:
     output, dims = _only_output(config, "one output of scores, one for each token and class", 2)
     names = _labels(config, facts, found, output, dims[-1])
     message = _python_model(config, "postprocess")
@@ -223,10 +220,10 @@ def _tokens(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> 
     add_tensor(message.output, "PROBABILITIES", DataType.FP32, [-1])
     add_tensor(message.output, "OFFSETS", DataType.INT32, [-1, 2])
     _with_parameters(message, {"activation": facts.activation})
-    return _Postprocess(message, "rocserve.presets.token_labels", _label_file(names), output.name, "SCORES")
+    return Postprocess(message, "rocserve.presets.token_labels", {output.name: "SCORES"}, names)
 
 
-def _score(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> _Postprocess:
+def _score(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> Postprocess:
     expected = "one output of one score for each pair of texts"
     output, dims = _only_output(config, expected, 1)
     if dims[-1] not in (1, -1):
@@ -235,7 +232,7 @@ def _score(config: PlainConfig, facts: TextFacts, found: ClassNames | None) -> _
     add_tensor(message.input, "SCORES", output.datatype, dims)
     add_tensor(message.output, "SCORE", DataType.FP32, [1])
     _with_parameters(message, {"activation": facts.activation})
-    return _Postprocess(message, "rocserve.presets.scoring", {}, output.name, "SCORES")
+    return Postprocess(message, "rocserve.presets.scoring", {output.name: "SCORES"})
 
 
 def _only_output(config: PlainConfig, expected: str, rank: int) -> tuple[OutputConfig, tuple[int, ...]]:
@@ -271,46 +268,34 @@ def _labels(
     return names
 
 
-def _label_file(names: Sequence[str]) -> Mapping[str, str]:
-    return {LABELS_FILENAME: "".join(f"{name}\n" for name in names)}
-
-
 def _ensemble(
-    config: PlainConfig, encoder: _Encoder, tokenizer: ModelConfig, post: _Postprocess, told: Mapping[str, str]
+    config: PlainConfig, encoder: _Encoder, tokenizer: ModelConfig, post: Postprocess, told: Mapping[str, str]
 ) -> ModelConfig:
-    message = ModelConfig(name=ensemble_name(config.name, TEXT), platform=ENSEMBLE_PLATFORM)
+    # The tensors between the steps have names that differ from all outputs'.
+    between = {output.name: f"tokenize.{output.name}" for output in tokenizer.output if output.name != _COUNT}
+    between[_COUNT] = _COUNT
+    scores = {output: f"encoder.{output}" for output in post.inputs}
+    given = {name.name: name.name for name in tokenizer.input}
+    encoded = {entry.name: between[entry.name] for entry in encoder.inputs.values()}
+    from_encoder = {taken: scores[output] for output, taken in post.inputs.items()}
+    taken = {entry.name: from_encoder.get(entry.name) or between[entry.name] for entry in post.message.input}
+    own = {output.name: output.name for output in post.message.output}
+    read = {*encoded.values(), *taken.values(), _COUNT}
+    made = {name: tensor for name, tensor in between.items() if tensor in read}
+    steps = ((tokenizer.name, given, made), (config.name, encoded, scores), (post.message.name, taken, own))
+    message = ensemble(ensemble_name(config.name, TEXT), post.message, steps)
     # Texts differ in their number of tokens, so labels of tokens do not batch.
     if encoder.joins_texts and told["output"] != TOKENS:
         message.max_batch_size = config.max_batch_size
     message.input.extend(tokenizer.input)
-    for output in post.message.output:
-        message.output.add(name=output.name, data_type=output.data_type, dims=output.dims)
     add_tensor(message.output, _COUNT, DataType.INT32, [1])
-    # The tensors between the steps have names that differ from all outputs'.
-    between = {output.name: f"tokenize.{output.name}" for output in tokenizer.output if output.name != _COUNT}
-    between[_COUNT] = _COUNT
-    scores = f"encoder.{post.encoder_output}"
-    given = {name.name: name.name for name in tokenizer.input}
-    encoded = {entry.name: between[entry.name] for entry in encoder.inputs.values()}
-    taken = {entry.name: scores if entry.name == post.takes else between[entry.name] for entry in post.message.input}
-    own = {output.name: output.name for output in post.message.output}
-    read = {*encoded.values(), *taken.values(), _COUNT}
-    made = {name: tensor for name, tensor in between.items() if tensor in read}
-    for name, inputs, outputs in (
-        (tokenizer.name, given, made),
-        (config.name, encoded, {post.encoder_output: scores}),
-        (post.message.name, taken, own),
-    ):
-        message.ensemble_scheduling.step.add(model_name=name, model_version=-1, input_map=inputs, output_map=outputs)
     return _with_parameters(message, {key: told[key] for key in TEXT_FACTS if key in told})
 
 
 def _python_model(config: PlainConfig, what: str) -> ModelConfig:
-    message = ModelConfig(name=f"{config.name}_{what}", backend="python")
     # The tokenizer and the post-processing take together as many texts as the server's default for a batch.
-    message.max_batch_size = max(config.max_batch_size, 64)
+    message = python_model(f"{config.name}_{what}", max(config.max_batch_size, 64))
     message.dynamic_batching.SetInParent()
-    message.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
     return message
 
 
