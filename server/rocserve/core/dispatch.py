@@ -19,7 +19,7 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.timing import RequestTiming
-from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
+from rocserve.core.trace import Trace
 
 _COUNTED_APART = 4 * COUNTED_AT_ONCE
 """Bytes. A BYTES input up to this size has at most COUNTED_AT_ONCE elements, so validation counts them in one step."""
@@ -122,7 +122,7 @@ def note_inputs(trace: Trace, request: InferRequest, exchange: Exchange) -> None
             for head, data in zip(request.head.inputs, request.data, strict=False)
             if head.datatype in known
         ]
-        trace.note_tensors(TENSOR_QUEUE_INPUT, tensors)
+        trace.note_tensors("TENSOR_QUEUE_INPUT", tensors)
         exchange.add(_OutputTrace(trace))
 
 
@@ -138,13 +138,13 @@ class _OutputTrace(Hook):
 
     def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
         if isinstance(answer, InferResponse):
-            self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, answer.outputs)
+            self._trace.note_tensors("TENSOR_BACKEND_OUTPUT", answer.outputs)
         return answer
 
 
 def _end_trace(trace: Trace) -> None:
     # Before the answer is sent, because the answer may end the whole group of traces.
-    trace.note(REQUEST_END, time.monotonic_ns())
+    trace.note("REQUEST_END", time.monotonic_ns())
     trace.end()
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from shlex import quote
 from urllib.parse import unquote, urlsplit
 
-_EXTRA = re.compile(r"""extra == (["'])(.+?)\1""")
-
 
 def install_command(extra: str) -> str:
     """Return the command that installs an extra: of the checkout that rocserve was installed from; else the packages
@@ -34,5 +32,9 @@ def _command(extra: str, origin: str, requirements: list[str] | tuple[str, ...])
         editable = "-e " if recorded["dir_info"].get("editable") else ""
         return f"pip install {editable}{quote(f'{folder}[{extra}]')}"
     lines = (line.partition(";") for line in requirements)
-    packages = [package.strip() for package, _, marker in lines if (of := _EXTRA.search(marker)) and of[2] == extra]
+    packages = [
+        package.strip()
+        for package, _, marker in lines
+        if (of := re.search(r"""extra == (["'])(.+?)\1""", marker)) and of[2] == extra
+    ]
     return f"pip install {' '.join(map(quote, packages))}"

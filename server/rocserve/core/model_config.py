@@ -222,8 +222,7 @@ class SequenceBatching:
     direct: DirectStrategy | None = None
     """This strategy applies if neither is set."""
     oldest: OldestStrategy | None = None
-    max_sequence_idle_microseconds: int = 0
-    """0 = one second."""
+    max_sequence_idle_microseconds: int = 1_000_000
     control_inputs: tuple[ControlInput, ...] = ()
     states: tuple[SequenceState, ...] = ()
     iterative: bool = False

@@ -16,12 +16,9 @@ def printable(text: str) -> str:
     return "".join(escaped)
 
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
 def without_colours(text: str) -> str:
     """Remove a terminal's colours and weights, which some libraries put into the texts of their errors."""
-    return _COLOURS.sub("", text)
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def printable_line(line: bytes, longest: int) -> str:

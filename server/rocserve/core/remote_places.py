@@ -61,8 +61,6 @@ _FORMS = {
     StoreKind.HUGGING_FACE: "hf://ORGANISATION/MODEL[@REVISION][/FOLDER]",
     StoreKind.ARCHIVE: "https://HOST/PATH.tar (or .tar.gz, .tgz, .tar.bz2, .tar.xz)",
 }
-_ARCHIVE = re.compile(r"\.(tar|tgz|tar\.(gz|bz2|xz))$")
-_ENDPOINT = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/]+?(?P<port>:\d+)?)/(?P<rest>.*)")
 
 
 def parse_remote(text: str) -> RemotePlace:
@@ -70,7 +68,7 @@ def parse_remote(text: str) -> RemotePlace:
     scheme, _, rest = text.partition("://")
     if scheme in ("http", "https"):
         address = urlsplit(text)
-        if not address.hostname or not _ARCHIVE.search(address.path):
+        if not address.hostname or not re.search(r"\.(tar|tgz|tar\.(gz|bz2|xz))$", address.path):
             raise ValueError(f"expected {_FORMS[StoreKind.ARCHIVE]}, got '{text.partition('?')[0]}'")
         if "@" in address.netloc:
             # Without the URL itself, because everybody who lists processes would see its password.
@@ -83,7 +81,7 @@ def parse_remote(text: str) -> RemotePlace:
         )
     kind = kinds[scheme]
     endpoint = ""
-    found = _ENDPOINT.fullmatch(rest)
+    found = re.fullmatch(r"(?P<scheme>https?://)?(?P<host>[^/]+?(?P<port>:\d+)?)/(?P<rest>.*)", rest)
     if found and kind is not StoreKind.HUGGING_FACE and (found["scheme"] or found["port"]):
         endpoint = (found["scheme"] or "http://") + found["host"]
         rest = found["rest"]

@@ -16,7 +16,6 @@ from rocserve.core.statistics import PhaseTotals
 _PREFIX = f"{TIMING}_"
 TOTAL = f"{_PREFIX}total_ns"
 """The parameter that all answers with times have."""
-_STEPS = f"{_PREFIX}steps"
 MOST_STEPS = 64
 """Reported steps of an ensemble. Decoupled ones may run endlessly, and each response reports all steps."""
 _LONGEST_HEADER = 2048

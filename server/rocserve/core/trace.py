@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
+from typing import Literal
 
 from rocserve.core.tensors import Tensor
 
-# Triton's names of activities.
-REQUEST_START = "REQUEST_START"
-QUEUE_START = "QUEUE_START"
-COMPUTE_START = "COMPUTE_START"
-COMPUTE_INPUT_END = "COMPUTE_INPUT_END"
-COMPUTE_OUTPUT_START = "COMPUTE_OUTPUT_START"
-COMPUTE_END = "COMPUTE_END"
-REQUEST_END = "REQUEST_END"
-TENSOR_QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
-TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
+Activity = Literal[
+    "REQUEST_START",
+    "QUEUE_START",
+    "COMPUTE_START",
+    "COMPUTE_INPUT_END",
+    "COMPUTE_OUTPUT_START",
+    "COMPUTE_END",
+    "REQUEST_END",
+]
+"""Triton's names of a request's activities."""
 
 
 class TraceLevel(enum.IntFlag):
@@ -98,7 +99,7 @@ class TraceGroup:
         self.open_ends += 1
         record = Trace(self, next(self._numbers), model_name, model_version, request_id, parent_id)
         self.records.append(record)
-        record.note(REQUEST_START, now_ns)
+        record.note("REQUEST_START", now_ns)
         return record
 
 
@@ -133,18 +134,23 @@ class Trace:
             context["tracestate"] = span.state
         return json.dumps(context, separators=(",", ":"))
 
-    def note(self, activity: str, ns: int) -> None:
-        """Record an activity. `activity`: Triton's name, such as QUEUE_START. `ns`: its time.monotonic_ns()."""
+    def note(self, activity: Activity, ns: int) -> None:
+        """Record an activity. `ns`: its time.monotonic_ns()."""
         if self._notes_times:
             self.moments.append(Moment(activity, ns))
 
     def note_run(self, queue_start: int, times: tuple[int, int, int, int]) -> None:
         """Record an execution. `times`: of its start, the engine's start, the engine's end and its own end."""
-        names = (QUEUE_START, COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
-        for name, ns in zip(names, (queue_start, *times), strict=True):
-            self.note(name, ns)
+        begin, input_end, output_start, end = times
+        self.note("QUEUE_START", queue_start)
+        self.note("COMPUTE_START", begin)
+        self.note("COMPUTE_INPUT_END", input_end)
+        self.note("COMPUTE_OUTPUT_START", output_start)
+        self.note("COMPUTE_END", end)
 
-    def note_tensors(self, activity: str, tensors: Sequence[Tensor]) -> None:
+    def note_tensors(
+        self, activity: Literal["TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"], tensors: Sequence[Tensor]
+    ) -> None:
         """Record copies of tensors."""
         if not self.wants_tensors:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import struct
 import time
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -17,15 +16,10 @@ from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest, client_parameters
 from rocserve.core.responses import LARGE_RESPONSE, Answer, InferResponse, ResponseHead
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.trace import QUEUE_START
 
 LARGEST_CACHED = 32 << 20
 """Bytes of inputs up to which a request is looked up, and of outputs up to which an answer is kept. Hashing or copying
 so many takes about 30 ms, during which everything else waits."""
-_LENGTH = struct.Struct("<Q")
-_ENTRY_BYTES = 256
-_TENSOR_BYTES = 256
-"""Estimated size of an entry, and of each of its tensors, in addition to the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +34,8 @@ class CachedResponse:
 
 def copied_response(response: InferResponse) -> CachedResponse:
     data = tuple(map(bytes, response.data))
-    nbytes = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(one) for one in data)
+    # An entry and each of its tensors take some 256 bytes in addition to the data.
+    nbytes = 256 + sum(256 + len(one) for one in data)
     return CachedResponse(response.head, data, dict(response.parameters), nbytes)
 
 
@@ -115,7 +110,7 @@ class CachedAnswers:
         if request.timing is not None:
             request.timing.is_cached = True
         if request.trace is not None and not self._is_ensemble:
-            request.trace.note(QUEUE_START, started_ns)
+            request.trace.note("QUEUE_START", started_ns)
         answer = InferResponse(cached.head, request.id, list(cached.data), dict(cached.parameters))
         answer.is_large = cached.nbytes > LARGE_RESPONSE
         return answer
@@ -182,7 +177,7 @@ def _key(request: InferRequest, sees_requests: bool) -> bytes:
         entries.sort(key=lambda entry: entry[0].name)
     for spec, data in entries:
         digest.update(repr((spec.name, spec.datatype.value, spec.shape)).encode())
-        digest.update(_LENGTH.pack(len(data)))
+        digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     digest.update(repr((plan.outputs, sorted(plan.classifications.items()))).encode())
     return digest.digest()

@@ -20,7 +20,6 @@ from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
 from rocserve.plane.loop import Alarm, PlaneLoop
 from rocserve.scheduling.batch import BatchAnswerer, FormedBatch
@@ -232,7 +231,7 @@ class Scheduler(ABC):
             self._refused.clear()
             for request, error in refused:
                 if request.trace is not None:
-                    request.trace.note(QUEUE_START, request.queue_start_ns)
+                    request.trace.note("QUEUE_START", request.queue_start_ns)
                 self._statistics.record_refusal(error, request.queue_start_ns, time.monotonic_ns())
                 request.exchange.refuse(error)
         if (on_drained := self._on_drained) is not None and not self._running and self._is_empty():

@@ -23,7 +23,7 @@ from rocserve.core.responses import Answer
 from rocserve.core.sequences import SEQUENCE_PARAMETERS
 from rocserve.core.serving import ServingTableHolder
 from rocserve.core.steps import Steps
-from rocserve.core.trace import REQUEST_END, Trace
+from rocserve.core.trace import Trace
 from rocserve.observability.log_fields import about
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.plane.heap import SharedHeap
@@ -199,7 +199,7 @@ class _TraceHook(Hook):
     def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
         trace = self._trace
         if final:
-            trace.note(REQUEST_END, time.monotonic_ns())
+            trace.note("REQUEST_END", time.monotonic_ns())
         if not self._is_complete:
             self._is_complete = True
             trace.note_front_end("INFER_RESPONSE_COMPLETE", time.monotonic_ns())

@@ -17,23 +17,14 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext as SdkContext
 from opentelemetry.trace import SpanKind, TraceFlags, TraceState
 
-from rocserve.core.trace import (
-    COMPUTE_END,
-    COMPUTE_INPUT_END,
-    COMPUTE_OUTPUT_START,
-    COMPUTE_START,
-    Moment,
-    SpanContext,
-    Trace,
-    TraceGroup,
-)
+from rocserve.core.trace import Moment, SpanContext, Trace, TraceGroup
 from rocserve.observability.failures import Allowance
 from rocserve.observability.tracing.json_sink import WriterThread
 from rocserve.observability.tracing.trace_settings import TraceOptions, TraceSetting
 
 _SCOPE = InstrumentationScope("rocserve")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
+_COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 _CLOSE_SECONDS = 2.0
 """Limit for the collector to take the remaining spans at the end."""
 _EXPORTER_LOG = "opentelemetry"

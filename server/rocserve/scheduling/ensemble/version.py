@@ -15,7 +15,6 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
 from rocserve.core.serving import ServedVersion
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
 from rocserve.scheduling.ensemble.parts import EnsembleParts, EnsembleResponses, InflightLimit
@@ -74,7 +73,7 @@ class EnsembleVersion:
             return
         self._running += 1
         if request.trace is not None:
-            request.trace.note(QUEUE_START, started_ns)
+            request.trace.note("QUEUE_START", started_ns)
         # The answer to a request of a sequence depends on earlier ones.
         if self.answers is not None and not self.config.decoupled and request.sequence is None:
             self.answers.set_members(self._members())

@@ -83,10 +83,6 @@ class OldestStrategy:
         return [*cast(Sequence[SequenceRequest], decision.members(self._inputs.ready_requests(instance)))]
 
 
-_DEFAULT_IDLE_MICROSECONDS = 1_000_000
-"""Triton's default."""
-
-
 class SequenceScheduler(Scheduler):
     """Gives each sequence a slot of an instance; the strategy forms batches from the slots. See Scheduler."""
 
@@ -114,7 +110,7 @@ class SequenceScheduler(Scheduler):
         self._waits_for_answers = bool(batching.states) or batching.iterative
         """The next request of a sequence cannot run before the previous answer is known."""
         self._idle = Alarm(parts.plane)
-        self._idle_seconds = (batching.max_sequence_idle_microseconds or _DEFAULT_IDLE_MICROSECONDS) / 1e6
+        self._idle_seconds = batching.max_sequence_idle_microseconds / 1e6
 
     # Requests
 
