@@ -94,9 +94,6 @@ def _not_written(output: str, ensemble: str, sources: Mapping[str, Sequence[str]
     return f"{text}: at least one of its depending tensors, '{source}', is not connected"
 
 
-_VARIABLE = -1
-
-
 @dataclass(frozen=True, slots=True)
 class _Tensor:
     """A tensor of the ensemble, and the model that declared its datatype and shape first."""
@@ -109,7 +106,7 @@ class _Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (_VARIABLE, *self.dims) if self.batches else self.dims
+        return (-1, *self.dims) if self.batches else self.dims
 
 
 def check_ensemble(config: PlainConfig, members: Mapping[ModelKey, PlainConfig | None]) -> bool:
@@ -213,4 +210,4 @@ def check_no_cycle(key: ModelKey, ensembles: Mapping[ModelKey, PlainConfig]) -> 
 
 
 def _agree(left: Sequence[int], right: Sequence[int]) -> bool:
-    return len(left) == len(right) and all(a == b or _VARIABLE in (a, b) for a, b in zip(left, right, strict=True))
+    return len(left) == len(right) and all(a == b or -1 in (a, b) for a, b in zip(left, right, strict=True))

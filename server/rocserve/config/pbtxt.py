@@ -21,10 +21,8 @@ _LONGEST_NAME = 100
 _YAML = re.compile(r"^---[^\S\n]*$|^[^\S\n]*- \S|^\w+:[^\S\n]*$|^(name|platform|backend): *[A-Za-z].*$", re.MULTILINE)
 """A document mark, a list entry, a name without a value, or an unquoted text. Each match stays within its line, because
 a search across a million empty lines would take quadratic time."""
-_POSITION = re.compile(r"^\d+:\d+ : ")
 NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"(?: at "(?P<path>[^"]*)")?')
 """The error of protobuf's text and JSON parsers."""
-_NO_VALUE = re.compile(r'^Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\w+)')
 
 
 def parse_model_config(text: str, source: str) -> ModelConfig:
@@ -109,13 +107,13 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
 
 
 def _explain(error: str, text: str, line: int, message: Message) -> str:
-    reason = _POSITION.sub("", error)
+    reason = re.sub(r"^\d+:\d+ : ", "", error)
     lines = text.split("\n")
     quoted = f"'{lines[line - 1]}': " if line <= len(lines) else ""
     reason = reason.removeprefix(quoted).rstrip(".")
     if match := NO_FIELD.match(reason):
         return unknown_field(match, message)
-    if match := _NO_VALUE.match(reason):
+    if match := re.match(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\w+)', reason):
         values = list(message.DESCRIPTOR.file.pool.FindEnumTypeByName(match["type"]).values_by_name)
         prefixed = [value for value in values if value.split("_", 1)[-1] == match["name"].upper()]
         kind = match["type"].rsplit(".", 1)[-1]

@@ -11,7 +11,6 @@ from rocserve.protocol.model_config_pb2 import ModelConfig, ModelSequenceBatchin
 _Control = ModelSequenceBatching.Control
 _CORRELATION_ID = _Control.CONTROL_SEQUENCE_CORRID
 _CORRELATION_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
-_VARIABLE = -1
 
 
 def sequence_tensor_names(message: ModelConfig) -> tuple[frozenset[str], frozenset[str]]:
@@ -93,9 +92,9 @@ def _state_faults(state: ModelSequenceBatching.State, model: str) -> Iterator[st
         )
     if state.data_type == model_config_pb2.TYPE_INVALID:
         yield f"sequence batching state '{name}' must specify 'data_type' for {model}"
-    if any(size < 1 and size != _VARIABLE for size in state.dims):
+    if any(size < 1 and size != -1 for size in state.dims):
         yield (
-            f"sequence batching state '{name}' dimension must be integer >= 1, or {_VARIABLE} to indicate a"
+            f"sequence batching state '{name}' dimension must be integer >= 1, or -1 to indicate a"
             f" variable-size dimension for {model}"
         )
     if (count := len(state.initial_state)) > 1:
@@ -114,9 +113,9 @@ def _state_faults(state: ModelSequenceBatching.State, model: str) -> Iterator[st
                 f" '{name}'. {len(initial.dims)} != {len(state.dims)}"
             )
         for size, expected in zip(initial.dims, state.dims, strict=True):
-            if size == _VARIABLE:
+            if size == -1:
                 yield f"'initial_state' field for state input name '{name}' contains variable dimensions."
-            if expected not in (_VARIABLE, size):
+            if expected not in (-1, size):
                 yield (
                     f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {size} !="
                     f" {expected}"

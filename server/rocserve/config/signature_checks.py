@@ -15,8 +15,6 @@ from rocserve.core.validation import admits, format_shape
 from rocserve.protocol import model_config_pb2
 from rocserve.protocol.model_config_pb2 import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 
-_VARIABLE = -1
-
 
 def check_signature(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
     """Compare configuration and model, and return warnings. Raises ServeError: INVALID_ARGUMENT if a tensor is unknown
@@ -75,7 +73,7 @@ def _check_sequence_tensors(
             )
         dims = spec.shape[1:] if message.max_batch_size > 0 else spec.shape
         prefix = f"unable to load model '{message.name}', sequence control '{control.name}'"
-        if dims not in ((1,), (_VARIABLE,)):
+        if dims not in ((1,), (-1,)):
             raise invalid_argument(f"{prefix} in model has dims {format_shape(dims)} but dims [1] is expected")
         if spec.datatype is not control.datatype:
             raise invalid_argument(
@@ -110,7 +108,7 @@ def _check_tensor(
         ragged = f"for ragged input '{tensor.name}'"
         if tensor.optional:
             raise invalid_argument(f"{prefix}{ragged}, which is not supported for optional input")
-        if spec.shape != (_VARIABLE,):
+        if spec.shape != (-1,):
             raise invalid_argument(f"{prefix} {ragged}, model provides {format_shape(spec.shape)}")
         return
     if isinstance(tensor, ModelOutput) and any(tensor.name in entry.target_name for entry in message.batch_output):
@@ -126,14 +124,14 @@ def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mo
     prefix = f"model '{message.name}', tensor '{tensor.name}': "
     if spec.any_rank:
         return ""
-    if batches and shape[:1] != (_VARIABLE,):
+    if batches and shape[:1] != (-1,):
         return (
             f"{prefix}for the model to support batching the shape should have at least 1 dimension and the first"
             f" dimension must be -1; but shape expected by the model is {format_shape(shape)}"
         )
-    full = [_VARIABLE, *dims] if batches else dims
+    full = [-1, *dims] if batches else dims
     # config.pbtxt cannot express a size of 0, so an open dimension represents it.
-    sized = [0 if own == 0 and dim == _VARIABLE else dim for own, dim in zip(shape, full, strict=False)]
+    sized = [0 if own == 0 and dim == -1 else dim for own, dim in zip(shape, full, strict=False)]
     sized += full[len(sized) :]
     if admits(shape, sized) or (not shape and all(dim == 1 for dim in dims)):
         return ""
@@ -149,7 +147,7 @@ def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mo
             "(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making"
             f" complete shape {format_shape(full)})"
         )
-    elif shape[0] == _VARIABLE and admits(shape[1:], dims):
+    elif shape[0] == -1 and admits(shape[1:], dims):
         given += "; set max_batch_size above 0 to batch, or write the whole shape into dims"
     differing = next((index for index, (own, dim) in enumerate(zip(shape, full, strict=False)) if own != dim), 0)
     which = (
@@ -181,7 +179,7 @@ def check_batch_inputs_fit(message: ModelConfig, inputs: Mapping[str, TensorSpec
                 raise invalid_argument(
                     f"{prefix} is {type_name(datatype)} in the configuration, {type_name(spec.datatype)} in the model"
                 )
-            if len(spec.shape) != rank or spec.shape[0] != _VARIABLE:
+            if len(spec.shape) != rank or spec.shape[0] != -1:
                 raise invalid_argument(
                     f"{prefix} has {rank} dimensions, the first of any size; the model provides"
                     f" {format_shape(spec.shape)}"
@@ -234,7 +232,7 @@ def _scatter_faults(entry: BatchOutput, source: ModelInput, outputs: Mapping[str
         if output.data_type == model_config_pb2.TYPE_STRING:
             yield f"target output '{name}' of a batch output is TYPE_STRING, whose elements have no size"
         dims = output.reshape.shape if output.HasField("reshape") else output.dims
-        if any(dim == _VARIABLE for dim in dims[rank:]):
+        if any(dim == -1 for dim in dims[rank:]):
             yield (
                 f"target output '{name}' has dimensions of any size that its source input '{source.name}' does not have"
             )

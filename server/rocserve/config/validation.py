@@ -34,8 +34,6 @@ from rocserve.protocol.model_config_pb2 import (
     ModelWarmup,
 )
 
-_VARIABLE = -1
-
 
 def check_model_config(message: ModelConfig, *, is_completed: bool = False) -> None:
     """Check a normalised configuration without the model; tensors may still be missing. `is_completed`: a size of 0 is
@@ -133,8 +131,8 @@ def _tensor_faults(tensor: ModelInput | ModelOutput, what: str, message: ModelCo
     for field in ("name", "data_type", "dims"):
         if not getattr(tensor, field):
             yield f"{who} must specify '{field}' for {message.name}"
-    form = f"must be integer >= 1, or {_VARIABLE} to indicate a variable-size dimension for {message.name}"
-    if any(dim < least_size and dim != _VARIABLE for dim in tensor.dims):
+    form = f"must be integer >= 1, or -1 to indicate a variable-size dimension for {message.name}"
+    if any(dim < least_size and dim != -1 for dim in tensor.dims):
         yield f"{who} dimension {form}"
     if tensor.HasField("reshape"):
         shape = tensor.reshape.shape
@@ -143,7 +141,7 @@ def _tensor_faults(tensor: ModelInput | ModelOutput, what: str, message: ModelCo
                 f"{who} cannot have empty reshape for non-batching model as scalar tensors are not supported for"
                 f" {message.name}"
             )
-        if any(dim < 1 and dim != _VARIABLE for dim in shape):
+        if any(dim < 1 and dim != -1 for dim in shape):
             yield f"{who} reshape dimensions {form}"
         trunks, reshaped = _trunk_sizes(tensor.dims), _trunk_sizes(shape)
         if len(trunks) != len(reshaped) and min(len(trunks), len(reshaped)) > 1:
@@ -160,7 +158,7 @@ def _trunk_sizes(dims: Sequence[int]) -> list[int]:
     """Return the element counts between variable dimensions: [2, 4, -1, 6] gives [8, 6]."""
     sizes = [1]
     for dim in dims:
-        if dim == _VARIABLE:
+        if dim == -1:
             sizes.append(1)
         else:
             sizes[-1] *= dim
