@@ -17,7 +17,7 @@ from rocserve.core.load_check import NOT_CHECKED
 from rocserve.observability.log_fields import about
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import EnginePlan, shortened
-from rocserve.repository.load_order import LoadOrder, LoadProgress
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.worker_options import plan_version_workers
 from rocserve.scheduling.call_cycles import needs_of
 from rocserve.scheduling.model_calls import start_call
@@ -171,7 +171,7 @@ class ConnectedWorkers(VersionWorkers):
 
     def progress(self, text: str, is_check: bool) -> None:
         if self._scheduler is None:
-            self._order.on_progress(LoadProgress(text, is_check))
+            self._order.on_progress(text, is_check)
 
     def described(self, properties: Mapping[str, str]) -> None:
         self._described = properties

@@ -6,21 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rocserve.config.sources import REQUEST_SOURCE
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.repository.content import ModelContent
-
-
-class InterfaceLost(ServeError):
-    """A configuration lacks something that clients of the served version use."""
-
-    def __init__(self, lost: str) -> None:
-        text = (
-            f"the configuration has lost {lost}, but the version's files have not changed: the configuration may be"
-            " truncated. Restore it; or, if the change is intended, change the version's files too or unload the model"
-            " first"
-        )
-        super().__init__(StatusCode.INVALID_ARGUMENT, text)
 
 
 def check_interface(
@@ -28,7 +16,7 @@ def check_interface(
 ) -> None:
     """Refuse a new version if only the configuration changed and lost something that clients use. A deliberate change
     of the interface comes with new model files. Ensembles have no other files, so they are not checked. `before`: the
-    content of the `served` configuration. Raises InterfaceLost."""
+    content of the `served` configuration. Raises ServeError (INVALID_ARGUMENT)."""
     # A load request's configuration is never truncated.
     is_whole = REQUEST_SOURCE in (before.definition.source, content.definition.source)
     if content.definition.is_ensemble or is_whole or before.scan.versions[version] != content.scan.versions[version]:
@@ -38,7 +26,11 @@ def check_interface(
         # These labels came from labels.txt, which is checked against the model.
         served = replace(served, outputs=tuple(replace(output, labels=()) for output in served.outputs))
     if lost := lost_interface(served, new, was_written and not is_written):
-        raise InterfaceLost(lost)
+        raise invalid_argument(
+            f"the configuration has lost {lost}, but the version's files have not changed: the configuration may be"
+            " truncated. Restore it; or, if the change is intended, change the version's files too or unload the model"
+            " first"
+        )
 
 
 def lost_interface(served: ModelConfig, new: ModelConfig, has_lost_batch_size: bool) -> str:

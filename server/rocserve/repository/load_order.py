@@ -44,27 +44,15 @@ class LoadedVersion(ServedVersion, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """The current work of a load."""
-
-    text: str = ""
-    """One line; "" = nothing to report."""
-    is_check: bool = False
-    """The version is tried before it is served (core/load_check.py)."""
-
-
-NOTHING_TO_REPORT = LoadProgress()
-
-
-@dataclass(frozen=True, slots=True)
 class LoadOrder:
     definition: ModelDefinition
     version: int
     folder: Path
     on_change: Callable[[], None] = lambda: None
     """Called from any thread when `available` changes, and when a problem of `status_reason` appears or ends."""
-    on_progress: Callable[[LoadProgress], None] = lambda _: None
-    """Called on the loop during the load with its progress."""
+    on_progress: Callable[[str, bool], None] = lambda text, is_check: None
+    """Called on the loop during the load with its current work in one line, "" = nothing to report, and whether the
+    version is tried before it is served (core/load_check.py)."""
     reported_warnings: set[str] = field(default_factory=set)
     """Warnings, and places of tracebacks, that loads of the same content have logged."""
 

@@ -9,8 +9,6 @@ from pathlib import Path, PurePosixPath
 
 from rocserve.config.model_folder import is_version_name
 
-_VERSION_WITH_LETTER = re.compile(r"[vV]0*(\d+)")
-
 
 def model_filename(file: str, known: Sequence[str]) -> str:
     """Return the name of a model file in a version folder; "" = not a model file. `known`: the backends' file names."""
@@ -100,7 +98,7 @@ def _without_versions(folder: Path, paths: Collection[str], known: Sequence[str]
     path = min(models, key=lambda one: (one.count("/"), one))
     top, *rest = path.split("/")
     what = f"'{folder}' has no version folder (1, 2, ...), and its model lies at '{folder / path}'"
-    lettered = _VERSION_WITH_LETTER.fullmatch(top)
+    lettered = re.fullmatch(r"[vV]0*(\d+)", top)
     if rest and lettered:
         return f"{what}; repair it with: mv {_quoted(folder / top)} {_quoted(folder / lettered[1])}"
     if len(rest) > 1 and is_version_name(rest[0]):

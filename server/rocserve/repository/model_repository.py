@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,6 @@ from rocserve.repository.load_report import LastLoad, LoadReport, make_report
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.root_labels import root_labels
 from rocserve.repository.served_presets import PresetModels
 from rocserve.repository.table import ModelTable
 from rocserve.repository.version import UNLOADED, VersionState
@@ -309,6 +309,22 @@ class ModelRepository:
             label = self._labels.get(scan.root, "")
             rows.append(IndexEntry(scan.name, "", state, reason, namespace=scan.namespace, repository=label))
         return rows
+
+
+def root_labels(settings: RepositorySettings) -> Mapping[Path, str]:
+    """Return a short, distinct name of each repository, because the page does not show the server's paths: its URL, or
+    the end of its path. Empty if there is only one."""
+    roots = tuple(dict.fromkeys(settings.roots))
+    if len(roots) < 2:
+        return {}
+    labels = {place.root: place.url for place in settings.remotes}
+    local = {root: root.absolute().parts for root in roots if root not in labels}
+    longest = max(map(len, local.values()), default=0)
+    for length in range(1, longest + 1):
+        ends = {root: str(Path(*parts[-length:])) for root, parts in local.items() if root not in labels}
+        counts = Counter(ends.values())
+        labels |= {root: end for root, end in ends.items() if counts[end] == 1 or length == longest}
+    return labels
 
 
 def outcomes(rows: Iterable[IndexEntry]) -> dict[tuple[str, str], bool]:

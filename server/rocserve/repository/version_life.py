@@ -20,7 +20,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.observability.log_fields import about
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import RepositoryContext
-from rocserve.repository.load_order import NOTHING_TO_REPORT, FilesChanged, LoadedVersion, LoadOrder, LoadProgress
+from rocserve.repository.load_order import FilesChanged, LoadedVersion, LoadOrder
 from rocserve.repository.residency.cold_version import ColdVersion
 from rocserve.repository.residency.resident_models import Resident
 from rocserve.repository.residency.room import Stage
@@ -97,7 +97,8 @@ class VersionLife:
         self._on_load_ended = on_load_ended
         self._on_change = on_change
         self._publish = publish
-        self._progress = NOTHING_TO_REPORT
+        self._progress = ""
+        """The load's current work; "" = nothing to report."""
         self._stopped: asyncio.Task[ServeError | None] | None = None
         """A load that was cancelled and may not have ended."""
         self._callers = 0
@@ -151,7 +152,7 @@ class VersionLife:
     @property
     def doing(self) -> str:
         """The load's current work; "" = nothing to report."""
-        return "waits for room" if self._waits_for_room else self._progress.text
+        return "waits for room" if self._waits_for_room else self._progress
 
     @property
     def _waits_for_room(self) -> bool:
@@ -171,7 +172,7 @@ class VersionLife:
     def begin_load(self, previous: Failure | None) -> None:
         """Start the load. `previous`: how the last load of this content failed."""
         self.change(Phase.LOADING)
-        self.previous, self.began_at, self._progress = previous, time.monotonic(), NOTHING_TO_REPORT
+        self.previous, self.began_at, self._progress = previous, time.monotonic(), ""
         self.task = self._context.background.start(self._load(), f"load of {self.name} {self.number}")
 
     def stop_load(self) -> None:
@@ -232,22 +233,22 @@ class VersionLife:
         if backend is not None:
             compiles = any(engine.needs_migraphx for engine in backend.engines)
             slot = slots.acquire(compiles, self.previous is not None)
-            self._progress = LoadProgress("waits for another model's load") if slots.is_full else NOTHING_TO_REPORT
+            self._progress = "waits for another model's load" if slots.is_full else ""
         async with slot:
             return await self._load_checked()
 
     async def _load_checked(self) -> LoadedVersion:
         """Load the version from files that stay unchanged meanwhile. Raises: FilesChanged, which replaces the loader's
         error because it may have read a mix of old and new files; ServeError."""
-        self._progress = NOTHING_TO_REPORT
+        self._progress = ""
         self.began_at = time.monotonic()
         content, context = self.content, self._context
         # Weakly: the loaded version keeps the order, and files that a client has sent live as long as `content`.
         note = weakref.WeakMethod(self._note_progress)
 
-        def on_progress(progress: LoadProgress) -> None:
+        def on_progress(text: str, is_check: bool) -> None:
             if (call := note()) is not None:
-                call(progress)
+                call(text, is_check)
 
         folder, reported = content.scan.version_folder(self.number), self._reported_warnings
         order = LoadOrder(content.definition, self.number, folder, self._on_change, on_progress, reported)
@@ -269,10 +270,10 @@ class VersionLife:
             raise
         return loaded
 
-    def _note_progress(self, progress: LoadProgress) -> None:
+    def _note_progress(self, text: str, is_check: bool) -> None:
         if self.is_loading:
-            self._progress = progress
-            phase = Phase.CHECKING if progress.is_check else Phase.LOADING
+            self._progress = text
+            phase = Phase.CHECKING if is_check else Phase.LOADING
             if phase is not self.phase:
                 self.change(phase)
 

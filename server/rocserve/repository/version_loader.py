@@ -35,7 +35,7 @@ from rocserve.observability.log_fields import about
 from rocserve.repository.connected_workers import ConnectedWorkers
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, load_on_engine
 from rocserve.repository.ensemble_trials import EnsembleTrials
-from rocserve.repository.load_order import LoadedVersion, LoadOrder, LoadProgress
+from rocserve.repository.load_order import LoadedVersion, LoadOrder
 from rocserve.repository.loaded_versions import ItemEnsemble, ItemModelVersion, LoadedEnsemble, LoadedModelVersion
 from rocserve.repository.worker_options import config_text
 from rocserve.scheduling.model_scheduler import ModelScheduler
@@ -94,7 +94,7 @@ class WorkerVersionLoader:
         trials = EnsembleTrials(ensemble, plane)
         await trials.warm_up(definition.folder)
         if (file := await self._recorded_answers(order)) is not None:
-            order.on_progress(LoadProgress(f"comparing its answer with {RECORDED_FILE}", is_check=True))
+            order.on_progress(f"comparing its answer with {RECORDED_FILE}", True)
             try:
                 ensemble.load_check = await trials.check_recorded_answers(file)
             except LoadCheckFailed as failure:

@@ -27,7 +27,7 @@ from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.load_order import LoadOrder, LoadProgress
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.scanner import RepositoryScanner
@@ -135,7 +135,7 @@ class FakeLoader:
     async def load(self, order: LoadOrder) -> FakeVersion:
         definition, version, name = order.definition, order.version, order.definition.name
         self.loads.append((name, version))
-        self.progress[name] = lambda text, is_check=False: order.on_progress(LoadProgress(text, is_check))
+        self.progress[name] = lambda text, is_check=False: order.on_progress(text, is_check)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

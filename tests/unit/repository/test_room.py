@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -37,14 +38,15 @@ class Host:
         self.move()
 
     def move(self) -> None:
-        while (moves := self.room.moves(self.now)).load or moves.unload or moves.refuse:
-            self.refused += moves.refuse
-            for tenant in moves.load:
+        while any(moves := self.room.moves(self.now)):
+            load, unload, refuse = moves
+            self.refused += refuse
+            for tenant in load:
                 self.loaded.append(tenant)
                 self.room.loaded(tenant, tenant.needs)
-            self.leave(moves.unload)
+            self.leave(unload)
 
-    def leave(self, tenants: list[Tenant]) -> None:
+    def leave(self, tenants: Sequence[Tenant]) -> None:
         for tenant in tenants:
             self.loaded.remove(tenant)
             self.room.remove(tenant)
@@ -124,8 +126,8 @@ def test_memory_comes_back_when_its_owner_has_gone_and_a_place_before() -> None:
         room.moves(0.0)
         room.loaded(old, old.needs)
         room.want(new)
-        assert room.moves(0.0).unload == [old]
-        assert len(room.moves(0.0).load) == count
+        assert room.moves(0.0) == ([], [old], [])
+        assert len(room.moves(0.0)[0]) == count
 
 
 def test_what_takes_more_than_was_thought_drives_others_out() -> None:

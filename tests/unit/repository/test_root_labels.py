@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocserve.core.remote_places import RemotePlace, StoreKind
-from rocserve.repository.root_labels import root_labels
+from rocserve.repository.model_repository import root_labels
 from rocserve.settings import RepositorySettings
 
 

@@ -22,7 +22,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.engine_plan import Fallback
-from rocserve.repository.load_order import LoadOrder, LoadProgress
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
 
@@ -58,8 +58,8 @@ class Loads:
         self._loader = loader
         self._loaded: list[LoadedModelVersion] = []
 
-    def _note(self, progress: LoadProgress) -> None:
-        (self.checks if progress.is_check else self.progress).append(progress.text)
+    def _note(self, text: str, is_check: bool) -> None:
+        (self.checks if is_check else self.progress).append(text)
 
     async def load(self, behaviour: str, more: str = "", **parameters: str) -> LoadedModelVersion:
         (self.folder / "1").mkdir(parents=True, exist_ok=True)

@@ -242,20 +242,20 @@ class ResidentModels:
     def _run_moves(self) -> None:
         """Start the loads, unloads and refusals that are due, and schedule the next call."""
         now = time.monotonic()
-        moves = self._room.moves(now)
+        load, unload, refuse = self._room.moves(now)
         idle, again = self._room.idle(now)
-        for resident in (*moves.refuse, *moves.load):
+        for resident in (*refuse, *load):
             admission = self._admissions[resident]
             if admission.done():
                 # The load was stopped, and will give its room back soon.
                 continue
-            if resident in moves.load:
+            if resident in load:
                 admission.set_result(None)
             else:
                 needs = ", ".join(f"{amount >> 20} MiB {place}" for place, amount in resident.needs.items())
                 text = f"there is no room for it next to the pinned models: {needs}"
                 admission.set_exception(unavailable(text))
-        for resident in (*moves.unload, *idle):
+        for resident in (*unload, *idle):
             work = self._evict(resident, for_room=resident not in idle)
             resident.eviction = self._background.start(work, f"unload of {resident.name} {resident.number}")
         if self._room.has_waiting:

@@ -13,7 +13,7 @@ import enum
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 _HALF_LIFE_SECONDS = 300.0
@@ -69,16 +69,6 @@ class Tenant:
 AnyTenant = TypeVar("AnyTenant", bound=Tenant)
 
 
-@dataclass(frozen=True, slots=True)
-class Moves(Generic[AnyTenant]):
-    """The loads, unloads and refusals that are due."""
-
-    load: list[AnyTenant] = field(default_factory=list)
-    unload: list[AnyTenant] = field(default_factory=list)
-    refuse: list[AnyTenant] = field(default_factory=list)
-    """Versions that can never fit."""
-
-
 class Room(Generic[AnyTenant]):
     """Accounts for all tenants. Its owner loads and unloads them and reports the results."""
 
@@ -115,24 +105,23 @@ class Room(Generic[AnyTenant]):
         self._tenants.pop(tenant, None)
         tenant.stage = Stage.UNLOADED
 
-    def moves(self, now: float) -> Moves[AnyTenant]:
-        """Return the moves for waiting tenants, and unloads if needs exceed a limit."""
-        moves: Moves[AnyTenant] = Moves()
+    def moves(self, now: float) -> tuple[Sequence[AnyTenant], Sequence[AnyTenant], Sequence[AnyTenant]]:
+        """Return the tenants to load, to unload, and to refuse because they can never fit."""
+        load: list[AnyTenant] = []
+        refuse: list[AnyTenant] = []
         while self._queue:
             first = self._queue[0]
             if self._exceeded_places([first, *(tenant for tenant in self._tenants if tenant.is_pinned)]):
-                moves.refuse.append(first)
+                refuse.append(first)
                 self.remove(first)
             elif not self._exceeded_places([first, *self._tenants]):
-                moves.load.append(first)
+                load.append(first)
                 self._queue.popleft()
                 first.stage = Stage.LOADING
                 self._tenants[first] = None
             else:
-                moves.unload.extend(self._choose_unloads([first], now))
-                return moves
-        moves.unload.extend(self._choose_unloads([], now))
-        return moves
+                return load, self._choose_unloads([first], now), refuse
+        return load, self._choose_unloads([], now), refuse
 
     def idle(self, now: float) -> tuple[Sequence[AnyTenant], float]:
         """Return the tenants to unload for idleness, and when to check again."""
