@@ -4,7 +4,7 @@ inspect` show the same drawing. It needs only configurations, so it works for en
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 
@@ -80,27 +80,18 @@ def member_of(step: ModelEnsembling.Step) -> ModelKey:
 
 def draw(config: ModelConfig, members: Mapping[ModelKey, ModelConfig], width: float) -> Drawing:
     """Draw an ensemble in about this width. `members`: the known ones, for the types of their outputs."""
-    return _Layout(_plan(config, members), width).drawing()
+    return _Layout(*_plan(config, members), width).drawing()
 
 
-@dataclass(slots=True)
-class _Arrow:
-    start: int
-    end: int
-    tensors: dict[str, None] = field(default_factory=dict)
-    """Names and types, each once."""
+_Arrow = tuple[int, int]
+"""The numbers of the nodes from which and to which it leads."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    nodes: Mapping[int, tuple[NodeKind, str, str]]
-    """Number -> kind, model and version."""
-    rows: Sequence[Sequence[int]]
-    arrows: Sequence[_Arrow]
-
-
-def _plan(config: ModelConfig, members: Mapping[ModelKey, ModelConfig]) -> _Plan:
-    """Put each step one row below the last of the steps that it waits for."""
+def _plan(
+    config: ModelConfig, members: Mapping[ModelKey, ModelConfig]
+) -> tuple[Mapping[int, tuple[NodeKind, str, str]], Sequence[Sequence[int]], Mapping[_Arrow, Mapping[str, None]]]:
+    """Put each step one row below the last of the steps that it waits for. Returns the nodes (number -> kind, model and
+    version), their rows, and the arrows with their tensors' names and types, each once."""
     steps = config.ensemble_scheduling.step
     answer, unwritten = len(steps) + 1, len(steps) + 2
     nodes = {0: (NodeKind.REQUEST, "", ""), answer: (NodeKind.ANSWER, "", "")}
@@ -111,12 +102,11 @@ def _plan(config: ModelConfig, members: Mapping[ModelKey, ModelConfig]) -> _Plan
         types = {output.name: _typed(member, output) for output in member.output}
         for output, tensor in sorted(step.output_map.items()):
             sources[tensor] = (number, types.get(output, ""))
-    arrows: dict[tuple[int, int], _Arrow] = {}
+    arrows: dict[_Arrow, dict[str, None]] = {}
     reads = [(tensor, number) for number, step in enumerate(steps, 1) for _, tensor in sorted(step.input_map.items())]
     for tensor, end in (*reads, *((output.name, answer) for output in config.output)):
         start, typed = sources.get(tensor, (unwritten, ""))
-        arrow = arrows.setdefault((start, end), _Arrow(start, end))
-        arrow.tensors[f"{tensor} {typed}".rstrip()] = None
+        arrows.setdefault((start, end), {})[f"{tensor} {typed}".rstrip()] = None
         if start == unwritten:
             nodes[unwritten] = (NodeKind.UNWRITTEN, "", "")
     row_of = dict.fromkeys(nodes, 0)
@@ -126,7 +116,7 @@ def _plan(config: ModelConfig, members: Mapping[ModelKey, ModelConfig]) -> _Plan
             row_of[end] = max(row_of[end], min(row_of[start] + 1, answer))
     row_of[answer] = max(row for number, row in row_of.items() if number != answer) + 1
     rows = [[number for number in sorted(nodes) if row_of[number] == row] for row in range(row_of[answer] + 1)]
-    return _Plan(nodes, [row for row in rows if row], list(arrows.values()))
+    return nodes, [row for row in rows if row], arrows
 
 
 def _typed(config: ModelConfig, tensor: ModelInput | ModelOutput) -> str:
@@ -142,17 +132,25 @@ def _cut(text: str, width: float) -> str:
 
 
 class _Layout:
-    def __init__(self, plan: _Plan, available: float) -> None:
-        self._plan = plan
-        self._row_of = {node: index for index, row in enumerate(plan.rows) for node in row}
-        most = max(map(len, plan.rows))
-        lane = _LANE if any(map(self._passes_rows, plan.arrows)) else 0.0
+    def __init__(
+        self,
+        nodes: Mapping[int, tuple[NodeKind, str, str]],
+        rows: Sequence[Sequence[int]],
+        arrows: Mapping[_Arrow, Mapping[str, None]],
+        available: float,
+    ) -> None:
+        """`nodes`, `rows`, `arrows`: as `_plan` returns them. `available`: the width."""
+        self._nodes, self._arrows = nodes, arrows
+        self._row_count = len(rows)
+        self._row_of = {node: index for index, row in enumerate(rows) for node in row}
+        most = max(map(len, rows))
+        lane = _LANE if any(map(self._passes_rows, arrows)) else 0.0
         width = min(available, most * (_MOST_WIDTH + _GAP) + _BESIDE)
         self._box_width = max(_LEAST_WIDTH, min(_MOST_WIDTH, (width - lane - _GAP * (most - 1)) / most))
         self._width = max(width, most * (self._box_width + _GAP) - _GAP + lane)
         self._boxes: dict[int, Box] = {}
         y = 1.0
-        for index, row in enumerate(plan.rows):
+        for index, row in enumerate(rows):
             if index:
                 y += 2 * _SPACE + self._lines(index) * _LINE
             left = (self._width - lane - len(row) * self._box_width - (len(row) - 1) * _GAP) / 2
@@ -164,14 +162,14 @@ class _Layout:
     def drawing(self) -> Drawing:
         paths: list[str] = []
         labels: list[Label] = []
-        for row in range(len(self._plan.rows)):
+        for row in range(self._row_count):
             # Each text has a separate line, so that none covers another.
             line = 0
             for arrow in self._arrivals(row):
                 path, middle = self._path(arrow)
                 paths.append(path)
-                top = self._boxes[arrow.end].y - _SPACE - self._lines(row) * _LINE
-                for tensor in arrow.tensors:
+                top = self._boxes[arrow[1]].y - _SPACE - self._lines(row) * _LINE
+                for tensor in self._arrows[arrow]:
                     line += 1
                     text = _cut(tensor, self._width - 20)
                     half = len(text) * _LETTER / 2
@@ -181,19 +179,20 @@ class _Layout:
         return Drawing(self._width, self._height, boxes, tuple(paths), tuple(labels))
 
     def _arrivals(self, row: int) -> Iterable[_Arrow]:
-        return [arrow for arrow in self._plan.arrows if self._row_of[arrow.end] == row]
+        return [arrow for arrow in self._arrows if self._row_of[arrow[1]] == row]
 
     def _lines(self, row: int) -> int:
-        return sum(len(arrow.tensors) for arrow in self._arrivals(row))
+        return sum(len(self._arrows[arrow]) for arrow in self._arrivals(row))
 
     def _passes_rows(self, arrow: _Arrow) -> bool:
-        return self._row_of[arrow.end] - self._row_of[arrow.start] != 1
+        start, end = arrow
+        return self._row_of[end] - self._row_of[start] != 1
 
     def _comes_from(self, arrow: _Arrow) -> tuple[bool, float]:
-        return self._passes_rows(arrow), self._boxes[arrow.start].x
+        return self._passes_rows(arrow), self._boxes[arrow[0]].x
 
     def _box(self, node: int, x: float, y: float) -> Box:
-        kind, model, version = self._plan.nodes[node]
+        kind, model, version = self._nodes[node]
         if kind is not NodeKind.STEP:
             return Box(kind, x, y, self._box_width, _END_HEIGHT, _cut(kind.value, self._box_width - 16), kind.value)
         title = f"{model} version {version}" if version else model
@@ -201,12 +200,12 @@ class _Layout:
 
     def _path(self, arrow: _Arrow) -> tuple[str, float]:
         """Return the path and the x of its texts' middle."""
-        start, end = self._boxes[arrow.start], self._boxes[arrow.end]
-        others = [other for other in self._plan.arrows if other.end == arrow.end]
+        start, end = self._boxes[arrow[0]], self._boxes[arrow[1]]
+        others = [other for other in self._arrows if other[1] == arrow[1]]
         # In the order of their arrival, so that they do not cross: those that pass rows arrive from the right.
-        ends = [other.start for other in sorted(others, key=self._comes_from)]
+        arrivals = sorted(others, key=self._comes_from)
         x1, y1, y2 = start.x + start.width / 2, start.y + start.height, end.y
-        x2 = end.x + end.width * (ends.index(arrow.start) + 1) / (len(ends) + 1)
+        x2 = end.x + end.width * (arrivals.index(arrow) + 1) / (len(arrivals) + 1)
         if self._passes_rows(arrow):
             side = self._width - 8
             bends = (
