@@ -25,7 +25,6 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from rocserve.core.errors import invalid_argument
@@ -41,14 +40,6 @@ from rocserve.scheduling.call_cycles import (
     Standstill,
 )
 from rocserve.settings import RateLimitResource
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """A request that an instance's model makes while the instance may be running a batch."""
-
-    caller: LimitedInstance
-    place: Place
 
 
 class RateLimiter:
@@ -71,7 +62,8 @@ class RateLimiter:
         self._held: dict[ResourceKey, int] = {}
         self._clocks: dict[ResourceKey, int] = {}
         self._line: list[LimitedInstance] = []
-        self._calls: dict[InferRequest, Call] = {}
+        self._calls: dict[InferRequest, tuple[LimitedInstance, Place]] = {}
+        """The calls that instances' models make, perhaps while the instances run a batch: the caller and the place."""
         self._callers: dict[LimitedInstance, None] = {}
         """The instances with open calls."""
         self._is_scheduled = False
@@ -155,9 +147,9 @@ class RateLimiter:
     def lose(self, instance: LimitedInstance) -> None:
         """Release an instance's resources, because its worker has ended. Its requests wait for another instance."""
         self.release(instance, has_run=False)
-        for call in self._calls.values():
-            if call.place[1] is instance:
-                self._put(call, (instance.model, None))
+        for request, (_, place) in tuple(self._calls.items()):
+            if place[1] is instance:
+                self._put(request, (instance.model, None))
 
     def _allocate_soon(self) -> None:
         """Allocate in a later call of the loop. From any thread."""
@@ -223,27 +215,29 @@ class RateLimiter:
         """Follow a call that has reached a model until its last answer."""
         caller = request.caller
         assert isinstance(caller, LimitedInstance), "InstancePool.caller returned it"
-        call = self._calls[request] = Call(caller, (model, None))
+        place: Place = (model, None)
+        self._calls[request] = caller, place
         self._callers[caller] = None
-        caller.called[call.place] += 1
+        caller.called[place] += 1
         self._allocate_soon()
         exchange.add(EndHook(HookOrder.CALL, functools.partial(self._end_call, request)))
 
     def move(self, request: InferRequest, model: LimitedModel, instance: LimitedInstance | None) -> None:
         """Note where a call is now: in a model's queue, or given to an instance."""
-        self._put(self._calls[request], (model, None if model.keeps_order else instance))
+        self._put(request, (model, None if model.keeps_order else instance))
 
-    def _put(self, call: Call, place: Place) -> None:
-        _take_one(call.caller.called, call.place)
-        call.place = place
-        call.caller.called[place] += 1
+    def _put(self, request: InferRequest, place: Place) -> None:
+        caller, before = self._calls[request]
+        _take_one(caller.called, before)
+        self._calls[request] = caller, place
+        caller.called[place] += 1
         self._allocate_soon()
 
     def _end_call(self, request: InferRequest) -> None:
-        call = self._calls.pop(request)
-        _take_one(call.caller.called, call.place)
-        if not call.caller.called:
-            del self._callers[call.caller]
+        caller, place = self._calls.pop(request)
+        _take_one(caller.called, place)
+        if not caller.called:
+            del self._callers[caller]
 
 
 def _take_one(counts: Counter[Place], place: Place) -> None:

@@ -25,10 +25,10 @@ from rocserve.core.model_config import (
 )
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
-from rocserve.scheduling.call_cycles import LimitedInstance, Needs, needs_of
+from rocserve.scheduling.call_cycles import LimitedInstance, Needs, Place, needs_of
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
-from rocserve.scheduling.rate_limiter import Call, RateLimiter
+from rocserve.scheduling.rate_limiter import RateLimiter
 from rocserve.scheduling.scheduler import SchedulerParts
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import RateLimitResource
@@ -118,22 +118,28 @@ class Limiter(RateLimiter):
         lacking = self._lacking(instance)
         if lacking:
             self.exceeded.append(instance)
-        assert any(call.place == (instance.model, None) for call in self._calls.values())
+        assert any(place == (instance.model, None) for _, place in self._calls.values())
         assert not could_be_granted(instance, list(self._line), list(self._calls.values()), self._available)
 
 
-def could_be_granted(wanted: LimitedInstance, line: list[LimitedInstance], calls: list[Call], available: Needs) -> bool:
+OpenCall = tuple[LimitedInstance, Place]
+"""A caller, and where its call is."""
+
+
+def could_be_granted(
+    wanted: LimitedInstance, line: list[LimitedInstance], calls: list[OpenCall], available: Needs
+) -> bool:
     """Let all run and end that can. Returns whether `wanted` is granted its resources at last."""
-    models = {id(one.model): one.model for one in [*line, *(call.caller for call in calls)]}
-    models |= {id(call.place[0]): call.place[0] for call in calls}
+    models = {id(one.model): one.model for one in [*line, *(caller for caller, _ in calls)]}
+    models |= {id(model): model for _, (model, _) in calls}
     running = {one for model in models.values() for one in model.instances.values() if one.is_granted}
     open_calls = list(calls)
     while True:
         before = len(open_calls), len(running), len(line)
         for one in tuple(running):
-            if not any(call.caller is one for call in open_calls):
+            if not any(caller is one for caller, _ in open_calls):
                 running.remove(one)
-                open_calls = [call for call in open_calls if call.place[1] is not one]
+                open_calls = [(caller, place) for caller, place in open_calls if place[1] is not one]
         needed: set[Any] = set()
         for one in tuple(line):
             fits = all(
@@ -149,7 +155,7 @@ def could_be_granted(wanted: LimitedInstance, line: list[LimitedInstance], calls
         for model in models.values():
             stuck = [one in line or one in running for one in model.instances.values()]
             if not (any(stuck) if model.keeps_order else all(stuck)):
-                open_calls = [call for call in open_calls if call.place != (model, None)]
+                open_calls = [(caller, place) for caller, place in open_calls if place != (model, None)]
         if before == (len(open_calls), len(running), len(line)):
             return False
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import ModelConfig, OutputConfig
 from rocserve.core.parameters import NO_PARAMETERS, Parameters
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
 from rocserve.core.responses import LARGE_RESPONSE, InferResponse
 from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTag
-from rocserve.core.serving import ServingTable, ServingTableHolder
+from rocserve.core.serving import ServingTable
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor, classify
 from rocserve.core.validation import reshape_dims
@@ -58,14 +58,20 @@ class InflightLimit:
             self._is_starting = False
 
 
-class EnsembleResponses:
-    def __init__(self, config: ModelConfig, version: int, tables: ServingTableHolder) -> None:
-        self._config = config
-        self._version = str(version)
-        self._tables = tables
-        self._outputs = {output.name: output for output in config.outputs}
+@dataclass(frozen=True, slots=True)
+class EnsembleParts:
+    config: ModelConfig
+    version: str
+    graph: EnsembleGraph
+    dispatcher: Dispatcher
+    memory: RequestMemory
+    """Counts members' answers, like all answers, until the ensemble has answered."""
+    statistics: ModelStatistics
+    limits: Sequence[InflightLimit]
+    """One limit for each step; empty = no limit."""
+    outputs: Mapping[str, OutputConfig]
 
-    def make(
+    def response(
         self, request: InferRequest, tensors: Sequence[tuple[str, Tensor]], sequence: SequenceTag
     ) -> InferResponse | ServeError:
         """Return the response with these outputs, or an error if an output contradicts the configuration. `sequence`:
@@ -78,13 +84,13 @@ class EnsembleResponses:
         if outputs:
             # As in Triton, the answer of every ensemble names the request's sequence; 0 = none.
             parameters = {SEQUENCE_ID: sequence.id, SEQUENCE_START: sequence.starts, SEQUENCE_END: sequence.ends}
-        response = InferResponse.of(self._config.name, self._version, request.id, outputs, parameters)
+        response = InferResponse.of(self.config.name, self.version, request.id, outputs, parameters)
         response.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
         return response
 
     def _output(self, name: str, tensor: Tensor, request: InferRequest) -> Tensor:
-        config = self._outputs[name]
-        batching = self._config.max_batch_size > 0
+        config = self.outputs[name]
+        batching = self.config.max_batch_size > 0
         dims = config.model_dims
         rank = len(dims) + (1 if batching else 0)
         shape = tensor.shape
@@ -94,7 +100,7 @@ class EnsembleResponses:
             shape = shape[1:]
         if len(shape) != rank:
             raise internal(
-                f"in ensemble '{self._config.name}', output '{name}' has shape {list(tensor.shape)}, but the ensemble"
+                f"in ensemble '{self.config.name}', output '{name}' has shape {list(tensor.shape)}, but the ensemble"
                 f" declares {len(dims)} dimensions{' after the batch' if batching else ''}"
             )
         if config.reshape is not None:
@@ -102,13 +108,17 @@ class EnsembleResponses:
             reshaped = (*lead, *reshape_dims(shape[len(lead) :], dims, config.dims))
             if math.prod(reshaped) != math.prod(shape):
                 raise internal(
-                    f"in ensemble '{self._config.name}', output '{name}' has shape {list(tensor.shape)}, which is not"
+                    f"in ensemble '{self.config.name}', output '{name}' has shape {list(tensor.shape)}, which is not"
                     f" the {list(dims)} that the ensemble reshapes"
                 )
             shape = reshaped
         whole = Tensor(name, tensor.datatype, shape, tensor.data)
         count = request.plan.classifications.get(name, 0)
-        return classify(whole, count, _labels(self._config, name, self._tables.table), batching) if count else whole
+        return (
+            classify(whole, count, _labels(self.config, name, self.dispatcher.tables.table), batching)
+            if count
+            else whole
+        )
 
 
 def _labels(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:
@@ -122,16 +132,3 @@ def _labels(config: ModelConfig, output: str, table: ServingTable, depth: int = 
                 member = find_member(step, table.models)
                 return () if member is None else _labels(member.config, member_output, table, depth + 1)
     return ()
-
-
-@dataclass(frozen=True, slots=True)
-class EnsembleParts:
-    config: ModelConfig
-    graph: EnsembleGraph
-    responses: EnsembleResponses
-    dispatcher: Dispatcher
-    memory: RequestMemory
-    """Counts members' answers, like all answers, until the ensemble has answered."""
-    statistics: ModelStatistics
-    limits: Sequence[InflightLimit]
-    """One limit for each step; empty = no limit."""

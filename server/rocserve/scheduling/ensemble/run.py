@@ -379,7 +379,7 @@ class EnsembleRun:
         counted_bytes = sum([self._release((name, iteration)) for name in wanted])
         given = [(name, entry.tensor) for name, entry in held.items() if entry.tensor is not None]
         sequence = next(iter(held.values())).sequence or NO_SEQUENCE
-        answer = self.parts.responses.make(self._request, given, sequence)
+        answer = self.parts.response(self._request, given, sequence)
         if isinstance(answer, ServeError):
             return answer
         # The answer may contain the request's own inputs.

@@ -17,7 +17,7 @@ from rocserve.core.serving import ServedVersion
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
-from rocserve.scheduling.ensemble.parts import EnsembleParts, EnsembleResponses, InflightLimit
+from rocserve.scheduling.ensemble.parts import EnsembleParts, InflightLimit
 from rocserve.scheduling.ensemble.run import EnsembleRun
 from rocserve.scheduling.response_cache import CachedAnswers
 
@@ -42,12 +42,13 @@ class EnsembleVersion:
         limit = config.ensemble_max_inflight_requests
         self._parts = EnsembleParts(
             config,
+            str(self.version),
             EnsembleGraph(config),
-            EnsembleResponses(config, self.version, self.dispatcher.tables),
             self.dispatcher,
             self.memory,
             self.statistics,
             [InflightLimit(limit) for _ in config.ensemble_steps] if limit else [],
+            {output.name: output for output in config.outputs},
         )
         self._validator = RequestValidator(config)
         self.on_request: Callable[[EnsembleVersion], None] | None = None

@@ -24,23 +24,17 @@ from rocserve.core.requests import InputPlan, RequestPlan
 from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.sequences import SequenceId, SequenceTag
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
-from rocserve.scheduling.sequence.slots import (
-    LiveSequence,
-    SequenceInstance,
-    SequenceRequest,
-    SequenceStates,
-    StateValue,
-)
+from rocserve.scheduling.sequence.slots import LiveSequence, SequenceInstance, SequenceRequest
 
 
-def _initial(state: SequenceState, lead: tuple[int, ...], content: bytes | None) -> StateValue:
+def _initial(state: SequenceState, lead: tuple[int, ...], content: bytes | None) -> Tensor:
     """Return a state's initial value. A dimension of any size is 1 until the model returns the state."""
     dims = state.initial_states[0].dims if state.initial_states else state.dims
     shape = (*lead, *(1 if size == -1 else size for size in dims))
     if content is None:
         # A zero BYTES element is 4 bytes of length 0.
         content = bytes(math.prod(shape) * (state.datatype.itemsize or 4))
-    return StateValue(shape, content)
+    return Tensor(state.output_name, state.datatype, shape, content)
 
 
 class ControlTensors:
@@ -139,10 +133,10 @@ class SequenceInputs:
                 self._plans.keep((plan, shapes), full)
         request.plan = full
 
-    def take_states(self, outputs: Sequence[Tensor], states: SequenceStates) -> None:
+    def take_states(self, outputs: Sequence[Tensor], states: list[Tensor]) -> None:
         """Replace the states that are among the outputs; none if it raises ServeError (INTERNAL) for a wrong
         datatype."""
-        found: list[tuple[int, StateValue]] = []
+        found: list[tuple[int, Tensor]] = []
         for tensor in outputs:
             place, datatype = self._places.get(tensor.name, (-1, tensor.datatype))
             if place < 0:
@@ -152,7 +146,7 @@ class SequenceInputs:
                     f"the model returned state '{tensor.name}' as {tensor.datatype.value}, expected"
                     f" {datatype.value} as in its configuration"
                 )
-            found.append((place, StateValue(tuple(tensor.shape), bytes(tensor.data))))
+            found.append((place, tensor.copied()))
         for place, value in found:
             states[place] = value
 

@@ -9,20 +9,9 @@ from dataclasses import dataclass, field
 from rocserve.core.exchange import Exchange
 from rocserve.core.requests import InferRequest, RequestPlan
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
-from rocserve.core.tensors import Buffer
+from rocserve.core.tensors import Buffer, Tensor
 from rocserve.scheduling.response_sequencer import ResponseSequencer
 from rocserve.workers.instance import Instance
-
-
-@dataclass(frozen=True, slots=True)
-class StateValue:
-    shape: tuple[int, ...]
-    """With a batch dimension of 1 if the model batches."""
-    data: Buffer
-
-
-SequenceStates = list[StateValue]
-"""The states of one sequence, in the order of the configuration."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +58,8 @@ class LiveSequence:
     queue: deque[SequenceRequest] = field(default_factory=deque)
     slot: SequenceSlot | None = None
     """None = the sequence waits for a slot, or until the previous sequence of its id has left its slot."""
-    states: SequenceStates | None = None
+    states: list[Tensor] | None = None
+    """In the order of the configuration, with a batch dimension of 1 if the model batches."""
     has_ended: bool = False
     """The sequence takes no more requests: it leaves its slot when its last one, with the END flag, begins to run, or
     otherwise when that one is done."""
