@@ -127,20 +127,18 @@ def version_policy(message: messages.ModelVersionPolicy) -> VersionPolicy:
 _YES_AND_NO = {"fp32_false_true": DataType.FP32, "bool_false_true": DataType.BOOL, "int32_false_true": DataType.INT32}
 
 
-def _control(message: ModelSequenceBatching.Control) -> SequenceControl:
+def _control(name: str, message: ModelSequenceBatching.Control) -> SequenceControl:
     kind = ControlKind(ModelSequenceBatching.Control.Kind.Name(message.kind))
     if kind is ControlKind.CORRELATION_ID:
-        return SequenceControl(kind, datatype_of_number(message.data_type))
-    given = next(name for name in _YES_AND_NO if getattr(message, name))
+        return SequenceControl(name, kind, datatype_of_number(message.data_type))
+    given = next(field for field in _YES_AND_NO if getattr(message, field))
     no, yes = getattr(message, given)
-    return SequenceControl(kind, _YES_AND_NO[given], float(no), float(yes))
+    return SequenceControl(name, kind, _YES_AND_NO[given], float(no), float(yes))
 
 
 _NAMES = {
     "batch_inputs": "batch_input",
     "batch_outputs": "batch_output",
-    "control_inputs": "control_input",
-    "controls": "control",
     "cpu_accelerators": "optimization.execution_accelerators.cpu_execution_accelerator",
     "datatype": "data_type",
     "decoupled": "model_transaction_policy.decoupled",
@@ -197,6 +195,10 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
     (plain.WarmupInput, "source"): lambda tensor: {"zero_data": "zero", "random_data": "random"}.get(
         tensor.WhichOneof("input_data_type") or "", f"file:{tensor.input_data_file}"
     ),
+    # An input has one control; more have no effect.
+    (plain.SequenceBatching, "controls"): lambda batching: tuple(
+        _control(entry.name, entry.control[0]) for entry in batching.control_input if entry.control
+    ),
     (plain.SequenceBatching, "direct"): lambda batching: (
         None if batching.HasField("oldest") else _converter(plain.DirectStrategy)(batching.direct)
     ),
@@ -206,6 +208,5 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
 _KINDS: Mapping[object, _Convert] = {
     DataType: datatype_of_number,
     VersionPolicy: version_policy,
-    SequenceControl: _control,
 }
 """Type of a field -> converter from the field's value."""

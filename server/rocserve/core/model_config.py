@@ -165,17 +165,14 @@ class ControlKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SequenceControl:
+    """An input that the server adds to the requests of a sequence."""
+
+    name: str
     kind: ControlKind
     datatype: DataType
     """INT32, FP32 or BOOL, depending on which list of values the control has; CORRELATION_ID states its datatype."""
     no: float = 0
     yes: float = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ControlInput:
-    name: str
-    controls: tuple[SequenceControl, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +220,7 @@ class SequenceBatching:
     """This strategy applies if neither is set."""
     oldest: OldestStrategy | None = None
     max_sequence_idle_microseconds: int = 1_000_000
-    control_inputs: tuple[ControlInput, ...] = ()
+    controls: tuple[SequenceControl, ...] = ()
     states: tuple[SequenceState, ...] = ()
     iterative: bool = False
 
@@ -338,9 +335,7 @@ class ModelConfig:
 
 def control_inputs(batching: SequenceBatching) -> tuple[InputConfig, ...]:
     """Return the control inputs: each has one value per row."""
-    return tuple(
-        InputConfig(entry.name, entry.controls[0].datatype, (1,)) for entry in batching.control_inputs if entry.controls
-    )
+    return tuple(InputConfig(control.name, control.datatype, (1,)) for control in batching.controls)
 
 
 def state_inputs(batching: SequenceBatching) -> tuple[InputConfig, ...]:

@@ -93,9 +93,7 @@ def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:
     configs = {key: model.latest.config for key, model in table.models.items() if model.latest is not None}
     members = reachable(members_of(ensemble), lambda key: members_of(configs[key]) if key in configs else ())
     batchings = (configs[key].sequence_batching for key in members if key in configs)
-    controls = (
-        one for batching in batchings if batching for entry in batching.control_inputs for one in entry.controls
-    )
+    controls = (one for batching in batchings if batching for one in batching.controls)
     return any(one.kind is ControlKind.CORRELATION_ID and one.datatype is DataType.BYTES for one in controls)
 
 

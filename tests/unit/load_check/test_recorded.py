@@ -14,7 +14,6 @@ import pytest
 from rocserve.core.datatypes import DataType
 from rocserve.core.load_check import RECORDED_FILE, LoadCheckFailed
 from rocserve.core.model_config import (
-    ControlInput,
     ControlKind,
     InputConfig,
     ModelConfig,
@@ -171,14 +170,14 @@ def test_bfloat16_is_recorded_by_its_bits_or_as_floats() -> None:
 
 
 def test_controls_of_sequences_are_zeros_unless_recorded() -> None:
-    start = ControlInput("START", (SequenceControl(ControlKind.START, DataType.INT32),))
+    start = SequenceControl("START", ControlKind.START, DataType.INT32)
     config = with_sequence_tensors(
         ModelConfig(
             "m",
             max_batch_size=4,
             inputs=(InputConfig("x", DataType.FP32, (2,)),),
             outputs=(OutputConfig("y", DataType.FP32, (2,)),),
-            sequence_batching=SequenceBatching(control_inputs=(start,)),
+            sequence_batching=SequenceBatching(controls=(start,)),
         )
     )
     rows = np.zeros((2, 2), np.float32)

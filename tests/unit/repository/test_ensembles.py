@@ -21,7 +21,6 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.exchange import Responder
 from rocserve.core.load_check import RECORDED_FILE, LoadCheckFailed
 from rocserve.core.model_config import (
-    ControlInput,
     ControlKind,
     EnsembleStep,
     InputConfig,
@@ -374,8 +373,8 @@ async def test_each_run_is_a_sequence_of_its_own(
     tmp_path: Path, plane: PlaneLoop, datatype: DataType, kind: type
 ) -> None:
     member = Member()
-    identity = ControlInput("ID", (SequenceControl(ControlKind.CORRELATION_ID, datatype),))
-    member.config = replace(Member.config, sequence_batching=SequenceBatching(control_inputs=(identity,)))
+    identity = SequenceControl("ID", ControlKind.CORRELATION_ID, datatype)
+    member.config = replace(Member.config, sequence_batching=SequenceBatching(controls=(identity,)))
     await EnsembleTrials(ensemble(member, sample("zeros", "zero", count=2)), plane).warm_up(tmp_path)
     first, second = member.sequences
     assert first is not None

@@ -46,7 +46,7 @@ class ControlTensors:
             InputPlan(tensor.name, tensor.datatype, shape, 1, tensor.datatype.itemsize or -1)
             for tensor in control_inputs(batching)
         )
-        self._controls = [entry.controls[0] for entry in batching.control_inputs if entry.controls]
+        self._controls = batching.controls
         self._flags = {
             (starts, ends): [_value(control, starts, ends) for control in self._controls]
             for starts in (False, True)

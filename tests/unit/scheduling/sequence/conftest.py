@@ -17,7 +17,6 @@ from support.waiting import PATIENCE_SECONDS
 from rocserve.core.datatypes import DataType
 from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import (
-    ControlInput,
     ControlKind,
     InputConfig,
     InstanceRateLimiter,
@@ -39,10 +38,10 @@ from rocserve.scheduling.sequence.router import SequenceRouter
 from rocserve.scheduling.sequence.scheduler import SequenceScheduler
 
 CONTROLS = (
-    ControlInput("START", (SequenceControl(ControlKind.START, DataType.INT32),)),
-    ControlInput("END", (SequenceControl(ControlKind.END, DataType.INT32),)),
-    ControlInput("READY", (SequenceControl(ControlKind.READY, DataType.INT32),)),
-    ControlInput("ID", (SequenceControl(ControlKind.CORRELATION_ID, DataType.INT64),)),
+    SequenceControl("START", ControlKind.START, DataType.INT32),
+    SequenceControl("END", ControlKind.END, DataType.INT32),
+    SequenceControl("READY", ControlKind.READY, DataType.INT32),
+    SequenceControl("ID", ControlKind.CORRELATION_ID, DataType.INT64),
 )
 STATE = SequenceState("STATE_IN", "STATE_OUT", DataType.INT32, (-1,))
 
@@ -199,7 +198,7 @@ def make_bench(loop: HandLoop):
     def make(**settings) -> Bench:
         own = inspect.signature(Bench).parameters
         of_bench = {name: settings.pop(name) for name in own if name in settings}
-        batching = {"max_sequence_idle_microseconds": 10_000_000, "control_inputs": CONTROLS, **settings}
+        batching = {"max_sequence_idle_microseconds": 10_000_000, "controls": CONTROLS, **settings}
         return Bench(loop, SequenceBatching(**batching), **of_bench)
 
     return make
