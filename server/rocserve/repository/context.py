@@ -13,7 +13,7 @@ from rocserve.repository.debounce import Debounce
 from rocserve.repository.load_order import FilesChanged, LoadVersion
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.residency.resident_models import ResidentModels
-from rocserve.repository.retries import Retries, RetryPolicy
+from rocserve.repository.retries import Retries
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.watch import RepositoryWatch
@@ -42,8 +42,8 @@ class RepositoryContext:
         self.watch = RepositoryWatch(self.scanner.roots, log, recursive=not is_file)
         self.debounce = Debounce[ModelKey](settings.settle_seconds)
         self.load_slots = LoadSlots(settings.concurrent_loads, settings.long_load_seconds)
-        self.retry = RetryPolicy(Backoff(settings.retry_seconds, settings.longest_retry_seconds), enabled=False)
-        self.retries = Retries()
+        self.retries = Retries(Backoff(settings.retry_seconds, settings.longest_retry_seconds))
+        self.retries.enabled = False
         self.background = BackgroundTasks(log)
         self.load_level = logging.DEBUG
         """Level of lines about loads and unloads that succeed. At the start a table shows the models instead, and at

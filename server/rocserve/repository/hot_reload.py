@@ -208,6 +208,6 @@ class HotReload:
             # The traceback would keep all objects of the reading alive.
             foreseen = error.with_traceback(None) if isinstance(error, ServeError) else None
             foreseen = foreseen or internal(f"{type(error).__name__}: {error}")
-            reading.failure = self._context.retry.next_failure(foreseen, reading.failure)
+            reading.failure = self._context.retries.next_failure(foreseen, reading.failure)
             self._table.reject(reading.scan.key, reading.failure)
             reading.retry = self._context.retries.schedule(reading.failure, read_again)

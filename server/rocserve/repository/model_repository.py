@@ -71,7 +71,7 @@ class ModelRepository:
         await self._remotes.open()
         mode = self._settings.control_mode
         if mode is ControlMode.POLL:
-            self._context.retry.enabled = not self._settings.ends_on_failure
+            self._context.retries.enabled = not self._settings.ends_on_failure
             await self._context.watch.renew()
             if self._settings.remotes:
                 # Models that have arrived are loaded while others are still being copied.
@@ -90,7 +90,7 @@ class ModelRepository:
             await wait_for_loads(models)
             for model in models:
                 model.is_optional |= model.lacks_files
-            self._context.retry.enabled = True
+            self._context.retries.enabled = True
         else:
             names = self._settings.load_models if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
             await self._remotes.start(None if ALL_MODELS in names else names)

@@ -39,12 +39,17 @@ class Failure:
         return self.retry_at is not None and time.monotonic() >= self.retry_at
 
 
-@dataclass(slots=True)
-class RetryPolicy:
-    """Decides whether and when to retry; can be disabled for a time."""
+class Retries:
+    """Decides whether and when to retry, and bounds the rate of retries: a thousand broken folders must not delay the
+    good ones."""
 
-    backoff: Backoff
-    enabled: bool = True
+    def __init__(self, backoff: Backoff, a_second: float = 1.0, burst: int = 8) -> None:
+        self._backoff = backoff
+        self.enabled = True
+        """False = nothing is tried again for now."""
+        self._pause_seconds = 1 / a_second
+        self._allowance = Allowance(burst, a_second)
+        self._lock = asyncio.Lock()
 
     def next_failure(self, error: ServeError, previous: Failure | None = None, took_seconds: float = 0.0) -> Failure:
         """Record a failure. `previous`: how the same content failed before."""
@@ -53,17 +58,8 @@ class RetryPolicy:
         if not self.enabled or not error.can_pass:
             return Failure(error, attempts, waits_for_files=self.enabled, failed_ms=now_ms)
         # At least as long as the last try: a load that fails after an hour of compiling must not compile all the time.
-        pause_seconds = max(self.backoff.pause_seconds(attempts), took_seconds)
+        pause_seconds = max(self._backoff.pause_seconds(attempts), took_seconds)
         return Failure(error, attempts, time.monotonic() + pause_seconds, failed_ms=now_ms)
-
-
-class Retries:
-    """Bounds the rate of retries of the whole server: a thousand broken folders must not delay the good ones."""
-
-    def __init__(self, a_second: float = 1.0, burst: int = 8) -> None:
-        self._pause_seconds = 1 / a_second
-        self._allowance = Allowance(burst, a_second)
-        self._lock = asyncio.Lock()
 
     def schedule(self, failure: Failure, callback: Callable[[], None]) -> asyncio.Task[None] | None:
         """Call back when the next try is due and earlier due retries have run. Cancelling the task prevents the call.

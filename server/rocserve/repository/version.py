@@ -333,7 +333,7 @@ class ManagedVersion:
             life.failure = None if reason is None else Failure(reason)
         else:
             took = time.monotonic() - life.began_at
-            life.failure = self._context.residents.retry.next_failure(problem, life.failure, took)
+            life.failure = self._context.residents.retries.next_failure(problem, life.failure, took)
             text = life.failure.text
             self._context.log.error(
                 "failed to load '%s' version %d: %s",
@@ -372,7 +372,7 @@ class ManagedVersion:
         """Note a failed load and plan its retry."""
         error = life.content.scan.advised(problem)
         took = time.monotonic() - life.began_at
-        failure = self._context.retry.next_failure(error, life.previous, took)
+        failure = self._context.retries.next_failure(error, life.previous, took)
         life.failure = failure
         self._note_problem(error)
         kept = "; the version loaded before keeps serving" if self.served is not None else ""

@@ -12,7 +12,7 @@ from support.waiting import PATIENCE_SECONDS
 from rocserve.core.backoff import Backoff
 from rocserve.core.errors import internal, invalid_argument, unavailable, unimplemented, unreadable
 from rocserve.repository.load_slots import LoadSlots
-from rocserve.repository.retries import Failure, Retries, RetryPolicy
+from rocserve.repository.retries import Failure, Retries
 
 
 async def test_a_change_goes_before_retries_that_waited_longer() -> None:
@@ -58,7 +58,7 @@ _DUE = Failure(internal("bad"), retry_at=0.0)
 
 @in_virtual_time
 async def test_retries_come_at_a_bounded_pace_in_their_order() -> None:
-    retries = Retries(a_second=20.0, burst=2)
+    retries = Retries(Backoff(1.0, 10.0), a_second=20.0, burst=2)
     came: list[int] = []
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ async def test_retries_come_at_a_bounded_pace_in_their_order() -> None:
 
 @in_virtual_time
 async def test_a_retry_that_is_called_off_takes_nobodys_turn() -> None:
-    retries = Retries(a_second=0.001, burst=1)
+    retries = Retries(Backoff(1.0, 10.0), a_second=0.001, burst=1)
     came: list[str] = []
     first = retries.schedule(_DUE, lambda: came.append("first"))
     retries.schedule(_DUE, lambda: came.append("second"))
@@ -86,41 +86,43 @@ async def test_a_retry_that_is_called_off_takes_nobodys_turn() -> None:
     assert came == ["second"]
 
 
-def _pauses(policy: RetryPolicy, attempts: int, took_seconds: float = 0.0) -> float:
+def _pauses(retries: Retries, attempts: int, took_seconds: float = 0.0) -> float:
     """The pauses after this many failed tries."""
     with patch("time.monotonic", return_value=0.0):
-        failure = policy.next_failure(internal("bad"), Failure(internal("bad"), attempts - 1), took_seconds)
+        failure = retries.next_failure(internal("bad"), Failure(internal("bad"), attempts - 1), took_seconds)
     assert failure.retry_at is not None
     return failure.retry_at
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    policy = RetryPolicy(Backoff(1.0, 10.0))
-    assert [_pauses(policy, attempts) for attempts in range(1, 7)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    assert _pauses(policy, 10_000) == 10.0
+    retries = Retries(Backoff(1.0, 10.0))
+    assert [_pauses(retries, attempts) for attempts in range(1, 7)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert _pauses(retries, 10_000) == 10.0
 
 
 def test_what_took_long_is_not_tried_again_at_once() -> None:
-    policy = RetryPolicy(Backoff(1.0, 10.0))
-    assert [_pauses(policy, 1, took) for took in (0.1, 5.0, 3600.0)] == [1.0, 5.0, 3600.0]
+    retries = Retries(Backoff(1.0, 10.0))
+    assert [_pauses(retries, 1, took) for took in (0.1, 5.0, 3600.0)] == [1.0, 5.0, 3600.0]
     with patch("time.monotonic", return_value=0.0):
-        failure = policy.next_failure(internal("bad"), None, 3600.0)
+        failure = retries.next_failure(internal("bad"), None, 3600.0)
         assert failure.text == "bad (failed once, next try in 3600 s)"
 
 
-def test_a_disabled_policy_never_tries_again() -> None:
-    failure = RetryPolicy(Backoff(1.0, 10.0), enabled=False).next_failure(internal("bad"))
+def test_what_is_disabled_never_tries_again() -> None:
+    retries = Retries(Backoff(1.0, 10.0))
+    retries.enabled = False
+    failure = retries.next_failure(internal("bad"))
     assert (failure.retry_at, failure.text, failure.is_due()) == (None, "bad", False)
 
 
 def test_what_the_same_files_would_repeat_waits_until_they_change() -> None:
-    policy = RetryPolicy(Backoff(1.0, 10.0))
+    retries = Retries(Backoff(1.0, 10.0))
     for error in (invalid_argument("bad"), unimplemented("bad"), internal("bad").lasting()):
-        failure = policy.next_failure(error)
+        failure = retries.next_failure(error)
         assert (failure.retry_at, failure.is_due()) == (None, False)
         assert failure.text == "bad (failed once, not tried again until its files change)"
     for error in (internal("bad"), unavailable("bad"), invalid_argument("bad").passing()):
-        assert policy.next_failure(error).retry_at is not None
+        assert retries.next_failure(error).retry_at is not None
 
 
 def test_a_file_that_cannot_be_read_may_be_read_later_unless_it_is_not_there() -> None:
@@ -129,10 +131,10 @@ def test_a_file_that_cannot_be_read_may_be_read_later_unless_it_is_not_there() -
 
 
 def test_attempts_count_on() -> None:
-    policy = RetryPolicy(Backoff(100.0, 1000.0))
+    retries = Retries(Backoff(100.0, 1000.0))
     with patch("time.monotonic", return_value=0.0):
-        first = policy.next_failure(internal("bad"))
-        second = policy.next_failure(internal("bad"), first)
+        first = retries.next_failure(internal("bad"))
+        second = retries.next_failure(internal("bad"), first)
         assert first.text == "bad (failed once, next try in 100 s)"
         assert second.text == "bad (failed 2 times, next try in 200 s)"
     assert second.retry_at == 200.0

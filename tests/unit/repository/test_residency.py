@@ -28,7 +28,7 @@ from rocserve.repository import hot_reload
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES
 from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.residency import resident_models
-from rocserve.repository.retries import RetryPolicy
+from rocserve.repository.retries import Retries
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.settings import ControlMode, ResidencySettings
 
@@ -306,7 +306,7 @@ async def test_a_failed_load_is_told_to_all_and_not_repeated_by_each_request(
 ) -> None:
     models(folders, "a")
     host: Rig = await rig()
-    host.served.residents.retry = RetryPolicy(Backoff(3600.0, 3600.0))
+    host.served.residents.retries = Retries(Backoff(3600.0, 3600.0))
     loader.failing["a"] = unavailable("out of order")
     answers = [host.ask("a") for _ in range(3)]
     await host.answered(*answers)

@@ -26,7 +26,7 @@ from rocserve.repository.engine_plan import SMALL_MODEL_BYTES
 from rocserve.repository.load_order import FilesChanged, LoadedVersion
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.residency.room import MODELS, Room, Stage, Tenant
-from rocserve.repository.retries import RetryPolicy
+from rocserve.repository.retries import Retries
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.settings import ResidencySettings
 from rocserve.workers.resource_watch import share_bytes
@@ -110,7 +110,7 @@ class ResidentModels:
         self._slots = LoadSlots(concurrent_loads, _PATIENCE_SECONDS)
         self.log = log
         self._background = BackgroundTasks(log)
-        self.retry = RetryPolicy(Backoff(1.0, 60.0))
+        self.retries = Retries(Backoff(1.0, 60.0))
         """Decides when a request may load a version again after a failed load."""
         room = {MODELS: settings.max_loaded_models, _HOST: settings.max_model_memory}
         room |= {_gpu(number): settings.max_model_gpu_memory for number in Host().gpus}
