@@ -102,10 +102,10 @@ class Measure:
 
 def measures(read: Sequence[Module]) -> Sequence[Measure]:
     return (
-        Measure("lines", sum(one.lines for one in read), 85_893),
-        Measure("modules", len(read), 533),
-        Measure("classes", sum(one.classes for one in read), 1_002),
-        Measure("constants of modules", sum(len(one.constants) for one in read), 1_722),
+        Measure("lines", sum(one.lines for one in read), 85_685),
+        Measure("modules", len(read), 532),
+        Measure("classes", sum(one.classes for one in read), 991),
+        Measure("constants of modules", sum(len(one.constants) for one in read), 1_612),
         Measure("groups of modules that import each other", len(circles(read)), 0),
     )
 

@@ -233,19 +233,17 @@ class RequestMemory:
         return self._full("answer", nbytes, used, "unread answers and tensors within ensembles")
 
     def _no_room_for_part(self, held: int, nbytes: int, used: int) -> MemoryFull:
-        half = self.limit_bytes // 2
-        return MemoryFull(
-            f"incomplete requests may take {readable_size(half)} together, half of the server's memory"
-            f" for requests ({_FLAG}), and this one already has {readable_size(held)}; send fewer or"
-            " smaller requests at once, and try again later",
-            fits_never=held > half,
-        )
+        fact = f"this one already has {readable_size(held)}"
+        return self._half_full("incomplete requests", fact, fits_never=held > self.limit_bytes // 2)
 
     def _no_room_for_step(self, held: int, nbytes: int, used: int) -> MemoryFull:
+        return self._half_full("tensors between the steps of ensembles", f"{readable_size(nbytes)} more are needed")
+
+    def _half_full(self, what: str, fact: str, fits_never: bool = False) -> MemoryFull:
         return MemoryFull(
-            f"tensors between the steps of ensembles may take {readable_size(self.limit_bytes // 2)} together, half of"
-            f" the server's memory for requests ({_FLAG}), and {readable_size(nbytes)} more are needed; send fewer or"
-            " smaller requests at once, and try again later"
+            f"{what} may take {readable_size(self.limit_bytes // 2)} together, half of the server's memory for requests"
+            f" ({_FLAG}), and {fact}; send fewer or smaller requests at once, and try again later",
+            fits_never,
         )
 
     def _too_large(self, what: str, nbytes: int, remedy: str) -> MemoryFull:
