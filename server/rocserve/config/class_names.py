@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rocserve.config.model_folder import ModelFolder, read_names
+from rocserve.config.model_folder import LABELS_FILENAME, ModelFolder, read_names
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig, OutputConfig, Purpose
@@ -14,9 +14,6 @@ from rocserve.core.printable import listed
 from rocserve.core.validation import format_shape
 from rocserve.presets import PREPROCESS
 from rocserve.protocol import model_config_pb2 as messages
-
-LABELS_FILENAME = "labels.txt"
-"""Class names, one per line, in the folder of a model, and of its generated post-processing."""
 
 
 @dataclass(frozen=True, slots=True)

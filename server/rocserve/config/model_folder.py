@@ -20,9 +20,15 @@ from rocserve.core.model_config import VersionPolicy
 from rocserve.core.printable import printable
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
+CONFIG_FILENAME = "config.pbtxt"
+TOML_FILENAME = "config.toml"
+CONFIGS_FOLDER = "configs"
+"""Folder of the configurations for --model-config-name."""
+LABELS_FILENAME = "labels.txt"
+"""Class names, one per line, in the folder of a model, and of its generated post-processing."""
 _FILES_OF_EACH_MODEL = (
-    "config.pbtxt",
-    "labels.txt",
+    CONFIG_FILENAME,
+    LABELS_FILENAME,
     RECORDED_FILE,
     *("tokenizer.json", "tokenizer_config.json", "config.json", "sentence_bert_config.json", "modules.json"),
 )

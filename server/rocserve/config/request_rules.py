@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rocserve.backends.base import BackendSpec
-from rocserve.config.class_names import LABELS_FILENAME
+from rocserve.config.model_folder import LABELS_FILENAME
 from rocserve.config.pbtxt import messages_in
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.protocol.model_config_pb2 import ModelConfig

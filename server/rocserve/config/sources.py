@@ -10,7 +10,7 @@ from google.protobuf import json_format
 
 from rocserve.amd_inference_server import configurations
 from rocserve.config.bounds import check_config_size
-from rocserve.config.model_folder import ModelFolder
+from rocserve.config.model_folder import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME, ModelFolder
 from rocserve.config.pbtxt import NO_FIELD, parse_model_config, read_text, unknown_field, unknown_value
 from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, invalid_argument
@@ -68,10 +68,6 @@ def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
     return conforming
 
 
-CONFIG_FILENAME = "config.pbtxt"
-TOML_FILENAME = "config.toml"
-CONFIGS_FOLDER = "configs"
-"""Folder of the configurations for --model-config-name."""
 NO_FILE = "no configuration file"
 _WHAT = "configuration file"
 

@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from rocserve.config.model_folder import ModelFolder, is_version_name
-from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
+from rocserve.config.model_folder import (
+    CONFIG_FILENAME,
+    CONFIGS_FOLDER,
+    TOML_FILENAME,
+    ModelFolder,
+    is_version_name,
+)
 from rocserve.core.errors import ServeError
 from rocserve.repository.retries import Failure
 from rocserve.repository.scan import FileMark, ModelScan, TooManyEntries, walk

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 
-from rocserve.config.model_folder import is_version_name
+from rocserve.config.model_folder import CONFIG_FILENAME, TOML_FILENAME, is_version_name
 
 
 def model_filename(file: str, known: Sequence[str]) -> str:
@@ -39,7 +39,7 @@ def advice_on_folder(
         found.append(_without_versions(folder, paths, known))
     elif not any(is_version_name(path.split("/", 1)[0]) for path in paths):
         found.append(_beside_version(folder, max(versions), paths, known))
-    if "config.pbtxt" not in paths and "config.toml" not in paths:
+    if CONFIG_FILENAME not in paths and TOML_FILENAME not in paths:
         found += [
             f"'{folder / name}' is not read; a model's configuration is config.pbtxt, or none at all"
             for name in ("config.yaml", "config.yml", "config.json")
@@ -54,7 +54,7 @@ def _of_another_model(folder: Path, version: int, paths: Collection[str], known:
     own = f"{version}/"
     inside = [path.removeprefix(own) for path in paths if path.startswith(own)]
     whole = [path for path in inside if is_version_name(path.partition("/")[0]) and model_filename(path, known)]
-    if whole and "config.pbtxt" in inside:
+    if whole and CONFIG_FILENAME in inside:
         what = f"'{folder / own}' is a whole model (config.pbtxt, {min(whole)}), not a version of '{folder.name}'"
     elif (beside := [path for path in paths if path in known]) and not whole and inside:
         what = f"'{folder / min(beside)}' is not served, because version folder {version} lies beside it"

@@ -14,8 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from rocserve.config.model_folder import FlatModel, is_version_name
-from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
+from rocserve.config.model_folder import (
+    CONFIG_FILENAME,
+    CONFIGS_FOLDER,
+    TOML_FILENAME,
+    FlatModel,
+    is_version_name,
+)
 from rocserve.core.errors import ServeError
 from rocserve.core.load_check import RECORDED_FILE
 from rocserve.core.model_names import ModelKey, qualified

@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 from rocserve.backends.registry import BackendRegistry, discover_backends
-from rocserve.config.class_names import LABELS_FILENAME
 from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
+from rocserve.config.model_folder import LABELS_FILENAME
 from rocserve.config.pbtxt import format_model_config
 from rocserve.config.preprocess.generated import GeneratedModel
 from rocserve.config.preprocess.models import preset_models

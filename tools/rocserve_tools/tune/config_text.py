@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rocserve.backends.written_sizes import SIZES
 from rocserve.config.completion import normalise
+from rocserve.config.model_folder import CONFIG_FILENAME, CONFIGS_FOLDER
 from rocserve.config.pbtxt import parse_model_config, read_text
-from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER
 from rocserve.config.validation import check_model_config
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.verbs.model_choice import ToolModel

@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
-from rocserve.config.class_names import LABELS_FILENAME
 from rocserve.config.datatypes import type_number
+from rocserve.config.model_folder import CONFIG_FILENAME, LABELS_FILENAME
 from rocserve.config.pbtxt import format_model_config
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
@@ -46,7 +46,7 @@ class Postprocess:
 
 
 def generated(message: ModelConfig, files: Mapping[str, str | bytes]) -> GeneratedModel:
-    texts = {"config.pbtxt": format_model_config(message), **files}
+    texts = {CONFIG_FILENAME: format_model_config(message), **files}
     return GeneratedModel(
         message.name,
         {PurePosixPath(path): text.encode() if isinstance(text, str) else text for path, text in texts.items()},

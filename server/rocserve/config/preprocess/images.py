@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocserve.config.bounds import MOST_LABELS
-from rocserve.config.class_names import LABELS_FILENAME, ClassNames, dims_of_one_row, wrong_number
+from rocserve.config.class_names import ClassNames, dims_of_one_row, wrong_number
+from rocserve.config.model_folder import LABELS_FILENAME
 from rocserve.config.pbtxt import suggest
 from rocserve.config.preprocess.generated import (
     GeneratedModel,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rocserve.config.class_names import LABELS_FILENAME, ClassNames, dims_of_one_row, wrong_number
+from rocserve.config.class_names import ClassNames, dims_of_one_row, wrong_number
+from rocserve.config.model_folder import LABELS_FILENAME
 from rocserve.config.preprocess.generated import (
     GeneratedModel,
     Postprocess,
