@@ -76,16 +76,6 @@ def pack_references(name: str, references: list[DeviceReference]) -> Tensor:
     return Tensor(name, DataType.BYTES, (len(references),), data)
 
 
-def referenced_tensor(tensor: Tensor, batching: bool) -> Tensor:
-    """Return the tensor whose references `tensor` has, with References as data. `batching`: each reference is a row."""
-    references = references_of(tensor)
-    if not references:
-        raise internal(f"tensor '{tensor.name}' on a GPU has no references")
-    first = references[0]
-    shape = (len(references), *first.shape) if batching else first.shape
-    return Tensor(tensor.name, first.datatype, shape, References(tensor.data))
-
-
 def split_into_rows(tensor: Tensor) -> Tensor:
     """Turn references to several rows into one reference per row."""
     rows: list[DeviceReference] = []
@@ -96,14 +86,17 @@ def split_into_rows(tensor: Tensor) -> Tensor:
     return pack_references(tensor.name, rows)
 
 
-def join_references(tensor: Tensor) -> Tensor:
-    """Join all references of `tensor` along the first dimension, to a tensor with References as its data."""
+def join_references(tensor: Tensor, are_rows: bool = False) -> Tensor:
+    """Return the tensor whose references `tensor` has, joined along the first dimension, with References as its data.
+    `are_rows`: each reference is a row, without that dimension."""
     references = references_of(tensor)
     if not references:
         raise internal(f"tensor '{tensor.name}' on a GPU has no references")
     first = references[0]
     shape = first.shape
-    if len(references) > 1:
+    if are_rows:
+        shape = (len(references), *shape)
+    elif len(references) > 1:
         shape = (sum(reference.shape[0] for reference in references), *shape[1:])
     return Tensor(tensor.name, first.datatype, shape, References(tensor.data))
 

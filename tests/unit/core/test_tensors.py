@@ -15,7 +15,6 @@ from rocserve.core.device_references import (
     as_single_row_batches,
     join_references,
     pack_references,
-    referenced_tensor,
     references_of,
     split_into_rows,
 )
@@ -109,10 +108,10 @@ def test_what_is_told_is_read() -> None:
     told = pack_references("x", PLACES)
     assert (told.name, told.datatype, told.shape) == ("x", DataType.BYTES, (3,))
     assert references_of(told) == PLACES
-    rows = referenced_tensor(told, batching=True)
+    rows = join_references(told, are_rows=True)
     assert (rows.name, rows.datatype, rows.shape, type(rows.data)) == ("x", DataType.FP32, (3, 2, 3), References)
     assert references_of(rows) == PLACES
-    assert referenced_tensor(pack_references("x", PLACES[:1]), batching=False).shape == (2, 3)
+    assert join_references(pack_references("x", PLACES[:1])).shape == (2, 3)
     assert PLACES[0].nbytes == 24
 
 
@@ -143,7 +142,7 @@ def test_a_tensor_is_told_by_its_rows_and_as_a_whole() -> None:
 )
 def test_what_is_damaged_is_refused(data: bytes) -> None:
     with pytest.raises(ServeError, match="tensor 'x' on a GPU has") as raised:
-        referenced_tensor(Tensor("x", DataType.BYTES, (1,), data), batching=True)
+        join_references(Tensor("x", DataType.BYTES, (1,), data), are_rows=True)
     assert raised.value.code is StatusCode.INTERNAL
 
 

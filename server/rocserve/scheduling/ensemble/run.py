@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import References, device_of, referable_outputs, referenced_tensor
+from rocserve.core.device_references import References, device_of, join_references, referable_outputs
 from rocserve.core.dispatch import dispatch_caused
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
 from rocserve.core.exchange import ANSWERED, Exchange
@@ -208,7 +208,7 @@ class EnsembleRun:
                     data, slot = bytes(data), None
                 held = Tensor(name, tensor.datatype, tensor.shape, data)
                 if tensor.name in request.reference_outputs and tensor.datatype is DataType.BYTES:
-                    held, slot = referenced_tensor(held, request.is_batched), request.slot
+                    held, slot = join_references(held, request.is_batched), request.slot
                 new_tensors[name] = _HeldTensor(held, sequence, len(data), slot)
         except ServeError as error:
             # The memory is full, or the outputs are invalid.
