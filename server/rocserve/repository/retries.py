@@ -44,6 +44,7 @@ class Retries:
     good ones."""
 
     def __init__(self, backoff: Backoff, a_second: float = 1.0, burst: int = 8) -> None:
+        """`burst`: retries that may run in a row after a time without any."""
         self._backoff = backoff
         self.enabled = True
         """False = nothing is tried again for now."""

@@ -42,6 +42,7 @@ class RepositoryEvents:
     """Records changes of the repository index for clients that follow it. All calls are made on the loop."""
 
     def __init__(self) -> None:
+        # Not more, because the reason in an event may have some kilobytes.
         self._events: deque[RepositoryEvent] = deque(maxlen=200)
         self._rows: dict[ModelKey, Sequence[IndexEntry]] = {}
         """The rows of each model as of its last change."""

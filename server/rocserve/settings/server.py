@@ -294,7 +294,7 @@ class ServerSettings:
     )
     front_ends: int | None = flag(
         None,
-        number_or_auto("auto|N", 0, 64),
+        number_or_auto("auto|N", 0, 64),  # The bound is against typos.
         "processes that serve clients, over gRPC and HTTP; 0 = the server's process serves them; auto (default) ="
         " that process until it is busy, then one per 2 CPUs, at most 16; with up to 4 CPUs always that process",
     )

@@ -61,11 +61,11 @@ def read_text_files(model: str, folder: ModelFolder, version_folder: Path) -> Te
         )
     modules = reader.modules("modules.json")
     place = next((place for kind, place in modules if kind == "Pooling"), "1_Pooling")
-    # sentence_bert_config.json; older exports name their architecture.
     return TextFiles(
         tokenizer,
         config=reader.table("config.json"),
         tokenizer_config=reader.table("tokenizer_config.json"),
+        # Older exports name their architecture in place of "bert".
         sentence=reader.table(reader.only("sentence_*_config.json")),
         prompts=reader.table("config_sentence_transformers.json"),
         modules=tuple(kind for kind, _ in modules),
