@@ -1,12 +1,14 @@
 """Writes the pictures of the page that docs/guides/page.md shows, from a server under load, with a real Chromium.
 
-Run: make screenshots, or .venv/bin/python docs/screenshots.py [FOLDER]
+Run: make screenshots, or .venv/bin/python docs/screenshots.py [FOLDER] [--seconds SECONDS] [--texts]
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,12 @@ SAMPLES = ("digits", "digits_classifier", "digits_preprocess", "detect_shapes", 
            "detect_shapes_postprocess", "detect_shapes_preprocess")  # fmt: skip
 PHOTO = TREE / "tests" / "data" / "shapes" / "03.jpg"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-HTTP, GRPC, METRICS = 18000, 18001, 18002
 LOAD_SECONDS = 40.0
 """How long clients send requests before the first picture, so that charts and rates have something to show."""
+PAGE_SECONDS = 12.0
+"""How long a page is open before its picture, unless the load before the first is shorter: its charts begin with it."""
 START_SECONDS = 300.0
+ADDRESS = re.compile(r"Started HTTPService at (127\.0\.0\.1:\d+)")
 ROWS = {"inputs": [{"name": "IMAGE", "datatype": "FP32", "shape": [1, 1, 16, 16], "data": [0.5] * 256}]}
 BROKEN = """
 import json
@@ -62,15 +66,30 @@ def drop_broken(repository: Path) -> None:
 
 @contextmanager
 def serving(repository: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "rocserve.cli", "serve", str(repository),
-               f"--http-port={HTTP}", f"--grpc-port={GRPC}", f"--metrics-port={METRICS}"]  # fmt: skip
-    with (repository.parent / "log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
+    """Run a server on free ports; yield its URL when all samples are ready."""
+    command = [sys.executable, "-m", "rocserve.cli", "serve", str(repository), "--allow-metrics=false",
+               "--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0"]  # fmt: skip
+    log = repository.parent / "log"
+    with log.open("w") as written:
+        server = subprocess.Popen(command, stdout=written, stderr=written)
     try:
-        yield f"http://127.0.0.1:{HTTP}"
+        yield ready_url(server, log)
     finally:
         server.terminate()
         server.wait()
+
+
+def ready_url(server: subprocess.Popen[bytes], log: Path) -> str:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and server.poll() is None:
+        if found := ADDRESS.search(log.read_text()):
+            url = f"http://{found[1]}"
+            with suppress(urllib.error.HTTPError):  # 400: not ready
+                for name in SAMPLES:
+                    urllib.request.urlopen(f"{url}/v2/models/{name}/ready").close()
+                return url
+        time.sleep(0.5)
+    raise SystemExit(f"the models were not ready within {START_SECONDS:.0f} s; the log:\n{log.read_text()}")
 
 
 def post(url: str, body: Any) -> None:
@@ -100,18 +119,6 @@ def loaded(url: str) -> Iterator[None]:
         has_ended.set()
         for client in clients:
             client.join()
-
-
-def wait_for(url: str) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        try:
-            for model in ("digits", "detect_shapes"):
-                urllib.request.urlopen(f"{url}/v2/models/{model}/ready").close()
-            return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.5)
-    raise SystemExit(f"the models were not ready within {START_SECONDS:.0f} s")
 
 
 def top(page: Any, what: str) -> None:
@@ -148,36 +155,54 @@ PICTURES: dict[str, tuple[str, int, int, str, Callable[[Any], None]]] = {
     "vector": ("digits_classifier", 390, 560, "dark", show_vector),
 }
 """Name -> the model whose page it is ("" = the first page), width, height, theme, what is done before the picture."""
+TEXTS_IN_VIEW = """() => {
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const range = document.createRange(), texts = [];
+    while (walker.nextNode()) {
+        range.selectNodeContents(walker.currentNode);
+        const { top, right, bottom, left } = range.getBoundingClientRect();
+        const isShown = right > left && bottom > top;
+        const isInView = right > 0 && bottom > 0 && left < innerWidth && top < innerHeight;
+        if (isShown && isInView && walker.currentNode.data.trim()) texts.push(walker.currentNode.data.trim());
+    }
+    return texts;
+}"""
 
 
-def main(folder: Path) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=TREE / "docs" / "screenshots")
+    parser.add_argument("--seconds", type=float, default=LOAD_SECONDS, help="of load before the first picture")
+    parser.add_argument("--texts", action="store_true", help="also write NAME.txt: the texts in the picture")
+    options = parser.parse_args()
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         raise SystemExit(f"needs a browser: one of {', '.join(BROWSERS)}")
-    folder.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
         repository = Path(temporary) / "models"
         for name in SAMPLES:
             shutil.copytree(TREE / "model_repository" / name, repository / name)
         with serving(repository) as url:
-            wait_for(url)
             drop_broken(repository)
             browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
             with loaded(url):
                 first = browser.new_page()
                 first.goto(url)
-                time.sleep(LOAD_SECONDS)
+                time.sleep(options.seconds)
                 first.close()
                 for name, (model, width, height, theme, prepare) in PICTURES.items():
                     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
                     page.goto(f"{url}/#/model/{model}/1" if model else url)
-                    page.wait_for_timeout(12_000)  # The page's own charts begin with its opening.
+                    page.wait_for_timeout(1000 * min(PAGE_SECONDS, options.seconds))
                     prepare(page)
-                    file = folder / f"{name}.png"
+                    file = options.folder / f"{name}.png"
                     page.screenshot(path=file)
+                    if options.texts:
+                        file.with_suffix(".txt").write_text("\n".join(page.evaluate(TEXTS_IN_VIEW)))
                     page.close()
                     print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else TREE / "docs" / "screenshots")
+    main()
