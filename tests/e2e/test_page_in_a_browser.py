@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from support.browser import NEEDS_CHROMIUM, WIDTHS, row, visit
+from support.browser import COPIES, NEEDS_CHROMIUM, WIDTHS, copied, ran, row, send_json, visit
 from support.http_requests import ask
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
 from support.server import RocserveProcess
@@ -525,32 +523,6 @@ def test_answers_are_shown_as_they_come(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def copied(page: Any, button: str) -> str:
-    page.get_by_role("button", name=button).click()
-    page.locator(".copies small", has_text=re.compile("Copied|Selected")).wait_for()
-    code: str = page.locator(".copies pre").text_content()
-    assert page.evaluate("getSelection().toString()").strip() == code.strip()
-    return code
-
-
-def ran(code: str, is_python: bool, folder: Path) -> str:
-    command = [sys.executable, "-c", code] if is_python else ["bash", "-c", code]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
-
-
-COPIES = ("Copy as curl", "Copy as Python", "Copy as Triton client")
-
-
-def typed_and_copied(page: Any, server: RocserveProcess, model: str, request: Any, folder: Path) -> str:
-    """Send a request as JSON; return what Triton's client prints that sends it again."""
-    visit(page, server, model)
-    page.get_by_label("request as JSON").evaluate("box => { box.closest('details').open = true; }")
-    page.get_by_label("request as JSON").fill(json.dumps(request))
-    page.get_by_role("button", name="Send").click()
-    page.locator(".answer section").first.wait_for()
-    return ran(copied(page, COPIES[2]), is_python=True, folder=folder)
-
-
 def test_a_request_is_copied_as_what_sends_it_again(page: Any, server: RocserveProcess, tmp_path: Path) -> None:
     """The copied code is run, and gives the answer that the page shows."""
     photo = tmp_path / 'it\'s "two", a $photo;.jpg'
@@ -586,10 +558,12 @@ def test_a_request_is_copied_as_what_sends_it_again(page: Any, server: RocserveP
         "inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [{"b64": "/wA="}]}],
         "outputs": [{"name": "OUT"}],
     }
-    assert "onerror" in typed_and_copied(page, server, MARKUP, typed, tmp_path)
+    send_json(page, server, MARKUP, typed)
+    assert "onerror" in ran(copied(page, COPIES[2]), is_python=True, folder=tmp_path)
     numbers = {"name": "IMAGE", "datatype": "FP32", "shape": [1, 1, 16, 16], "data": [[[[0.5] * 16] * 16]]}
     classes = {"name": "PROBABILITIES", "parameters": {"classification": 2}}
-    assert typed_and_copied(page, server, "digits_classifier", {"inputs": [numbers], "outputs": [classes]}, tmp_path)
+    send_json(page, server, "digits_classifier", {"inputs": [numbers], "outputs": [classes]})
+    assert ran(copied(page, COPIES[2]), is_python=True, folder=tmp_path)
 
     visit(page, server, "stories")
     page.get_by_label("text for prompt").fill("once upon 'a time'")

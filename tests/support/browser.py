@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,7 @@ from support.waiting import PATIENCE_SECONDS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+COPIES = ("Copy as curl", "Copy as Python", "Copy as Triton client")
 WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 
 
@@ -53,3 +59,27 @@ def visit(page: Any, server: RocserveProcess, model: str = "", version: str = "1
 
 def row(page: Any, model: str) -> Any:
     return page.locator(".models tbody").filter(has=page.get_by_role("link", name=model, exact=True))
+
+
+def send_json(page: Any, server: RocserveProcess, model: str, request: Any) -> None:
+    """Send a request from the box for JSON; wait for its answer."""
+    visit(page, server, model)
+    page.get_by_label("request as JSON").evaluate("box => { box.closest('details').open = true; }")
+    page.get_by_label("request as JSON").fill(json.dumps(request))
+    page.get_by_role("button", name="Send").click()
+    page.locator(".answer section").first.wait_for()
+
+
+def copied(page: Any, button: str) -> str:
+    """Press a button of COPIES; return the code."""
+    page.get_by_role("button", name=button).click()
+    page.locator(".copies small", has_text=re.compile("Copied|Selected")).wait_for()
+    code: str = page.locator(".copies pre").text_content()
+    assert page.evaluate("getSelection().toString()").strip() == code.strip()
+    return code
+
+
+def ran(code: str, is_python: bool, folder: Path) -> str:
+    """Run copied code; return what it prints."""
+    command = [sys.executable, "-c", code] if is_python else ["bash", "-c", code]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout

@@ -1,5 +1,6 @@
 // Writes a request of the page as a command of curl, as Python, and as Python with Triton's client.
 
+import { hasBinaryInputs, hasBinaryOutputs, LENGTH_HEADER, sent } from "./binary.js";
 import { headersNeeded } from "./data.js";
 import { h, setText } from "./dom.js";
 
@@ -13,6 +14,7 @@ const python = (value) => JSON.stringify(value); // JSON's texts are Python's te
 /** A value as a Python literal. The picture's bytes become a variable. */
 function literal(value) {
   if (value === PICTURE) return "picture";
+  if (JSON.isRawJSON(value)) return python(value);
   if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
   if (value !== null && typeof value === "object")
     return `{${Object.entries(value).map(([key, each]) => `${python(key)}: ${literal(each)}`).join(", ")}}`;
@@ -24,11 +26,25 @@ const NUMPY = { BOOL: "bool_", BYTES: "object_", FP16: "float16", FP32: "float32
 const numpyType = (datatype) =>
   (datatype === "BF16" ? "ml_dtypes.bfloat16" : `np.${NUMPY[datatype] ?? datatype.toLowerCase()}`);
 
-/** Values of BYTES as tritonclient takes them. */
-function bytes(value) {
-  if (Array.isArray(value)) return `[${value.map(bytes).join(", ")}]`;
+/** Values of BYTES as tritonclient takes them. `isBase64`: all texts are in base64. */
+function bytes(value, isBase64 = false) {
+  if (Array.isArray(value)) return `[${value.map((each) => bytes(each, isBase64)).join(", ")}]`;
   if (value?.b64 === PICTURE) return "picture";
-  return value?.b64 == null ? literal(value) : `base64.b64decode(${python(value.b64)})`;
+  const encoded = value?.b64 ?? (isBase64 ? value : null);
+  return encoded == null ? literal(value) : `base64.b64decode(${python(encoded)})`;
+}
+
+/** An input as tritonclient takes it. A tensor of UINT8 may be written as one text in base64. */
+function array({ datatype, data, parameters }) {
+  if (datatype === "BYTES") return `np.array(${bytes(data, parameters?.content_type === "base64")}, np.object_)`;
+  const whole = Array.isArray(data) && data.length === 1 ? data[0] : data;
+  return whole?.b64 == null ? `np.array(${literal(data)}, ${numpyType(datatype)})`
+    : `np.frombuffer(${bytes(whole)}, ${numpyType(datatype)})`;
+}
+
+/** Arguments of `set_shared_memory` where parameters of a tensor name a region, else null. */
+function region({ shared_memory_region: name, shared_memory_byte_size: size, shared_memory_offset: offset } = {}) {
+  return name ? `set_shared_memory(${python(name)}, ${size}${offset ? `, ${offset}` : ""})` : null;
 }
 
 /** Arguments that tritonclient has for some parameters of a request; it takes no others of these names. */
@@ -36,38 +52,45 @@ const ARGUMENTS = ["sequence_id", "sequence_start", "sequence_end", "priority", 
 
 const named = (entries) => Object.entries(entries).map(([key, value]) => `${key}=${literal(value)}`);
 
+const namesInRegions = ({ outputs }) => (outputs ?? []).filter(({ parameters }) => region(parameters)).map(({ name }) => name);
+
 /** `name`, `version`: the model's. Written for the HTTP client, because the page does not know gRPC's port. */
 export function asTritonClient({ name, version, body, file }) {
   const request = marked(body, file);
-  const isPicture = ({ data }) => data?.length === 1 && data[0]?.b64 === PICTURE;
   const inputs = request.inputs.flatMap((input, index) => {
-    const { datatype, shape, data, parameters } = input;
-    const made = `inputs.append(triton.InferInput(${python(input.name)}, ${literal(shape)}, ${python(datatype)}))`;
-    const { shared_memory_region: region, shared_memory_byte_size: size, shared_memory_offset: offset = 0 } = parameters ?? {};
-    if (region) return [made, `inputs[${index}].set_shared_memory(${python(region)}, ${size}, ${offset})`];
-    const array = isPicture(input) && datatype !== "BYTES" ? `np.frombuffer(picture, ${numpyType(datatype)})`
-      : `np.array(${datatype === "BYTES" ? bytes(data) : literal(data)}, ${numpyType(datatype)})`;
-    return [made, `inputs[${index}].set_data_from_numpy(${array}.reshape(${literal(shape)}))`];
+    const { shape } = input;
+    const made = `inputs.append(triton.InferInput(${python(input.name)}, ${literal(shape)}, ${python(input.datatype)}))`;
+    const set = region(input.parameters) ?? `set_data_from_numpy(${array(input)}.reshape(${literal(shape)}))`;
+    return [made, `inputs[${index}].${set}`];
   });
-  const outputs = request.outputs?.map((output) => {
+  const outputs = (request.outputs ?? []).flatMap((output, index) => {
     const { classification } = output.parameters ?? {};
-    return `triton.InferRequestedOutput(${python(output.name)}${classification ? `, class_count=${classification}` : ""})`;
+    const set = region(output.parameters);
+    const count = classification ? `, class_count=${classification}` : "";
+    return [`outputs.append(triton.InferRequestedOutput(${python(output.name)}${count}))`, set && `outputs[${index}].${set}`];
   });
+  const inRegions = namesInRegions(request);
   const parameters = Object.entries(request.parameters ?? {});
   const others = Object.fromEntries(parameters.filter(([key]) => !ARGUMENTS.includes(key)));
   const headers = Object.fromEntries(headersNeeded().map((header) => [header, "SECRET"]));
   const given = [python(name), "inputs", ...named({ model_version: version }),
-    ...(outputs?.length ? [`outputs=[${outputs.join(", ")}]`] : []), ...(request.id ? named({ request_id: request.id }) : []),
+    ...(outputs.length ? ["outputs=outputs"] : []), ...(request.id ? named({ request_id: request.id }) : []),
     ...named(Object.fromEntries(parameters.filter(([key]) => ARGUMENTS.includes(key)))),
     ...(Object.keys(others).length ? named({ parameters: others }) : []), ...(Object.keys(headers).length ? named({ headers }) : [])];
   const text = inputs.join("\n");
+  const isBf16 = text.includes("ml_dtypes.");
   const https = location.protocol === "https:" ? ", ssl=True" : "";
-  return ["# pip install tritonclient[http]", text.includes("base64.") && "import base64",
-    text.includes("ml_dtypes.") && "import ml_dtypes", "import numpy as np", "import tritonclient.http as triton", "",
+  const shown = inRegions.length
+    ? [`    is_here = output["name"] not in ${literal(inRegions)}`,
+      "    print(output[\"name\"], answer.as_numpy(output[\"name\"]) if is_here else \"in shared memory\")"]
+    : ["    print(output[\"name\"], answer.as_numpy(output[\"name\"]))"];
+  return [`# pip install tritonclient[http]${isBf16 ? " ml_dtypes" : ""}`, text.includes("base64.") && "import base64",
+    isBf16 && "import ml_dtypes", "import numpy as np", "import tritonclient.http as triton", "",
     file && `with open(${python(file.name)}, "rb") as file:\n    picture = file.read()`,
     `client = triton.InferenceServerClient(${python(location.host)}${https})`, "inputs = []", text,
+    ...(outputs.length ? ["outputs = []", ...outputs] : []),
     `answer = client.infer(${given.join(", ")})`, "for output in answer.get_response()[\"outputs\"]:",
-    "    print(output[\"name\"], answer.as_numpy(output[\"name\"]))", ""].filter((line) => line != null && line !== false).join("\n");
+    ...shown, ""].filter((line) => line != null && line !== false).join("\n");
 }
 
 /** The request with a mark instead of the picture's bytes. */
@@ -83,26 +106,55 @@ export function asCurl({ url, body, file, streams }) {
     const path = file.name.replace(/[\\"]/g, "\\$&");
     return `${call} -F ${quoted(`${body.inputs[0].name}=@"${path}"`)}`;
   }
-  const text = JSON.stringify(marked(body, file));
+  const { json: text, bytes, headers: parted } = sent(marked(body, file));
+  const [note, out] = hasBinaryOutputs(body)
+    ? ["# answer.bin: JSON, then the values of FP16 and BF16 as bytes\n", " -o answer.bin"] : ["", ""];
   if (file) {
     const [head, tail] = text.split(PICTURE);
-    return `{ printf %s ${quoted(head)}; base64 < ${quoted(`./${file.name}`)} | tr -d '\\n'; printf %s ${quoted(tail)}; } |\n`
-      + `  ${call}${json} -d @-`;
+    return `${note}{ printf %s ${quoted(head)}; base64 < ${quoted(`./${file.name}`)} | tr -d '\\n'; printf %s ${quoted(tail)}; } |\n`
+      + `  ${call}${json}${out} -d @-`;
   }
-  return text.length > LONGEST_ARGUMENT ? `${call}${json} -d @- <<'END'\n${text}\nEND` : `${call}${json} -d ${quoted(text)}`;
+  if (bytes.length) {
+    const values = btoa(Array.from(bytes, (each) => String.fromCharCode(each)).join(""));
+    const parting = Object.entries(parted).map(([key, value]) => ` -H ${quoted(`${key}: ${value}`)}`).join("");
+    return `${note}{ printf %s ${quoted(text)}; printf %s ${values} | base64 -d; } |\n`
+      + `  ${call} -H 'Content-Type: application/octet-stream'${parting}${out} --data-binary @-`;
+  }
+  return note + (text.length > LONGEST_ARGUMENT ? `${call}${json}${out} -d @- <<'END'\n${text}\nEND`
+    : `${call}${json}${out} -d ${quoted(text)}`);
 }
 
+const SEND_BINARY = `data = b""
+for tensor in request["inputs"]:
+    if tensor["datatype"] in TYPES and "data" in tensor:
+        values = np.array(tensor.pop("data"), TYPES[tensor["datatype"]]).tobytes()
+        tensor.setdefault("parameters", {})["binary_data_size"] = len(values)
+        data += values
+head = json.dumps(request).encode()`;
+const RECEIVE_BINARY = `    head = answer.read(int(answer.headers.get("${LENGTH_HEADER}", -1)))
+    for output in json.loads(head)["outputs"]:
+        if (size := output.get("parameters", {}).get("binary_data_size")) is not None:
+            output["data"] = np.frombuffer(answer.read(size), TYPES[output["datatype"]]).tolist()`;
+
 export function asPython({ url, body, file, streams }) {
-  const headers = { "Content-Type": "application/json", ...Object.fromEntries(headersNeeded().map((name) => [name, "SECRET"])) };
-  const read = file
-    ? ["import base64"] : [];
-  const open = file ? [`with open(${python(file.name)}, "rb") as file:`, "    picture = base64.b64encode(file.read()).decode()"] : [];
+  const secrets = Object.fromEntries(headersNeeded().map((name) => [name, "SECRET"]));
+  const headers = literal({ "Content-Type": "application/json", ...secrets });
+  const [sendsBinary, getsBinary] = [hasBinaryInputs(body) && !streams, hasBinaryOutputs(body) && !streams];
+  const isBinaryAtAll = sendsBinary || getsBinary;
+  const open = file && [`with open(${python(file.name)}, "rb") as file:`, "    picture = base64.b64encode(file.read()).decode()"];
   const shown = streams
     ? ["    for line in answer:", "        if line.startswith(b\"data: \"):", "            print(json.loads(line[6:]))"]
-    : ["    for output in json.load(answer)[\"outputs\"]:", "        print(output[\"name\"], output[\"data\"])"];
-  return [...read, "import json", "import urllib.request", "", ...open, `request = ${literal(marked(body, file))}`,
-    `call = urllib.request.Request(${python(url)}, json.dumps(request).encode(), ${literal(headers)})`,
-    "with urllib.request.urlopen(call) as answer:", ...shown, ""].join("\n");
+    : [getsBinary ? RECEIVE_BINARY : "    for output in json.load(answer)[\"outputs\"]:",
+      `        print(output["name"], ${namesInRegions(body).length ? 'output.get("data", "in shared memory")' : 'output["data"]'})`];
+  const sending = sendsBinary
+    ? [SEND_BINARY, `headers = {**${literal(secrets)}, "${LENGTH_HEADER}": str(len(head))}`,
+      `call = urllib.request.Request(${python(url)}, head + data, headers)`]
+    : [`call = urllib.request.Request(${python(url)}, json.dumps(request).encode(), ${headers})`];
+  return [isBinaryAtAll && "# pip install numpy ml_dtypes", file && "import base64", "import json", "import urllib.request", "",
+    isBinaryAtAll && "import ml_dtypes\nimport numpy as np\n",
+    isBinaryAtAll && "TYPES = {\"FP16\": np.float16, \"BF16\": ml_dtypes.bfloat16}  # These have no form in JSON.",
+    ...(open ?? []), `request = ${literal(marked(body, file))}`, ...sending,
+    "with urllib.request.urlopen(call) as answer:", ...shown, ""].filter((line) => line != null && line !== false).join("\n");
 }
 
 /** Buttons that copy the request, and show what they copy: only a page of https or of this machine may write to the

@@ -2,6 +2,8 @@
 // events name, and of all models as often as costs the server at most one percent of a core. The page keeps the last ten
 // minutes of each model; of all together the server keeps them.
 
+import { LENGTH_HEADER, received } from "./binary.js";
+
 const KEPT_MS = 600_000;
 const RATE_MS = 5_000;
 const MOST_EVENTS = 200;
@@ -38,16 +40,18 @@ export function findModel(name, version) {
   return rows.find((row) => row.version === version) ?? (version ? undefined : latest() ?? rows.at(-1));
 }
 
-/** Returns the answer's JSON. Throws an Error with the server's text if the server refuses. */
+/** Returns the answer's JSON, read by `options.parse`. Throws an Error with the server's text if the server refuses. */
 export async function ask(path, options = {}) {
   const response = await fetch(path, { ...options, headers: { ...options.headers, ...secrets } }).catch(() => {
     throw new Error("The server does not answer.");
   });
   if (response.ok && options.stream) return response.body;
+  const length = response.headers.get(LENGTH_HEADER);
+  if (response.ok && length) return received(await response.arrayBuffer(), Number(length));
   const text = await response.text();
   let answer = null;
   try {
-    answer = JSON.parse(text);
+    answer = (options.parse ?? JSON.parse)(text);
     if (response.ok) return answer;
   } catch {
     answer = { error: `The server's answer is not JSON: ${text.slice(0, 300)}` };

@@ -1,5 +1,6 @@
 // Sends a text, a picture or JSON to a model, and shows the answer.
 
+import { exact, sent, withBinaryOutputs } from "./binary.js";
 import { drawn } from "./boxes.js";
 import { copies } from "./code.js";
 import { ask } from "./data.js";
@@ -13,6 +14,8 @@ const SHOWN_CLASSES = 5;
 const SHOWN_ELEMENTS = 1000;
 
 const isNumber = (datatype) => /FP|BF/.test(datatype);
+/** The server makes classes of all numbers but BF16. */
+const hasClasses = (datatype) => /FP/.test(datatype);
 const count = (shape) => shape.reduce((product, size) => product * size, 1);
 
 /** The inputs that a request must have. If all are optional, as TEXT or IDS, the first is enough. */
@@ -25,8 +28,8 @@ function needed(metadata, config) {
 /** Numbers with labels are requested as classes, because only classes come with labels. Undefined if there are none. */
 function labelledOutputs(metadata, config) {
   const labelled = new Set((config.output ?? []).filter((output) => output.label_filename).map(({ name }) => name));
-  if (!metadata.outputs.some(({ name, datatype }) => labelled.has(name) && isNumber(datatype))) return undefined;
-  return metadata.outputs.map(({ name, datatype }) => labelled.has(name) && isNumber(datatype)
+  if (!metadata.outputs.some(({ name, datatype }) => labelled.has(name) && hasClasses(datatype))) return undefined;
+  return metadata.outputs.map(({ name, datatype }) => labelled.has(name) && hasClasses(datatype)
     ? { name, parameters: { classification: SHOWN_CLASSES } } : { name });
 }
 
@@ -68,7 +71,7 @@ function requestedOutputs(metadata, config) {
   const isDetector = metadata.outputs.some((output) => output.name === "BOXES");
   return metadata.outputs.map(({ name, datatype }) => {
     const dims = config.output.find((output) => output.name === name)?.dims ?? [];
-    const isClasses = !isDetector && name !== VECTOR && isNumber(datatype) && dims.length === 1 && dims[0] > 1;
+    const isClasses = !isDetector && name !== VECTOR && hasClasses(datatype) && dims.length === 1 && dims[0] > 1;
     return isClasses ? { name, parameters: { classification: SHOWN_CLASSES } } : { name };
   });
 }
@@ -163,9 +166,12 @@ export function tryIt(name, version, metadata, config) {
         await stream(request);
         return;
       }
+      request = withBinaryOutputs(request, metadata);
       const times = await watchTimes(name, version, config);
       const began = performance.now();
-      const response = await ask(`${pathOf(name, version)}/infer`, { method: "POST", body: JSON.stringify(request) });
+      const { json, bytes, headers } = sent(request);
+      const body = new Blob([json, bytes]);
+      const response = await ask(`${pathOf(name, version)}/infer`, { method: "POST", headers, body, parse: exact });
       const took = performance.now() - began;
       const parts = await show(response, request, picture, lastTexts);
       answer.replaceChildren(...parts, await times(took) ?? h("p", {}, `Answered in ${number(took)} ms.`));
@@ -187,7 +193,7 @@ export function tryIt(name, version, metadata, config) {
       await send(() => pictureRequest(dropped, metadata, config), null, dropped);
     } else {
       text.value = await dropped.text();
-      await send(() => JSON.parse(text.value));
+      await send(() => exact(text.value));
     }
   }
 
@@ -203,6 +209,6 @@ export function tryIt(name, version, metadata, config) {
     h("h2", {}, "Try it"),
     ...(isPicture ? [files, texts] : [texts, files]),
     h("details", { open: !takesPictures && !takesTexts }, h("summary", {}, "Request as JSON"), text,
-      h("p", {}, h("button", { type: "button", onclick: () => send(() => JSON.parse(text.value)) }, "Send"))),
+      h("p", {}, h("button", { type: "button", onclick: () => send(() => exact(text.value)) }, "Send"))),
     answer);
 }
