@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -296,3 +298,21 @@ class TestTrials:
             "trying a tiny model took longer than --timeout-secs (0.01 s) and was stopped; raise --timeout-secs (0 = no"
             " limit)"
         )
+
+
+def test_a_killed_trial_leaves_no_folder_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next trial removes it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = """
+import os, signal
+from rocserve.settings import EngineSettings
+from rocserve.verbs.doctor import trial
+trial._answer = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+trial.try_engine(trial.NETWORK, {"engine": "onnxruntime"}, EngineSettings(), 60)
+"""
+    killed = subprocess.run([sys.executable, "-c", script], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [folder.name.startswith("rocserve-doctor-") for folder in tmp_path.iterdir()] == [True]
+    assert _failure() == ""
+    assert list(tmp_path.glob("rocserve-doctor-*")) == []

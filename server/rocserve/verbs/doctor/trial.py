@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from rocserve.backends.registry import discover_backends
+from rocserve.cache.temporary_folder import temporary_folder
 from rocserve.config.definition import FolderReading
 from rocserve.core.errors import internal, unavailable
 from rocserve.core.load_check import LoadCheckMode
@@ -91,8 +90,8 @@ def try_engine(
     started = time.monotonic()
     group = "kind: KIND_CPU" if device is None else f"kind: KIND_GPU gpus: {device}"
     lines = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()]
-    with TemporaryDirectory(prefix="rocserve-doctor-") as temporary:
-        folder = Path(temporary, "tiny")
+    with temporary_folder("rocserve-doctor-") as temporary:
+        folder = temporary / "tiny"
         file = folder / "1" / model.filename
         file.parent.mkdir(parents=True)
         file.write_bytes(model.content)

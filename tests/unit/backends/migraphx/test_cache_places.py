@@ -315,3 +315,25 @@ def test_a_spare_folder_that_others_have_made_is_not_used(tmp_path: Path) -> Non
     found = store(cache, a_recipe())
     assert not found.path.is_relative_to(spare)
     assert found.path.exists() and list(spare.iterdir()) == []
+
+
+def test_a_process_that_is_killed_leaves_no_folder_of_its_own_for_long(tmp_path: Path) -> None:
+    """A process makes one if others could write to both folders; the next process that makes one removes it."""
+    temporary, spare = tmp_path / "temporary", tmp_path / "spare"
+    for folder in (temporary, spare):
+        folder.mkdir()
+        folder.chmod(0o777)
+    (tmp_path / "file").write_text("in the way")
+    places = (tmp_path / "file/cache", spare)
+    elsewhere = ("env", f"TMPDIR={temporary}")
+    script = """
+import signal
+stored(cache, a_recipe())
+print(*os.listdir(os.environ["TMPDIR"]), flush=True)
+"""
+    killed = start(f"{SPARE_OPENED}{script}os.kill(os.getpid(), signal.SIGKILL)", *places, before=elsewhere)
+    (left,) = killed.communicate()[0].split()
+    assert [folder.name for folder in temporary.iterdir()] == [left]
+    (own,) = printed_lines(start(SPARE_OPENED + script, *places, before=elsewhere))
+    assert own != left
+    assert list(temporary.iterdir()) == []

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,10 +37,12 @@ from rocserve.cache.folders import (
     make_private,
     temporary_cache_directory,
 )
+from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.plain import from_json, to_json
 from rocserve.settings import EngineSettings
 
+_SPARE_PREFIX = "rocserve-spare-"
 _MOST_TRIALS = 1000
 """Load trials kept in each folder; the oldest are removed first."""
 
@@ -306,9 +309,11 @@ class ProgramCache:
             if not _prepare(self._spare_directory):
                 return self._spare_directory
         # Another user made the spare folder first: use a folder of this process alone, which ends with the process.
-        self._own_spare = tempfile.TemporaryDirectory(prefix="rocserve-cache-")
-        _prepare(Path(self._own_spare.name))
-        return Path(self._own_spare.name)
+        remove_left(_SPARE_PREFIX)
+        own = TemporaryFolder(_SPARE_PREFIX)
+        weakref.finalize(self, own.remove)
+        _prepare(own.path)
+        return own.path
 
     def _writable_folders(self) -> Iterator[Path]:
         """Yield the folders for new programs, preferred first. The spare folder is created only when it is reached."""
