@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from tritonclient.http import InferenceServerClient, InferInput
 from tritonclient.utils import np_to_triton_dtype
 
 from benchmarks.load_generator import Call
+from benchmarks.server_process import UNIX
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 JSON_HEADERS = {"Content-Type": "application/json"}
@@ -41,10 +43,16 @@ class HttpRequest:
         return Call(self.path, tuple(f"{name}: {value}" for name, value in self.headers.items()), ("--h1",))
 
     def send(self, address: str) -> tuple[Arrays, int]:
-        """Send one request to host:port; return its outputs by name, and the size of the answer's body. Raises
-        HttpRequestFailed if the server answers with an error, OSError if it does not answer."""
-        connection = http.client.HTTPConnection(address, timeout=CALL_SECONDS)
+        """Send one request to host:port or unix:path; return its outputs by name, and the size of the answer's body.
+        Raises HttpRequestFailed if the server answers with an error, OSError if it does not answer."""
+        connection = http.client.HTTPConnection(
+            "localhost" if address.startswith(UNIX) else address, timeout=CALL_SECONDS
+        )
         try:
+            if address.startswith(UNIX):
+                connection.sock = socket.socket(socket.AF_UNIX)
+                connection.sock.settimeout(CALL_SECONDS)
+                connection.sock.connect(address.removeprefix(UNIX))
             connection.request("POST", self.path, self.body, self.headers)
             response = connection.getresponse()
             body = response.read()

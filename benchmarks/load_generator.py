@@ -86,14 +86,16 @@ def frame(message: bytes) -> bytes:
 
 
 def run_load(address: str, body_file: Path, load: Load, log_file: Path, call: Call = INFER_CALL) -> LoadResult:
-    """Send the body over and over to `address` (host:port) for the load's time.
+    """Send the body over and over to `address` (host:port or unix:path) for the load's time.
 
     Raises:
         LoadFailed: h2load is not installed, failed, or did not get HTTP status 200 for each request.
     """
     log_file.unlink(missing_ok=True)  # h2load appends to the file.
+    is_socket = address.startswith("unix:")
     command = [
         h2load_program(),
+        *([f"--base-uri={address}"] if is_socket else []),
         f"--duration={round(load.seconds * 1000)}ms",
         f"--clients={load.connections}",
         f"--threads={min(load.threads, load.connections)}",
@@ -102,7 +104,7 @@ def run_load(address: str, body_file: Path, load: Load, log_file: Path, call: Ca
         f"--log-file={log_file}",
         *(f"--header={header}" for header in call.headers),
         *call.options,
-        f"http://{address}{call.path}",
+        f"http://{'localhost' if is_socket else address}{call.path}",
     ]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=load.seconds + 60.0, check=False)
     if finished.returncode:

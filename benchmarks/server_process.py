@@ -60,6 +60,17 @@ def http_flags(port: int | None) -> tuple[str, ...]:
     return ("--allow-http=false",) if port is None else ("--http-address=127.0.0.1", f"--http-port={port}")
 
 
+UNIX = "unix:"
+"""The beginning of the address of a Unix socket; its path follows."""
+
+
+def socket_of(command: Sequence[str], protocol: str) -> str | None:
+    """The address of the Unix socket that the command's last flag for `grpc` or `http` names; None = a TCP port."""
+    flag = f"--{protocol}-address="
+    named = [word.removeprefix(flag) for word in command if word.startswith(flag)]
+    return named[-1] if named and named[-1].startswith(UNIX) else None
+
+
 class ServerFailed(RuntimeError):
     """A server did not start; the message ends with the last lines of its log."""
 
@@ -95,14 +106,15 @@ class ServerProcess:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        """HOST:PORT, or unix:PATH."""
+        return socket_of(self._command, "grpc") or f"127.0.0.1:{self.port}"
 
     @property
     def http_address(self) -> str:
-        """Raises ValueError if it does not serve HTTP."""
+        """HOST:PORT, or unix:PATH. Raises ValueError if it does not serve HTTP."""
         if self.http_port is None:
             raise ValueError(f"{self.name} was started without HTTP")
-        return f"127.0.0.1:{self.http_port}"
+        return socket_of(self._command, "http") or f"127.0.0.1:{self.http_port}"
 
     def __enter__(self) -> Self:
         """Start, and return once the server is ready. Raises ServerFailed if the process ends or is not ready in

@@ -83,3 +83,24 @@ def test_a_real_triton_serves_the_same_models_and_is_what_others_are_compared_wi
     rows = [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if line.startswith("|")][2:]
     assert [row[2] for row in rows] == ["triton", "new"] * 2
     assert [row[5] for row in rows[::2]] == ["1.00"] * 2
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load (nghttp2-client) is not installed")
+def test_a_server_on_unix_sockets_is_measured_there(tmp_path: Path) -> None:
+    sockets = {protocol: f"unix:{tmp_path}/{protocol}" for protocol in ("grpc", "http")}
+    flags = " ".join(f"--{protocol}-address={address}" for protocol, address in sockets.items())
+    case = (
+        "--only=add_sub,http",
+        "--instances=1",
+        "--in-flight=2",
+        "--rounds=1",
+        "--seconds=1",
+        f"--folder={tmp_path}",
+    )
+    command = [sys.executable, "-m", "benchmarks.front_ends", f"--server=tcp={ROOT}", f"--server=unix={ROOT} {flags}"]
+    printed = subprocess.run([*command, *case], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    rows = [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if line.startswith("|")][2:]
+    assert [row[2] for row in rows] == ["tcp", "unix"] * 2
+    log = (tmp_path / "unix.log").read_text()
+    assert [address for address in sockets.values() if f"Service at {address}" not in log] == []
