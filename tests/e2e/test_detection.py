@@ -121,7 +121,7 @@ def test_the_post_processing_refuses_an_image_without_size(rocserve_server):
 
 
 @pytest.mark.parametrize("labels", [["circle", "square"], ["circle", "square", "triangle", "star"]])
-def test_labels_that_do_not_fit_the_heads_are_told(repository, serve, labels):
+def test_an_error_names_the_number_of_labels_and_the_shape_of_the_head(repository, serve, labels):
     (copied(repository) / "labels.txt").write_text("\n".join(labels))
     server = serve(repository)
     server.wait_until_ready()

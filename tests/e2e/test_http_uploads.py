@@ -170,7 +170,7 @@ def test_scripts_of_other_origins(serve: Callable[..., RocserveProcess], tmp_pat
         ("POST", "/", "GET, HEAD"),
     ],
 )
-def test_a_wrong_method_is_told_the_right_ones(
+def test_the_answer_to_a_wrong_method_allows_the_right_ones(
     http_server: RocserveProcess, verb: str, path: str, allowed: str
 ) -> None:
     answer = _answer(http_server, verb, path)

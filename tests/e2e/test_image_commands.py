@@ -120,7 +120,7 @@ def test_classify_reads_all_classes_and_not_the_best_ones_probability(odd_server
 
 
 @pytest.mark.parametrize(("verb", "model"), [("classify", "digits"), ("detect", "detect_shapes")])
-def test_a_bad_image_is_told_in_a_line_and_harms_no_other(rocserve_server, tmp_path, verb, model):
+def test_each_bad_image_has_a_line_and_the_others_are_answered(rocserve_server, tmp_path, verb, model):
     (tmp_path / "text.jpg").write_text("no image")
     (tmp_path / "empty.jpg").write_bytes(b"")
     bad = [tmp_path / "text.jpg", tmp_path / "empty.jpg", tmp_path / "missing.jpg", tmp_path]
@@ -151,7 +151,7 @@ def test_images_of_all_kinds_are_drawn(rocserve_server, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["classify", "detect"])
-def test_who_cannot_be_asked_is_told_with_what_to_do(rocserve_server, verb):
+def test_stderr_names_a_server_that_does_not_answer_and_the_command_that_starts_one(rocserve_server, verb):
     nobody = run(verb, SHAPE, "--model", "any", "--url", "127.0.0.1:9")
     assert (nobody.returncode, nobody.stdout) == (1, "")
     assert "no server answers at 127.0.0.1:9" in nobody.stderr
@@ -193,7 +193,7 @@ async def test_somebody_who_never_answers_is_no_server(silent, monkeypatch):
 @pytest.mark.parametrize(
     ("verb", "model", "network"), [("classify", "classify_image", "resnet50"), ("detect", "detect_objects", "yolov4")]
 )
-def test_a_pipeline_without_weights_is_told_with_the_way_to_get_them(odd_server, verb, model, network):
+def test_stderr_names_the_command_that_gets_missing_weights(odd_server, verb, model, network):
     ran = run(verb, SHAPE, "--url", odd_server.address, "--model", model)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert f"model '{model}' is not ready" in ran.stderr
@@ -257,7 +257,7 @@ def test_models_of_another_kind_are_refused(rocserve_server):
         ("classify", "output 'SCORES' of 'odd' does not hold probabilities"),
     ],
 )
-def test_an_answer_of_another_form_is_told_in_a_line(odd_server, verb, text):
+def test_stderr_has_one_line_for_an_answer_of_another_form(odd_server, verb, text):
     ran = run(verb, SHAPE, "--url", odd_server.address, "--model", "odd")
     assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", f"{SHAPE}: {text}\n")
 
@@ -265,7 +265,7 @@ def test_an_answer_of_another_form_is_told_in_a_line(odd_server, verb, text):
 @pytest.mark.parametrize(
     "arguments", [("classify", "--top", "0"), ("detect", "--rows", "-1"), ("detect", "--out", SHAPE)]
 )
-def test_wrong_arguments_are_told_before_anything_is_asked(arguments):
+def test_wrong_arguments_are_refused_before_a_server_is_asked(arguments):
     verb, *others = arguments
     ran = run(verb, SHAPE, *others, "--model", "any", "--url", "127.0.0.1:9")
     assert (ran.returncode, ran.stdout) == (2, "")

@@ -193,7 +193,7 @@ def test_every_output_has_its_own_type_and_layout(server: RocserveProcess) -> No
     assert image[0, 12, 0, 2] < image[0, 12, -1, 2]
 
 
-def test_a_wrong_pipeline_is_told_in_the_index(server: RocserveProcess) -> None:
+def test_the_index_shows_why_a_pipeline_is_wrong(server: RocserveProcess) -> None:
     def reason() -> str:
         models = server.client().get_model_repository_index(as_json=True)["models"]
         return next((model.get("reason", "") for model in models if model["name"] == "wrong"), "")

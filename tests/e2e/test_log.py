@@ -62,7 +62,7 @@ def test_lines_are_tritons(server: RocserveProcess) -> None:
     assert [line for line in lines if not pattern.fullmatch(line)] == []
 
 
-def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> None:
+def test_the_verbose_log_has_a_line_for_each_request(server: RocserveProcess) -> None:
     client = server.client()
     ask(server, request_id="before")
     client.update_log_settings({"log_verbose_level": 1})
@@ -130,7 +130,7 @@ def test_the_form_and_the_levels_are_changed_at_once(server: RocserveProcess) ->
     assert server.log_text[length:] == ""
 
 
-def test_a_running_model_is_told_of_details(serve: Any, repository: Path) -> None:
+def test_the_verbose_log_has_details_of_a_running_model(serve: Any, repository: Path) -> None:
     drop(repository, "details", DETAILS, DETAILS_CONFIG)
     server = serve(repository)
     server.wait_until_ready()

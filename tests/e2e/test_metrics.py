@@ -68,7 +68,7 @@ def load(server: RocserveProcess, name: str, model: bytes | str | None, config: 
     return folder
 
 
-def test_what_is_told_before_the_first_request(server: RocserveProcess) -> None:
+def test_the_metrics_before_the_first_request(server: RocserveProcess) -> None:
     load(server, "c", add_constant(1.0), "response_cache { enable: true }")
     load(server, "e", None, ENSEMBLE)
     samples = scrape(port_of(server))

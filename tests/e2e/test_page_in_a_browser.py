@@ -418,7 +418,7 @@ def test_labels_of_boxes_do_not_cover_each_other(
     shutil.rmtree(models / crowd)
 
 
-def test_json_is_asked_and_failures_are_told(page: Any, server: RocserveProcess, models: Path) -> None:
+def test_the_page_sends_json_and_shows_failures_in_its_events(page: Any, server: RocserveProcess, models: Path) -> None:
     visit(page, server, "digits_classifier")
     page.get_by_role("button", name="Send").click()
     page.locator(".answer h3", has_text="PROBABILITIES").wait_for()

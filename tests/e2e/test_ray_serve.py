@@ -207,7 +207,7 @@ asyncio.run(main())
 """
 
 
-def test_a_server_that_does_not_start_or_dies_is_told_of(repositories: tuple[Path, Path]) -> None:
+def test_the_replica_reports_a_server_that_does_not_start_or_dies(repositories: tuple[Path, Path]) -> None:
     need_ray()
     command = (str(PYTHON), "-c", STARTING, str(repositories[1]))
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()

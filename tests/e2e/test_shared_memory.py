@@ -287,7 +287,7 @@ def test_a_file_that_is_cut_again_and_again_while_it_is_copied(client, server):
     assert serving.is_running() and server.server_process() == serving
 
 
-def test_cudas_shared_memory_is_told_apart(client, file):
+def test_cudas_shared_memory_has_other_errors_than_the_systems(client, file):
     client.register_system_shared_memory("r", file.key, 64)
     assert not client.get_cuda_shared_memory_status().regions
     assert refused(lambda: client.get_cuda_shared_memory_status("r")) == (

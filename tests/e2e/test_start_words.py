@@ -29,7 +29,7 @@ def run(*arguments: str) -> str:
     return ran.stderr
 
 
-def test_a_start_that_fails_is_told_once(repository: Path) -> None:
+def test_the_log_names_a_failed_model_of_the_start_once(repository: Path) -> None:
     drop(repository, "broken", b"no model")
     ends = "at least one version must be available under the version policy of model 'none'"
     drop(repository, "none", add_constant(1.0), "version_policy { specific { versions: 9 } }")
@@ -41,7 +41,7 @@ def test_a_start_that_fails_is_told_once(repository: Path) -> None:
     assert "ending, because these models failed to load: broken, none; --exit-on-error=false serves the others" in log
 
 
-def test_all_ports_in_use_are_told_at_once(repository: Path) -> None:
+def test_the_log_names_all_ports_in_use_together(repository: Path) -> None:
     with ExitStack() as others:
         ports = {}
         for name in ("HTTP", "gRPC", "metrics"):
@@ -58,7 +58,7 @@ def test_all_ports_in_use_are_told_at_once(repository: Path) -> None:
         assert log.count(f"{message} --{flag}-port, or switch {name} off with --allow-{flag}=false") == 1
 
 
-def test_a_broken_drop_takes_nothing_from_others_and_is_told_everywhere(serve, repository: Path) -> None:
+def test_a_broken_drop_harms_no_other_model_and_is_shown_by_log_index_and_metrics(serve, repository: Path) -> None:
     drop(repository, "good", add_constant(1.0))
     server = serve(repository, flags=METRICS)
     server.wait_until_ready()
@@ -106,7 +106,7 @@ class TritonPythonModel:
 
 
 @pytest.mark.long
-def test_what_a_models_code_raises_is_told_once_from_its_own_file_on(serve, repository: Path, tmp_path: Path) -> None:
+def test_the_log_shows_once_what_a_model_raises_from_its_own_file_on(serve, repository: Path, tmp_path: Path) -> None:
     service = tmp_path / "service"
     drop(repository, "typo", "import json\n\nclass TritonPythonModel\n    pass\n", PYTHON_CONFIG)
     drop(repository, "waits", WAITS_FOR_A_SERVICE.format(path=str(service)), PYTHON_CONFIG)

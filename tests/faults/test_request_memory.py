@@ -112,7 +112,7 @@ def test_beyond_the_limit_requests_are_refused_at_once(server: RocserveProcess) 
     wait_until_free(server)
 
 
-def test_a_request_larger_than_the_limit_is_told_that_it_never_fits(server: RocserveProcess) -> None:
+def test_a_request_larger_than_the_limit_is_refused_with_both_sizes(server: RocserveProcess) -> None:
     values = stretch_values(request_bytes=LIMIT + MIB)
     with pytest.raises(
         InferenceServerException, match=r"this request takes 33.0 MiB of memory, more than the 32.0 MiB"

@@ -225,7 +225,7 @@ def test_an_output_whose_size_its_input_decides_is_written_where_there_is_room(m
         np.testing.assert_array_equal(output, array)
 
 
-def test_what_the_engine_refuses_is_told_alike_where_there_is_room(model_source: SourceMaker) -> None:
+def test_the_error_of_the_engine_is_the_same_on_each_path(model_source: SourceMaker) -> None:
     model = load(model_source("model.onnx", identity(FLOAT, ["batch", LARGE]), max_batch_size=8))
     room = {"OUTPUT0": np.zeros((1, LARGE), np.float32)}
     texts = []
@@ -333,7 +333,7 @@ def test_sequences_are_refused(model_source: SourceMaker) -> None:
         (add_sub()[:-40], f"it looks cut short, at {len(add_sub()) - 40} bytes; copy it again"),
     ],
 )
-def test_a_broken_file_is_told_in_the_engines_words(model_source: SourceMaker, content: bytes, text: str) -> None:
+def test_the_error_of_a_broken_file_has_the_engines_text(model_source: SourceMaker, content: bytes, text: str) -> None:
     with pytest.raises(ServeError, match=text):
         load(model_source("model.onnx", content))
 

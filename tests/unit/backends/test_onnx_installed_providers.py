@@ -223,7 +223,7 @@ if OPENVINO.provider in AVAILABLE:
             "runs on ONNX Runtime's CPU provider, as parameter 'engine' is \"auto\": ONNX Runtime's Open" in caplog.text
         )
 
-    def test_operators_that_a_provider_leaves_to_the_cpu_are_told(
+    def test_a_note_names_operators_that_a_provider_leaves_to_the_cpu(
         model_source: SourceMaker, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.WARNING)

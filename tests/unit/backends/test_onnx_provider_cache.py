@@ -121,7 +121,7 @@ def test_what_a_failed_compile_leaves_among_the_temporary_files_goes_with_it(
     assert os.environ["TMPDIR"] == "/before"
 
 
-def test_openvino_is_told_its_folder(source: ModelSource, tmp_path: Path) -> None:
+def test_openvinos_options_name_its_cache_folder(source: ModelSource, tmp_path: Path) -> None:
     (provider,) = with_caches(
         source, plan_of(Provider(OPENVINO, {"precision": "FP32"}, caches_programs=True)), NO_WEIGHTS
     ).providers

@@ -313,7 +313,7 @@ def test_how_batches_are_padded() -> None:
         pads_with_first_row(ModelConfig("m", parameters={"pad_batch": "No"}), {})
 
 
-def test_all_kinds_are_told_apart() -> None:
+def test_all_kinds_of_providers_differ_in_each_attribute() -> None:
     for attribute in ("accelerator", "provider", "package"):
         assert len({getattr(kind, attribute) for kind in KINDS}) == len(KINDS)
     assert KINDS[0] is MIGRAPHX_PROVIDER

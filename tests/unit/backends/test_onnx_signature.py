@@ -322,6 +322,6 @@ def test_numbered_names_and_a_written_batch_size_say_nothing_against_batches(mod
     assert not load(model_source("model.onnx", content, max_batch_size=8)).signature.dependent_rows
 
 
-def test_a_damaged_file_with_maps_is_told_in_the_engines_words(model_source: SourceMaker, tmp_path: Path) -> None:
+def test_the_error_of_a_damaged_file_with_maps_has_the_engines_text(model_source: SourceMaker, tmp_path: Path) -> None:
     with pytest.raises(ServeError, match="it looks cut short"):
         load(model_source("model.onnx", map_classifier([0, 1, 2])[:-40]))

@@ -88,7 +88,7 @@ def test_an_instance_on_a_gpu_finds_it_as_the_first() -> None:
 
 
 @pytest.mark.parametrize("gpus", [(), (2, 5)])
-def test_an_instance_of_kind_model_is_told_so_and_has_all_gpus(gpus: tuple[int, ...]) -> None:
+def test_an_instance_of_kind_model_gets_its_kind_and_all_gpus(gpus: tuple[int, ...]) -> None:
     config = ModelConfig("mirror", instance_groups=(InstanceGroup("group", InstanceKind.MODEL, 2),))
     machine = ToldMachine(gpus=gpus)
     plans, _ = plan_workers(config, BACKEND.engine_for(config, machine), machine, 0)

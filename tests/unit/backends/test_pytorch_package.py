@@ -70,7 +70,7 @@ def test_of_the_gpu(monkeypatch: pytest.MonkeyPatch, hip: str | None, own: str) 
     assert missing_features({**HERE, "AOTI_COMPUTE_CAPABILITY": "80"}, 1) == ["compute capability 80"]
 
 
-def test_what_the_machine_lacks_is_told_before_the_code_is_loaded(
+def test_an_error_names_missing_instructions_before_the_code_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Loading such code may end the process, and its last line is then a part of the reason."""

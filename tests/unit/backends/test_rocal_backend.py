@@ -169,7 +169,7 @@ def encoded_as(batch: Batch, name: str) -> Batch:
         (CROP, {"max_batch_size": 4}, "the size of output 'image' differs from image to image"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_why(
+def test_the_error_of_a_failed_load_has_its_reason(
     served: Served, pipeline: Mapping[str, Any], options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ServeError, match=text) as caught:

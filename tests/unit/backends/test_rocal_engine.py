@@ -228,7 +228,7 @@ def test_results_that_would_take_all_memory_are_refused_where_the_image_decides_
         {"operation": "lens_correction", "camera_matrix": [1, 1, 1, 1], "distortion_coeffs": [0, 0, 0, 0, 0]},
     ],
 )
-def test_sides_that_are_too_long_to_be_turned_are_told(operation: Operation) -> None:
+def test_an_error_names_the_size_of_an_image_that_is_too_long_to_be_rotated(operation: Operation) -> None:
     runner = engine([{**operation, "is_output": True}], decoder={"input": "raw"})
     assert runner.run_image(np.zeros((1, 32_766, 3), np.uint8))[0].shape == (1, 32_766, 3)
     with pytest.raises(PixelsError, match="an image of 32767x1 pixels cannot be rotated, warped or corrected"):

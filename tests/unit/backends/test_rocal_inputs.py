@@ -294,7 +294,7 @@ def test_an_amd_rocal_that_fails_in_a_way_of_its_own_is_replaced_too(
     assert "engine cpu: rocAL cannot run it (rocAL fails: " in caplog.text
 
 
-def test_a_libturbojpeg_that_cannot_be_loaded_is_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_a_libturbojpeg_that_cannot_be_loaded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise OSError(f"{name}: {fault}")
 

@@ -88,7 +88,7 @@ def test_rows_come_back_in_their_order() -> None:
         (unavailable("gone"), StatusCode.UNAVAILABLE, "gone"),
     ],
 )
-def test_a_fault_is_told_to_its_own_request(fault: Exception, code: StatusCode, text: str) -> None:
+def test_only_the_request_with_a_fault_gets_its_error(fault: Exception, code: StatusCode, text: str) -> None:
     model = model_over(WholeBatchEngine({2: fault}))
     result = model.execute(batch([b"1", b"22", b"333", b"1"], [1, 2, 1]))
     assert list(result.failures) == [1]
@@ -105,7 +105,7 @@ def test_the_first_fault_of_a_request_counts() -> None:
     assert result.failures[0].text == "image 1 of input 'encoded' cannot be decoded: early"
 
 
-def test_a_fault_of_the_warm_up_is_told() -> None:
+def test_a_fault_of_the_warm_up_is_an_error_of_the_load() -> None:
     with pytest.raises(ServeError, match="could not be processed: no device"):
         model_over(WholeBatchEngine({0: RuntimeError("no device")})).warm_up([])
 

@@ -179,7 +179,7 @@ WRONG_SIZES: list[tuple[dict[str, Any], str]] = [
         ("slice", {"anchor": [0, 0], "shape": [1, 1], "out_of_bounds_policy": "WRAP"}, 'one of "ERROR", "PAD"'),
     ],
 )
-def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
+def test_an_error_names_wrong_keys(name: str, keys: dict[str, Any], text: str) -> None:
     with pytest.raises(PipelineError, match=text):
         make(name, **keys)
 

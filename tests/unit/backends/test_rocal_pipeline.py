@@ -143,7 +143,7 @@ def test_three_means_do_not_fit_grey_images() -> None:
         ),
     ],
 )
-def test_a_wrong_operation_is_told_where_and_why(operation: Any, text: str) -> None:
+def test_the_error_of_a_wrong_operation_has_its_place_and_reason(operation: Any, text: str) -> None:
     with pytest.raises(PipelineError, match=text):
         parse(RESIZE, operation)
 
@@ -199,7 +199,7 @@ BLEND = {"operation": "blend", "ratio": 0.5, "is_output": True}
         ([{"operation": "ImageSize", "is_output": True, "layout": "NHWC"}], "unknown key 'layout'"),
     ],
 )
-def test_wrong_names_and_inputs_are_told(operations: list[Any], text: str) -> None:
+def test_an_error_names_wrong_names_and_inputs(operations: list[Any], text: str) -> None:
     with pytest.raises(PipelineError, match=text):
         parse(*operations)
 
@@ -258,7 +258,7 @@ def test_what_an_input_gives_has_a_default_until_it_comes(name: str) -> None:
         (json.dumps({"pipeline": [{**RESIZE, "is_output": False}]}), "no operation is an output"),
     ],
 )
-def test_a_wrong_file_is_told_why(document: str, text: str) -> None:
+def test_the_error_of_a_wrong_file_has_its_reason(document: str, text: str) -> None:
     with pytest.raises(PipelineError, match=text):
         parse_pipeline(document.encode("latin-1"), channels=3)
 

@@ -94,7 +94,9 @@ def test_errors_in_the_middle_of_a_run_are_seen(contender: ServedContender, serv
             measured(contender, CASE)
 
 
-def test_an_error_at_the_first_request_is_told_as_it_came(contender: ServedContender, servicer: AddSubServer) -> None:
+def test_an_error_at_the_first_request_is_raised_with_its_text(
+    contender: ServedContender, servicer: AddSubServer
+) -> None:
     servicer.fails = lambda number, by_h2load: True
     with pytest.raises(WrongAnswer, match="UNAVAILABLE: the worker is gone"):
         contender.measure(CASE, seconds=0.5)

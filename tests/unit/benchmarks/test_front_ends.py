@@ -24,7 +24,7 @@ def result(round_: int, server: str, rate: float | None, cpu: float = 1e-4) -> R
     return Result("add/sub", round_, server, measured, {"python": [0.9], "rocserve:add": [0.25, 0.5, 0.001]})
 
 
-def test_ratios_are_formed_within_rounds_and_a_failure_is_told() -> None:
+def test_ratios_are_formed_within_rounds_and_failures_are_marked() -> None:
     results = [
         result(0, "old", 100.0),
         result(0, "new", 300.0, cpu=5e-5),

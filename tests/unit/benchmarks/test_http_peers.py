@@ -106,7 +106,7 @@ def test_answers_of_both_forms_are_read() -> None:
         CASE.check(peer.request.read(json.dumps(v2 if "/v2/" in peer.request.path else plain).encode(), {}))
 
 
-def test_the_port_and_folder_stand_where_a_server_is_told_them(tmp_path: Path) -> None:
+def test_the_commands_of_all_peers_have_their_port_and_folder(tmp_path: Path) -> None:
     servers = [peer.server(1234, tmp_path) for peer in HTTP_PEERS]
     assert {server.http_address for server in servers} == {"127.0.0.1:1234"}
     assert {server.log_file.parent for server in servers} == {tmp_path}
@@ -159,7 +159,7 @@ def test_the_outputs_and_their_bytes(address: str) -> None:
     assert nbytes > 128
 
 
-def test_an_error_is_told(address: str) -> None:
+def test_an_http_error_is_raised_with_its_status(address: str) -> None:
     other = http_cases()[2].http
     assert other is not None
     with pytest.raises(HttpRequestFailed, match="HTTP status 404"):

@@ -126,7 +126,7 @@ def test_a_latency_is_shown_beside_a_peer_that_has_none() -> None:
     assert [cell.strip() for cell in row.strip("|").split("|")][1:5] == ["1.000", "1.000", "-", "-"]
 
 
-def test_what_serving_adds_is_told_in_microseconds() -> None:
+def test_the_table_shows_in_microseconds_what_serving_adds() -> None:
     measurements = {"rocserve": rounds(1000, 2000, 500), "bare": rounds(2000, 10_000, 1000)}
     row = added_time_table([Comparison(add_sub_cases("add_sub")[0], measurements, {})], "rocserve").splitlines()[2]
     cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
@@ -139,7 +139,7 @@ def test_columns_line_up() -> None:
     assert len(lines) == 3
 
 
-def test_a_busy_idle_contender_is_told() -> None:
+def test_a_note_names_a_contender_that_was_busy_while_idle() -> None:
     case = add_sub_cases("add_sub")[0]
     calm = Comparison(case, {}, {"triton": IDLE_SHARE_LIMIT})
     busy = Comparison(case, {}, {"triton": IDLE_SHARE_LIMIT * 2})

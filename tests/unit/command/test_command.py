@@ -82,7 +82,7 @@ def test_what_a_server_does_not_take_is_refused_once() -> None:
         (("status", "--header=key=grün"), 2, "argument --header: expected NAME=VALUE, a name of letters"),
     ],
 )
-def test_wrong_words_are_told_in_a_line(
+def test_wrong_arguments_get_one_line(
     words: tuple[str, ...], status: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "loop").symlink_to("loop")

@@ -120,7 +120,7 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     assert given.log.verbose == 1
 
 
-def test_what_engines_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_that_engines_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROCSERVE_MIGRAPHX_ROOT", raising=False)
     assert settings(f"--model-repository={tmp_path}").engines == EngineSettings()

@@ -231,7 +231,7 @@ def test_faults_of_toml(models: Models, old: str, new: str, fault: str) -> None:
     assert models.fault(folder).startswith(fault)
 
 
-def test_keys_without_meaning_are_told(models: Models) -> None:
+def test_warnings_name_keys_without_meaning(models: Models) -> None:
     text = _TOML.replace("shape = [5]", 'shape = [5]\nlayout = "N"')
     folder = models.folder("flowers", {"config.toml": "max_batch_size = 3\n" + text, "1/a.onnx": ""})
     assert models.read(folder).warnings == (

@@ -93,7 +93,7 @@ def test_files_of_no_backend(read: Read) -> None:
     )
 
 
-def test_the_only_file_under_another_name_is_told_with_its_right_one(read: Read) -> None:
+def test_the_repair_renames_the_only_file_to_the_expected_name(read: Read) -> None:
     fault = _fault(read, None, "1/my net.onnx")
     before, moved = fault.split("; repair it with: mv ")
     old, new = shlex.split(moved)
@@ -109,7 +109,7 @@ def test_recorded_answers_are_never_the_model(read: Read, files: Sequence[str], 
     assert text in _fault(read, None, *files, "1/check.npz")
 
 
-def test_of_several_files_none_is_told_to_be_the_model(read: Read) -> None:
+def test_several_files_get_no_repair(read: Read) -> None:
     assert "repair" not in _fault(read, None, "1/net.onnx", "1/notes.txt")
 
 

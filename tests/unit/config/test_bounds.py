@@ -115,7 +115,7 @@ def test_a_number_that_an_enumeration_does_not_know_in_a_load_request() -> None:
         parse_override('{"input": [{"name": "I", "data_type": 15}]}')
 
 
-def test_a_field_with_an_endless_name_is_told_at_once() -> None:
+def test_a_field_with_an_endless_name_is_an_unknown_field() -> None:
     with pytest.raises(ServeError, match="unknown field"):
         parse_model_config("a" * 200_000 + ": 1", "config.pbtxt")
 

@@ -59,7 +59,7 @@ def test_the_message_tells_the_same(read: Read, batching: Signature) -> None:
     assert definition.serialized == message.SerializeToString(deterministic=True)
 
 
-def test_the_user_is_told_of_the_filled_batch_size(read: Read, batching: Signature) -> None:
+def test_a_note_says_that_the_batch_size_was_completed(read: Read, batching: Signature) -> None:
     assert complete_definition(read('backend: "onnxruntime"'), batching).notes == (
         "autofilled max_batch_size to 64 for model 'm' since batching is supported but no max_batch_size is specified"
         " in model configuration; specify max_batch_size for larger batches",
@@ -132,7 +132,7 @@ def test_nothing_is_filled_when_both_are_given(read: Read, batching: Signature) 
     assert config.dynamic_batching is None
 
 
-def test_optional_inputs_are_told(read: Read, make_signature: MakeSignature) -> None:
+def test_the_completed_configuration_marks_optional_inputs(read: Read, make_signature: MakeSignature) -> None:
     signature = make_signature({"x": ("FP32", (2,)), "bias": ("FP32", (2,))}, {"y": ("FP32", (2,))}, optional=("bias",))
     config = complete_definition(read('backend: "onnxruntime"'), signature).config
     assert {tensor.name: tensor.optional for tensor in config.inputs} == {"x": False, "bias": True}

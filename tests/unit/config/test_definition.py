@@ -54,7 +54,7 @@ def test_fault_in_the_file_tells_its_place(models: Models) -> None:
     assert models.fault(folder).startswith("config.pbtxt:2:3: unknown field 'max_batch_sise'")
 
 
-def test_fault_is_told_at_once_however_many_empty_lines_follow(models: Models) -> None:
+def test_a_fault_is_found_however_many_empty_lines_follow(models: Models) -> None:
     folder = models.folder("m", {"config.pbtxt": "bogus" + "\n" * 1_000_000})
     assert "unknown field 'bogus'" in models.fault(folder)
 

@@ -229,7 +229,7 @@ def test_faults(fields: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("tensors", ["", 'input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }'])
-def test_what_is_wrong_by_itself_is_told_before_the_tensors_are_known(tensors: str) -> None:
+def test_errors_of_the_configuration_alone_come_before_the_tensors_are_known(tensors: str) -> None:
     wrong_type = COUNT.replace("data_type: TYPE_INT32", "")
     given = f'name: "m" platform: "onnx_onnxv1" max_batch_size: 4 instance_group {{ }} {tensors}'
     assert fault_of(given + wrong_type) == "batch input data type must be TYPE_INT32 or TYPE_FP32 for m"

@@ -108,7 +108,7 @@ def config(batching: str, more: str = "") -> ModelConfig:
         ("state { input_name: 'a' output_name: 'b' }", "sequence batching state 'a' must specify 'data_type' for m"),
     ],
 )
-def test_faults_are_told_in_tritons_words(batching: str, text: str) -> None:
+def test_faults_have_tritons_error_texts(batching: str, text: str) -> None:
     with pytest.raises(ServeError) as caught:
         check_readable(config(batching))
     assert (caught.value.code, caught.value.text) == (StatusCode.INVALID_ARGUMENT, text)

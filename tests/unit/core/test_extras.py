@@ -33,7 +33,7 @@ def test_a_checkout_is_named_by_its_folder(tmp_path: Path, editable: bool) -> No
     assert words == ["pip", "install", *(["-e"] if editable else []), f"{folder}[tools]"]
 
 
-def test_what_came_as_a_wheel_is_told_the_packages() -> None:
+def test_the_command_for_a_wheel_names_the_packages() -> None:
     wheel = json.dumps({"url": "file:///tmp/rocserve-0.1.0-py3-none-any.whl", "archive_info": {}})
     for recorded in (wheel, "{}"):
         command = extras._command("tools", recorded, LINES)

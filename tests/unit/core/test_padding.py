@@ -101,7 +101,7 @@ def test_a_plan_counts_what_is_padded() -> None:
     assert (plan.work, planned(2, 1).work, planned(1, 32).work) == (6, 2, 4), "rows of the smallest bucket"
 
 
-def test_a_client_is_told_what_is_expected() -> None:
+def test_the_error_says_what_is_expected() -> None:
     with pytest.raises(ServeError) as refused:
         VALIDATOR.plan(
             RequestHead("m", "", (InputHead("ids", "INT64", (1, 40)), InputHead("scale", "FP32", (1, 1)))), ""

@@ -24,7 +24,7 @@ def test_no_child_inherits_what_is_received() -> None:
         os.close(descriptor)
 
 
-def test_neither_end_waits_where_it_is_told_not_to() -> None:
+def test_neither_end_waits_without_blocking() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         with pytest.raises(BlockingIOError):

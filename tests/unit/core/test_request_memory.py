@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_refused_at_once_and_leaves_no_trace() -> None:
     assert memory.requests.own_bytes == 20
 
 
-def test_a_request_that_can_never_fit_is_told_so() -> None:
+def test_the_error_of_a_request_that_never_fits_has_both_sizes() -> None:
     memory = RequestMemory(100)
     holder = Holding()
     memory.requests.admit(holder, 60)

@@ -62,7 +62,7 @@ def test_large_heads_are_not_remembered() -> None:
 
 
 @pytest.mark.parametrize(("count", "hint"), [(2, "; served are: m0, m1"), (101, "")])
-def test_of_few_models_an_unknown_ones_client_is_told_the_names(count: int, hint: str) -> None:
+def test_the_error_of_an_unknown_model_names_the_models_if_they_are_few(count: int, hint: str) -> None:
     version = cast(ServedVersion, object())
     table = ServingTable({f"m{number}": ServedModel(f"m{number}", {1: version}, version) for number in range(count)})
     with pytest.raises(ServeError) as caught:

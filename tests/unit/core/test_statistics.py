@@ -150,7 +150,7 @@ def test_quantiles_are_within_a_hundredth() -> None:
         assert value == pytest.approx(np.quantile(values, quantile), rel=0.012)
 
 
-def test_zero_is_zero_and_small_values_are_told_apart() -> None:
+def test_zero_stays_zero_and_small_values_stay_distinct() -> None:
     summary = SlidingSummary()
     for value in (0, 0, 1, 3):
         summary.observe(value, 0)

@@ -104,7 +104,7 @@ def test_strings_stand_behind_their_sizes() -> None:
 PLACES = [DeviceReference(bytes(range(66)), 1024, 4096, 24 * row, DataType.FP32, (2, 3)) for row in range(3)]
 
 
-def test_what_is_told_is_read() -> None:
+def test_packed_references_are_read() -> None:
     told = pack_references("x", PLACES)
     assert (told.name, told.datatype, told.shape) == ("x", DataType.BYTES, (3,))
     assert references_of(told) == PLACES
@@ -115,7 +115,7 @@ def test_what_is_told_is_read() -> None:
     assert PLACES[0].nbytes == 24
 
 
-def test_a_tensor_is_told_by_its_rows_and_as_a_whole() -> None:
+def test_references_name_the_rows_of_a_tensor_or_the_whole() -> None:
     one = DeviceReference(bytes(64), 1024, 4096, 0, DataType.FP32, (3, 2, 3))
     rows = split_into_rows(pack_references("x", [one]))
     assert references_of(rows) == [replace(one, offset=24 * row, shape=(2, 3)) for row in range(3)]

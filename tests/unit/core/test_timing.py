@@ -91,6 +91,6 @@ def test_only_true_asks_for_times() -> None:
     check_request_parameters({"timing": False})
 
 
-def test_nothing_is_told_of_what_is_not_known() -> None:
+def test_the_timing_has_no_entries_for_unknown_values() -> None:
     told = RequestTiming("m", 0, version=1, ended_ns=5).parameters()
     assert told == {"timing_version": "1", "timing_total_ns": 5, "timing_load_check": "not checked"}

@@ -226,7 +226,7 @@ def test_boxes_are_cut_at_the_image_and_left_out_beyond_it():
     np.testing.assert_array_equal(placed.classes, [0])
 
 
-def test_heads_that_do_not_belong_together_are_told(geometries):
+def test_an_error_names_the_shapes_of_heads_that_do_not_belong_together(geometries):
     thresholds = yolo.Thresholds(score=0.5, iou=0.5, max_boxes=10)
     heads = random_heads(1)
     with pytest.raises(ValueError, match=r"inputs of different sizes .*\(416, 416\), \(832, 832\)"):

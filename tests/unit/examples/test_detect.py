@@ -89,7 +89,7 @@ def test_a_full_disk_leaves_no_part_of_a_drawing(detect, tmp_path, before):
     assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == ([before] if before else [])
 
 
-def test_an_image_that_cannot_be_opened_any_more_is_told(detect, tmp_path):
+def test_a_fault_names_an_image_that_can_no_longer_be_opened(detect, tmp_path):
     (fault,) = detect.write_drawings([detect.Finding(tmp_path / "gone.jpg")], tmp_path)
     assert "No such file or directory" in fault.error
 

@@ -85,7 +85,7 @@ def test_remembered_heads_are_bounded() -> None:
     assert not decoder._heads
 
 
-def test_messages_of_one_length_are_told_apart() -> None:
+def test_messages_of_one_length_get_their_own_values() -> None:
     codec = RequestDecoder()
     known = [_add_sub(id=text, model_name=name).SerializeToString() for text in ("17", "18") for name in ("m", "n")]
     for data in (*known, *known):

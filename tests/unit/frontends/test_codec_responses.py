@@ -83,7 +83,7 @@ def test_a_remembered_head_takes_other_ids_data_and_lengths() -> None:
         {"outputs": [tensor_from_numpy("SUM", VALUES.view("<u4")), tensor_from_numpy("DIFFERENCE", VALUES)]},
     ],
 )
-def test_other_heads_are_told_apart(change: dict[str, object]) -> None:
+def test_responses_with_other_heads_are_encoded_with_their_own(change: dict[str, object]) -> None:
     codec = ResponseEncoder()
     _encoded(codec, _response())
     response = _response(**change)

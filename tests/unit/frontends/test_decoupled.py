@@ -202,7 +202,7 @@ def test_an_error_may_stand_between_responses(stream: Stream, models: dict[str, 
     assert stream.told() == ("a", 1, True)
 
 
-def test_a_response_that_cannot_be_said_is_told_as_an_error(
+def test_a_response_that_cannot_be_encoded_becomes_an_error(
     served: Any, stream: Stream, models: dict[str, HandModel]
 ) -> None:
     def send(model: str, final: bool = True) -> None:
@@ -235,7 +235,7 @@ def test_an_answer_that_cannot_be_typed_is_an_error(served: Any, models: dict[st
     assert "BF16, which has no typed contents" in future.details()
 
 
-def test_who_leaves_is_told_of_for_each_open_request(stream: Stream, models: dict[str, HandModel]) -> None:
+def test_each_open_request_of_a_client_that_leaves_is_cancelled(stream: Stream, models: dict[str, HandModel]) -> None:
     gone, responders = [], []
     for number in range(3):
         stream.ask("many", str(number))

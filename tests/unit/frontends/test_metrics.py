@@ -133,7 +133,7 @@ def test_every_version_has_its_own_numbers() -> None:
     ]
 
 
-def test_models_of_one_name_are_told_apart_by_their_namespaces() -> None:
+def test_the_metrics_of_models_of_one_name_have_their_namespaces() -> None:
     holder = ServingTableHolder()
     served = [ServedModel("m", {1: ToldVersion("m", 1)}, None, {}, namespace) for namespace in ("/a", "/b")]  # type: ignore[dict-item]
     holder.table = ServingTable({}, tuple(served))
@@ -206,7 +206,7 @@ def test_engines_and_those_that_took_their_place() -> None:
     }
 
 
-def test_load_checks_are_told() -> None:
+def test_the_metrics_count_failed_load_checks() -> None:
     checked = LoadCheckReport(("rows are independent",), seconds=0.4)
     known = LoadCheckReport(("rows are independent",))
     samples = samples_of(

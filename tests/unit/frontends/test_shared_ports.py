@@ -104,7 +104,7 @@ def test_all_ports_that_others_have_are_reported(listeners: Listeners) -> None:
     assert "cannot serve gRPC at 127.0.0.1" in str(refusals[1])
 
 
-def test_connections_are_told_from_sockets_that_only_listen(listeners: Listeners) -> None:
+def test_connections_are_distinguished_from_listening_sockets(listeners: Listeners) -> None:
     # The reservation is bound, and neither listens nor has a client.
     assert sorted(listens(found) for _, found in sockets_of(listeners.port)) == [False, True]
     assert not has_connections(listeners.port)

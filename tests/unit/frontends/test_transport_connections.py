@@ -287,7 +287,7 @@ def test_what_is_left_after_the_grace_is_cancelled_and_late_answers_are_dropped(
     assert not served.transport.calls.live
 
 
-def test_calls_are_told_of_their_end_however_late_its_event_comes(serve: Any) -> None:
+def test_calls_learn_of_their_end_however_late_its_event_comes(serve: Any) -> None:
     held: list[UnaryCall] = []
     told: list[str] = []
 

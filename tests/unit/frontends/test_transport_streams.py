@@ -187,7 +187,7 @@ def test_a_handler_that_raises_ends_its_own_stream_only(serve: Any, place: str) 
     wait_until(lambda: not served.transport.calls.live and not served.transport.calls.sending)
 
 
-def test_a_cancelled_stream_is_told_once_and_drops_what_is_sent(serve: Any) -> None:
+def test_a_cancelled_stream_calls_back_once_and_drops_what_is_sent(serve: Any) -> None:
     receivers = Receivers(kind=Patient)
     done = threading.Event()
     served = serve(one(receivers))
@@ -204,7 +204,7 @@ def test_a_cancelled_stream_is_told_once_and_drops_what_is_sent(serve: Any) -> N
     assert receiver.events.count("cancel") == 1
 
 
-def test_the_deadline_of_a_stream_is_known_and_its_passing_is_told(serve: Any) -> None:
+def test_the_deadline_of_a_stream_is_known_and_ends_it(serve: Any) -> None:
     deadlines: list[tuple[float | None, float]] = []
     receivers = Receivers(kind=Patient)
 

@@ -131,7 +131,7 @@ def test_without_a_timeout_there_is_no_deadline(serve: Any) -> None:
     assert serve(one(lambda call: call.reply(str(call.deadline).encode()))).unary()(b"") == b"None"
 
 
-def test_the_deadline_is_the_clients_and_its_passing_is_told(serve: Any) -> None:
+def test_the_deadline_of_a_call_is_the_clients_and_ends_it(serve: Any) -> None:
     deadlines: list[tuple[float | None, float]] = []
     passed = threading.Event()
 
@@ -154,7 +154,7 @@ def test_the_deadline_is_the_clients_and_its_passing_is_told(serve: Any) -> None
     wait_until(lambda: not served.transport.calls.live)
 
 
-def test_a_cancelled_call_is_told_to_every_watcher_and_its_answer_is_dropped(serve: Any) -> None:
+def test_a_cancelled_call_calls_every_watcher_and_its_answer_is_dropped(serve: Any) -> None:
     calls: list[UnaryCall] = []
     told: list[str] = []
 

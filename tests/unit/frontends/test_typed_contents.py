@@ -242,7 +242,7 @@ def test_equal_heads_are_one_object_whatever_id_and_contents() -> None:
         decoded(decoder, messages[0].SerializeToString() + length_prefix(7, 4) + bytes(4))
 
 
-def test_messages_of_one_length_are_told_apart() -> None:
+def test_typed_and_raw_messages_of_one_length_are_distinguished() -> None:
     typed = written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE))
     raw = ModelInferRequest(model_name="m")
     raw.inputs.add(name="I", datatype="UINT8", shape=[len(typed)])

@@ -214,7 +214,7 @@ def test_the_relay_says_the_user(plane: PlaneLoop, guest: GuestLoop, place: Unix
     assert left(place) == []
 
 
-async def test_a_client_of_a_relay_without_a_core_is_told(
+async def test_the_log_names_a_relay_without_a_core_and_its_client_is_closed(
     guest: GuestLoop, place: UnixPlace, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def start() -> UserRelay:

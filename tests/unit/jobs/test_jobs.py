@@ -115,7 +115,7 @@ def watch(clock: Clock, reports: list[str]) -> JobWatch:
     return JobWatch("compiling batch size 4", reports.append, logging.getLogger("test.watch"), "MIGraphX", clock)
 
 
-def test_a_phase_is_told_at_once_and_then_with_the_time_it_has_taken(
+def test_a_phase_is_reported_when_it_begins_and_then_with_its_duration(
     watch: JobWatch, clock: Clock, reports: list[str]
 ) -> None:
     watch.enter_phase("reading the model")
@@ -141,7 +141,7 @@ def test_what_migraphx_warns_of_is_a_warning(watch: JobWatch, caplog: pytest.Log
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
 
 
-def test_what_migraphx_said_last_is_told_with_it(watch: JobWatch, clock: Clock, reports: list[str]) -> None:
+def test_a_report_has_the_last_line_of_migraphx(watch: JobWatch, clock: Clock, reports: list[str]) -> None:
     watch.enter_phase("compiling")
     watch.log_lines(["Benchmarking gpu::mlir_op: 3 configs", "  Benchmarking gpu::mlir_op: 16 configs  "])
     clock.seconds += 5

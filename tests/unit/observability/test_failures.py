@@ -35,7 +35,7 @@ def test_what_is_for_the_client_is_not_logged(caplog: pytest.LogCaptureFixture) 
     assert caplog.records == []
 
 
-def test_a_fault_of_the_server_is_told_and_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_client_gets_a_fault_of_the_server_and_the_log_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     error = RequestFailures(LOG).error_of("a call", fail("x"))
     assert (error.code, error.text) == (StatusCode.INTERNAL, "KeyError: 'x'")
     assert caplog.messages == ["a call failed"]

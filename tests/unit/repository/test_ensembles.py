@@ -175,7 +175,9 @@ async def test_other_threads_may_ask_while_an_ensemble_goes(
 
 
 @pytest.mark.parametrize("namespaces", [False, True])
-async def test_a_circle_of_ensembles_is_told(start: Start, folders: Folders, tmp_path: Path, namespaces: bool) -> None:
+async def test_the_index_shows_a_circle_of_ensembles(
+    start: Start, folders: Folders, tmp_path: Path, namespaces: bool
+) -> None:
     folders.ensemble("e", "f")
     folders.ensemble("f", "e")
     (tmp_path / "other").mkdir()

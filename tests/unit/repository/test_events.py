@@ -71,7 +71,7 @@ async def _fail(error: Exception) -> None:
         (ValueError("x"), "load request for m failed: ValueError('x')", True),
     ],
 )
-def test_a_refusal_is_told_in_a_line_and_a_fault_with_its_places(
+def test_the_log_has_a_line_for_a_refusal_and_a_traceback_for_a_fault(
     caplog: pytest.LogCaptureFixture, error: Exception, line: str, has_traceback: bool
 ) -> None:
     async def run() -> None:

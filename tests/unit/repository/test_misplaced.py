@@ -183,7 +183,7 @@ async def test_an_ensemble_that_misses_only_such_models_harms_nobody_either(star
     await served.until(lambda: served.state("e", "1") == "READY")
 
 
-async def test_a_version_that_came_and_fails_is_told_and_harms_nobody_either(start: Start, folders: Folders) -> None:
+async def test_a_new_version_that_fails_is_reported_and_harms_no_other(start: Start, folders: Folders) -> None:
     folders.model("m", more=COMMAND)
     folders.ensemble("e", "m")
     served: Served = await start()

@@ -209,7 +209,7 @@ def write_chain(root: Path) -> None:
     (root / "chain" / "config.toml").write_text("\n".join(stages))
 
 
-async def test_a_typo_in_the_config_keeps_what_serves_and_is_told(
+async def test_the_index_shows_a_typo_in_the_config_and_the_old_version_serves(
     m: Path, served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
     folders.config("m", "max_bach_size: 8")
@@ -225,7 +225,7 @@ async def test_a_typo_in_the_config_keeps_what_serves_and_is_told(
     assert loader.loads == [("m", 1)], "the config is what it was, so nothing need be loaded"
 
 
-async def test_a_typo_in_the_config_of_a_new_model_is_told(served: Served, folders: Folders) -> None:
+async def test_the_index_shows_a_typo_in_the_config_of_a_new_model(served: Served, folders: Folders) -> None:
     folders.model("m", 1, more="max_bach_size: 8")
     await served.until(lambda: served.state("m", "") == "UNAVAILABLE")
     assert "max_bach_size" in served.reason("m", "")
@@ -358,7 +358,7 @@ async def test_files_that_change_and_change_back_during_a_load_are_loaded_all_th
     await served.until(lambda: served.state("m") == "READY")
 
 
-async def test_a_model_that_writes_into_its_own_folder_is_told_which_file_keeps_it_from_being_served(
+async def test_the_index_names_the_file_that_a_model_writes_into_its_own_folder(
     start: Start,
     folders: Folders,
     loader: FakeLoader,

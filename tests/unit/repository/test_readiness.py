@@ -23,7 +23,7 @@ NOT_SERVED = (
 )
 
 
-async def test_a_new_model_that_fails_makes_nothing_unready_and_is_told_once(
+async def test_a_new_model_that_fails_leaves_the_server_ready_and_is_logged_once(
     start: Start, folders: Folders, caplog: pytest.LogCaptureFixture
 ) -> None:
     folders.model("good", 1)

@@ -226,7 +226,7 @@ async def test_more_pinned_than_there_is_room_for_is_refused(folders: Folders, r
     ("parameter", "text"),
     [("idle_unload_secs", "expected a number of seconds, 0 for no limit"), ("pinned", "expected true or false")],
 )
-async def test_a_parameter_that_is_wrong_is_told_as_a_load_that_failed(
+async def test_a_wrong_parameter_is_a_failed_load(
     folders: Folders, rig: Any, mode: ControlMode, parameter: str, text: str
 ) -> None:
     models(folders, "a", more=f'parameters {{ key: "{parameter}" value {{ string_value: "soon" }} }}')
@@ -301,7 +301,7 @@ async def test_what_the_configuration_does_not_tell_is_learned_once(folders: Fol
     await host.served.until(lambda: host.resident == {"a", "b"})
 
 
-async def test_a_failed_load_is_told_to_all_and_not_repeated_by_each_request(
+async def test_all_waiting_requests_get_a_failed_loads_error_and_do_not_repeat_it(
     folders: Folders, loader: FakeLoader, rig: Any
 ) -> None:
     models(folders, "a")
@@ -465,7 +465,7 @@ async def test_files_that_go_under_a_cold_load_and_come_back_are_served(
 
 
 @pytest.mark.parametrize("more", ["bogus: 1", 'input { name: "x" data_type: TYPE_FP32 }'])
-async def test_requests_to_a_cold_model_whose_new_configuration_is_broken_are_told_so(
+async def test_requests_to_a_cold_model_get_the_fault_of_its_new_configuration(
     folders: Folders, loader: FakeLoader, rig: Any, more: str
 ) -> None:
     models(folders, "a", "b")

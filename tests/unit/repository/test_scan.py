@@ -39,7 +39,7 @@ def test_temporary_files_are_no_part_of_a_model(root: Path, folders: Folders, na
     assert scanned(root)["m"] == before
 
 
-def test_parts_are_told_apart(root: Path, folders: Folders) -> None:
+def test_a_scan_distinguishes_a_folders_parts(root: Path, folders: Folders) -> None:
     folders.model("m", 1, 2)
     before = scanned(root)["m"]
     folders.config("m", "# a comment")
@@ -89,7 +89,7 @@ def test_version_folders_with_leading_zeros_are_ignored_and_zero_is_valid(root: 
     assert scan.fingerprint == before.fingerprint
 
 
-async def test_why_a_version_folder_is_ignored_is_told_once(
+async def test_the_log_says_once_why_a_version_folder_is_ignored(
     root: Path, folders: Folders, caplog: pytest.LogCaptureFixture
 ) -> None:
     folders.model("m", 1)

@@ -58,7 +58,7 @@ def test_onnx_runtime_at_each_batch_size_against_itself_with_a_plot(command: Com
         ("inspect", "m.pt", "is of backend 'pytorch', whose models have no compiled programs; this is for ONNX,"),
     ],
 )
-def test_files_of_other_engines_are_told_by_their_endings(
+def test_the_error_of_another_engines_file_follows_its_ending(
     command: Command, tmp_path: Path, verb: str, name: str, expected: str
 ) -> None:
     ran = command(verb, _file(tmp_path, b"PK", name))

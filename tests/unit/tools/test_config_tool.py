@@ -138,7 +138,7 @@ def test_without_a_version_folder_the_commands_that_repair_it_are_named(folder: 
     assert _run(folder)[0] == 0
 
 
-def test_a_version_folder_of_another_name_is_told_from_no_model(folder: Path) -> None:
+def test_the_repair_renames_a_version_folder_of_another_name(folder: Path) -> None:
     shutil.rmtree(folder / "1")
     (folder / "3").rename(folder / "v3")
     status, _, err = _run(folder)

@@ -261,7 +261,7 @@ def test_two_packages_of_onnx_runtime_are_a_fault(
         ("with libmigraphx_gpu.so: undefined symbol: rocblas_initialize", State.BROKEN),
     ],
 )
-def test_a_target_that_is_not_installed_is_told_from_one_that_is_broken(words: str, state: State) -> None:
+def test_a_target_is_absent_or_broken(words: str, state: State) -> None:
     finding = target_fault(Target.GPU, f"check_load_error: Dynamic loading or symbol lookup failed {words}")
     assert finding.state is state
     assert bool(finding.advice) == (state is State.BROKEN)

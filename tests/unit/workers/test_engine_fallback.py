@@ -196,7 +196,7 @@ async def test_a_load_says_what_it_is_at_until_it_is_called_off(loads: Loads) ->
     assert not loads.fallbacks
 
 
-async def test_what_a_check_has_found_is_told(loads: Loads, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_properties_show_what_a_check_has_found(loads: Loads, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOG.name)
     loaded = await loads.load("checked")
     assert loads.checks == ["running 3 inputs"]

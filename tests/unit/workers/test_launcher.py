@@ -229,7 +229,7 @@ async def test_a_zygote_that_is_stuck_holds_no_unload_up(
     await until(lambda: not running(worker.pid))
 
 
-async def test_how_a_worker_has_ended_is_told_although_the_zygote_is_late(
+async def test_the_restart_has_the_workers_end_although_the_zygote_is_late(
     workshop: Workshop, own_children: OwnChildren, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_BROKEN_SECONDS", "_STATUS_WAIT_SECONDS"):

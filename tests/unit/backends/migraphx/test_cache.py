@@ -44,7 +44,7 @@ def used_long_ago(cache: ProgramCache, key: str, seconds: int) -> None:
     os.utime(entry(cache, key), (seconds, seconds))
 
 
-def test_what_is_stored_is_found_with_all_that_is_told_about_it(cache: ProgramCache, warnings: list[str]) -> None:
+def test_a_stored_program_is_found_with_its_description(cache: ProgramCache, warnings: list[str]) -> None:
     recipe = a_recipe()
     assert cache.find(recipe.key) is None
     new = store(cache, recipe, b"bytes of a program")

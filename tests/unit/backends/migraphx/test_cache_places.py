@@ -124,7 +124,7 @@ print(store(cache, a_recipe(), b"new").path.is_relative_to(sys.argv[2]))
     assert printed_lines(start(SPARE_OPENED + script, directory, spare, before=only_read)) == ["True"]
 
 
-def test_who_asks_again_and_again_is_told_of_a_full_disk_once(tmp_path: Path, mounting: Sequence[str]) -> None:
+def test_repeated_calls_warn_of_a_full_disk_once(tmp_path: Path, mounting: Sequence[str]) -> None:
     disk, spare = tmp_path / "disk", tmp_path / "spare"
     disk.mkdir()
     script = """

@@ -74,14 +74,14 @@ def test_unknown_words_are_handed_on_as_they_are() -> None:
     assert with_hint("src/x.cpp:1: f: Something new") == "src/x.cpp:1: f: Something new"
 
 
-def test_an_end_is_told_with_what_was_said_last() -> None:
+def test_the_text_of_a_jobs_end_has_its_last_lines() -> None:
     aborted = describe_end(-6, ["a", "b", "c", "d", "e"], 0, "MIGraphX")
     assert aborted == "MIGraphX ended by signal 6 (SIGABRT): b; c; d; e"
     assert describe_end(-63, [], 0, "MIGraphX") == "MIGraphX ended by signal 63 (unknown) without a message"
     assert describe_end(1, ["x" * 2000], 0, "MIGraphX") == "the process ended with exit status 1: ..." + "x" * 600
 
 
-def test_a_kill_from_outside_is_told_with_the_memory_and_a_remedy() -> None:
+def test_the_text_of_a_killed_job_has_its_memory_and_a_remedy() -> None:
     hinted = with_hint(describe_end(-9, [], 3 << 30, "MIGraphX"))
     assert hinted.startswith(
         "it was killed by signal 9 (SIGKILL) from outside (it had 3072 MiB); the kernel does this when memory runs out"
@@ -121,7 +121,7 @@ def test_the_distance_of_floats_is_a_number_where_their_squares_are_none() -> No
     assert distance(nothing, nothing[::-1].copy(), "float") == 0
 
 
-def test_a_row_that_is_far_off_where_squares_overflow_is_told() -> None:
+def test_an_error_is_found_in_a_row_whose_squares_overflow() -> None:
     """Its distance was NaN, which `max` dropped."""
     tensor = ProgramTensor("x", "double", (DimensionRange(4, 4), DimensionRange(2, 2)))
     whole = SimpleNamespace(parameters={"x": tensor}, outputs=(tensor,), run=lambda inputs: [np.full((4, 2), -1e300)])

@@ -131,7 +131,7 @@ def test_loading_takes_more_than_the_program(tmp_path: Path) -> None:
     )
 
 
-def test_where_nothing_is_told_nothing_is_refused(tmp_path: Path) -> None:
+def test_nothing_is_refused_if_the_memory_is_unknown(tmp_path: Path) -> None:
     nowhere = Host(system=tmp_path, processes=tmp_path, variables={})
     check_memory("resnet", ProgramMemory(recipe(), 1 << 50, 0, None), 0, nowhere)
 

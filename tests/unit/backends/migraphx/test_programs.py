@@ -364,7 +364,7 @@ def test_of_outputs_that_vary_with_values_no_dimension_is_known() -> None:
         layout.check_batch(4, "m")
 
 
-def test_outputs_that_vary_with_a_batch_are_told_at_its_least() -> None:
+def test_outputs_that_vary_with_a_batch_have_the_shape_of_the_smallest() -> None:
     varying = DimensionRange(1, 4)
     layout = program_layout(program([tensor("x", varying, 3)], tensor("", varying, 2)), ["x"], ["y"])
     assert layout.outputs[0].shape == (1, 2)

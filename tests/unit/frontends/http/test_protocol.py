@@ -264,7 +264,7 @@ async def test_the_rest_of_a_body_that_does_not_come_ends_the_connection(listen:
     ],
     ids=["no HTTP", "URL", "header", "headers", "lengths", "both lengths", "chunk"],
 )
-async def test_what_is_refused_is_told_behind_the_answers_before_it(sent: bytes, told: bytes, port: int) -> None:
+async def test_a_refusal_follows_the_answers_to_earlier_requests(sent: bytes, told: bytes, port: int) -> None:
     answer = await exchange(port, sent)
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert b"Connection: close\r\n" in answer
@@ -329,7 +329,7 @@ async def test_a_client_of_http_1_0_is_not_told_to_go_on(version: bytes, listen:
     assert body_of(answer) == b"<x>"
 
 
-async def test_a_client_that_asks_first_is_told_to_go_on(port: int, connect: Connect) -> None:
+async def test_a_client_that_expects_100_gets_it(port: int, connect: Connect) -> None:
     reader, _ = await connect(port, b"POST /nowhere HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
     # Not if nobody reads the body.
     assert (await reader.readuntil(b"nothing here")).startswith(b"HTTP/1.1 404")
@@ -393,7 +393,7 @@ async def test_a_client_that_sends_no_more_counts_as_gone(sent: bytes, port: int
     assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
 
 
-async def test_a_fault_of_the_server_is_told_or_ends_an_answer_that_has_begun(port: int) -> None:
+async def test_a_fault_of_the_server_is_status_500_or_ends_a_begun_answer(port: int) -> None:
     told = await exchange(port, b"GET /fails HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert told.startswith(b"HTTP/1.1 500 ")
     assert told.endswith(b"a fault of the server")

@@ -111,6 +111,6 @@ async def test_an_archive_that_grows_without_end_finds_no_room(web: WebServer, t
         await ArchiveSource(place, CopyRoom(tmp_path, 1_000_000)).listing()
 
 
-async def test_an_archive_that_is_not_there_is_told(web: WebServer, tmp_path: Path) -> None:
+async def test_an_error_has_the_status_of_a_missing_archive(web: WebServer, tmp_path: Path) -> None:
     with pytest.raises(ObjectChanged, match="404"):
         await source_of(web, tmp_path).listing()

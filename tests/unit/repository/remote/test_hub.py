@@ -72,14 +72,14 @@ async def test_a_token_is_sent(web: WebServer, tmp_path: Path) -> None:
     assert await contents(source_of(web, HF_TOKEN="secret\n"), tmp_path) == web.hub
 
 
-def test_a_token_that_is_no_text_is_told(web: WebServer, tmp_path: Path) -> None:
+def test_an_error_names_the_file_of_a_token_that_is_not_text(web: WebServer, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff\xfe")
     with pytest.raises(StoreError, match=r"expected a token in .*/token, got: 'utf-8' codec can't decode"):
         source_of(web, HF_HOME=str(tmp_path))
 
 
 @pytest.mark.parametrize("answer", [b"<html>Sign in</html>", b"[]", b"null", b"{}"])
-async def test_answers_of_another_form_are_told(web: WebServer, answer: bytes) -> None:
+async def test_an_error_says_which_form_of_answers_was_expected(web: WebServer, answer: bytes) -> None:
     web.files["/api/models/org/other/revision/main"] = answer
     with pytest.raises(StoreError, match="expected a listing, got"):
         await source_of(web, "hf://org/other").listing()

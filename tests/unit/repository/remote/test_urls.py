@@ -72,7 +72,7 @@ def test_what_signs_an_archives_url_is_not_told() -> None:
         "gs://b?x=1",
     ],
 )
-def test_other_forms_are_told_what_is_expected(url: str) -> None:
+def test_the_error_of_another_form_says_what_is_expected(url: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_remote(url)
 
@@ -183,7 +183,7 @@ def test_a_file_of_credentials_that_is_none_is_named(tmp_path: Path) -> None:
         ("gs://bucket", '{"": {"key_id": "k"}}'),
     ],
 )
-def test_a_file_of_credentials_of_another_form_is_told(tmp_path: Path, url: str, entries: str) -> None:
+def test_an_error_names_a_file_of_credentials_of_another_form(tmp_path: Path, url: str, entries: str) -> None:
     file = tmp_path / "credentials.json"
     file.write_text(f'{{"{url[:2]}": {entries}}}')
     with pytest.raises(StoreError, match=r"credentials.json: expected a JSON file of credentials, got: .*; correct it"):

@@ -323,7 +323,7 @@ def test_a_restarted_sequence_keeps_its_place_in_the_backlog(make_bench):
     assert [row.value for row in bench.rows] == [30]
 
 
-def test_the_others_of_a_sequence_are_told_why_it_has_ended(make_bench, clock: list[int]):
+def test_the_other_requests_of_a_sequence_get_the_reason_of_its_end(make_bench, clock: list[int]):
     bench = make_bench()
     bench.ask(1, start=True)
     late, behind = bench.ask(1, deadline=time.monotonic() + 0.02), bench.ask(1)

@@ -307,7 +307,9 @@ def test_no_more_is_fetched_than_may_wait(tables: ServingTableHolder, regions: C
     )
 
 
-def test_an_unknown_model_is_told_before_an_unknown_region(memory: ClientMemory, regions: ClientRegions) -> None:
+def test_the_error_of_an_unknown_model_comes_before_that_of_an_unknown_region(
+    memory: ClientMemory, regions: ClientRegions
+) -> None:
     asked = request(four(**part(region="q")), model="nothing")
     assert error_of(memory, asked, regions) == (
         "NOT_FOUND: Request for unknown model: 'nothing' is not found; served are: cached, e, m, sequences, texts"
