@@ -1,4 +1,5 @@
-"""Checks the READMEs of the server's folders: each folder has one, it names each module, and what it names exists."""
+"""Checks the READMEs of the server's folders: each folder has one, it names each module, and what it names exists; and
+that of tests/support."""
 
 from __future__ import annotations
 
@@ -39,3 +40,11 @@ def test_what_is_named_exists(readme: Path) -> None:
 @pytest.mark.parametrize("readme", READMES, ids=_name)
 def test_it_is_a_screen(readme: Path) -> None:
     assert len(readme.read_text().split()) <= LONGEST
+
+
+def test_the_readme_of_the_tests_support_names_its_modules() -> None:
+    support = CHECKOUT / "tests/support"
+    paths = (*support.glob("*.py"), *support.glob("parity/*.py"))
+    assert _named(support / "README.md") == {
+        str(path.relative_to(support)) for path in paths if path.name != "__init__.py"
+    }
