@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from rocserve_client import AsyncClient, Client, InvalidArgument
 
 pytest.importorskip("tokenizers", reason="needs the package tokenizers")
 
+SWAPS = 20
 LABELS = ("calm", "loud", "odd")
 KINDS = {"O": 0, "PLACE": 1}
 SHORTENED_FILES = {
@@ -247,6 +252,46 @@ def test_a_folder_as_exports_leave_it_is_served_and_its_files_followed(tmp_path:
         (folder / "tokenizer.json").write_text(words[: len(words) // 2])
         wait_until(lambda: "tokenizer.json cannot be read by tokenizers" in server.log_text, "the damage to be seen")
         assert gives(tokens[0]), "what was served before goes on"
+
+
+def test_each_request_gets_the_old_or_the_new_encoders_vector_while_encoders_with_other_inputs_are_swapped(
+    tmp_path: Path,
+) -> None:
+    """The tokenizer, the encoder and the ensemble are replaced together, also for requests between two steps."""
+    encoders = (encoder(), encoder(inputs=("input_ids", "attention_mask")))
+    folder = write_encoder(tmp_path / "repository", "swapped", encoders[0], SENTENCE_FILES, {})
+    tokenizer = write_tokenizer(folder)
+    means = [BareEncoder(tokenizer, model, 32)(SENTENCES[0]).mean(axis=0) for model in encoders]
+    vectors = [mean / np.linalg.norm(mean) for mean in means]
+    assert not np.allclose(*vectors, atol=1e-2)
+    answers: list[int | str] = []
+    has_ended = threading.Event()
+
+    def ask_on(address: str) -> None:
+        client = Client(address)
+        while not has_ended.is_set():
+            try:
+                vector = client.infer("swapped_text", {"TEXT": rows(SENTENCES[0])})["EMBEDDING"][0]
+                answers.append([np.allclose(vector, one, atol=1e-5) for one in vectors].index(True))
+            except Exception as error:
+                answers.append(f"{type(error).__name__}: {error}")
+
+    with RocserveProcess([tmp_path / "repository"], log=tmp_path / "server.log") as server:
+        server.wait_until_ready()
+        with ThreadPoolExecutor(2) as clients:
+            asked = [clients.submit(ask_on, f"127.0.0.1:{server.port}") for _ in range(2)]
+            try:
+                for swap in range(1, SWAPS + 1):
+                    (tmp_path / "new.onnx").write_bytes(encoders[swap % 2])
+                    (tmp_path / "new.onnx").rename(folder / "1" / "model.onnx")
+                    wait_until(lambda wanted=swap % 2: answers[-1:] == [wanted], f"the answer after swap {swap}")
+            finally:
+                has_ended.set()
+        for one in asked:
+            one.result()
+    assert Counter(answer for answer in answers if isinstance(answer, str)) == {}, server.log_text
+    changes = sum(one != other for one, other in itertools.pairwise(answers))
+    assert changes >= SWAPS
 
 
 def test_a_folder_whose_model_takes_no_tokens_serves_it_alone(tmp_path: Path) -> None:

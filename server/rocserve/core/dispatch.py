@@ -15,7 +15,7 @@ from rocserve.core.exchange import EndHook, Exchange, Hook, HookOrder, Responder
 from rocserve.core.requests import InferRequest
 from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.sequences import SequenceOrder
-from rocserve.core.serving import ServingTableHolder
+from rocserve.core.serving import Tables
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.timing import RequestTiming
@@ -30,11 +30,17 @@ class Dispatcher:
     """Dispatches requests to versions. The data plane's thread also closes versions, so none closes after its
     look-up."""
 
-    tables: ServingTableHolder
+    tables: Tables
     work_off: Callable[[Steps[None]], object]
     """Runs the steps of long work on the data plane's thread, between other requests."""
     _order: SequenceOrder = field(default_factory=SequenceOrder, init=False)
     """Delays the requests of a sequence while an earlier request of it is being prepared."""
+
+    def on_tables(self, tables: Tables) -> Dispatcher:
+        """Return a dispatcher that finds versions in other tables, and keeps the same order of sequences."""
+        other = Dispatcher(tables, self.work_off)
+        other._order = self._order
+        return other
 
     def dispatch(
         self,

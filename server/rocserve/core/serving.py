@@ -169,6 +169,25 @@ class ServingTableHolder:
         self.table = ServingTable()
 
 
+class Tables(Protocol):
+    @property
+    def table(self) -> ServingTable: ...
+
+
+class MemberTables:
+    """Gives an ensemble the table in which it finds its members."""
+
+    def __init__(self, current: Tables) -> None:
+        self._current = current
+        self.held: ServingTable | None = None
+        """An earlier table, while newer members do not fit the ensemble; None = the current table."""
+
+    @property
+    def table(self) -> ServingTable:
+        held = self.held
+        return self._current.table if held is None else held
+
+
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
     """A row of the repository index. Version and state are "" for a model that was never loaded."""

@@ -10,6 +10,7 @@ from rocserve.core.model_names import ModelKey
 from rocserve.repository.background_tasks import BackgroundTasks
 from rocserve.repository.content import ContentReader
 from rocserve.repository.debounce import Debounce
+from rocserve.repository.held_members import HeldMembers
 from rocserve.repository.load_order import FilesChanged, LoadVersion
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -45,6 +46,7 @@ class RepositoryContext:
         self.retries = Retries(Backoff(settings.retry_seconds, settings.longest_retry_seconds))
         self.retries.enabled = False
         self.background = BackgroundTasks(log)
+        self.held_members = HeldMembers()
         self.load_level = logging.DEBUG
         """Level of lines about loads and unloads that succeed. At the start a table shows the models instead, and at
         the end all are unloaded."""

@@ -10,7 +10,7 @@ from typing import Protocol
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.printable import printable_name
-from rocserve.core.serving import ServedVersion
+from rocserve.core.serving import ServedVersion, ServingTable
 
 
 class LoadedVersion(ServedVersion, Protocol):
@@ -38,6 +38,9 @@ class LoadedVersion(ServedVersion, Protocol):
 
     def follow_members(self, is_decoupled: bool) -> None:
         """Note whether a member makes this ensemble decoupled. Called on the loop, before the publication."""
+
+    def hold_members(self, table: ServingTable | None) -> None:
+        """Let this ensemble find its members in an earlier table; None = in the current one. Called on the loop."""
 
     async def unload(self) -> None:
         """Refuse new requests, finish queued and running ones, then end the workers."""

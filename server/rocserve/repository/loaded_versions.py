@@ -11,7 +11,7 @@ from rocserve.core.exchange import Exchange
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import ReadinessCheck
+from rocserve.core.serving import ReadinessCheck, ServingTable
 from rocserve.plane.loop import PlaneLoop
 from rocserve.presets import TEXT_FACTS
 from rocserve.protocol import model_config_pb2 as messages
@@ -68,6 +68,9 @@ class VersionFacts:
     def follow_members(self, is_decoupled: bool) -> None:
         """Does nothing: only an ensemble has members."""
 
+    def hold_members(self, table: ServingTable | None) -> None:
+        """Does nothing: only an ensemble has members."""
+
     def watch_use(self, on_request: Callable[[], None]) -> None:
         """Does nothing: only a loaded model is unloaded again."""
 
@@ -116,6 +119,9 @@ class LoadedEnsemble(VersionFacts, EnsembleVersion):
         message.model_transaction_policy.decoupled = is_decoupled
         config = replace(self.config, decoupled=is_decoupled)
         self.reconfigure(config, message.SerializeToString(deterministic=True))
+
+    def hold_members(self, table: ServingTable | None) -> None:
+        self.find_members_in(table)
 
     async def ensure_loaded(self) -> None:
         for member in self.members():

@@ -11,7 +11,7 @@ from rocserve.config.model_folder import no_version_text
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey, ModelNames, namespace_of
-from rocserve.core.serving import IndexEntry, ServedModel
+from rocserve.core.serving import IndexEntry, ServedModel, ServingTable
 from rocserve.observability.log_fields import about
 from rocserve.protocol.model_config_pb2 import ModelConfig as ModelConfigMessage
 from rocserve.repository.content import ModelContent
@@ -62,6 +62,8 @@ class ManagedModel:
         """Whether the members allow this ensemble's content to be loaded."""
         self._is_load_due = False
         """This ensemble's content must be loaded as soon as its members allow it."""
+        self.expects_content = False
+        """New content is being made for this generated model."""
 
     @property
     def is_ensemble(self) -> bool:
@@ -103,6 +105,7 @@ class ManagedModel:
         """Replace the model's content. A served version stays until its successor is ready. `retries_failed`: ignore
         recent failures."""
         self.content = content
+        self.expects_content = False
         self._rejection = None
         for version in self.versions:
             if retries_failed:
@@ -117,7 +120,7 @@ class ManagedModel:
     def reject(self, problem: Failure) -> None:
         """Note that the current content cannot be used. Served versions stay."""
         self._rejection = problem
-        self._is_load_due = False
+        self._is_load_due = self.expects_content = False
         for version in self.versions:
             version.reject(problem.error)
         self._forget_versions()
@@ -127,7 +130,7 @@ class ManagedModel:
         """Unload all versions. The repository may no longer have the model."""
         self.content = self._rejection = None
         self._members = FITS
-        self._is_load_due = False
+        self._is_load_due = self.expects_content = False
         self.is_optional |= self.folder is None and self._context.is_polling
         self._has_warned = False
         for version in self.versions:
@@ -158,21 +161,19 @@ class ManagedModel:
         ensembles: Mapping[ModelKey, ModelConfig],
         member: Callable[[ModelKey], ManagedModel | None],
         is_any_loading: Callable[[Iterable[ModelKey]], bool],
+        table: ServingTable,
     ) -> None:
         """Compare this ensemble with the models served now, and load it if they allow it. `ensembles`: the
-        configurations of all ensembles. `member`, `is_any_loading`: as in ModelTable."""
+        configurations of all ensembles. `member`, `is_any_loading`: as in ModelTable. `table`: the table before the
+        publication."""
         content = self.content
         assert content is not None, "an ensemble has content"
-        for version in self.versions:
-            if version.served is not None:
-                version.members = review(self.key, version.served.config, served, ensembles)
-                if version.members.problem is None:
-                    version.served.follow_members(version.members.is_decoupled)
         config = content.definition.config
         error = review(self.key, config, served, ensembles).problem
         missing = {step.member for step in config.ensemble_steps if find_member(step, served) is None}
-        members = (member(key) for key in members_of(config) if key in missing)
-        reasons = [f"{model.name}: {model.problem_text()}" for model in members if model and model.lacks_files]
+        members = {key: member(key) for key in members_of(config)}
+        lacking = [model for key, model in members.items() if key in missing and model and model.lacks_files]
+        reasons = [f"{model.name}: {model.problem_text()}" for model in lacking]
         if error is not None and reasons:
             error = invalid_argument("; ".join((error.text, *reasons)))
         self._members = MemberReview(
@@ -180,9 +181,18 @@ class ManagedModel:
             are_loading=error is not None and is_any_loading(members_of(config)),
             lacks_files=0 < len(missing) == len(reasons),
         )
-        if self._is_load_due and error is None:
+        # What was generated together is served together.
+        generated = [model for model in members.values() if model and model.folder == self.folder]
+        awaits_generated = any(model.has_running_loads for model in generated)
+        if self._is_load_due and error is None and not awaits_generated:
             self._is_load_due = False
             self._want_versions(content)
+        awaits_members = self._is_load_due and (awaits_generated or self._members.are_loading)
+        awaits_members |= self.expects_content
+        for version in self.versions:
+            if version.served is not None:
+                found = review(self.key, version.served.config, served, ensembles)
+                version.note_members(found, table, awaits_members or version.is_loading)
 
     def served_model(self) -> ServedModel | None:
         """Return the model's entry in the serving table; None if the model is gone and never served."""

@@ -38,6 +38,7 @@ class PresetModels:
         self._table = table
         self._sets: dict[ModelKey, _PresetSet] = {}
         self._unsubscribe = table.subscribe(self._review)
+        table.prepare(self._announce)
 
     async def wait(self, keys: Collection[ModelKey]) -> None:
         """Return when all preset models of these models are loaded or have failed."""
@@ -52,6 +53,16 @@ class PresetModels:
         for made in self._sets.values():
             if made.task is not None:
                 made.task.cancel()
+
+    def _announce(self, changed: Collection[ModelKey]) -> None:
+        """Let the served preset models go on with what they are made for until `_renew` has made new ones."""
+        for key in {*changed} & self._sets.keys():
+            model = self._table.models.get(key)
+            served = None if model is None else model.served_model()
+            version = None if served is None else served.latest
+            if version is not None and version.config is not self._sets[key].config:
+                for made in self._table.models_of(_folder(key)):
+                    made.expects_content = True
 
     def _review(self, changed: Collection[ModelKey]) -> None:
         for key in {*changed} & self._table.models.keys():
@@ -85,6 +96,17 @@ class PresetModels:
         return len(self._table.models_of(_folder(key))) < len(made.models)
 
     async def _renew(self, key: ModelKey, content: ModelContent, version: ServedVersion, made: _PresetSet) -> None:
+        try:
+            await self._make(key, content, version, made)
+        finally:
+            # If another task has replaced this one, the models still expect new content.
+            if made.task is asyncio.current_task():
+                for model in self._table.models_of(_folder(key)):
+                    if model.expects_content:
+                        model.expects_content = False
+                        model.publish()
+
+    async def _make(self, key: ModelKey, content: ModelContent, version: ServedVersion, made: _PresetSet) -> None:
         definition, config = content.definition, version.config
         try:
             models = await asyncio.to_thread(
@@ -94,7 +116,8 @@ class PresetModels:
             if models != made.models or self._lacks_some(key, made):
                 contents = await asyncio.to_thread(self._context.reader.read_generated, models, content.scan.namespace)
                 on_freed = functools.partial(self._make_again, key)
-                self._table.apply(_folder(key), contents, retries_failed=True, on_freed=on_freed)
+                with self._table.one_publication():
+                    self._table.apply(_folder(key), contents, retries_failed=True, on_freed=on_freed)
                 made.models = models
         except ServeError as error:
             made.models = ()

@@ -124,6 +124,7 @@ class ModelTable:
         self._collected: set[ModelKey] | None = None
         """Keys that `one_publication` publishes at its end; None outside of it."""
         self._subscribers: list[Callable[[Collection[ModelKey]], None]] = []
+        self._preparers: list[Callable[[Collection[ModelKey]], None]] = []
 
     # Folders and their models
 
@@ -268,6 +269,8 @@ class ModelTable:
             else:
                 self._ensembles.pop(key, None)
             self._update_entry(key)
+        for prepare in self._preparers:
+            prepare(changed)
         changed_keys = {*changed, *self._review_ensembles(changed)}
         models = [self.models[key] for key in changed_keys if key in self.models]
         for model in models:
@@ -322,6 +325,11 @@ class ModelTable:
 
         return unsubscribe
 
+    def prepare(self, callback: Callable[[Collection[ModelKey]], None]) -> None:
+        """Call back on the loop's thread before each publication compares ensembles with their members, with the keys
+        of the changed models."""
+        self._preparers.append(callback)
+
     def publish_soon(self, *changed: ModelKey) -> None:
         """Run `publish` on the loop's thread. Called from any thread."""
         # A worker may report a change after the loop has ended.
@@ -359,12 +367,13 @@ class ModelTable:
         bare = self.names.bare
         changed_names = set(map(bare, changed))
         member_names = {bare(member) for one in members.values() for member in one}
+        before = self._holder.table
         reviewed: dict[ModelKey, None] = {}
         resolved: Mapping[str, ServedModel] | None = None
         for key in innermost_first(members):
             if key in changed or not changed_names.isdisjoint(map(bare, members[key])):
                 resolved = self._resolved(self._served)[0] if resolved is None else resolved
-                self._ensembles[key].review_members(resolved, configs, self.member, self.is_any_loading)
+                self._ensembles[key].review_members(resolved, configs, self.member, self.is_any_loading, before)
                 self._update_entry(key)
                 reviewed[key] = None
                 changed_names.add(bare(key))

@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
-from rocserve.core.serving import IndexEntry
+from rocserve.core.serving import IndexEntry, ServingTable
 from rocserve.observability.log_fields import about
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import FITS, MemberReview
 from rocserve.repository.interface_check import check_interface
 from rocserve.repository.load_order import FilesChanged, LoadedVersion
+from rocserve.repository.residency.cold_version import ColdVersion
 from rocserve.repository.retries import Failure
 from rocserve.repository.version_life import FILES_CHANGED, Phase, VersionLife
+from rocserve.scheduling.ensemble.graph import find_member
 
 
 class VersionState(enum.Enum):
@@ -196,6 +198,37 @@ class ManagedVersion:
             reason = f"{status_name(failure.error)}: {reason}"
         return IndexEntry(self.name, str(self.number), self.state.value, reason, self.served)
 
+    # Members
+
+    def note_members(self, found: MemberReview, table: ServingTable, is_replaced_soon: bool) -> None:
+        """Note whether the current members fit the served ensemble. If they do not and it is replaced soon, it goes on
+        with those of `table`, the table before the publication."""
+        served = self.served
+        assert served is not None, "an ensemble is served"
+        if found.problem is not None and is_replaced_soon and self._hold_members(served, table):
+            return
+        self.members = found
+        if self._context.held_members.holds(served):
+            served.hold_members(None)
+            self._context.held_members.release(served)
+        if found.problem is None:
+            served.follow_members(found.is_decoupled)
+
+    def _hold_members(self, served: LoadedVersion, table: ServingTable) -> bool:
+        """Return whether the ensemble goes on with earlier members, or now with those of this table."""
+        held = self._context.held_members
+        if held.holds(served):
+            return True
+        model = table.models.get(self.name)
+        was_served = model is not None and model.versions.get(self.number) is served
+        members = {find_member(step, table.models) for step in served.config.ensemble_steps}
+        # A retired cold version is not loaded any more.
+        if not was_served or any(member is None or isinstance(member, ColdVersion) for member in members):
+            return False
+        served.hold_members(table)
+        held.hold(served, {member for member in members if member is not None})
+        return True
+
     # Changes
 
     def want(self, content: ModelContent) -> None:
@@ -285,10 +318,15 @@ class ManagedVersion:
         log, level = self._context.log, self._context.load_level
         fields = about(model=self.name, version=self.number)
         log.log(level, "unloading: %s:%d", self.name, self.number, extra=fields)
+        held, offered = self._context.held_members, life.offered
         try:
+            if offered is not None:
+                await held.wait(offered)
             await life.end()
         finally:
             del self._leaving[life]
+            if offered is not None:
+                held.release(offered)
         log.log(level, "successfully unloaded '%s' version %d", self.name, self.number, extra=fields)
 
     # Loads

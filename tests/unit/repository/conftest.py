@@ -23,7 +23,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.load_check import NOT_CHECKED
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey
-from rocserve.core.serving import IndexEntry, ServingTableHolder
+from rocserve.core.serving import IndexEntry, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.debounce import Debounce
@@ -90,6 +90,7 @@ class FakeVersion:
         self.on_request: Callable[[], None] | None = None
         self.in_flight = 0
         self.is_unloaded = False
+        self.held_table: ServingTable | None = None
         self.may_unload = asyncio.Event()
         self.may_unload.set()
 
@@ -107,6 +108,9 @@ class FakeVersion:
 
     def follow_members(self, is_decoupled: bool) -> None:
         """Members change nothing here."""
+
+    def hold_members(self, table: ServingTable | None) -> None:
+        self.held_table = table
 
     async def unload(self) -> None:
         await self.may_unload.wait()

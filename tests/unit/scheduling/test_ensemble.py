@@ -604,7 +604,7 @@ def test_of_large_tensors_only_those_that_may_not_stay_are_copied_in_steps(monke
     first, last = InAHeap("first", plus(1), is_large=True), Member("last", plus(1), max_batch_size=ROWS, held=True)
     version = ensemble(first, last, steps=[step("first", "X", "m"), step("last", "m", "Y")], max_batch_size=ROWS)
     copying: list[Iterator[None]] = []
-    monkeypatch.setattr(version.dispatcher, "work_off", copying.append)
+    monkeypatch.setattr(version._parts.dispatcher, "work_off", copying.append)
     answers = [ask(version, *range(2 * ROWS)) for _ in range(3)]
     assert [first.reader.offset_of(request.data[0]) for request in last.requests] == first.placed[:2]
     (steps,) = copying

@@ -1,0 +1,39 @@
+"""Keeps replaced members for the ensembles that still use them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Set
+
+from rocserve.core.serving import ServedVersion
+
+
+class HeldMembers:
+    """Knows which versions that the serving table no longer offers are members of a served ensemble: it goes on with
+    them until its own new content is served. All calls are made on the loop's thread."""
+
+    def __init__(self) -> None:
+        self._members: dict[ServedVersion, Set[ServedVersion]] = {}
+        """Ensemble -> the members that it goes on with."""
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def holds(self, ensemble: ServedVersion) -> bool:
+        return ensemble in self._members
+
+    def hold(self, ensemble: ServedVersion, members: Set[ServedVersion]) -> None:
+        self._members[ensemble] = members
+
+    def release(self, ensemble: ServedVersion) -> None:
+        """The ensemble has ended, or uses the current members."""
+        if self._members.pop(ensemble, None) is not None:
+            waiting, self._waiting = self._waiting, []
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def wait(self, member: ServedVersion) -> None:
+        """Return when no ensemble uses the member."""
+        while any(member in members for members in self._members.values()):
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
