@@ -142,6 +142,39 @@ async def test_a_member_that_no_longer_fits_makes_the_ensemble_unavailable_with_
     await served.until(lambda: served.state("e") == "READY")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_ensemble_goes_on_with_a_replaced_member_until_its_new_content_is_loaded(
+    e: Path, served: Served, folders: Folders, loader: FakeLoader, fails: bool
+) -> None:
+    old, member = (served.table.table.find(name, "") for name in ("e", "m"))
+    offered: list[bool] = []
+    served.repository.subscribe(lambda: offered.append(served_ensemble(served)))
+    member_load, load = loader.hold("m"), loader.hold("e")
+    folders.config("m", tensor="RENAMED")
+    (e / "config.pbtxt").write_text((e / "config.pbtxt").read_text().replace('key: "IN"', 'key: "RENAMED"'))
+    await served.until(lambda: ("m", 1) in loader.loads[2:])
+    await served.settle()
+    member_load.set()
+    await served.until(lambda: loader.loads.count(("e", 1)) == 2)
+    assert served.table.table.find("m", "") is not member
+    assert served.table.table.find("e", "") is old
+    assert served.state("e") == "READY"
+    await asyncio.sleep(0.1)
+    assert old.held_table.find("m", "") is member
+    assert not member.is_unloaded
+    if fails:
+        loader.failing["e"] = internal("no more")
+    load.set()
+    if fails:
+        await served.until(lambda: served.state("e") == "UNAVAILABLE")
+        assert old.held_table is None
+    else:
+        await served.until(lambda: old.is_unloaded)
+        assert served.table.table.find("e", "") is not old
+        assert all(offered)
+    await served.until(lambda: member.is_unloaded)
+
+
 async def test_an_ensemble_in_an_ensemble_follows_its_members_member(start: Start, folders: Folders) -> None:
     outer = folders.ensemble("outer", "e")
     config = (outer / "config.pbtxt").read_text()
