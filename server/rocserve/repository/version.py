@@ -35,6 +35,7 @@ class VersionState(enum.Enum):
 UNLOADED = "unloaded"
 """Triton's reason for a version that was unloaded on purpose."""
 _NEWER_FAILED = "newer content failed to load"
+_NEWER_LOADS = "newer content is being loaded"
 _SUSPICIOUS_DISCARDS = 3
 """Loads in a row that were discarded because the same file changed; so many changes are unlikely to be a copy."""
 _STATUS_NAMES = {
@@ -166,9 +167,14 @@ class ManagedVersion:
         """Return why the version is in its state, for the index."""
         current, newer, failure = self._current, self._next, self.failure
         if current is not None:
-            parts = [self.members.text, _of_served(current), "" if newer is None else _of_newer(newer)]
+            loading = "" if newer is None else _of_newer(newer)
+            parts = [self.members.text, _of_served(current), loading]
             if self.state is VersionState.READY and (problem := self._problem_of_model()):
-                parts.append(f"{_NEWER_FAILED}: {problem}")
+                if self.served is None or not self._context.held_members.holds(self.served):
+                    parts.append(f"{_NEWER_FAILED}: {problem}")
+                elif not loading:
+                    # The problem is that the current members do not fit: new content for them is being made.
+                    parts.append(_NEWER_LOADS)
         elif newer is not None and newer.is_loading:
             took = time.monotonic() - newer.began_at
             # Only if the load reports no progress.
@@ -460,5 +466,5 @@ def _of_newer(life: VersionLife) -> str:
     if life.failure is not None and life.has_failed:
         return f"{_NEWER_FAILED}: {life.failure.text}"
     if life.is_loading or life.waits_for_files:
-        return "newer content is being loaded" + (f": {life.doing}" if life.doing else "")
+        return _NEWER_LOADS + (f": {life.doing}" if life.doing else "")
     return ""

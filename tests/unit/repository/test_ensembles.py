@@ -159,6 +159,7 @@ async def test_an_ensemble_goes_on_with_a_replaced_member_until_its_new_content_
     assert served.table.table.find("m", "") is not member
     assert served.table.table.find("e", "") is old
     assert served.state("e") == "READY"
+    assert served.reason("e") == "newer content is being loaded"
     await asyncio.sleep(0.1)
     assert old.held_table.find("m", "") is member
     assert not member.is_unloaded
