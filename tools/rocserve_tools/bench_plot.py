@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocserve.core.errors import unavailable
+from rocserve_tools.measuring.candidates import TORCH
 from rocserve_tools.measuring.curves import COLOURS, Label, draw_labels, new_curves, scale_from_zero, write_png
 
 if TYPE_CHECKING:
     from rocserve_tools.bench import EngineTimes
-
-_BARE = "torch"
-"""The engine that is a bare loop, without the workers of a server."""
 
 
 def draw(times: Sequence[EngineTimes], title: str, path: Path) -> None:
@@ -25,7 +23,7 @@ def draw(times: Sequence[EngineTimes], title: str, path: Path) -> None:
     if not shown:
         raise unavailable("--plot: no engine could run the model, so there is nothing to draw")
     for number, engine in enumerate(dict.fromkeys(one.engine for one, _ in shown)):
-        colour, is_bare = COLOURS[number % len(COLOURS)], engine == _BARE
+        colour, is_bare = COLOURS[number % len(COLOURS)], engine == TORCH
         group = [(one, latency) for one, latency in shown if one.engine == engine]
         loads = [one.throughput for one, _ in group]
         lines.append([(one.throughput, latency.p50) for one, latency in group])

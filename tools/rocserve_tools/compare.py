@@ -29,7 +29,6 @@ from rocserve_tools.measuring.figures import LatencySummary, Timing
 from rocserve_tools.measuring.timed_runs import Sample
 
 _REFERENCE = Precision.FP32.value
-_RANDOM_RUNS = 8
 _MOST_RUNS = 64
 """Runs of calibration data that are compared at most."""
 _COMPARED_COLUMNS = (
@@ -150,7 +149,7 @@ def _samples(
 ) -> tuple[Sequence[Sample], str]:
     """Return the inputs of each run, and a text that describes them."""
     if calibration_model is None:
-        runs: Sequence[Sample] = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]
+        runs: Sequence[Sample] = [random_inputs(inputs, seed) for seed in range(8)]
         return runs, f"{len(runs)} runs of RANDOM inputs: name real ones with --calibration-data for errors that count"
     tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
     recipe = reference.plan.recipes[0]

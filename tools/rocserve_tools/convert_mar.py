@@ -27,7 +27,6 @@ _LABELS = "index_to_name.json"
 _IMAGE_CLASSIFIER = "image_classifier"
 """TorchServe's handler that resizes to 256, crops to 224 and normalises, like `preprocess` "imagenet"."""
 _PIXELS = "INPUT__0:FP32:3,224,224"
-_NAME = re.compile(r"[\w.-]+")
 
 
 def _input(text: str) -> InputConfig:
@@ -82,7 +81,7 @@ def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
         raise invalid_argument(
             f"model '{name}' has the file '{source}'; expected TorchScript, a program of torch.export or ONNX"
         )
-    if not _NAME.fullmatch(name) or name.startswith("."):
+    if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
         raise invalid_argument(f"'{name}' cannot be the name of a folder")
     version = int(str(manifest.get("modelVersion", "1")).partition(".")[0])
     if not is_version_name(str(version)):

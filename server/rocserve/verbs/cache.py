@@ -21,7 +21,6 @@ from rocserve.verbs.printing import console_on, counted, say, show, table
 from rocserve.verbs.verb import Verb
 
 _KEY_DIGITS = 12
-_COLUMNS = ("program", "model", "precision", "target", "MIGraphX", "batch", "size", "last used")
 _UNKNOWN = "-"
 
 
@@ -61,7 +60,8 @@ def list_programs(options: ListOptions) -> None:
     now = time.time()
     entries = list(reversed(cache.entries()))
     if entries:
-        show(console, table("", _COLUMNS, [_row(entry, now) for entry in entries], left=5))
+        columns = ("program", "model", "precision", "target", "MIGraphX", "batch", "size", "last used")
+        show(console, table("", columns, [_row(entry, now) for entry in entries], left=5))
     for _, trial in cache.load_trials.entries():
         if trial.crash:
             age, crash = _age(now - trial.time), " ".join(trial.crash.split())

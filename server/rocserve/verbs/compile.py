@@ -21,8 +21,6 @@ BATCH, SIZES = "{batch}", "{sizes}"
 """Placeholders for the batch size, and for the sizes of padded dimensions (such as 32 or 224x320), in an output file's
 name."""
 
-_COLUMNS = ("program", "precision", "from", "seconds", "size", "scratch")
-
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
@@ -73,7 +71,7 @@ def compile_model(model: ToolModel, output: str) -> None:
             progress.done()
     out = console_on()
     title = f"{model.source.name} on MIGraphX {context.library.version}, {context.place}"
-    show(out, table(title, _COLUMNS, rows, left=3))
+    show(out, table(title, ("program", "precision", "from", "seconds", "size", "scratch"), rows, left=3))
     for recipe in recipes if output else ():
         say(out, f"{recipe.title}: {output_path(output, recipe)}")
     say(out, f"cache: {' and '.join(dict.fromkeys(folders))}")

@@ -37,7 +37,6 @@ from rocserve.verbs.verb import Verb
 from rocserve.verbs.workers import ToolWorkers
 
 _LOG = logging.getLogger("rocserve.config")
-_LINE_FEED = b"\n"
 
 
 def describe(definition: ModelDefinition, version: int, settings: EngineSettings | None = None) -> Signature:
@@ -141,7 +140,8 @@ def _printed(model: GeneratedModel) -> str:
 
 def _content(path: PurePosixPath, data: bytes) -> str:
     if path.name == LABELS_FILENAME:
-        return f" ({data.count(_LINE_FEED)} lines)\n"
+        lines = data.count(b"\n")
+        return f" ({lines} lines)\n"
     return f" ({len(data)} bytes)\n" if path.name == TOKENIZER else f"\n{data.decode()}"
 
 

@@ -122,10 +122,6 @@ def _pytorch_choice(model: ToolModel, wanted: str) -> EngineChoice:
     return configured.backend.engine_for(configured.source.config, ThisMachine(configured.source.settings))
 
 
-_FACTS = ("execution_providers", "program", "migraphx_binding", "device", "target", "precision", "file")
-"""A model's properties that describe the engine."""
-
-
 def engine_description(engine: EngineSpec, loaded: LoadedWorkers) -> str:
     properties = loaded.properties
     title, module = ("ONNX Runtime", "onnxruntime") if engine == ONNXRUNTIME_ENGINE else ("PyTorch", "torch")
@@ -134,5 +130,6 @@ def engine_description(engine: EngineSpec, loaded: LoadedWorkers) -> str:
     else:
         distributions = importlib.metadata.packages_distributions().get(module, ())
         version = importlib.metadata.version(distributions[0]) if distributions else ""
-    facts = ", ".join(properties[name] for name in _FACTS if name in properties)
+    names = ("execution_providers", "program", "migraphx_binding", "device", "target", "precision", "file")
+    facts = ", ".join(properties[name] for name in names if name in properties)
     return " ".join(filter(None, (title, version, f"({facts})" if facts else "")))

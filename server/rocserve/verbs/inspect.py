@@ -31,8 +31,6 @@ from rocserve.verbs.verb import UsageError, Verb
 
 _COPIED_LITERAL = "hip::hip_copy_literal"
 """Copies a constant to the GPU, once."""
-_HOUSEKEEPING = ("check_context", "load", "hip::hip_allocate_memory", "hip::allocate_memory", _COPIED_LITERAL)
-"""Operators of a compiled program that compute nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,8 @@ def summarise_program(text: str, known_operators: frozenset[str] = frozenset()) 
     """Summarise MIGraphX's print of a program. `known_operators` helps to split a kernel's name into its operators, for
     example the plain operator names of the uncompiled program."""
     instructions = read_program_text(text)
-    computing = [one for one in instructions if one.is_computing and not one.operator.startswith(_HOUSEKEEPING)]
+    idle = ("check_context", "load", "hip::hip_allocate_memory", "hip::allocate_memory", _COPIED_LITERAL)
+    computing = [one for one in instructions if one.is_computing and not one.operator.startswith(idle)]
     used = Counter(one.symbol for one in computing if one.symbol)
     made_of = {name: fused_operators(name, known_operators) for name in used}
     counts = Counter(one.title for one in computing)
@@ -102,9 +101,6 @@ def plain_counts(summary: ProgramSummary) -> Counter[str]:
     for operator in summary.operators:
         counts[plain_operator(operator.name)] += operator.count
     return counts
-
-
-_INSPECT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +196,7 @@ def _program_facts(
 
 
 def _inspected(context: ToolContext, job: InspectJob) -> InspectResult:
-    return context.runner.run(job, InspectResult, timeout_seconds=_INSPECT_SECONDS, limit_name="the time for it")
+    return context.runner.run(job, InspectResult, timeout_seconds=600.0, limit_name="the time for it")
 
 
 def _facts(tensors: Sequence[ProgramTensor], names: Sequence[str]) -> tuple[TensorFacts, ...]:

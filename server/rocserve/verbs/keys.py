@@ -21,8 +21,6 @@ _NAMES = {
     "\r": ENTER, "\n": ENTER, "\x1b": ESCAPE, "\x7f": BACKSPACE, "\b": BACKSPACE,
 }  # fmt: skip
 """What terminals send for keys without a character."""
-_KEY = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
-_BEGUN_KEY = re.compile(rb"\x1b(\[[0-9;?]*|O)?\Z")
 _REST_SECONDS = 0.05
 """How long the rest of a key's bytes may take. After that, the byte is the key Escape itself."""
 _MOST_BYTES = 1024
@@ -31,7 +29,8 @@ _MOST_BYTES = 1024
 def key_names(text: str) -> list[str]:
     """Split what a terminal sent into keys: names for those above, the character for others. Unknown ones are left
     out."""
-    found = (_NAMES.get(key, key) for key in _KEY.findall(text))
+    keys = re.findall(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1bO.|.", text, re.DOTALL)
+    found = (_NAMES.get(key, key) for key in keys)
     return [key for key in found if key in _NAMES.values() or key.isprintable()]
 
 
@@ -64,7 +63,7 @@ class Keys:
             return []
         data = self._receive()
         # A slow connection may deliver the bytes of one key one after another.
-        while _BEGUN_KEY.search(data) and select.select([self._terminal], [], [], _REST_SECONDS)[0]:
+        while re.search(rb"\x1b(\[[0-9;?]*|O)?\Z", data) and select.select([self._terminal], [], [], _REST_SECONDS)[0]:
             data += self._receive()
         return key_names(self._decoder.decode(data))
 

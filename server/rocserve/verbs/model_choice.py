@@ -29,9 +29,6 @@ from rocserve.verbs.verb import UsageError
 
 _BATCH_PARAMETERS = ("batch", "batch_sizes")
 _CALIBRATION_PARAMETERS = ("calibration_data", "calibration_pipeline", "calibration_samples")
-_CALIBRATED = ("int8", "fp8")
-
-
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8")
 
 
@@ -51,8 +48,6 @@ def precisions(text: str) -> tuple[str, ...]:
 
 
 COUNTS = Kind("N,N,...", counts)
-_OF_CONFIGURATION = ("target", "input_shapes", "fast_math", "exhaustive_tune", "miopen_tuning", "binding")
-"""Options whose names are those of config.pbtxt's `parameters`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +96,8 @@ class ModelOptions:
 
     def parameters(self) -> dict[str, str]:
         """Return the options as `parameters` of config.pbtxt. Raises UsageError if there are several precisions."""
-        parameters = {name: value for name in _OF_CONFIGURATION if (value := getattr(self, name)) is not None}
+        same_names = ("target", "input_shapes", "fast_math", "exhaustive_tune", "miopen_tuning", "binding")
+        parameters = {name: value for name in same_names if (value := getattr(self, name)) is not None}
         if self.compile_timeout_secs is not None:
             parameters["compile_timeout_secs"] = f"{self.compile_timeout_secs:g}"
         if len(self.precision) > 1:
@@ -153,7 +149,7 @@ class ToolModel:
 
     def with_precision(self, precision: str) -> ToolModel:
         """Return the model in another precision, without its calibration if the precision needs none."""
-        if precision in _CALIBRATED:
+        if precision in ("int8", "fp8"):
             return self.with_parameters(precision=precision)
         model = self.with_parameters(precision=precision, **dict.fromkeys(_CALIBRATION_PARAMETERS))
         accelerators = [

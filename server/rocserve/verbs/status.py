@@ -27,18 +27,15 @@ from rocserve.verbs.status_screen import Polled, Screen, follow
 from rocserve.verbs.verb import UsageError, Verb
 from rocserve_client import Client, RocserveError, Tls
 
-_LONGEST_PAUSE_S = 86_400
-_HEADER = re.compile(r"([A-Za-z0-9_.-]+)=([ -~]*)")
 _LEAST_REASON = 40
 """Columns that the reasons need next to the figures. If there are fewer, the reasons are printed below the table."""
 _LEAST_FOLDED = 60
 """Columns of a terminal with room for a folded model name next to version, state and the last figures."""
-_GAP = 3
 
 
 def header(text: str) -> tuple[str, str]:
     """Parse `name=value` as a gRPC metadata entry."""
-    found = _HEADER.fullmatch(text)
+    found = re.fullmatch(r"([A-Za-z0-9_.-]+)=([ -~]*)", text)
     if found is None or found[1].lower().endswith("-bin"):
         raise ValueError(f"expected NAME=VALUE, a name of letters, digits and -_. and a value of ASCII, got {text!r}")
     return found[1], found[2]
@@ -47,7 +44,7 @@ def header(text: str) -> tuple[str, str]:
 @dataclass(frozen=True, slots=True)
 class StatusOptions:
     url: str = flag("localhost:8001", text("URL"), "the server's gRPC address, host:port or unix:/PATH")
-    interval: float = flag(1.0, number("SECONDS", 0.1, float, _LONGEST_PAUSE_S), "seconds between two polls")
+    interval: float = flag(1.0, number("SECONDS", 0.1, float, 86_400), "seconds between two polls")
     once: bool = flag(False, SWITCH, "print the table once and exit")
     header: tuple[tuple[str, str], ...] = repeated(
         Kind("NAME=VALUE", header), "a header for each call, as a server with --grpc-restricted-protocol expects it"
@@ -145,7 +142,8 @@ def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> Ren
     figures = [name for name in FIGURES if name != "engine" or any(name in row.figures for row in rows)]
     made = _table(console, title, rows, figures)
     longest = max((len(row.reason) for row in rows), default=0)
-    if _width(made, console) + _GAP + max(len("reason"), min(longest, _LEAST_REASON)) <= console.width:
+    # 3: the gap before a column.
+    if _width(made, console) + 3 + max(len("reason"), min(longest, _LEAST_REASON)) <= console.width:
         return _table(console, title, rows, figures, Column("reason", overflow="fold"))
     for name in filter(figures.__contains__, DISPENSABLE):
         if _width(made, console) <= console.width:

@@ -24,19 +24,13 @@ from rocserve.settings.unix_place import SCHEME, UnixPlace, unix_place
 from rocserve.verbs.status_poll import CALL_TIMEOUT_S, FIGURES, StatusRow
 from rocserve_client import Client, RocserveError
 
-_HTTP_PORT = 8000
 _REPORT_TIMEOUT_S = 10.0
-_STATE_STYLES = {
-    "READY": "green",
-    "LOADING": "yellow",
-    "CHECKING": "yellow",
-    "UNLOADING": "yellow",
-    "UNAVAILABLE": "red",
-}
 
 
 def state_text(row: StatusRow) -> Text:
-    return Text(row.state or "not loaded", style=_STATE_STYLES.get(row.state, ""))
+    yellow = dict.fromkeys(("LOADING", "CHECKING", "UNLOADING"), "yellow")
+    styles = {"READY": "green", "UNAVAILABLE": "red", **yellow}
+    return Text(row.state or "not loaded", style=styles.get(row.state, ""))
 
 
 def http_address(url: str, tls: bool) -> str:
@@ -44,7 +38,7 @@ def http_address(url: str, tls: bool) -> str:
     if url.startswith(SCHEME):
         return ""
     host = url.rpartition(":")[0] or url
-    return f"{'https' if tls else 'http'}://{host}:{_HTTP_PORT}"
+    return f"{'https' if tls else 'http'}://{host}:8000"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,6 @@ from rocserve_client import Client, IndexEntry, ModelStatistics, RocserveError
 
 CALL_TIMEOUT_S = 30.0
 """A server on a busy machine may need seconds. That no server listens is known at once."""
-_ENGINE_PROPERTIES = ("engine", "target", "precision")
-"""Properties that together name the engine of a model: "migraphx gpu fp16", "onnxruntime"."""
 _MEANS: Mapping[str, tuple[int, Callable[[ModelStatistics], tuple[float, int]]]] = {
     # Column -> (decimals, function that returns a total and its divisor). Times are milliseconds of successful
     # requests.
@@ -104,7 +102,9 @@ class StatusPoll:
                     # The version or the server has just gone; the next poll shows which. Other calls might wait as
                     # long.
                     break
-                self._engines[key] = " ".join(properties[name] for name in _ENGINE_PROPERTIES if name in properties)
+                # Such as "migraphx gpu fp16".
+                names = ("engine", "target", "precision")
+                self._engines[key] = " ".join(properties[name] for name in names if name in properties)
         elapsed = None if self._polled_at is None else now - self._polled_at
         entries = sorted(index, key=lambda entry: (entry.name, len(entry.version), entry.version))
         rows = [self._row(entry, statistics.get((entry.name, entry.version)), elapsed) for entry in entries]

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rocserve.verbs.status_poll import StatusRow
 
 ATTENTION = "attention"
 """The order that `rocserve status` begins with: models with problems first, then busy ones."""
-_NAME_ORDER = "model"
-_RANKS = {"UNAVAILABLE": 0, "LOADING": 2, "CHECKING": 2, "UNLOADING": 2, "READY": 3}
-_FAILING_RANK = 1
-_IDLE_RANK = 4
-"""Of models that were never loaded, such as samples without weights."""
 
 
 def in_order(rows: Sequence[StatusRow], order: str) -> list[StatusRow]:
     """`rows`: by name and version. `order`: ATTENTION, "model", or a column, whose largest figures come first."""
-    if order == _NAME_ORDER:
+    if order == "model":
         return list(rows)
     if order == ATTENTION:
         return sorted(rows, key=lambda row: (_rank(row), -row.rate))
@@ -27,9 +21,9 @@ def in_order(rows: Sequence[StatusRow], order: str) -> list[StatusRow]:
 
 
 def _rank(row: StatusRow) -> int:
-    if row.state == "READY" and row.failure_rate > 0:
-        return _FAILING_RANK
-    return _RANKS.get(row.state, _IDLE_RANK)
+    ranks = {"UNAVAILABLE": 0, "LOADING": 2, "CHECKING": 2, "UNLOADING": 2, "READY": 1 if row.failure_rate > 0 else 3}
+    # The last ones are models that were never loaded, such as samples without weights.
+    return ranks.get(row.state, 4)
 
 
 def matching(rows: Sequence[StatusRow], words: str) -> list[StatusRow]:
@@ -40,24 +34,14 @@ def matching(rows: Sequence[StatusRow], words: str) -> list[StatusRow]:
 
 def orders(figures: Sequence[str]) -> list[str]:
     """Return the orders that one key chooses among, one after the other."""
-    return [ATTENTION, _NAME_ORDER, *(name for name in figures if name != "engine")]
+    return [ATTENTION, "model", *(name for name in figures if name != "engine")]
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    ready: int
-    loading: int
-    failed: int
-    not_loaded: int
-    rate: float
-    """Requests per second of all models."""
-
-    @classmethod
-    def of(cls, rows: Sequence[StatusRow]) -> Counts:
-        ranks = Counter(_RANKS.get(row.state, _IDLE_RANK) for row in rows)
-        return cls(ranks[3], ranks[2], ranks[0], ranks[4], sum(row.rate for row in rows))
-
-    def __str__(self) -> str:
-        loading = f", {self.loading} loading" if self.loading else ""
-        others = f", {self.not_loaded} not loaded" if self.not_loaded else ""
-        return f"{self.ready} ready{loading}, {self.failed} failed{others}, {self.rate:.1f} requests/s"
+def counts(rows: Sequence[StatusRow]) -> str:
+    """Return how many rows are in which state, and the requests per second of all."""
+    states = Counter(row.state for row in rows)
+    ready, failed = states.pop("READY", 0), states.pop("UNAVAILABLE", 0)
+    busy = sum(states.pop(state, 0) for state in ("LOADING", "CHECKING", "UNLOADING"))
+    loading = f", {busy} loading" if busy else ""
+    others = f", {states.total()} not loaded" if states else ""
+    return f"{ready} ready{loading}, {failed} failed{others}, {sum(row.rate for row in rows):.1f} requests/s"

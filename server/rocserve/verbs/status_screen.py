@@ -17,17 +17,11 @@ from rocserve.verbs import keys
 from rocserve.verbs.keys import Keys
 from rocserve.verbs.status_model import state_text
 from rocserve.verbs.status_poll import DISPENSABLE, FIGURES, StatusRow
-from rocserve.verbs.status_rows import ATTENTION, Counts, in_order, matching, orders
+from rocserve.verbs.status_rows import ATTENTION, counts, in_order, matching, orders
 
 _TABLE_HELP = "↑↓ move   enter open   / filter   s sort   q leave"
-_FILTERED_HELP = f"{_TABLE_HELP}   esc all"
-_MODEL_HELP = "↑↓ scroll   esc back   q leave"
 _GAP = 2
-_LONGEST_NAME = 40
-_LEAST_NAME = 12
 _LEAST_REASON = 24
-_RESIZE_SECONDS = 0.3
-"""After this time without a key the terminal's size is looked at again."""
 
 
 @dataclass
@@ -147,11 +141,11 @@ class Screen:
             self._count = len(wrapped)
             self._top = max(0, min(self._top, self._count - self._height))
             body = [line.copy() for line in wrapped[self._top : self._top + self._height]]
-            return head, body, [self._foot(_MODEL_HELP)]
+            return head, body, [self._foot("↑↓ scroll   esc back   q leave")]
         columns = _Columns.fitting(self.rows, width)
         matches = f"{len(self.shown)} of {len(self.rows)} match '{self.words}'; " if self.words else ""
-        counts = Text(f"{matches}{Counts.of(self.rows)}; sorted by {self.order}", style="dim")
-        head = [title, counts, *([Text(self.problem, style="red")] if self.problem else []), Text(), columns.header()]
+        summary = Text(f"{matches}{counts(self.rows)}; sorted by {self.order}", style="dim")
+        head = [title, summary, *([Text(self.problem, style="red")] if self.problem else []), Text(), columns.header()]
         self._height = max(1, height - len(head) - 1)
         place = self._place()
         # Row by row, so that the table stays where it is as long as the chosen row is visible.
@@ -163,7 +157,7 @@ class Screen:
             if number == place:
                 line.stylize("reverse")
             body.append(line)
-        return head, body, [self._foot(_FILTERED_HELP if self.words else _TABLE_HELP)]
+        return head, body, [self._foot(f"{_TABLE_HELP}   esc all" if self.words else _TABLE_HELP)]
 
     def _foot(self, help_text: str) -> Text:
         if self.is_typing:
@@ -188,7 +182,7 @@ class _Columns:
         figures = {name: max(len(name), *(len(str(row.figures.get(name, "-"))) for row in rows)) for name in FIGURES
                    if rows and (name != "engine" or any(name in row.figures for row in rows))}  # fmt: skip
         longest = max((cell_len(row.model) for row in rows), default=0)
-        name = max(len("model"), min(longest, _LONGEST_NAME))
+        name = max(len("model"), min(longest, 40))
         version = max((len(row.version) for row in rows), default=0)
         version, state = max(version, len("version")), max((len(row.state) for row in rows), default=0)
         state = max(state, len("not loaded"))
@@ -202,7 +196,7 @@ class _Columns:
                 break
             figures.pop(column, None)
         if left() < 0:
-            name = max(_LEAST_NAME, name + left())
+            name = max(12, name + left())
         reason = left() - _GAP if has_reasons and left() - _GAP >= _LEAST_REASON else 0
         return cls(name, version, state, list(figures.items()), reason)
 
@@ -290,7 +284,8 @@ def follow(console: Console, first: Polled, poll: Callable[[], Polled], interval
             console.size = size = _terminal_size(console)
             live.refresh()
             while not screen.is_over:
-                pressed = terminal.read(_RESIZE_SECONDS)
+                # After this time without a key the terminal's size is looked at again.
+                pressed = terminal.read(timeout=0.3)
                 for key in pressed:
                     screen.press(key)
                 newest = poller.take()

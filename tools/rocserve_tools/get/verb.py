@@ -62,8 +62,6 @@ def copy_samples(name: str, repository: Path) -> tuple[str, ...]:
 
 
 SOURCE_VARIABLE = "ROCSERVE_GET_SOURCE"
-_VERSION = "1"
-_MODEL_FILE = "model.onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +106,6 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
             say(errors, f"{name}: {text}", "red")
             return ENDED_BY_USER
     return status
-
-
-def model_file(folder: Path) -> Path:
-    return folder / _VERSION / _MODEL_FILE
 
 
 def _fetch(name: str, remote: RemoteFile, folder: Path, force: bool, out: Console, patience: Patience | None) -> None:

@@ -28,12 +28,9 @@ from rocserve_client import (
 
 ANSWER_TIMEOUT_S = 30.0
 """A server on a busy machine may need seconds. That no server listens is known at once."""
-_CONCURRENT_REQUESTS = 8
 _LARGEST_IMAGE = 1 << 30
 """Bytes of an uncompressed image with 16 bits per channel and as many pixels as a pipeline accepts by default. The
 limit is needed because a file may be endless."""
-_PIECE = 1 << 20
-_LONGEST_ON_ONE_LINE = 30
 Found = TypeVar("Found")
 
 
@@ -72,7 +69,7 @@ async def ask_all(
             ask = ask_of(await require_model(client, url, model))
         except RocserveError as error:
             raise unavailable(f"the server at {url} says: {error}") from None
-        slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
+        slots = asyncio.Semaphore(8)
 
         async def finding(image: Path) -> Finding[Found]:
             async with slots:
@@ -89,7 +86,7 @@ def read_image(path: Path) -> bytes:
     be."""
     data = bytearray()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(1 << 20):
             data += piece
             if len(data) > _LARGEST_IMAGE:
                 raise invalid_argument(f"it has more than the {_LARGEST_IMAGE} bytes that an image may have")
@@ -141,7 +138,7 @@ def findings_table(
 ) -> Table:
     """Return a table of the images without errors; an image's first row has its name. Long names are wrapped, not cut,
     to leave room for the other columns."""
-    is_short = max(len(str(finding.image)) for finding in findings) <= _LONGEST_ON_ONE_LINE
+    is_short = max(len(str(finding.image)) for finding in findings) <= 30
     rows = [
         (str(finding.image) if place == 0 else "", *row)
         for finding in findings

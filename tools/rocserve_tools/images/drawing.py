@@ -13,9 +13,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rocserve_tools.images.detect import Detection
 
-_HUE_STEP = 0.618034
-"""Fraction of the colour circle (the golden section) between two classes: neighbouring classes get distant hues."""
-
 _LEGIBLE_SIDE = 160
 """Pixels that a label and its score need. A picture with a shorter side is enlarged."""
 _LONGEST_SIDE = 4096
@@ -23,7 +20,8 @@ _LONGEST_SIDE = 4096
 
 
 def class_colour(class_index: int) -> tuple[int, int, int]:
-    red, green, blue = colorsys.hsv_to_rgb(class_index * _HUE_STEP % 1.0, 0.85, 1.0)
+    # Two classes are a golden section of the colour circle apart: neighbouring ones get distant hues.
+    red, green, blue = colorsys.hsv_to_rgb(class_index * 0.618034 % 1.0, 0.85, 1.0)
     return round(red * 255), round(green * 255), round(blue * 255)
 
 

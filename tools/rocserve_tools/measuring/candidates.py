@@ -31,7 +31,6 @@ from rocserve_tools.measuring.timed_runs import TimedWorkers
 
 TORCH = "torch"
 """Not an engine of the server's: the file in a bare loop of PyTorch."""
-_TORCH_FILES = ("model.pt2", "model.pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +107,6 @@ class Candidate:
         return OpenCandidate(engine_description(plan.engine, timed.loaded), inputs, timed, laws, keeps_order)
 
 
-_BARE_TORCH = EngineSpec(
-    TORCH, "rocserve_tools.measuring.bare_torch", thread_safe=False, forks_from_zygote=False, takes_kind_model=True
-)
-
-
 def prepare(model: ToolModel, name: str) -> Candidate:
     """Return the model in the named engine, or in bare PyTorch. Raises ServeError if the engine is unavailable."""
     if name != TORCH:
@@ -121,7 +115,7 @@ def prepare(model: ToolModel, name: str) -> Candidate:
         return _in_torch(model, TORCH)
     beside, title = with_onnx_file(model, TORCH)
     # A file in PyTorch's formats is preferred to the converted ONNX file.
-    files = [] if model.is_bare else [model.source.version_folder / item for item in _TORCH_FILES]
+    files = [] if model.is_bare else [model.source.version_folder / item for item in ("model.pt2", "model.pt")]
     torch_file = next((path for path in files if path.is_file()), None)
     if torch_file is None:
         return _in_torch(beside, title)
@@ -132,7 +126,9 @@ def prepare(model: ToolModel, name: str) -> Candidate:
 def _in_torch(model: ToolModel, title: str, order: tuple[str, ...] = ()) -> Candidate:
     is_on_gpu = model.source.config.parameters.get("target", "") in ("", "gpu")
     group = InstanceGroup("", InstanceKind.MODEL if is_on_gpu else InstanceKind.CPU, 1)
-    backend = replace(model.backend, engines=(_BARE_TORCH,), choose_engine=None)
+    module = "rocserve_tools.measuring.bare_torch"
+    engine = EngineSpec(TORCH, module, thread_safe=False, forks_from_zygote=False, takes_kind_model=True)
+    backend = replace(model.backend, engines=(engine,), choose_engine=None)
     model = replace(model, definition=replace(model.definition, backend=backend))
     return Candidate(PlacedModel(model.with_config(instance_groups=(group,)), title), order)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SIZE_INCHES = (9.0, 5.6)
 _DOTS_PER_INCH = 140
 COLOURS = ("#2563a8", "#c4532d", "#3f8f4e", "#7a4fa3", "#9a7b1c", "#4b5563")
 SOFT = "#6b7280"
@@ -26,16 +25,6 @@ _LOGARITHMIC_FROM = 8.0
 """Ratio of the largest to the smallest number above which a scale is logarithmic."""
 MARGIN = 1.08
 """A linear scale ends at this multiple of its largest number."""
-
-_DIRECTIONS = 16
-_DISTANCES = (10.0, 15.0, 22.0, 31.0, 42.0)
-"""Points from a point to the middle of its label."""
-_LED_FROM = 20.0
-"""Points from which a thin line leads from the point to its label."""
-_MARKER_POINTS = 7.0
-"""Width of a point's marker with some space."""
-_SPACE = 1.5
-"""Pixels that stay free beside a label."""
 
 
 def check_plot(path: Path) -> None:
@@ -55,7 +44,7 @@ def new_curves(title: str) -> tuple[Figure, Axes]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
+    figure = Figure(figsize=(9.0, 5.6), dpi=_DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=11)
@@ -132,23 +121,6 @@ class Label:
     colour: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Surroundings:
-    """What labels should not cover."""
-
-    inside: Box
-    points: Sequence[Box]
-    segments: Sequence[tuple[tuple[float, float], tuple[float, float]]]
-    placed: list[Box]
-
-    def cost(self, box: Box) -> float:
-        """Return how bad a place is: a label that hides another, or leaves the picture, is worst."""
-        area = (box.right - box.left) * (box.top - box.bottom)
-        hidden = 100 * (sum(map(box.shared, self.placed)) / area + 1 - box.shared(self.inside) / area)
-        crossings = sum(box.crossed(*segment) for segment in self.segments)
-        return hidden + 30 * sum(map(box.shared, self.points)) / area + 2 * crossings
-
-
 def draw_labels(
     figure: Figure, axes: Axes, labels: Sequence[Label], lines: Sequence[Sequence[tuple[float, float]]]
 ) -> Sequence[Box]:
@@ -158,28 +130,40 @@ def draw_labels(
     figure.set_layout_engine("none")
     dots = figure.dpi / 72
     pixels = [[_pixel(axes, point) for point in line] for line in lines]
-    points = [Box.at(point, _MARKER_POINTS * dots, _MARKER_POINTS * dots) for line in pixels for point in line]
+    # A marker is 7 points wide, with some space.
+    points = [Box.at(point, 7 * dots, 7 * dots) for line in pixels for point in line]
     segments = [pair for line in pixels for pair in pairwise(line)]
     bounds = axes.get_window_extent()
-    surroundings = _Surroundings(Box(bounds.x0, bounds.y0, bounds.x1, bounds.y1), points, segments, [])
+    inside = Box(bounds.x0, bounds.y0, bounds.x1, bounds.y1)
+    placed: list[Box] = []
+
+    def cost(box: Box) -> float:
+        """Return how bad a place is: a label that hides another, or leaves the picture, is worst."""
+        area = (box.right - box.left) * (box.top - box.bottom)
+        hidden = 100 * (sum(map(box.shared, placed)) / area + 1 - box.shared(inside) / area)
+        crossings = sum(box.crossed(*segment) for segment in segments)
+        return hidden + 30 * sum(map(box.shared, points)) / area + 2 * crossings
+
     for label in labels:
         note = axes.annotate(
             label.text, label.at, xytext=(0, 0), textcoords="offset points", ha="center", va="center", fontsize=8,
             color=label.colour, zorder=4,
         )  # fmt: skip
         extent, (x, y) = note.get_window_extent(), _pixel(axes, label.at)
-        width, height = extent.width + 2 * _SPACE, extent.height + 2 * _SPACE
+        # 1.5 pixels stay free on each side.
+        width, height = extent.width + 3, extent.height + 3
         boxes = {at: Box.at((x + at[0] * dots, y + at[1] * dots), width, height) for at in _offsets()}
-        costs = {at: surroundings.cost(box) + math.hypot(*at) / 10 for at, box in boxes.items()}
+        costs = {at: cost(box) + math.hypot(*at) / 10 for at, box in boxes.items()}
         best = min(costs, key=costs.__getitem__)
         note.set_position(best)
-        surroundings.placed.append(boxes[best])
-        if math.hypot(*best) > _LED_FROM:
+        placed.append(boxes[best])
+        # A thin line leads from a point to a label that is farther than 20 points away.
+        if math.hypot(*best) > 20:
             axes.annotate(
                 "", label.at, xytext=best, textcoords="offset points", zorder=2,
                 arrowprops={"arrowstyle": "-", "color": label.colour, "linewidth": 0.5, "shrinkA": 4, "shrinkB": 3},
             )  # fmt: skip
-    return surroundings.placed
+    return placed
 
 
 def _pixel(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
@@ -189,7 +173,7 @@ def _pixel(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
 
 def _offsets() -> Iterator[tuple[float, float]]:
     """Yield places of a label relative to its point, the nearest first: above to the left, and so on around it."""
-    for distance in _DISTANCES:
-        for place in range(_DIRECTIONS):
-            angle = 2 * math.pi * place / _DIRECTIONS + 0.75 * math.pi
+    for distance in (10.0, 15.0, 22.0, 31.0, 42.0):
+        for place in range(16):
+            angle = math.pi * place / 8 + 0.75 * math.pi
             yield distance * math.cos(angle), distance * math.sin(angle)

@@ -9,6 +9,7 @@ import numpy as np
 
 from rocserve.load_check.tensors import Array
 from rocserve.settings.flag import AMOUNT, POSITIVE, flag, number
+from rocserve.verbs.check.errors import distances_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,8 @@ def difference(results: Sequence[Array], references: Sequence[Array]) -> Differe
         cosine = float("nan")
     else:
         cosine = float(np.dot(actual, expected)) / norms if norms else 0.0
-    # Equal infinities and NaNs do not differ. A NaN or infinity on one side only is an infinite difference.
-    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-    with np.errstate(invalid="ignore"):
-        distance = np.where(same, 0.0, np.abs(actual - expected))
-    distance = np.where(np.isnan(distance), np.inf, distance)
+    distance = distances_of(actual, expected)
+    assert distance is not None, "both sides have one shape"
     if not distance.size:
         return Difference(0.0, 0.0, 0.0, cosine, top1)
     norm, scale = float(np.linalg.norm(distance)), float(np.linalg.norm(expected[np.isfinite(expected)]))

@@ -22,15 +22,10 @@ from rocserve.settings.flag import LARGEST_INT32, Kind, repeated
 
 STRATA = 64
 """Of each 64 lengths in turn, one is drawn from each 64th of the law. So already few have the law's median and tail."""
-_NEXT_PLACE = (math.sqrt(5) - 1) / 2
-"""How far on within its 64th the next length of one is drawn. Multiples of the golden ratio fill 0 to 1 evenly."""
-_SEED = 0
 _SPREAD = 0.8
 """Lengths of texts are log-normal with about this standard deviation of their logarithms."""
 _MOST_SPREAD = 10.0
 """The longest of two thousand lengths is then 10^14 times the median; more would exceed floats."""
-_MOST_DIGITS = 10
-"""Of a whole number below 2^31."""
 
 
 class Law(Protocol):
@@ -106,10 +101,11 @@ class DrawnLengths:
 def draw_lengths(law: Law, count: int, label: str) -> Sequence[int]:
     """Return the first `count` lengths of a law, the same each time. Dimensions with different labels are independent
     of each other."""
-    rng = np.random.default_rng((_SEED, zlib.crc32(label.encode())))
+    rng = np.random.default_rng((0, zlib.crc32(label.encode())))
     shares: list[float] = []
     for turn in range(-(-count // STRATA)):
-        place = (0.5 + turn * _NEXT_PLACE) % 1
+        # Multiples of the golden ratio fill 0 to 1 evenly.
+        place = (0.5 + turn * (math.sqrt(5) - 1) / 2) % 1
         shares += ((rng.permutation(STRATA) + place) / STRATA).tolist()
     return [law.at(share) for share in shares[:count]]
 
@@ -207,7 +203,7 @@ def _settings(text: str, settings: str, needed: Sequence[str], defaults: Mapping
 
 def _whole(text: str, where: str = "") -> int:
     """`where`: the text or the line of a file that has it."""
-    if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and 0 < int(text) <= LARGEST_INT32:
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(LARGEST_INT32)) and 0 < int(text) <= LARGEST_INT32:
         return int(text)
     raise ValueError(
         f"expected a length, a whole number from 1 to {LARGEST_INT32}, got '{text}'"

@@ -167,11 +167,6 @@ def training_function(file: Path) -> Train:
     return train
 
 
-_WITH_WEIGHTS = ("conv1d", "conv2d", "conv3d", "linear")
-_ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn")
-"""Metadata in which nodes record their origin. They may be larger than the weights."""
-
-
 def results(program: Program, run: Mapping[str, Array]) -> list[Array]:
     """Return the program's outputs for one run's inputs. bf16 becomes fp32, because numpy has no bf16."""
     with torch.no_grad():
@@ -185,10 +180,11 @@ def _tensors(program: Program, run: Mapping[str, Array]) -> list[Any]:
 
 def layers(graph: Any) -> list[Any]:
     """Return the nodes that multiply by weights."""
+    kinds = ("conv1d", "conv2d", "conv3d", "linear")
     return [
         node
         for node in graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in _WITH_WEIGHTS
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in kinds
     ]
 
 
@@ -215,7 +211,8 @@ def export_again(module: GraphModule, original: ExportedProgram, run: Mapping[st
     own = {op: made for op, made in torch.export.default_decompositions().items() if op.namespace == "torchao"}
     exported = exported.run_decompositions(own)
     for node in exported.graph.nodes:
-        for origin in _ORIGINS:
+        # Records of a node's origin may be larger than the weights.
+        for origin in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn"):
             node.meta.pop(origin, None)
     return exported
 

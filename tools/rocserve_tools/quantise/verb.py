@@ -33,21 +33,17 @@ if TYPE_CHECKING:
 
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 
-_NEEDED = ("torch==2.13.0", "torchao==0.18.0")
-_NEEDED_FOR_ONNX = ("onnxscript>=0.7", "onnxruntime>=1.18")
 _ONNX = ".onnx"
-_SUFFIXES = (".pt2", _ONNX)
 _ROWS_PER_RUN = 32
 _ROOT = Path("/")
-
-
-METHODS = ("dynamic", "static", "qat")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantiseOptions:
     model: Path = positional(Path(), Kind("MODEL.pt2", Path), "a program that torch.export.save has written")
-    method: str = flag("", one_of(METHODS), "the method of quantisation, as described above", required=True)
+    method: str = flag(
+        "", one_of(("dynamic", "static", "qat")), "the method of quantisation, as described above", required=True
+    )
     data: Path = flag(
         Path(),
         Kind("FILES", Path),
@@ -67,14 +63,15 @@ def run(options: QuantiseOptions) -> None:
     or torchao is not installed, INVALID_ARGUMENT if the model cannot be quantised."""
     if (options.train is None) == (options.method == "qat"):
         raise UsageError("--method qat needs --train, and no other method takes it")
-    if options.out.suffix not in _SUFFIXES:
+    if options.out.suffix not in (".pt2", _ONNX):
         raise UsageError(f"argument --out: expected a file that ends in .pt2 or .onnx, got '{options.out}'")
     if options.out.resolve() == options.model.resolve():
         raise UsageError(f"argument --out: '{options.out}' is the model itself, with which the result is compared")
     if not options.out.absolute().parent.is_dir():
         raise invalid_argument(f"{options.out} cannot be written: there is no folder {options.out.parent}")
     out = console_on()
-    for needed in (*_NEEDED, *(_NEEDED_FOR_ONNX if options.out.suffix == _ONNX else ())):
+    for_onnx = ("onnxscript>=0.7", "onnxruntime>=1.18") if options.out.suffix == _ONNX else ()
+    for needed in ("torch==2.13.0", "torchao==0.18.0", *for_onnx):
         package = re.split("[=>]", needed)[0]
         if find_spec(package) is None:
             raise unavailable(f"this needs {package}, which is not installed: pip install '{needed}'")

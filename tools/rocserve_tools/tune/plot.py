@@ -19,8 +19,6 @@ from rocserve_tools.measuring.curves import (
 )
 from rocserve_tools.tune.sweep import Measurement, setting
 
-_RECOMMENDED = "#111827"
-
 
 def draw(
     measurements: Sequence[Measurement],
@@ -64,7 +62,7 @@ def draw(
         marker="o",
         markersize=12,
         markerfacecolor="none",
-        markeredgecolor=_RECOMMENDED,
+        markeredgecolor="#111827",
         markeredgewidth=1.8,
         label="recommended:\n" + setting(recommended).replace(", ", ",\n"),
         zorder=5,

@@ -21,7 +21,7 @@ from rocserve.load_check.reference import Case, reference_cases
 from rocserve.load_check.tensors import ROWS, CheckedInput
 from rocserve.verbs.check.errors import OutputError, output_errors
 from rocserve.verbs.check.graph_cuts import dimension_names, read_model
-from rocserve.verbs.check.nodes import OperatorSearch
+from rocserve.verbs.check.nodes import first_operator
 from rocserve.verbs.check.operator_search import OperatorFinding
 from rocserve.verbs.check.sides import Side, compare_with_recorded, onnx_file, open_side, reference_of
 from rocserve.verbs.engines import main_engine, prepare
@@ -85,39 +85,39 @@ class Checked:
         return [one for one in (self.failure, *wrong, found, nothing) if one]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The request for a check."""
-
-    model: ToolModel
-    engine: str
-    """"auto" = the one that a server would choose."""
-    against: str
-    """"" = the reference of this kind of model."""
-    nodes: bool
-    record: Path | None
-
-
 class Check:
-    """Answers one question, in workers that end with it."""
+    """One check, in workers that end with it."""
 
-    def __init__(self, question: Question, report: Callable[[str], None]) -> None:
-        """`report` takes one line of progress at a time. Raises ServeError if the engine cannot be used here, or if the
-        model has no graph to cut."""
-        self._question = question
-        self._model = question.model
+    def __init__(
+        self,
+        model: ToolModel,
+        engine: str,
+        against: str,
+        *,
+        has_nodes: bool,
+        record: Path | None,
+        report: Callable[[str], None],
+    ) -> None:
+        """`engine`: "auto" = the one that a server would choose. `against`: "" = the reference of this kind of model.
+        `has_nodes`: search the first operator that differs. `record`: where to write the reference's answers; None =
+        nowhere. `report` takes one line of progress at a time. Raises ServeError if the engine cannot be used here, or
+        if the model has no graph to cut."""
+        self._model = model
+        self._engine = main_engine(model, engine)
+        self._against = against
+        self._has_nodes = has_nodes
+        self._record_file = record
         self._report = report
-        self._engine = main_engine(self._model, question.engine)
-        self._file = onnx_file(self._model)
-        if question.nodes and self._file is None:
+        self._file = onnx_file(model)
+        if has_nodes and self._file is None:
             raise invalid_argument("--nodes needs an ONNX file, and the model has none")
 
     async def run(self) -> Checked:
-        """Raises ServeError if the reference cannot load the model; if the engine cannot, only without `nodes`."""
+        """Raises ServeError if the reference cannot load the model; if the engine cannot, only without `has_nodes`."""
         async with ToolWorkers(self._model.source.settings, self._report) as workers:
             side, failure = await self._loaded(workers)
             properties = side.workers.properties if side is not None else {}
-            against = self._question.against or reference_of(self._model, self._engine, properties)
+            against = self._against or reference_of(self._model, self._engine, properties)
             reference = side
             if against:
                 self._report(f"loading it on {against}")
@@ -150,7 +150,7 @@ class Check:
         try:
             return await open_side(self._model, self._engine, workers, LoadCheckMode.WARN), ""
         except ServeError as error:
-            if not self._question.nodes:
+            if not self._has_nodes:
                 raise
             return None, error.text
 
@@ -158,7 +158,7 @@ class Check:
         """Compare the model's answer with the recorded one, if it has such a file."""
         definition = self._model.definition
         file = definition.recorded_answers(self._model.source.version_folder)
-        if file is None or self._question.record is not None:
+        if file is None or self._record_file is not None:
             return NOT_CHECKED
         try:
             return LoadCheckReport((compare_with_recorded(side, file, definition),))
@@ -200,7 +200,7 @@ class Check:
         return inputs
 
     def _record(self, cases: Sequence[Case]) -> str:
-        if (file := self._question.record) is None:
+        if (file := self._record_file) is None:
             return ""
         if not cases:
             raise unavailable(NOTHING_RAN)
@@ -214,13 +214,13 @@ class Check:
         self, cases: Sequence[Case], found: Sequence[OutputError], against: str, failure: str
     ) -> OperatorFinding | None:
         wrong = {one.verdict.case for one in found if not one.verdict.right}
-        if not self._question.nodes or not (wrong or failure):
+        if not self._has_nodes or not (wrong or failure):
             return None
         case = next((one for one in cases if one.name in wrong), next(iter(cases), None))
         if case is None:
             raise unavailable(NOTHING_RAN)
         assert self._file is not None and against, "checked before"
-        return await OperatorSearch(self._model, self._file, (against, self._engine), case, self._report).first()
+        return await first_operator(self._model, self._file, (against, self._engine), case, self._report)
 
 
 def _has_rows(signature: Signature) -> bool:

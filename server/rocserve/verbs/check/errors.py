@@ -25,42 +25,34 @@ class OutputError:
 
 def output_errors(cases: Sequence[Case], candidate: Run, precision: str) -> Sequence[OutputError]:
     """Run the candidate on each case once, and compare each output of the reference."""
-    answers = _Answers(cases, candidate)
-    names = dict.fromkeys(name for case in cases for name in case.outputs)
-    found = []
-    for name in names:
-        own = [replace(case, outputs={name: case.outputs[name]}) for case in cases if name in case.outputs]
-        verdict = compare(own, answers.run, precision)
-        worst = next((case for case in own if case.name == verdict.case), own[0])
-        noise = worst.noise.get(name, 0.0)
-        found.append(OutputError(name, verdict, noise, answers.distance(worst, name)))
-    return found
+    answers: dict[int, Feed | Exception] = {}
+    """By the feed's identity: arrays cannot be keys."""
+    for case in cases:
+        try:
+            answers[id(case.feed)] = candidate(case.feed)
+        except Exception as error:
+            # Each engine raises its own exceptions.
+            answers[id(case.feed)] = error
 
-
-class _Answers:
-    """What a candidate has answered to each feed."""
-
-    def __init__(self, cases: Sequence[Case], candidate: Run) -> None:
-        self._answers: dict[int, Feed | Exception] = {}
-        """By the feed's identity: arrays cannot be keys."""
-        for case in cases:
-            try:
-                self._answers[id(case.feed)] = candidate(case.feed)
-            except Exception as error:
-                # Each engine raises its own exceptions.
-                self._answers[id(case.feed)] = error
-
-    def run(self, feed: Feed) -> Feed:
-        answer = self._answers[id(feed)]
+    def answered(feed: Feed) -> Feed:
+        answer = answers[id(feed)]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def distance(self, case: Case, output: str) -> float:
-        answer = self._answers[id(case.feed)]
-        if isinstance(answer, Exception) or output not in answer:
-            return np.inf
-        return largest_distance(case.outputs[output], answer[output])
+    names = dict.fromkeys(name for case in cases for name in case.outputs)
+    found = []
+    for name in names:
+        own = [replace(case, outputs={name: case.outputs[name]}) for case in cases if name in case.outputs]
+        verdict = compare(own, answered, precision)
+        worst = next((case for case in own if case.name == verdict.case), own[0])
+        noise = worst.noise.get(name, 0.0)
+        answer = answers[id(worst.feed)]
+        absolute = np.inf
+        if not isinstance(answer, Exception) and name in answer:
+            absolute = largest_distance(worst.outputs[name], answer[name])
+        found.append(OutputError(name, verdict, noise, absolute))
+    return found
 
 
 def largest_distance(one: Array, other: Array) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,6 @@ _NAMED_INPUTS = 4
 """Inputs of an operator that its title names; a Concat may have hundreds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """A node of the graph."""
-
-    title: str
-    """Such as "Softplus 'act_3' (x -> y)"."""
-    outputs: tuple[str, ...]
-
-
 class CutGraph:
     """An ONNX graph for inputs of fixed shapes."""
 
@@ -40,7 +30,7 @@ class CutGraph:
         inferred = onnx.shape_inference.infer_shapes(self._model, data_prop=True).graph
         values: list[ValueInfoProto] = [*inferred.value_info, *inferred.output]
         self._types = {one.name: one for one in values if one.type.HasField("tensor_type")}
-        self.operators = tuple(_operator(node) for node in graph.node)
+        self.operators: Sequence[NodeProto] = graph.node
         self._fronts = tuple(self._find_fronts())
 
     def _find_fronts(self) -> Iterator[Sequence[str]]:
@@ -90,13 +80,13 @@ class CutGraph:
         )
 
 
-def _operator(node: NodeProto) -> Operator:
+def title(node: NodeProto) -> str:
+    """Return an operator's title, such as "Softplus 'act_3' (x -> y)"."""
     kind = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
     name = f" '{node.name}'" if node.name else ""
-    outputs = tuple(filter(None, node.output))
     inputs = [one for one in node.input if one]
     shown = ", ".join(inputs[:_NAMED_INPUTS]) + (", ..." if len(inputs) > _NAMED_INPUTS else "")
-    return Operator(f"{kind}{name} ({shown} -> {', '.join(outputs)})", outputs)
+    return f"{kind}{name} ({shown} -> {', '.join(filter(None, node.output))})"
 
 
 def used_by(node: NodeProto) -> Iterator[str]:

@@ -27,55 +27,47 @@ from rocserve.verbs.model_choice import ModelOptions, ToolModel, configured_as, 
 from rocserve.verbs.workers import ToolWorkers
 
 
-class OperatorSearch:
-    """Compares cuts of one model's graph in two engines."""
+async def first_operator(
+    model: ToolModel, file: Path, engines: tuple[str, str], case: Case, report: Callable[[str], None]
+) -> OperatorFinding | None:
+    """Return the first operator whose results differ. `file`: the ONNX file. `engines`: the reference and the one to
+    check. `case`: inputs on which they differ. Raises ServeError if the file has no graph that can be cut, or if the
+    reference cannot run the graph."""
+    graph = CutGraph(read_model(file), case.feed)
+    with temporary_folder("rocserve-nodes-") as folder:
+        # The programs of the cuts do not belong in the cache.
+        settings = replace(model.source.settings, cache_directory=str(Path(folder, "cache")))
 
-    def __init__(
-        self, model: ToolModel, file: Path, engines: tuple[str, str], case: Case, report: Callable[[str], None]
-    ) -> None:
-        """`file`: the ONNX file. `engines`: the reference and the one to check. `case`: inputs on which they differ.
-        Raises ServeError (INVALID_ARGUMENT) if the file has no graph that can be cut."""
-        self._model = model
-        self._engines = engines
-        self._case = case
-        self._report = report
-        self._weights = file.parent
-        self._graph = CutGraph(read_model(file), case.feed)
+        async def examine(count: int) -> CutResult | None:
+            report(f"comparing the first {count} of {len(graph.operators)} operators")
+            part = Path(folder, f"first-{count}.onnx")
+            write_model(graph.until(count), part, file.parent)
+            cut = configured_as(find_model(ModelOptions(part, engines=settings)), model)
+            async with ToolWorkers(settings) as workers:
+                return await _examined(cut, engines, case, workers)
 
-    async def first(self) -> OperatorFinding | None:
-        """Raises ServeError if the reference cannot run the graph."""
-        with temporary_folder("rocserve-nodes-") as folder:
-            # The programs of the cuts do not belong in the cache.
-            settings = replace(self._model.source.settings, cache_directory=str(Path(folder, "cache")))
+        return await first_difference(graph, examine)
 
-            async def examine(count: int) -> CutResult | None:
-                self._report(f"comparing the first {count} of {len(self._graph.operators)} operators")
-                file = Path(folder, f"first-{count}.onnx")
-                write_model(self._graph.until(count), file, self._weights)
-                model = find_model(ModelOptions(file, engines=settings))
-                async with ToolWorkers(settings) as workers:
-                    return await self._examined(configured_as(model, self._model), workers)
 
-            return await first_difference(self._graph, examine)
-
-    async def _examined(self, cut: ToolModel, workers: ToolWorkers) -> CutResult | None:
-        reference, engine = self._engines
-        try:
-            side = await open_side(cut, reference, workers, LoadCheckMode.OFF)
-            feed = {spec.name: self._case.feed[spec.name] for spec in side.workers.signature.inputs}
-            expected = await asyncio.to_thread(side.run, feed)
-            moved = await asyncio.to_thread(side.run, nudged(feed))
-        except ServeError:
-            return None
-        try:
-            checked = await open_side(cut, engine, workers, LoadCheckMode.OFF)
-            outputs = await asyncio.to_thread(checked.run, feed)
-        except (ServeError, TimeoutError) as error:
-            return CutResult(failure=str(error) or f"{engine} does not end its run")
-        case = Case(self._case.name, feed, expected, differences(expected, moved))
-        found = output_errors([case], lambda _: outputs, checked.precision)
-        wrong = [one for one in found if not one.verdict.right]
-        return CutResult([_finding(one, expected[one.output], outputs) for one in wrong])
+async def _examined(cut: ToolModel, engines: tuple[str, str], case: Case, workers: ToolWorkers) -> CutResult | None:
+    """Compare the cut in both engines; None = the reference cannot run it."""
+    reference, engine = engines
+    try:
+        side = await open_side(cut, reference, workers, LoadCheckMode.OFF)
+        feed = {spec.name: case.feed[spec.name] for spec in side.workers.signature.inputs}
+        expected = await asyncio.to_thread(side.run, feed)
+        moved = await asyncio.to_thread(side.run, nudged(feed))
+    except ServeError:
+        return None
+    try:
+        checked = await open_side(cut, engine, workers, LoadCheckMode.OFF)
+        outputs = await asyncio.to_thread(checked.run, feed)
+    except (ServeError, TimeoutError) as error:
+        return CutResult(failure=str(error) or f"{engine} does not end its run")
+    own_case = Case(case.name, feed, expected, differences(expected, moved))
+    found = output_errors([own_case], lambda _: outputs, checked.precision)
+    wrong = [one for one in found if not one.verdict.right]
+    return CutResult([_finding(one, expected[one.output], outputs) for one in wrong])
 
 
 def _finding(error: OutputError, expected: Array, outputs: Feed) -> TensorFinding:

@@ -13,9 +13,7 @@ import numpy as np
 from rocserve.core.errors import unavailable
 from rocserve.load_check.tensors import Array
 from rocserve.verbs.check.errors import distances_of
-from rocserve.verbs.check.graph_cuts import CutGraph
-
-_SHOWN_VALUES = 3
+from rocserve.verbs.check.graph_cuts import CutGraph, title
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +92,18 @@ async def first_difference(
     differing = {tensor.name for tensor in found.tensors}
     candidates = range(cuts[low], cuts[high])
     # Between two cuts lies one operator, or a few that hand on what is not a tensor.
-    number = next((one for one in candidates if differing.intersection(graph.operators[one].outputs)), cuts[high] - 1)
+    number = next((one for one in candidates if differing.intersection(graph.operators[one].output)), cuts[high] - 1)
     operator = graph.operators[number]
-    tensors = [one for one in found.tensors if one.name in operator.outputs] or found.tensors
-    return OperatorFinding(operator.title, number + 1, len(graph.operators), tensors, found.failure)
+    tensors = [one for one in found.tensors if one.name in operator.output] or found.tensors
+    return OperatorFinding(title(operator), number + 1, len(graph.operators), tensors, found.failure)
 
 
 def farthest(expected: Array, actual: Array) -> Sequence[Value]:
-    """Return the values that are the farthest apart, the farthest first; none if the shapes differ."""
+    """Return up to three values that are the farthest apart, the farthest first; none if the shapes differ."""
     distances = distances_of(expected, actual)
     if distances is None:
         return ()
-    places = np.argsort(-distances.ravel(), kind="stable")[:_SHOWN_VALUES]
+    places = np.argsort(-distances.ravel(), kind="stable")[:3]
     return [
         Value(
             tuple(int(index) for index in np.unravel_index(place, expected.shape)),

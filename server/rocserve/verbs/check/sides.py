@@ -22,7 +22,6 @@ from rocserve.verbs.workers import LoadedWorkers, ToolWorkers
 
 _RUN_SECONDS = 600.0
 """Limit of one run of an engine, which may hang."""
-_CPU_PROVIDER = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +86,5 @@ def reference_of(model: ToolModel, engine: str, properties: Mapping[str, str]) -
         reference = CPU
     else:
         return ""
-    is_on_cpu = engine == ONNXRUNTIME and properties.get("execution_providers") == _CPU_PROVIDER
+    is_on_cpu = engine == ONNXRUNTIME and properties.get("execution_providers") == "CPUExecutionProvider"
     return "" if engine == reference or is_on_cpu else reference

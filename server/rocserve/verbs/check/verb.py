@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rocserve.core.load_check import LoadCheckMode
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part
-from rocserve.verbs.check.checking import Check, Checked, OutputRow, Question
+from rocserve.verbs.check.checking import Check, Checked, OutputRow
 from rocserve.verbs.check.operator_search import OperatorFinding, TensorFinding
 from rocserve.verbs.engines import ENGINES
 from rocserve.verbs.model_choice import ModelOptions, find_model
@@ -53,9 +53,17 @@ def check(options: CheckOptions) -> int:
         raise UsageError("argument --load-check: expected on or strict, got off, which checks nothing")
     if options.record is not None and options.record.suffix != ".npz":
         raise UsageError(f"argument --record: expected a name that ends in .npz, got '{options.record}'")
-    question = Question(find_model(options.model), options.engine, options.against, options.nodes, options.record)
+    model = find_model(options.model)
     with ToolProgress() as progress:
-        checked = asyncio.run(Check(question, progress.report).run())
+        one = Check(
+            model,
+            options.engine,
+            options.against,
+            has_nodes=options.nodes,
+            record=options.record,
+            report=progress.report,
+        )
+        checked = asyncio.run(one.run())
     out = console_on()
     if options.json:
         say_json(out, checked)

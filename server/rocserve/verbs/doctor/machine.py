@@ -50,7 +50,6 @@ NO_GPUS, GPU_DRIVER = "GPUs", "GPU driver"
 """Names of findings: that there are no GPUs, and what is wrong with the driver of those that there are."""
 _DRIVER = Path("/dev/kfd")
 _VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "ROCM_PATH")
-_PREFIXES = ("MIGRAPHX_", "MIOPEN_", "ROCSERVE_")
 
 
 def examine_machine(host: Host) -> Iterator[Finding]:
@@ -70,10 +69,14 @@ def examine_machine(host: Host) -> Iterator[Finding]:
         yield _MACHINE("ROCm", State.FACT, host.rocm_version)
     else:
         text = f"no {host.rocm} with a version, and no $ROCM_PATH"
-        yield _MACHINE("ROCm", State.ABSENT, text, _ROCM_ADVICE, is_for_gpus=True)
+        advice = (
+            "ROCm (for AMD GPUs): apt-get install amdrocm10.1 (with MIGraphX 2.18) or amdrocm10.2 (2.19), from AMD's"
+            " repository stable.repo.amd.com/rocm/core"
+        )
+        yield _MACHINE("ROCm", State.ABSENT, text, advice, is_for_gpus=True)
     yield from _gpus(host)
     for name in sorted(host.environment):
-        if name in _VARIABLES or name.startswith(_PREFIXES):
+        if name in _VARIABLES or name.startswith(("MIGRAPHX_", "MIOPEN_", "ROCSERVE_")):
             yield _MACHINE(f"${name}", State.FACT, host.environment[name])
 
 
@@ -85,9 +88,11 @@ def _gpus(host: Host) -> Iterator[Finding]:
     idle = not numbers and not (host.system / "module/amdgpu").exists()
     for device in sorted((host.system / "bus/pci/devices").glob("*")) if idle else ():
         vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-        if vendor == _AMD and kind.startswith(_DISPLAY_CONTROLLER):
+        # A display controller of AMD.
+        if vendor == "0x1002" and kind.startswith("0x03"):
             text = f"the GPU at PCI {device.name} has no driver: the kernel module amdgpu is not loaded"
-            yield _MACHINE(GPU_DRIVER, State.BROKEN, text, _DRIVER_ADVICE)
+            advice = "amdgpu: modprobe amdgpu; where there is none, apt-get install amdgpu-dkms and restart the machine"
+            yield _MACHINE(GPU_DRIVER, State.BROKEN, text, advice)
     for number in numbers:
         gpu = host.gpu(number)
         if gpu is None:
@@ -100,23 +105,11 @@ def _gpus(host: Host) -> Iterator[Finding]:
         yield _MACHINE(f"GPU {number}", State.FACT, text)
     if numbers and not os.access(_DRIVER, os.R_OK | os.W_OK):
         text = f"{_DRIVER} may not be read and written by this user" if _DRIVER.exists() else f"there is no {_DRIVER}"
-        yield _MACHINE(GPU_DRIVER, State.BROKEN, text, _ACCESS_ADVICE)
-
-
-_AMD = "0x1002"
-_DISPLAY_CONTROLLER = "0x03"
-_DRIVER_ADVICE = "amdgpu: modprobe amdgpu; where there is none, apt-get install amdgpu-dkms and restart the machine"
-_ROCM_ADVICE = (
-    "ROCm (for AMD GPUs): apt-get install amdrocm10.1 (with MIGraphX 2.18) or amdrocm10.2 (2.19), from AMD's repository"
-    " stable.repo.amd.com/rocm/core"
-)
-_ACCESS_ADVICE = (
-    "usermod --append --groups render,video USER, and log in again; in a container pass --device=/dev/kfd"
-    " --device=/dev/dri --group-add=video --group-add=$(getent group render | cut -d: -f3)"
-)
-
-
-_GPU_MODULES = ("amdsmi", ROCAL_MODULE)
+        advice = (
+            "usermod --append --groups render,video USER, and log in again; in a container pass --device=/dev/kfd"
+            " --device=/dev/dri --group-add=video --group-add=$(getent group render | cut -d: -f3)"
+        )
+        yield _MACHINE(GPU_DRIVER, State.BROKEN, text, advice)
 
 
 def _packages(host: Host) -> Sequence[tuple[str, Sequence[str], str, str]]:
@@ -159,7 +152,7 @@ def examine_software(host: Host) -> Iterator[Finding]:
     for module, distributions, purpose, remedy in _packages(host):
         if not is_installed(module):
             text = "not installed" + (f" (for {purpose})" if purpose else "")
-            is_for_gpus = module in _GPU_MODULES
+            is_for_gpus = module in ("amdsmi", ROCAL_MODULE)
             yield _SOFTWARE(module, State.ABSENT, text, f"{module}: {remedy}", is_for_gpus=is_for_gpus)
         elif module == "onnxruntime":
             yield _onnx_runtime(installed_onnx_runtimes())

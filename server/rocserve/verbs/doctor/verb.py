@@ -148,14 +148,6 @@ def _target_name(target: Target) -> str:
     return f"MIGraphX on {target.value}"
 
 
-_SHOWN = {
-    State.FACT: Text(""),
-    State.WORKS: Text("works", "green"),
-    State.ABSENT: Text("absent", "yellow"),
-    State.BROKEN: Text("BROKEN", "red"),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
     engines: EngineSettings = part(engine_settings)
@@ -175,9 +167,15 @@ def run_doctor(options: DoctorOptions) -> int:
     if options.json:
         say_json(out, {"rocserve": rocserve.__version__, "broken": broken, "findings": findings})
         return 1 if broken else 0
+    states = {
+        State.FACT: Text(""),
+        State.WORKS: Text("works", "green"),
+        State.ABSENT: Text("absent", "yellow"),
+        State.BROKEN: Text("BROKEN", "red"),
+    }
     say(out, f"rocserve {rocserve.__version__}")
     for section, group in groupby(findings, key=lambda finding: finding.section):
-        rows = [(one.name, _SHOWN[one.state], " ".join(one.text.split())) for one in group]
+        rows = [(one.name, states[one.state], " ".join(one.text.split())) for one in group]
         found = table(section, ("", "", Column(overflow="fold")), rows, left=2, has_header=False)
         show(out, found, is_folded=True)
     for line in closing_lines(findings):
