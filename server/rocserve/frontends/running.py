@@ -41,13 +41,6 @@ if TYPE_CHECKING:
     from rocserve.frontends.processes.supervisor import FrontEndProcesses
 
 
-_ANY_ADDRESS = ("0.0.0.0", "::")
-_LOOPBACK = "127.0.0.1"
-_SERVICES = {"HTTP": "HTTPService", "gRPC": "GRPCInferenceService"}
-_ORDER = ("metrics", "http", "grpc")
-"""The order of the log's lines."""
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     inference: InferenceService
@@ -132,7 +125,7 @@ class FrontEnds:
             await self.drain(time.monotonic())
             await self.stop_metrics()
             return refusals
-        for _, started in sorted(self._started.items(), key=lambda one: _ORDER.index(one[0])):
+        for started in filter(None, map(self._started.get, ("metrics", "http", "grpc"))):
             for line in started.details:
                 self._log.debug("%s", line)
             self._log.info("%s", started.line)
@@ -220,7 +213,7 @@ class FrontEnds:
             tls_context(self._settings.grpc, settings, "metrics", self._log),
         )
         http = self._settings.http.address
-        address = settings.address or (http if unix_place(http) is None else _LOOPBACK)
+        address = settings.address or (http if unix_place(http) is None else "127.0.0.1")
         where = ListenAddress("metrics", "metrics", address, settings.port)
         port = await listener.start(where)
         self._metrics = listener
@@ -310,7 +303,8 @@ class FrontEnds:
         who = f"{self._count} processes" if self._count else "this process"
         if self._on_demand:
             who = f"this process, and by {who} while it is busy"
-        line = f"Started {_SERVICES[where.protocol]} at {where.shown(port)}"
+        service = "HTTPService" if where.protocol == "HTTP" else "GRPCInferenceService"
+        line = f"Started {service} at {where.shown(port)}"
         if isinstance(settings, HttpSettings) and settings.allow_ui and where.unix is None:
             scheme, host = "https" if settings.use_ssl or settings.use_ssl_mutual else "http", _host(settings)
             line += f", with a page at {scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
@@ -335,4 +329,4 @@ def _count(edition: memoryview) -> None:
 
 def _host(part: GrpcSettings | HttpSettings) -> str:
     """Return the host by which clients on this machine reach the address."""
-    return "localhost" if part.address in _ANY_ADDRESS else part.address
+    return "localhost" if part.address in ("0.0.0.0", "::") else part.address

@@ -27,7 +27,6 @@ from rocserve.settings.unix_place import UnixPlace
 
 _LOCK_SECONDS = 5.0
 """Another server has the folder for less than a millisecond."""
-_LOCK_PAUSE_SECONDS = 0.01
 _CREDENTIALS = struct.Struct("iII")
 """struct ucred: process, user, group."""
 USER = "uid:"
@@ -133,7 +132,7 @@ def _locked(place: UnixPlace) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise
-                time.sleep(_LOCK_PAUSE_SECONDS)
+                time.sleep(0.01)
         yield
     finally:
         os.close(folder)

@@ -37,9 +37,11 @@ from rocserve.core.wire_format import LENGTH_DELIMITED, WireError, length_prefix
 from rocserve.frontends.grpc.typed_contents import (
     FIELDS,
     FIELDS_BY_NUMBER,
+    ID_TAG,
+    RAW_TAG,
     Cut,
-    CutMessage,
     Unusual,
+    cut_contents,
     second_contents,
 )
 from rocserve.plane.heap import copy_in_steps, no_memory
@@ -49,9 +51,6 @@ from rocserve.protocol.parameters import cut_sequence, read_parameters, read_seq
 
 LONGEST_REMEMBERED_HEAD = 4096
 """Bytes; bounds the memory that clients can fill with heads."""
-
-_ID_TAG = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_RAW_TAG = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,13 +131,13 @@ class RequestDecoder:
             length = data[position + 1]
             if length > 0x7F:
                 length, start = read_varint(data, position + 1)
-            if tag == _RAW_TAG:
+            if tag == RAW_TAG:
                 if not raw:
                     head_end = position
                 raw.append((start, start + length))
             elif raw or tag & 0x87 != LENGTH_DELIMITED:
                 raise Unusual
-            elif tag == _ID_TAG:
+            elif tag == ID_TAG:
                 # The last id counts. Earlier ones stay in the head, where they do no harm.
                 id_field, id_start, id_end = position, start, start + length
             position = start + length
@@ -156,8 +155,9 @@ class RequestDecoder:
             head_bytes = data[:id_field] + data[id_end:head_end] if id_end else data[:head_end]
             parsed = self._heads.get(head_bytes)
         if parsed is None:
-            if (cut := CutMessage.of(data)) is not None:
-                return self._without_contents(data, cut, request_id, contents)
+            skeleton, cuts = cut_contents(data)
+            if cuts:
+                return self._without_contents(data, skeleton, cuts, request_id, contents)
             if head_bytes is None:
                 head_bytes = data[:id_field] + data[id_end:head_end]
             # Without these bytes, a head has no sequence parameters.
@@ -168,14 +168,16 @@ class RequestDecoder:
             self._layouts.keep(len(data), _Layout.of(data, parsed.head, id_start, id_end, raw))
         return InferRequest(parsed.head, request_id, _assign(parsed, contents))
 
-    def _without_contents(self, data: bytes, cut: CutMessage, request_id: str, raw: list[Buffer]) -> TypedRequest:
-        parsed = self._typed_heads.get(cut.skeleton) or self._parse_head(cut.skeleton, self._typed_heads)
+    def _without_contents(
+        self, data: bytes, skeleton: bytes, cuts: Sequence[Cut], request_id: str, raw: list[Buffer]
+    ) -> TypedRequest:
+        parsed = self._typed_heads.get(skeleton) or self._parse_head(skeleton, self._typed_heads)
         head, assigned = parsed.head, _assign(parsed, raw)
-        for one in cut.cuts:
+        for one in cuts:
             entry = head.inputs[one.index]
             one.field.refuse_other(entry.datatype, entry.name, head.model_name)
         request = InferRequest(head, request_id, assigned, sequence=parsed.sequence)
-        return TypedRequest(request, data, cut.cuts, self)
+        return TypedRequest(request, data, cuts, self)
 
     def _decode_with_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
         """Decode a request, and separate its sequence parameters, so that all sequences share one head."""

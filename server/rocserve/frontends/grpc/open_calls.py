@@ -21,7 +21,6 @@ from rocserve.frontends.grpc.transport import Metadata, TransportLimits, Waiting
 from rocserve.observability.failures import Allowance, RequestFailures
 
 CHECK_SECONDS = 0.5
-_SECONDS_BETWEEN_WARNINGS = 10.0
 
 Event = Any
 
@@ -84,7 +83,7 @@ class WaitingCalls:
     def __init__(self, limits: WaitingLimits, now: float, log: logging.Logger) -> None:
         self.limits = limits
         self._log = log
-        self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
+        self._warnings = Allowance(1, per_second=0.1)
         self.since: dict[OpenCall, float] = {}
         """Waiting call -> time of the check before it began to wait, in the order of their beginnings. Calls add
         themselves when they begin to wait, and remove themselves."""

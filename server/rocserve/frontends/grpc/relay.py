@@ -19,8 +19,6 @@ import socket
 from rocserve.frontends.unix_sockets import USER, client_of, listen
 from rocserve.settings.unix_place import UnixPlace
 
-_BACKLOG = 1024
-_PIECE_BYTES = 64 << 10
 _PAUSE_SECONDS = 0.05
 """Pause after a failure to accept or to connect."""
 _PREFIX = "rocserve"
@@ -37,7 +35,7 @@ class UserRelay:
         self._connections: set[asyncio.Task[None]] = set()
         # Abstract names belong to all users, so nobody may guess them.
         self._names = (f"\0{_PREFIX}.{secrets.token_hex(8)}.{number}." for number in itertools.count())
-        self._listening, self._published = listen(place, _BACKLOG)
+        self._listening, self._published = listen(place, backlog=1024)
         self._listen()
 
     def stop_listening(self) -> None:
@@ -99,7 +97,7 @@ class UserRelay:
 
 async def _copy(source: socket.socket, target: socket.socket) -> None:
     """Raises OSError if one of both is gone."""
-    loop, piece = asyncio.get_running_loop(), memoryview(bytearray(_PIECE_BYTES))
+    loop, piece = asyncio.get_running_loop(), memoryview(bytearray(64 << 10))
     while count := await loop.sock_recv_into(source, piece):
         await loop.sock_sendall(target, piece[:count])
 

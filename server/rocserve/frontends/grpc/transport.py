@@ -34,8 +34,6 @@ _PRIVATE_PART = 2
 """The processes that serve gRPC may take half of the machine's or container's memory. By default, requests and answers
 take no more; the other half is for models."""
 
-_COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
-
 
 RECEIVE_WINDOW_BYTES = 4 << 20
 """Bytes of a message that a client may send before gRPC's core accepts more. With fewer, a message from far away takes
@@ -270,8 +268,9 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[
         "grpc.server.max_pending_requests": most_calls,
         "grpc.server.max_pending_requests_hard_limit": 2 * most_calls,
     }
+    compression_levels = ("none", "low", "medium", "high")
     optional = {
-        "grpc.default_compression_level": _COMPRESSION_LEVELS[settings.infer_response_compression_level],
+        "grpc.default_compression_level": compression_levels.index(settings.infer_response_compression_level),
         "grpc.max_allowed_incoming_connections": limits.max_connections,
         "grpc.max_connection_idle_ms": settings.max_connection_idle_ms,
         "grpc.max_connection_age_ms": age_ms,

@@ -14,7 +14,7 @@ from rocserve.core.responses import InferResponse
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, Tensor, octets
 from rocserve.core.wire_format import LENGTH_DELIMITED, length_prefix, varint
-from rocserve.frontends.grpc.typed_contents import FIELDS_BY_NUMBER
+from rocserve.frontends.grpc.typed_contents import ELEMENT_LENGTH, FIELDS_BY_NUMBER
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.parameters import write_parameters
 
@@ -24,10 +24,7 @@ _OUTPUTS = pb.ModelInferResponse.OUTPUTS_FIELD_NUMBER
 _CONTENTS = pb.ModelInferResponse.InferOutputTensor.CONTENTS_FIELD_NUMBER
 _STRING_TAG = varint(_NUMBERS[DataType.BYTES] << 3 | LENGTH_DELIMITED)
 _SHORT_PREFIXES = tuple(_STRING_TAG + varint(length) for length in range(128))
-_LENGTH = struct.Struct("<I")
 _STEP_ELEMENTS = 8192
-_STEP_STRINGS = 1024
-_STEP_STRING_BYTES = 1 << 20
 _LARGEST_COPIED_STRING = 64 << 10
 """Bytes. Longer strings are viewed, not copied; views of many short strings would slow the garbage collector."""
 
@@ -84,8 +81,9 @@ def _strings(tensor: Tensor) -> Steps[list[Buffer]]:
             step: list[Buffer] = []
             nbytes = 0
             large: Buffer | None = None
-            while count < expected and len(step) < 2 * _STEP_STRINGS and nbytes < _STEP_STRING_BYTES and large is None:
-                (length,) = _LENGTH.unpack_from(data, position)
+            # At most 1,024 strings, or 1 MiB, in one step.
+            while count < expected and len(step) < 2048 and nbytes < 1 << 20 and large is None:
+                (length,) = ELEMENT_LENGTH.unpack_from(data, position)
                 begin, position = position + 4, position + 4 + length
                 if position > len(data):
                     raise _wrong_count(tensor)

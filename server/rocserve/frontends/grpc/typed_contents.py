@@ -9,7 +9,7 @@ unknown fields) raise `Unusual`; protobuf then serialises the whole message agai
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,13 +43,14 @@ _MOST_TENSOR_FIELDS = 4 * MOST_ENTRIES
 _STEP_BYTES = 32 << 10
 _INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER
 _INPUTS_TAG = _INPUTS << 3 | LENGTH_DELIMITED
-_ID_TAG = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_RAW_TAG = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+ID_TAG = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+RAW_TAG = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
 _CONTENTS_TAG = _CONTENTS << 3 | LENGTH_DELIMITED
 _SHAPE_TAG = pb.ModelInferRequest.InferInputTensor.SHAPE_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _NO_CONTENTS = length_prefix(_CONTENTS, 0)
-_LENGTH = struct.Struct("<I")
+ELEMENT_LENGTH = struct.Struct("<I")
+"""Precedes each element of BYTES in raw contents."""
 _MEMORY_USE = "typed contents"
 """Names the contents in the error if there is no memory for them."""
 _Octets = np.ndarray[Any, np.dtype[np.uint8]]
@@ -179,7 +180,7 @@ class Cut:
         return octets(elements)
 
     def _strings(self, admit: Callable[[int], object]) -> Steps[Buffer]:
-        data, tag, pack = self.data, self.tag, _LENGTH.pack
+        data, tag, pack = self.data, self.tag, ELEMENT_LENGTH.pack
         position, end = 0, len(data)
         # A string has a prefix of at least two bytes in the message, and of four here. Untouched memory costs nothing.
         view = new_memory(2 * end, _MEMORY_USE)
@@ -219,39 +220,31 @@ class Cut:
         return view[:used]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CutMessage:
-    """A serialised ModelInferRequest with typed contents."""
-
-    skeleton: bytes
-    """The message without id and raw contents, and with empty contents in place of those that were cut out."""
-    cuts: tuple[Cut, ...]
-
-    @classmethod
-    def of(cls, message: bytes) -> CutMessage | None:
-        """Cut the typed contents out of a message; None if there are none. Raises IndexError, WireError or Unusual if
-        the message is faulty or in an unusual form, ServeError (INVALID_ARGUMENT) if an input has too many dimensions
-        to be parsed."""
-        view = memoryview(message)
-        parts: list[Buffer] = []
-        cuts: list[Cut] = []
-        index = position = 0
-        most_fields = _MOST_TENSOR_FIELDS
-        while position < len(message):
-            start, tag = position, message[position]
-            length, begin = read_varint(message, position + 1)
-            position = begin + length
-            if position > len(message) or tag & 0x87 != LENGTH_DELIMITED:
-                raise Unusual
-            if tag == _INPUTS_TAG:
-                cut, most_fields = _cut(view, start, begin, position, index, parts, most_fields)
-                index += 1
-                if cut is not None:
-                    cuts.append(cut)
-                    continue
-            if tag not in (_ID_TAG, _RAW_TAG):
-                parts.append(view[start:position])
-        return cls(b"".join(parts), tuple(cuts)) if cuts else None
+def cut_contents(message: bytes) -> tuple[bytes, Sequence[Cut]]:
+    """Cut the typed contents out of a serialised ModelInferRequest. Returns the message without id and raw contents,
+    and with empty contents in place of those that were cut out; and the contents, none if there are none. Raises
+    IndexError, WireError or Unusual if the message is faulty or in an unusual form, ServeError (INVALID_ARGUMENT) if an
+    input has too many dimensions to be parsed."""
+    view = memoryview(message)
+    parts: list[Buffer] = []
+    cuts: list[Cut] = []
+    index = position = 0
+    most_fields = _MOST_TENSOR_FIELDS
+    while position < len(message):
+        start, tag = position, message[position]
+        length, begin = read_varint(message, position + 1)
+        position = begin + length
+        if position > len(message) or tag & 0x87 != LENGTH_DELIMITED:
+            raise Unusual
+        if tag == _INPUTS_TAG:
+            cut, most_fields = _cut(view, start, begin, position, index, parts, most_fields)
+            index += 1
+            if cut is not None:
+                cuts.append(cut)
+                continue
+        if tag not in (ID_TAG, RAW_TAG):
+            parts.append(view[start:position])
+    return b"".join(parts), cuts
 
 
 def _cut(

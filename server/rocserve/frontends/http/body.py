@@ -28,7 +28,6 @@ from rocserve.frontends.http.request import LARGEST_BODY, HttpError, Request
 from rocserve.frontends.limits import LEAST_BYTES_PER_SECOND
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-_INTEGER = re.compile(r"\s*([+-]?\d{1,18})")
 IDENTITY = "identity"
 _COMPRESSED = ("gzip", "deflate")
 
@@ -46,7 +45,7 @@ StatedLength = tuple[str, int]
 
 def stated_length(header: str) -> StatedLength:
     """Raises HttpError if the header does not begin with a number."""
-    found = _INTEGER.match(header)
+    found = re.match(r"\s*([+-]?\d{1,18})", header)
     if found is None:
         raise HttpError(400, f"Unable to parse {HEADER_LENGTH}, got: {header}")
     return header, int(found[1])
@@ -127,10 +126,6 @@ def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
     return [*pieces, stream.flush()]
 
 
-_BODY_SECONDS = 60.0
-"""Time for a body, in addition to the time granted for the bytes received."""
-
-
 @dataclass(eq=False)
 class BodyReader:
     """Reads a request's body. The request's holder counts the bytes as they arrive. The maker of the holder must
@@ -139,7 +134,7 @@ class BodyReader:
     max_input_size: int
     """The limit in bytes for JSON, and for the plain form of compressed bodies."""
     _memory: RequestMemory
-    body_seconds: float = _BODY_SECONDS
+    body_seconds: float = 60.0
     """Time for a body; each 64 KiB received grant one second more."""
 
     async def read_compressed(self, request: Request, holder: Holder) -> Buffer:
@@ -235,7 +230,6 @@ LARGE_JSON = 256 << 10
 """More bytes are parsed in a process; the slowest JSON of this size takes 30 ms."""
 _MOST_PROCESSES = 2
 """Each process may take about 30 times the memory of the largest body."""
-_IDLE_SECONDS = 60.0
 
 
 class LargeBodies:
@@ -265,7 +259,7 @@ class LargeBodies:
             except BaseException:
                 process.end()  # The process may be in the middle of this body.
                 raise
-            self._idle[process] = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end, process)
+            self._idle[process] = asyncio.get_running_loop().call_later(60.0, self._end, process)
         if refusal is not None:
             raise ServeError(*refusal)
         return result
@@ -352,16 +346,16 @@ def serve(parent_pipe: int) -> None:
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 _PLAIN = ("application/json", "application/*", "*/*")
 """What accepts JSON; the first that a client names decides."""
-_WEIGHT = re.compile(r"\s*q\s*=\s*([01](?:\.[0-9]*)?)\s*", re.IGNORECASE)
 
 
 def accepted_stream(accept: str) -> tuple[str, bool]:
     """Return the form of stream to which the header `Accept` gives the highest weight, of equal ones the first, "" =
     none, and whether it accepts JSON too. What has the weight 0 is not accepted."""
+    weight = re.compile(r"\s*q\s*=\s*([01](?:\.[0-9]*)?)\s*", re.IGNORECASE)
     weights: dict[str, float] = {}
     for entry in accept.split(","):
         kind, *parameters = entry.split(";")
-        found = next(filter(None, map(_WEIGHT.fullmatch, parameters)), None)
+        found = next(filter(None, map(weight.fullmatch, parameters)), None)
         weights.setdefault(kind.strip().lower(), float(found[1]) if found else 1.0)
     streams = {kind: weight for kind, weight in weights.items() if kind in (EVENTS, LINES) and weight}
     takes_json = next((weights[kind] for kind in _PLAIN if kind in weights), 0.0) > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from rocserve.core.errors import ServeError, deadline_exceeded
@@ -27,44 +26,42 @@ MOST_IN_FLIGHT = 8
 instances, and few enough that one call does not fill a model's queue."""
 
 
-@dataclass(eq=False)
-class DividedCall:
-    """One call of a client. The client's limits, deadline and leaving hold for each of its requests."""
+async def divide(
+    parts: HttpParts,
+    request: Request,
+    timeout: float | None,
+    most_in_flight: int,
+    requests: Iterable[InferRequest],
+    take: Callable[[InferResponse], None],
+) -> None:
+    """Send a call's infer requests, and call `take` with the answers, in the order of the requests. The client's
+    limits, deadline and leaving hold for each of them. `timeout`: seconds from the arrival of the call; None = without
+    limit. Raises the ServeError of the first that failed, or of `take`, and cancels those after it."""
+    waiting: deque[_Responder] = deque()
 
-    _parts: HttpParts
-    _request: Request
-    _timeout: float | None
-    """Seconds from the arrival of the request; None = without limit."""
-    _most_in_flight: int = MOST_IN_FLIGHT
+    async def take_first() -> None:
+        answer = await waiting[0].answered
+        waiting.popleft()
+        if isinstance(answer, ServeError):
+            raise parts.inference.paths.without(answer)
+        take(answer)
 
-    async def run(self, requests: Iterable[InferRequest], take: Callable[[InferResponse], None]) -> None:
-        """Call `take` with the answers, in the order of the requests. Raises the ServeError of the first that failed,
-        or of `take`, and cancels those after it."""
-        waiting: deque[_Responder] = deque()
-
-        async def take_first() -> None:
-            answer = await waiting[0].answered
-            waiting.popleft()
-            if isinstance(answer, ServeError):
-                raise self._parts.inference.paths.without(answer)
-            take(answer)
-
-        deadline = None if self._timeout is None else self._request.began_at + self._timeout
-        try:
-            async with asyncio.timeout_at(deadline):
-                for request in requests:
-                    if len(waiting) == self._most_in_flight:
-                        await take_first()
-                    responder = _Responder(self._request, self._parts, self._timeout)
-                    waiting.append(responder)
-                    responder.begin(request)
-                while waiting:
+    deadline = None if timeout is None else request.began_at + timeout
+    try:
+        async with asyncio.timeout_at(deadline):
+            for infer_request in requests:
+                if len(waiting) == most_in_flight:
                     await take_first()
-        except TimeoutError:
-            raise deadline_exceeded() from None
-        finally:
-            for responder in waiting:
-                responder.cancel()
+                responder = _Responder(request, parts, timeout)
+                waiting.append(responder)
+                responder.begin(infer_request)
+            while waiting:
+                await take_first()
+    except TimeoutError:
+        raise deadline_exceeded() from None
+    finally:
+        for responder in waiting:
+            responder.cancel()
 
 
 class _Responder(SingleResponder):

@@ -29,11 +29,6 @@ from rocserve.services.inference import Inference
 NESTED = "parameters"
 """The members of this member are treated as members of the object itself."""
 
-NOT_ONE_RESPONSE = (
-    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number"
-    " of responses"
-)
-
 
 def read_generate(
     max_batch_size: int, inputs: Sequence[InputConfig], model_name: str, model_version: str, body: Buffer
@@ -129,10 +124,7 @@ async def generate(parts: HttpParts, request: Request, model: str, version: str,
     Raises ServeError if the request is refused, and HttpError if only HTTP knows the fault.
     """
     timeout = request_timeout(request.head.headers, parts.settings.request_timeout_seconds)
-    config = parts.find_model(model, version)
-    if config is None:
-        assert parts.ask_model is not None
-        config = await parts.ask_model(model, version)
+    config = await parts.config(model, version)
     body: Buffer = b""
     responder = AnswerStream(request, parts, timeout)
     try:
@@ -172,7 +164,11 @@ async def _only_response(
     if responder.is_overdue:
         return error_response(deadline_exceeded())
     if first is None or are_more:
-        return error_response(internal(NOT_ONE_RESPONSE))
+        text = (
+            "generate expects model to produce exactly 1 response, use generate stream for model that generates various"
+            " number of responses"
+        )
+        return error_response(internal(text))
     status, body = await _status_and_body(first, inference)
     headers = server_timing(first.parameters) if isinstance(first, InferResponse) else {}
     if sum(map(len, body)) <= ONE_PIECE:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -41,6 +40,7 @@ from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 from rocserve.frontends.http.answer_bodies import AnswerForm
 from rocserve.frontends.http.json_text import (
+    ELEMENT_LENGTH,
     MISSING,
     UNSIGNED_LIMIT,
     array,
@@ -395,7 +395,6 @@ def _read_outputs(head: Any, otherwise_binary: bool) -> tuple[list[RequestedOutp
 _KIND = "multipart/form-data"
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
 """RFC 2046 allows no longer boundaries."""
-_LENGTH = struct.Struct("<I")
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _NAME = re.compile(
     rb'^content-disposition:(?:[^\r\n"]|"[^\r\n"]*")*?;\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE | re.MULTILINE
@@ -415,10 +414,10 @@ def form_boundary(content_type: str) -> bytes | None:
 
 def _joined(contents: Sequence[Buffer], have_lengths: bool) -> Steps[Buffer]:
     """Join contents, plainly or as elements of BYTES. Raises ServeError (RESOURCE_EXHAUSTED) if there is no memory."""
-    nbytes = sum(map(len, contents)) + (_LENGTH.size * len(contents) if have_lengths else 0)
+    nbytes = sum(map(len, contents)) + (ELEMENT_LENGTH.size * len(contents) if have_lengths else 0)
     if nbytes <= COPIED_AT_ONCE:
         return encode_bytes_elements(map(memoryview, contents)) if have_lengths else b"".join(contents)
-    pieces = chain.from_iterable((_LENGTH.pack(len(one)), one) for one in contents) if have_lengths else contents
+    pieces = chain.from_iterable((ELEMENT_LENGTH.pack(len(one)), one) for one in contents) if have_lengths else contents
     view = new_memory(nbytes, "a request")
     for begin, part in fill(view, pieces, COPIED_AT_ONCE):
         yield from copy_in_steps(view, begin, part)

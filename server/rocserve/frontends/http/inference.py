@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -51,6 +51,7 @@ from rocserve.frontends.http.misdirected import advised
 from rocserve.frontends.http.request import JSON, LARGEST_BODY, Request, Response, error_response
 from rocserve.plane.guest_loop import worked_off
 from rocserve.plane.loop import TimerHandle
+from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.scheduling.batch import send_copied
 from rocserve.services.inference import (
     NOT_FOR_DECOUPLED,
@@ -63,7 +64,6 @@ from rocserve.services.inference import (
 from rocserve.services.methods import Method
 from rocserve.settings import HttpSettings
 
-_HEADER_LENGTH_KEY = HEADER_LENGTH.lower()
 ONE_PIECE = 128 << 10
 """Bytes up to which a body is joined and sent in one write."""
 
@@ -88,13 +88,23 @@ class HttpParts:
         self.bodies = BodyReader(self.settings.max_input_size, self.memory)
         self.forwarding = header_forwarding(self.settings.header_forward_pattern)
 
+    async def config(self, name: str, version: str) -> ModelConfig:
+        """Return a version's configuration. `version`: "" = the highest. Raises ServeError if no version is ready."""
+        config = self.find_model(name, version)
+        if config is None:
+            assert self.ask_model is not None
+            config = await self.ask_model(name, version)
+        return config
 
-OWN_HEADER = "X-Request-Timeout-Ms"
+    async def index(self, ready: bool = False) -> Sequence[pb.RepositoryIndexResponse.ModelIndex]:
+        """Return the rows of the repository index. `ready`: only those of ready versions."""
+        answer = self.methods["RepositoryIndex"].answer(pb.RepositoryIndexRequest(ready=ready))
+        response: pb.RepositoryIndexResponse = await answer if isinstance(answer, Awaitable) else answer
+        return response.models
+
+
 ENVOY_HEADER = "X-Envoy-Expected-Rq-Timeout-Ms"
 """Envoy sends it to the servers behind it: how long it waits for them."""
-_HEADERS = tuple((name, name.lower()) for name in (OWN_HEADER, ENVOY_HEADER))
-_MOST_DIGITS = 15
-"""The most digits of milliseconds: 30,000 years."""
 
 
 def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float | None:
@@ -106,10 +116,11 @@ def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float
     Raises ServeError (INVALID_ARGUMENT) if a header is not a whole number of milliseconds from 1 on.
     """
     seconds = [timeout_seconds] if timeout_seconds else []
-    for name, key in _HEADERS:
-        text = headers.get(key)
+    for name in ("X-Request-Timeout-Ms", ENVOY_HEADER):
+        text = headers.get(name.lower())
         if text is not None:
-            if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text)):
+            # 15 digits of milliseconds are 30,000 years.
+            if not (text.isascii() and text.isdigit() and len(text) <= 15 and int(text)):
                 raise invalid_argument(f"{name}: expected a whole number of milliseconds from 1 on, got '{text}'")
             seconds.append(int(text) / 1000)
     return min(seconds, default=None)
@@ -229,10 +240,8 @@ class InferHead:
             self._refuse_unread(request, error)
 
     async def _ask(self, request: Request) -> None:
-        ask = self.parts.ask_model
-        assert ask is not None
         try:
-            self._begin(request, await ask(self.model, self.version))
+            self._begin(request, await self.parts.config(self.model, self.version))
         except ServeError as error:
             self._refuse_unread(request, error)
 
@@ -253,7 +262,7 @@ class InferHead:
     def read(self, settings: HttpSettings) -> None:
         """Read the headers. Raises ServeError or HttpError if one is wrong."""
         headers = self._headers
-        encoding, length = headers.get("content-encoding"), headers.get(_HEADER_LENGTH_KEY)
+        encoding, length = headers.get("content-encoding"), headers.get(HEADER_LENGTH.lower())
         self.timeout = request_timeout(headers, settings.request_timeout_seconds)
         self.encoding = request_encoding(encoding) if encoding else IDENTITY
         self.json_length = None if length is None else stated_length(length)

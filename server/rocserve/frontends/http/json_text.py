@@ -21,9 +21,6 @@ from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 
 DEEPEST_NESTING = 100
 
-_BEGUN_VALUE = re.compile(r"n(ul?)?|t(ru?)?|f(a(ls?)?)?|-")
-_BARE_FRACTION = re.compile(r"-?\d+\.")
-
 _DECODER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _FAULTS = {
@@ -89,7 +86,7 @@ def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
         position = len(source)
     elif message.startswith("Expecting ',' delimiter"):
         number_start = len(source[:position].rstrip("-0123456789"))
-        if _BARE_FRACTION.match(source, number_start) and source[position] == ".":
+        if re.match(r"-?\d+\.", source[number_start:]) and source[position] == ".":
             return "Miss fraction part in number.", position + 1
         return f"Missing a comma or {_after_element(source[:position])}", position
     elif message.startswith("Illegal trailing comma before end of object"):
@@ -100,8 +97,8 @@ def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
         if source[position : position + 1] == ",":
             # Some versions of Python report the comma before the missing value.
             return "Invalid value.", len(source) - len(source[position + 1 :].lstrip(" \t\r\n"))
-        word = _BEGUN_VALUE.match(source, position)
-        return "Invalid value.", word.end() if word else position
+        word = re.match(r"n(ul?)?|t(ru?)?|f(a(ls?)?)?|-", source[position:])
+        return "Invalid value.", position + word.end() if word else position
     known = next((text for found, text in _FAULTS.items() if message.startswith(found)), "Invalid value.")
     return known, position
 
@@ -145,6 +142,12 @@ def text(value: Any, where: str = "") -> str:
 def shown_json(value: Any) -> str:
     """Return a value that a client has sent wrongly, for an error; a long one is cut."""
     return "nothing" if value is MISSING else shortened(json.dumps(value))
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a value of JSON, for an error."""
+    kinds = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
+    return kinds.get(type(value), "an object")
 
 
 def checked_text(value: str) -> str:
@@ -197,7 +200,8 @@ SLICE = 4096
 """Elements whose JSON is written in one step, in which nothing else runs."""
 SLICE_BYTES = 64 << 10
 """Bytes of strings whose JSON is written in one step."""
-_LENGTH = struct.Struct("<I")
+ELEMENT_LENGTH = struct.Struct("<I")
+"""Precedes each element of BYTES."""
 
 DATATYPES = {datatype.value: datatype for datatype in DataType}
 
@@ -252,7 +256,7 @@ def element_pieces(tensor: Tensor) -> Iterator[bytes]:
         yield from _text_pieces(tensor, count)
         return
     if len(tensor.data) != count * datatype.itemsize:
-        raise _wrong_size(tensor.name)
+        raise wrong_size(tensor.name)
     array = np.frombuffer(tensor.data, dtype=datatype.numpy_dtype)
     for start in range(0, count, SLICE):
         piece = json_bytes(array[start : start + SLICE].tolist())[1:-1]
@@ -261,14 +265,14 @@ def element_pieces(tensor: Tensor) -> Iterator[bytes]:
 
 def _text_pieces(tensor: Tensor, count: int) -> Iterator[bytes]:
     view = memoryview(tensor.data)
-    last, unpack = len(view) - _LENGTH.size, _LENGTH.unpack_from
+    last, unpack = len(view) - ELEMENT_LENGTH.size, ELEMENT_LENGTH.unpack_from
     position = nbytes = 0
     texts: list[str] = []
     comma = b""
     for _ in range(count):
         if position > last:
-            raise _wrong_size(tensor.name)
-        begin = position + _LENGTH.size
+            raise wrong_size(tensor.name)
+        begin = position + ELEMENT_LENGTH.size
         position = begin + unpack(view, position)[0]
         nbytes += position - begin
         if texts and (nbytes > SLICE_BYTES or len(texts) == SLICE):
@@ -279,7 +283,7 @@ def _text_pieces(tensor: Tensor, count: int) -> Iterator[bytes]:
             texts.append(str(view[begin:position], "utf-8", "surrogateescape"))
             continue
         if position > len(view):
-            raise _wrong_size(tensor.name)
+            raise wrong_size(tensor.name)
         # JSON escapes only ASCII here and leaves other bytes unchanged, so the text may be cut anywhere.
         yield comma + b'"'
         for start in range(begin, position, SLICE_BYTES):
@@ -288,12 +292,12 @@ def _text_pieces(tensor: Tensor, count: int) -> Iterator[bytes]:
         yield b'"'
         comma, nbytes = b",", 0
     if position != len(view):
-        raise _wrong_size(tensor.name)
+        raise wrong_size(tensor.name)
     if texts:
         yield comma + json_bytes(texts)[1:-1]
 
 
-def _wrong_size(output_name: str) -> ServeError:
+def wrong_size(output_name: str) -> ServeError:
     return internal(f"output tensor shape does not match size of output for '{output_name}'")
 
 

@@ -40,8 +40,6 @@ _CLOSE_SECONDS = 1.0
 _WATCH_SECONDS = 1.0
 """Interval of the checks for connections whose clients keep them waiting."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_DESCRIPTORS_ADVICE = "; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or connect fewer clients"
 _RESERVED_DESCRIPTORS = 256
 """Of the files that the process may open, these are reserved for workers and for files that are read."""
 
@@ -164,7 +162,11 @@ class HttpListener:
                 self._loop.remove_reader(listening.fileno())
                 self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._listen, listening)
                 if self._accept_failures.take():
-                    advice = _DESCRIPTORS_ADVICE if error.errno in _EXHAUSTED else ""
+                    advice = ""
+                    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                        advice = (
+                            "; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or connect fewer clients"
+                        )
                     self._log.error("cannot accept connections: %s%s", error.strerror, advice)
                 return False
             self._admit(accepted)

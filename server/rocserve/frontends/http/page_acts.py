@@ -21,7 +21,6 @@ from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
 from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, ip_address_of
 
-TOKEN_HEADER = "x-rocserve-token"
 _ADMIN_CALLS: Mapping[str, str] = {
     "reload": "RepositoryModelLoad",
     "unload": "RepositoryModelUnload",
@@ -29,7 +28,8 @@ _ADMIN_CALLS: Mapping[str, str] = {
     "verbosity": "LogSettings",
 }
 """Act -> the admin call that a client must be allowed to make."""
-_PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+"""For texts of the server's operators, such as comments in a configuration."""
 
 
 class PageActs:
@@ -57,7 +57,7 @@ class PageActs:
         if not all(refusals.values()):
             answer = self._parts.methods["Acts"].answer(page_pb2.ActsRequest())
             told |= plain_values(answer if isinstance(answer, page_pb2.ActsResponse) else await answer)
-        return Response(200, json_bytes(told), JSON, _PRIVATE)
+        return Response(200, json_bytes(told), JSON, PRIVATE)
 
     async def _do(self, request: Request) -> Response:
         holding = Holding()
@@ -75,7 +75,7 @@ class PageActs:
                 raise invalid_argument(f'expected "name": "MODEL", got {shown_json(name)}')
             self._check(act, request)
             message = page_pb2.ActRequest(
-                token=request.head.headers.get(TOKEN_HEADER, ""),
+                token=request.head.headers.get("x-rocserve-token", ""),
                 act=act,
                 name="" if act == "verbosity" else checked_text(name),
                 level=max(-1, min(level, 1 << 31)) if act == "verbosity" else 0,
@@ -83,7 +83,7 @@ class PageActs:
             )
             doing = self._parts.methods["Act"].answer(message)
             request.continue_without_client()
-            return Response(200, json_bytes(plain_values(await doing)), JSON, _PRIVATE)
+            return Response(200, json_bytes(plain_values(await doing)), JSON, PRIVATE)
         except ServeError as error:
             return error_response(error)
         finally:

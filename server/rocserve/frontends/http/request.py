@@ -39,7 +39,6 @@ _BYTES_BEFORE_ROOM = 4 << 20
 """Bytes of a large body that must arrive before it gets its memory, because the memory begins with a page of 2 MiB, and
 a client may promise a body and send none."""
 _NO_HEADERS: Mapping[str, str] = {}
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
@@ -380,7 +379,10 @@ def _first_lines(
     status: int, content_type: str, headers: tuple[tuple[str, str], ...], is_http10: bool, is_last: bool
 ) -> bytes:
     """Return the lines of an answer's head before its length and the server's own lines."""
-    lines = [f"HTTP/{'1.0' if is_http10 else '1.1'} {status} {_PHRASES[status]}", f"Content-Type: {content_type}"]
+    lines = [
+        f"HTTP/{'1.0' if is_http10 else '1.1'} {status} {HTTPStatus(status).phrase}",
+        f"Content-Type: {content_type}",
+    ]
     lines += [f"{name}: {value}" for name, value in headers]
     if is_last or is_http10:
         lines.append(f"Connection: {'close' if is_last else 'keep-alive'}")

@@ -45,7 +45,6 @@ GET_OR_POST = frozenset({"GET", "POST"})
 
 # Settings, in Triton's order.
 _TRACE_TEXTS = ("trace_rate", "trace_count", "log_frequency")
-_TRACE_ORDER = ("trace_level", *_TRACE_TEXTS, "trace_file", "trace_mode")
 _LOG_ORDER: dict[str, tuple[str, Callable[[Any], bool | int | str]]] = {
     "log_file": ("string_param", text),
     "log_info": ("bool_param", boolean),
@@ -73,7 +72,7 @@ def read_trace_settings(message: pb.TraceSettingRequest, body: Buffer) -> None:
 
 def trace_settings_json(response: pb.TraceSettingResponse) -> dict[str, Any]:
     shown: dict[str, Any] = {}
-    for name in _ordered(_TRACE_ORDER, response.settings):
+    for name in _ordered(("trace_level", *_TRACE_TEXTS, "trace_file", "trace_mode"), response.settings):
         values = list(response.settings[name].value)
         shown[name] = values if name == "trace_level" else "".join(values[:1])
     return shown

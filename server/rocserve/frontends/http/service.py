@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import resources
+from types import MappingProxyType
 from typing import NamedTuple
+
+from google.protobuf.message import Message
 
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import printable_name, shortened
 from rocserve.core.request_memory import Holding
-from rocserve.frontends.http.body import LARGE_JSON
+from rocserve.frontends.http.body import HEADER_LENGTH, LARGE_JSON
 from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT
 from rocserve.frontends.http.generate import EVENT_STREAM, generate
@@ -23,9 +26,10 @@ from rocserve.frontends.http.listener import HttpListener, most_descriptors
 from rocserve.frontends.http.openai.errors import openai_error
 from rocserve.frontends.http.openai.models import TextModels
 from rocserve.frontends.http.openai.service import OpenAiService
-from rocserve.frontends.http.page_acts import PageActs
+from rocserve.frontends.http.page_acts import PRIVATE, PageActs
 from rocserve.frontends.http.request import (
     JSON,
+    PLAIN,
     Head,
     HttpError,
     MissingSecret,
@@ -64,23 +68,7 @@ from rocserve.protocol.json_form import plain_values
 from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, Restriction
 from rocserve.settings import ServerSettings
 
-_NO_SUCH_CALL = (
-    "unknown URL; of OpenAI's API this server has POST /v1/embeddings, POST /v1/rerank, GET /v1/models and GET"
-    " /v1/models/NAME: it serves models that read text, not models that generate it"
-)
-_NO_SUCH_REST_CALL = (
-    "unknown URL; of TensorFlow Serving's API and KServe's v1 this server has POST"
-    " /v1/models/NAME[/versions/N]:predict, GET /v1/models/NAME and GET /v1/models/NAME/versions/N"
-)
 _BEARER = "bearer "
-_PREFLIGHT = {
-    "Access-Control-Allow-Methods": "GET, HEAD, POST",
-    "Access-Control-Allow-Headers": "*, Authorization",  # Browsers do not count it among any headers.
-    "Access-Control-Max-Age": "600",
-}
-_EXPOSED = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length", "Vary": "Origin"}
-
-
 _TLS_BYTES = 320 << 10
 """Memory of a connection with TLS, 256 KiB of it for asyncio's buffer. All of them may take as much as requests."""
 _LEAST_TLS_CONNECTIONS = 64
@@ -120,9 +108,18 @@ class HttpService:
         origin = head.headers.get("origin")
         if origin is not None and self._origins.intersection((origin, "*")):
             # Without Access-Control-Allow-Credentials, browsers send no cookies or passwords.
-            head.answer_headers = {"Access-Control-Allow-Origin": origin, **_EXPOSED}
+            head.answer_headers = {
+                "Access-Control-Allow-Origin": origin,
+                "Access-Control-Expose-Headers": HEADER_LENGTH,
+                "Vary": "Origin",
+            }
             if head.method == "OPTIONS" and "access-control-request-method" in head.headers:
-                return lambda request: request.respond(Response(200, b"", "text/plain", _PREFLIGHT))
+                allowed = {
+                    "Access-Control-Allow-Methods": "GET, HEAD, POST",
+                    "Access-Control-Allow-Headers": "*, Authorization",  # Browsers do not count it among any headers.
+                    "Access-Control-Max-Age": "600",
+                }
+                return lambda request: request.respond(Response(200, b"", PLAIN, allowed))
         destination = find_destination(head.target)
         if destination is None:
             part = None if self._page is None else self._page.parts.get(head.path)
@@ -210,8 +207,16 @@ class HttpService:
 
 def _unknown_url(target: bytes) -> str:
     if is_rest_v1(target):
-        return _NO_SUCH_REST_CALL
-    return _NO_SUCH_CALL if is_openai(target) else "Not Found"
+        return (
+            "unknown URL; of TensorFlow Serving's API and KServe's v1 this server has POST"
+            " /v1/models/NAME[/versions/N]:predict, GET /v1/models/NAME and GET /v1/models/NAME/versions/N"
+        )
+    if is_openai(target):
+        return (
+            "unknown URL; of OpenAI's API this server has POST /v1/embeddings, POST /v1/rerank, GET /v1/models and GET"
+            " /v1/models/NAME: it serves models that read text, not models that generate it"
+        )
+    return "Not Found"
 
 
 def _check_admitted(head: Head, wanted: Iterable[Restriction], takes_bearer: bool) -> None:
@@ -229,25 +234,6 @@ def _bearer_token(head: Head) -> str | None:
     return sent[len(_BEARER) :].strip(" ") if sent[: len(_BEARER)].lower() == _BEARER else None
 
 
-_FILES = "page_files"
-_OPENAPI = "openapi.json"
-_CONTENT_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".json": JSON,
-}
-_HEADERS = {
-    # Allows nothing from another origin, no inline script or style, and no text that becomes markup.
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
-    " img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
-    " require-trusted-types-for 'script'; trusted-types 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-_PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-"""For texts of the server's operators, such as comments in a configuration."""
 _MOST_STREAMS = 64
 """Open streams of one process. Unbounded, they could take all connections. The page works without streams, too."""
 
@@ -292,11 +278,8 @@ class Page:
             ),
             "/v2/events": PagePart(lambda request: request.run(self._send_events(request)), ("RepositoryIndex",)),
         }
-        for file in (resources.files(__package__) / _FILES).iterdir():
-            content_type = _CONTENT_TYPES["." + file.name.rpartition(".")[2]]
-            path = {"index.html": "/", _OPENAPI: f"/{_OPENAPI}"}.get(file.name, f"/ui/{file.name}")
-            response = Response(200, file.read_bytes(), content_type, _HEADERS)
-            self.parts[path] = PagePart(partial(Request.respond, response=response))
+        for path, file in _page_files():
+            self.parts[path] = PagePart(partial(Request.respond, response=file))
 
     async def _overview(self, request: Request) -> Response:
         """Answer with the state of all models, or of those that the query names. A thread writes it, because hundreds
@@ -310,28 +293,28 @@ class Page:
         after = _number(text)
         if not after and text != "0":
             raise invalid_argument(f"expected a time in milliseconds as after, got '{shortened(text)}'")
-        state = await self._methods["ServerState"].answer(page_pb2.ServerStateRequest(after_ms=after))
-        return Response(200, json_bytes(plain_values(state)), JSON)
+        return await self._told("ServerState", page_pb2.ServerStateRequest(after_ms=after))
 
     async def _load_report(self, request: Request) -> Response:
         name, version = _row_of(request)
-        report = await self._methods["LoadReport"].answer(page_pb2.LoadReportRequest(name=name, version=version))
-        return Response(200, json_bytes(plain_values(report)), JSON, _PRIVATE)
+        return await self._told("LoadReport", page_pb2.LoadReportRequest(name=name, version=version), PRIVATE)
 
     async def _version_details(self, request: Request) -> Response:
         name, version = _row_of(request)
-        message = page_pb2.VersionDetailsRequest(name=name, version=version)
-        details = await self._methods["VersionDetails"].answer(message)
-        return Response(200, json_bytes(plain_values(details)), JSON, _PRIVATE)
+        return await self._told("VersionDetails", page_pb2.VersionDetailsRequest(name=name, version=version), PRIVATE)
 
     async def _ensemble_graph(self, request: Request) -> Response:
         query = _query(request, "name", "version", "width")
         name, version, text = (query.get(field, [""])[0] for field in ("name", "version", "width"))
         if text and not (text.isascii() and text.isdecimal() and len(text) < 6):
             raise invalid_argument(f"width: expected a number of pixels, got '{printable_name(text)}'")
-        asked = page_pb2.EnsembleGraphRequest(name=name, version=version, width=int(text or 0))
-        drawing = await self._methods["EnsembleGraph"].answer(asked)
-        return Response(200, json_bytes(plain_values(drawing)), JSON)
+        message = page_pb2.EnsembleGraphRequest(name=name, version=version, width=int(text or 0))
+        return await self._told("EnsembleGraph", message)
+
+    async def _told(self, method: str, message: Message, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
+        """Return the method's answer as JSON. Raises ServeError."""
+        answer = await self._methods[method].answer(message)
+        return Response(200, json_bytes(plain_values(answer)), JSON, headers)
 
     async def _send_events(self, request: Request) -> Response | None:
         """Send repository events with their numbers as server-sent events, until the client or the server ends, or the
@@ -361,6 +344,30 @@ class Page:
             self._open_streams -= 1
         request.end_stream()
         return None
+
+
+def _page_files() -> Iterator[tuple[str, Response]]:
+    """Yield the path and the answer of each file of the page."""
+    content_types = {
+        "html": "text/html; charset=utf-8",
+        "js": "text/javascript; charset=utf-8",
+        "css": "text/css; charset=utf-8",
+        "json": JSON,
+    }
+    headers = {
+        # Allows nothing from another origin, no inline script or style, and no text that becomes markup.
+        "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+        " img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+        " require-trusted-types-for 'script'; trusted-types 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+    paths = {"index.html": "/", "openapi.json": "/openapi.json"}
+    for file in (resources.files(__package__) / "page_files").iterdir():
+        content_type = content_types[file.name.rpartition(".")[2]]
+        path = paths.get(file.name, f"/ui/{file.name}")
+        yield path, Response(200, file.read_bytes(), content_type, headers)
 
 
 def _query(request: Request, *names: str) -> Mapping[str, Sequence[str]]:

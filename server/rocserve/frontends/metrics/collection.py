@@ -44,21 +44,6 @@ class VersionReading:
 _CACHED = "in microseconds (includes cached requests)"
 _UNCACHED = "in microseconds (does not include cached requests)"
 
-# Metric -> (path of its value in a VersionReading, help text). Nanoseconds are shown as microseconds.
-_COUNTERS = {
-    "nv_inference_request_success": (
-        "numbers.success.count",
-        "Number of successful inference requests, all batch sizes",
-    ),
-    "nv_inference_count": (
-        "numbers.inference_count",
-        "Number of inferences performed (does not include cached requests)",
-    ),
-    "nv_inference_exec_count": (
-        "numbers.execution_count",
-        "Number of model executions performed (does not include cached requests)",
-    ),
-}
 _LATENCY_COUNTERS = {
     f"nv_inference_{part}_duration_us": (f"numbers.{field}.ns", f"Cumulative {words} duration {which}")
     for part, field, words, which in (
@@ -68,38 +53,6 @@ _LATENCY_COUNTERS = {
         ("compute_infer", "compute_infer", "compute inference", _UNCACHED),
         ("compute_output", "compute_output", "inference compute output", _UNCACHED),
     )
-}
-_CACHE_COUNTERS = {
-    "nv_cache_num_hits_per_model": ("numbers.cache_hit.count", "Number of cache hits per model"),
-    "nv_cache_hit_duration_per_model": (
-        "numbers.cache_hit.ns",
-        "Total cache hit duration per model, in microseconds",
-    ),
-    "nv_cache_num_misses_per_model": ("numbers.cache_miss.count", "Number of cache misses per model"),
-    "nv_cache_miss_duration_per_model": (
-        "numbers.cache_miss.ns",
-        "Total cache miss (insert+lookup) duration per model, in microseconds",
-    ),
-}
-_RESTARTS = {
-    "rocserve_worker_restarts_total": (
-        "version.worker_restarts",
-        "Restarts of the version's workers after they had ended",
-    )
-}
-_PADDING = {
-    "rocserve_real_elements_total": (
-        "numbers.real_elements",
-        "Elements that clients sent in inputs that are padded",
-    ),
-    "rocserve_padded_elements_total": ("numbers.padded_elements", "Elements added to inputs by padding"),
-}
-_GAUGES = {
-    "nv_inference_pending_request_count": (
-        "version.pending_requests",
-        "Instantaneous number of pending requests awaiting execution per-model.",
-    ),
-    "nv_model_load_duration_secs": ("version.load_seconds", "Model load time in seconds"),
 }
 
 # Metric -> (kind, help text).
@@ -126,12 +79,28 @@ _DISTRIBUTIONS = {
 
 def model_families(readings: Sequence[VersionReading], with_latency_counters: bool) -> Iterable[MetricFamily]:
     """Yield the metrics of all versions. `with_latency_counters`: also sums of latencies, and the cache's counters."""
-    yield from _families(_COUNTERS, readings)
+    yield from _families(
+        {
+            "nv_inference_request_success": (
+                "numbers.success.count",
+                "Number of successful inference requests, all batch sizes",
+            ),
+            "nv_inference_count": (
+                "numbers.inference_count",
+                "Number of inferences performed (does not include cached requests)",
+            ),
+            "nv_inference_exec_count": (
+                "numbers.execution_count",
+                "Number of model executions performed (does not include cached requests)",
+            ),
+        },
+        readings,
+    )
     if with_latency_counters:
         yield from _families(_LATENCY_COUNTERS, readings)
         caching = [reading for reading in readings if reading.version.config.response_cache]
         if caching:
-            yield from _families(_CACHE_COUNTERS, caching)
+            yield from _cache_families(caching)
     yield MetricFamily(
         "nv_inference_request_failure",
         "counter",
@@ -139,18 +108,45 @@ def model_families(readings: Sequence[VersionReading], with_latency_counters: bo
         [sample for reading in readings for sample in _failures(reading)],
     )
     if padding := [reading for reading in readings if SIZES_PROPERTY in reading.version.properties]:
-        yield from _families(_PADDING, padding)
-    yield from _families(_RESTARTS, readings)
-    yield from _families(_GAUGES, readings, "gauge")
+        real = ("numbers.real_elements", "Elements that clients sent in inputs that are padded")
+        added = ("numbers.padded_elements", "Elements added to inputs by padding")
+        yield from _families({"rocserve_real_elements_total": real, "rocserve_padded_elements_total": added}, padding)
+    restarts = ("version.worker_restarts", "Restarts of the version's workers after they had ended")
+    yield from _families({"rocserve_worker_restarts_total": restarts}, readings)
+    pending = (
+        "version.pending_requests",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+    )
+    load = ("version.load_seconds", "Model load time in seconds")
+    gauges = {"nv_inference_pending_request_count": pending, "nv_model_load_duration_secs": load}
+    yield from _families(gauges, readings, "gauge")
     kept = [(reading.labels, reading.numbers.latencies) for reading in readings]
     for name, (kind, text) in _DISTRIBUTIONS.items():
         if samples := [Sample(labels, known[name]) for labels, known in kept if name in known]:
             yield MetricFamily(name, kind, text, samples)
 
 
+def _cache_families(readings: Sequence[VersionReading]) -> Iterable[MetricFamily]:
+    missed = "Total cache miss (insert+lookup) duration per model, in microseconds"
+    return _families(
+        {
+            "nv_cache_num_hits_per_model": ("numbers.cache_hit.count", "Number of cache hits per model"),
+            "nv_cache_hit_duration_per_model": (
+                "numbers.cache_hit.ns",
+                "Total cache hit duration per model, in microseconds",
+            ),
+            "nv_cache_num_misses_per_model": ("numbers.cache_miss.count", "Number of cache misses per model"),
+            "nv_cache_miss_duration_per_model": ("numbers.cache_miss.ns", missed),
+        },
+        readings,
+    )
+
+
 def _families(
     rows: Mapping[str, tuple[str, str]], readings: Sequence[VersionReading], kind: str = "counter"
 ) -> Iterable[MetricFamily]:
+    """Yield a family for each row. `rows`: metric -> (path of its value in a VersionReading, help text); nanoseconds
+    are shown as microseconds."""
     for name, (path, text) in rows.items():
         read, divisor = attrgetter(path), 1000 if path.endswith(".ns") else None
         values = ((reading.labels, read(reading)) for reading in readings)
@@ -206,10 +202,7 @@ def server_families(
         "rocserve_engine_fallback_total",
         "counter",
         "Loads in which another engine replaced one that could not load the model",
-        [
-            Sample({name: str(value) for name, value in asdict(fallback).items()}, count)
-            for fallback, count in tuple(fallbacks.items())
-        ],
+        _counted(tuple(fallbacks.items())),
     )
     yield MetricFamily(
         "rocserve_load_check_seconds",
@@ -230,11 +223,13 @@ def load_check_families(failed: Mapping[CheckFailure, int]) -> Iterable[MetricFa
         "rocserve_load_check_failures_total",
         "counter",
         "Failed load checks of the version",
-        [
-            Sample({name: str(value) for name, value in asdict(failure).items()}, count)
-            for failure, count in tuple(failed.items())
-        ],
+        _counted(tuple(failed.items())),
     )
+
+
+def _counted(counts: Iterable[tuple[Fallback | CheckFailure, int]]) -> list[Sample]:
+    """Return a sample for each kind of event, whose fields become labels."""
+    return [Sample({name: str(value) for name, value in asdict(kind).items()}, count) for kind, count in counts]
 
 
 def machine_metrics(settings: MetricsSettings, log: logging.Logger) -> MachineMetrics:

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Request, Response
-from rocserve.frontends.metrics.exposition import CONTENT_TYPE
 
 _PATH = "/metrics"
 MOST_CONNECTIONS = 64
@@ -41,4 +40,4 @@ def metrics_listener(
 
 
 def _text(status: int, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
-    return Response(status, text.encode(), CONTENT_TYPE, headers)
+    return Response(status, text.encode(), "text/plain; version=0.0.4; charset=utf-8", headers)

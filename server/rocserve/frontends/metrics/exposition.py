@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from rocserve.core.custom_metrics import MetricFamily, Sample
 from rocserve.core.latencies import SummaryReading
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 def exposition(families: Iterable[MetricFamily]) -> str:
     """Return the families' text. A family without samples also has its HELP and TYPE lines."""

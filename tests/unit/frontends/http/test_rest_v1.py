@@ -38,13 +38,13 @@ def test_rows_of_the_only_input() -> None:
     ((column,),) = body.requests
     assert (body.instances, body.are_single) == (3, False)
     assert (column.name, column.datatype, column.shape) == ("X", DataType.FP32, (3, 2))
-    assert np.frombuffer(column.elements, "<f4").tolist() == [1, 2.5, 3, 4, 5, 6]
+    assert np.frombuffer(column.data, "<f4").tolist() == [1, 2.5, 3, 4, 5, 6]
 
 
 def test_more_rows_than_the_model_takes_become_several_requests() -> None:
     body = read({"instances": [[row, row] for row in range(5)]}, X, batch=2)
     assert shapes(body) == [[("X", (2, 2))], [("X", (2, 2))], [("X", (1, 2))]]
-    assert np.frombuffer(body.requests[2][0].elements, "<f4").tolist() == [4, 4]
+    assert np.frombuffer(body.requests[2][0].data, "<f4").tolist() == [4, 4]
     assert shapes(read({"inputs": [[1, 2], [3, 4], [5, 6]]}, X, batch=2)) == [[("X", (2, 2))], [("X", (1, 2))]]
     many = {"instances": [[1, 2]] * (MOST_REQUESTS + 1)}
     with pytest.raises(ServeError, match=f"expected at most {MOST_REQUESTS} rows, as the model takes 1 at once"):
@@ -60,8 +60,8 @@ def test_objects_name_the_inputs() -> None:
     # A text, or a number, fills the dimension of 1.
     assert shapes(body) == [[("TEXT", (2, 1)), ("COUNT", (2, 1))]]
     text, count = body.requests[0]
-    assert text.elements == encode_bytes_elements([b"a", b"\xff\x00"])
-    assert count.elements == b"\x01\x02"
+    assert text.data == encode_bytes_elements([b"a", b"\xff\x00"])
+    assert count.data == b"\x01\x02"
     columns = read({"inputs": {"TEXT": ["a", {"b64": "/wA="}], "COUNT": [[1], [2]]}}, TEXT, COUNT)
     assert shapes(columns) == shapes(body)
     assert columns.instances is None
@@ -69,11 +69,11 @@ def test_objects_name_the_inputs() -> None:
 
 def test_bytes_in_base64_are_a_value_unless_an_input_has_that_name() -> None:
     ((column,),) = read({"instances": [{"b64": "YQ=="}]}, TEXT).requests
-    assert column.elements == encode_bytes_elements([b"a"])
+    assert column.data == encode_bytes_elements([b"a"])
     ((column,),) = read({"instances": [{"b64": "YQ=="}]}, InputConfig("b64", DataType.BYTES, (1,))).requests
-    assert column.elements == encode_bytes_elements([b"YQ=="])
+    assert column.data == encode_bytes_elements([b"YQ=="])
     ((column,),) = read({"inputs": {"b64": "YQ=="}}, TEXT, batch=0).requests
-    assert (column.shape, column.elements) == ((1,), encode_bytes_elements([b"a"]))
+    assert (column.shape, column.data) == ((1,), encode_bytes_elements([b"a"]))
 
 
 def test_models_that_do_not_batch() -> None:
@@ -101,14 +101,14 @@ def test_models_that_do_not_batch() -> None:
 )
 def test_datatypes(datatype: DataType, values: list[Any], expected: list[Any]) -> None:
     ((column,),) = read({"inputs": values}, InputConfig("X", datatype, (2,)), batch=0).requests
-    assert np.frombuffer(column.elements, datatype.numpy_dtype).tolist() == expected
+    assert np.frombuffer(column.data, datatype.numpy_dtype).tolist() == expected
 
 
 def test_bfloat16_is_rounded_to_the_nearest() -> None:
     # The last two lie in the middle between neighbours, and go to the even one.
     values = [1.0, -0.1, 1 + 2**-7, 1 + 2**-8, 1 + 3 * 2**-8]
     ((column,),) = read({"inputs": values}, InputConfig("X", DataType.BF16, (5,)), batch=0).requests
-    found = bfloat16_values(np.frombuffer(column.elements, np.uint16)).tolist()
+    found = bfloat16_values(np.frombuffer(column.data, np.uint16)).tolist()
     assert found == [1.0, -0.10009765625, 1 + 2**-7, 1.0, 1 + 2 * 2**-7]
 
 

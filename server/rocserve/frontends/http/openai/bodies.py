@@ -11,7 +11,7 @@ import numpy as np
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import names_hint
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.json_text import checked_text, parse_json
+from rocserve.frontends.http.json_text import checked_text, kind_of, parse_json
 from rocserve.frontends.http.openai.errors import FieldFault
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
@@ -19,7 +19,6 @@ _Body = TypeVar("_Body")
 
 MOST_TEXTS = 2048
 """Texts in one body, as in OpenAI's API. It bounds the answer, which a small body could make large."""
-_LARGEST_ID = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ def _ids(value: Any, where: str) -> Ids:
     if type(value) is not list or not value:
         raise FieldFault("input", f"{where}: expected a list of token ids, got {_shown(value)}")
     for place, number in enumerate(value):
-        if type(number) is not int or not 0 <= number <= _LARGEST_ID:
+        if type(number) is not int or not 0 <= number < 1 << 63:
             raise FieldFault("input", f"{where}[{place}]: expected a token id, a whole number, got {_shown(number)}")
     return np.array(value, np.int64)
 
@@ -182,11 +181,8 @@ def _encodable(member: str, value: str) -> str:
         raise FieldFault(member, f"{member}: {error.text}") from None
 
 
-_KINDS = {type(None): "nothing", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
-
-
 def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), "an object")
+    return "nothing" if value is None else kind_of(value)
 
 
 def _shown(value: Any) -> str:

@@ -15,7 +15,7 @@ from rocserve.core.parameters import NO_PARAMETERS
 from rocserve.core.requests import InferRequest, InputHead, RequestedOutput
 from rocserve.core.responses import InferResponse
 from rocserve.core.tensors import Buffer, encode_bytes_elements
-from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT, DividedCall
+from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT, divide
 from rocserve.frontends.http.inference import HttpParts, with_forwarded_headers
 from rocserve.frontends.http.openai.bodies import Ids
 from rocserve.frontends.http.openai.models import IDS, QUERY, TEXT, TOKEN_COUNT, TextModel
@@ -95,8 +95,7 @@ class TextCall:
             outcomes.append((rows, self._values(answer, len(rows.places))))
             tokens += self._tokens(answer)
 
-        call = DividedCall(self._parts, self._request, self._timeout, self._most_in_flight)
-        await call.run(requests(), take)
+        await divide(self._parts, self._request, self._timeout, self._most_in_flight, requests(), take)
         if len({part.shape[1] for _, part in outcomes}) > 1:
             raise internal(
                 f"model '{self._model.config.name}' gave vectors of different lengths for the texts of one call"

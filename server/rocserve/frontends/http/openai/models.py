@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from rocserve.core.model_config import ModelConfig, TensorConfig
 from rocserve.core.validation import format_shape
 from rocserve.frontends.http.inference import HttpParts
 from rocserve.frontends.http.openai.errors import FieldFault
-from rocserve.protocol import grpc_service_pb2 as pb
 
 TEXT, QUERY, IDS = "TEXT", "QUERY", "IDS"
 TOKEN_COUNT = "TOKEN_COUNT"
@@ -29,13 +28,6 @@ class TextOutput(enum.Enum):
 
     EMBEDDING = "EMBEDDING"
     SCORE = "SCORE"
-
-
-_URLS = {TextOutput.EMBEDDING: "/v1/embeddings", TextOutput.SCORE: "/v1/rerank"}
-_SIGNATURES = {
-    TextOutput.EMBEDDING: "input TEXT BYTES [1], output EMBEDDING FP32 [width]",
-    TextOutput.SCORE: "inputs QUERY BYTES [1] and TEXT BYTES [1], output SCORE FP32 [1]",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +100,7 @@ class TextModels:
 
     async def names(self) -> Sequence[str]:
         """Return the names of all ready models."""
-        index = await self._index(ready=True)
-        return sorted({row.name for row in index.models})
+        return sorted({row.name for row in await self._parts.index(ready=True)})
 
     async def entries(self, names: Sequence[str]) -> Sequence[dict[str, Any]]:
         """Return the models of text among these, as entries of the list of models."""
@@ -128,11 +119,7 @@ class TextModels:
     async def _config(self, name: str) -> tuple[ModelConfig | None, ServeError | None]:
         """Return the configuration of the model's highest ready version, or the error that says why there is none."""
         try:
-            config = self._parts.find_model(name, "")
-            if config is None:
-                assert self._parts.ask_model is not None
-                config = await self._parts.ask_model(name, "")
-            return config, None
+            return await self._parts.config(name, ""), None
         except ServeError as error:
             if error.code not in (StatusCode.NOT_FOUND, StatusCode.INVALID_ARGUMENT):
                 raise
@@ -140,20 +127,19 @@ class TextModels:
 
     async def _check_not_loading(self, name: str) -> None:
         names = (name, presets.ensemble_name(name, presets.TEXT))
-        for row in (await self._index(ready=False)).models:
+        for row in await self._parts.index():
             if row.name in names and row.state in ("LOADING", "CHECKING"):
                 error = unavailable(f"model '{row.name}' is being loaded; ask again in a second")
                 error.retry_seconds = 1.0
                 raise error
 
-    async def _index(self, ready: bool) -> pb.RepositoryIndexResponse:
-        answer = self._parts.methods["RepositoryIndex"].answer(pb.RepositoryIndexRequest(ready=ready))
-        response: pb.RepositoryIndexResponse = await answer if isinstance(answer, Awaitable) else answer
-        return response
-
 
 def _unfit(config: ModelConfig, output: TextOutput | None) -> str:
-    expected = " or ".join(_SIGNATURES[one] for one in TextOutput if output in (None, one))
+    signatures = {
+        TextOutput.EMBEDDING: "input TEXT BYTES [1], output EMBEDDING FP32 [width]",
+        TextOutput.SCORE: "inputs QUERY BYTES [1] and TEXT BYTES [1], output SCORE FP32 [1]",
+    }
+    expected = " or ".join(text for one, text in signatures.items() if output in (None, one))
     return (
         f"model '{config.name}': expected a model of text ({expected}), got inputs {_listed(config.inputs)}, outputs"
         f" {_listed(config.outputs)}; beside a tokenizer.json the parameter `preprocess: text` makes such a model of an"
@@ -162,9 +148,10 @@ def _unfit(config: ModelConfig, output: TextOutput | None) -> str:
 
 
 def _other_output(model: TextModel, wanted: TextOutput) -> str:
+    urls = {TextOutput.EMBEDDING: "/v1/embeddings", TextOutput.SCORE: "/v1/rerank"}
     return (
-        f"model '{model.config.name}' gives {model.output.value}, and {_URLS[wanted]} needs a model with the output"
-        f" {wanted.value}; send it to {_URLS[model.output]}"
+        f"model '{model.config.name}' gives {model.output.value}, and {urls[wanted]} needs a model with the output"
+        f" {wanted.value}; send it to {urls[model.output]}"
     )
 
 

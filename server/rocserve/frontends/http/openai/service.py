@@ -43,14 +43,8 @@ _MAX_TOKENS = "max_tokens"
 """Parameter of a model: the number of tokens beyond which it cuts a text, or a query with its document."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A call's body, as the model's service needs it."""
-
-    model: TextModel
-    shares: Iterator[Rows]
-    write: Callable[[TextOutputs], Steps[list[bytes]]]
-    """Writes the body of the answer. Raises ServeError."""
+_Work = tuple[TextModel, Iterator[Rows], Callable[[TextOutputs], Steps[list[bytes]]]]
+"""A call's model, its infer requests, and what writes the body of the answer, which may raise ServeError."""
 
 
 @dataclass(eq=False)
@@ -89,13 +83,13 @@ class OpenAiService:
                 body = await read_body(parts, request, holding, partial(attempted, read))
                 if isinstance(body, Fault):
                     raise FieldFault(body.member, body.text)
-                work = await prepare(body)
+                model, shares, write = await prepare(body)
             except ServeError as error:
                 parts.inference.refuse(error, str)
                 raise
-            call = TextCall(parts, request, timeout, work.model, self._most_in_flight)
-            outputs = await call.run(work.shares)
-            return await send_json(parts, request, outputs.values.nbytes, work.write(outputs))
+            call = TextCall(parts, request, timeout, model, self._most_in_flight)
+            outputs = await call.run(shares)
+            return await send_json(parts, request, outputs.values.nbytes, write(outputs))
         except ServeError as error:
             return openai_error(error)
         finally:
@@ -119,7 +113,7 @@ class OpenAiService:
             return embeddings_answer(model.config.name, outputs, body.is_base64)
 
         shares = rows_of_ids(model, body.ids) if body.ids else rows_of_texts(model, body.texts)
-        return _Work(model, shares, write)
+        return model, shares, write
 
     async def _reranking(self, body: RerankBody) -> _Work:
         """Raises ServeError."""
@@ -127,7 +121,7 @@ class OpenAiService:
         self._check_query(body)
         _check_most_tokens(model, body.most_tokens)
         shares = rows_of_texts(model, body.documents, body.query)
-        return _Work(model, shares, lambda outputs: rerank_answer(model.config.name, outputs, body))
+        return model, shares, lambda outputs: rerank_answer(model.config.name, outputs, body)
 
     def _check_query(self, body: RerankBody) -> None:
         """Raise FieldFault if a small body would become a large one, because each document gets a copy of the query."""

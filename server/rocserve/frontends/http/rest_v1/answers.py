@@ -13,7 +13,7 @@ from rocserve.core.errors import internal
 from rocserve.core.responses import InferResponse
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Tensor, bfloat16_values
-from rocserve.frontends.http.json_text import SLICE, json_bytes
+from rocserve.frontends.http.json_text import SLICE, json_bytes, wrong_size
 
 Array = np.ndarray[Any, Any]
 
@@ -82,7 +82,7 @@ def columns_answer(outputs: Mapping[str, Array]) -> Steps[list[bytes]]:
 def _values(tensor: Tensor) -> Array:
     """Return the values as an array of numbers, or of objects for BYTES. Raises ServeError if they do not fit."""
     if tensor.datatype is not DataType.BYTES and len(tensor.data) != tensor.element_count * tensor.datatype.itemsize:
-        raise internal(f"output tensor shape does not match size of output for '{tensor.name}'")
+        raise wrong_size(tensor.name)
     array = tensor.numpy()
     return bfloat16_values(array) if tensor.datatype is DataType.BF16 else array
 

@@ -15,8 +15,8 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig
 from rocserve.core.printable import encodable, names_hint
 from rocserve.core.requests import check_entries
-from rocserve.core.tensors import Buffer, encode_bytes_elements
-from rocserve.frontends.http.json_text import DEEPEST_NESTING, nested_too_deeply, parse_json
+from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
+from rocserve.frontends.http.json_text import DEEPEST_NESTING, kind_of, nested_too_deeply, parse_json
 
 ROWS, COLUMNS = "instances", "inputs"
 _SIGNATURE = "signature_name"
@@ -30,19 +30,9 @@ MOST_REQUESTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """The values of one input."""
-
-    name: str
-    datatype: DataType
-    shape: tuple[int, ...]
-    elements: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class PredictBody:
-    requests: Sequence[Sequence[Column]]
-    """The columns of each infer request that the body becomes."""
+    requests: Sequence[Sequence[Tensor]]
+    """The inputs of each infer request that the body becomes."""
     instances: int | None
     """The number of rows; None = the body has columns (`inputs`)."""
     are_single: bool
@@ -86,22 +76,20 @@ def read_predict(inputs: Sequence[InputConfig], max_batch_size: int, body: Buffe
         return PredictBody(_divided(given, max_batch_size), None, False)
     count = len(value[ROWS])
     if not max_batch_size and all(len(one.shape) == len(one.entry.dims) + 1 for one in given):
-        single = [[replace(column, shape=column.shape[1:]) for column in one] for one in _divided(given, 1)]
+        single = [[replace(tensor, shape=tensor.shape[1:]) for tensor in one] for one in _divided(given, 1)]
         return PredictBody(single, count, True)
     given = [_filled(one, max_batch_size > 0) for one in given]
     takes_one_row = all(one.entry.dims[:1] == (1,) for one in given)
     return PredictBody(_divided(given, max_batch_size or (1 if takes_one_row else 0)), count, False)
 
 
-def _divided(given: Sequence[_Given], most: int) -> Sequence[Sequence[Column]]:
+def _divided(given: Sequence[_Given], most: int) -> Sequence[Sequence[Tensor]]:
     """Divide inputs among requests of at most `most` rows; 0 = any number. Inputs with different numbers of rows stay
     together, and the model refuses them."""
     counts = {one.shape[0] if one.shape else 0 for one in given}
     rows = counts.pop() if len(counts) == 1 else 0
     if not most or rows <= most:
-        return [
-            [Column(one.entry.name, one.entry.datatype, one.shape, _octets(one.entry, one.elements)) for one in given]
-        ]
+        return [[_tensor(one, one.shape, one.elements) for one in given]]
     if rows > most * MOST_REQUESTS:
         raise invalid_argument(
             f"expected at most {most * MOST_REQUESTS} rows, as the model takes {most} at once, got {rows}; send several"
@@ -110,13 +98,13 @@ def _divided(given: Sequence[_Given], most: int) -> Sequence[Sequence[Column]]:
     return [[_part(one, begin, min(begin + most, rows)) for one in given] for begin in range(0, rows, most)]
 
 
-def _part(given: _Given, begin: int, end: int) -> Column:
+def _part(given: _Given, begin: int, end: int) -> Tensor:
     row_size = len(given.elements) // given.shape[0]
-    return _column(given, (end - begin, *given.shape[1:]), given.elements[begin * row_size : end * row_size])
+    return _tensor(given, (end - begin, *given.shape[1:]), given.elements[begin * row_size : end * row_size])
 
 
-def _column(given: _Given, shape: tuple[int, ...], elements: Sequence[Any]) -> Column:
-    return Column(given.entry.name, given.entry.datatype, shape, _octets(given.entry, elements))
+def _tensor(given: _Given, shape: tuple[int, ...], elements: Sequence[Any]) -> Tensor:
+    return Tensor(given.entry.name, given.entry.datatype, shape, _octets(given.entry, elements))
 
 
 def _filled(given: _Given, has_rows: bool) -> _Given:
@@ -241,11 +229,8 @@ def _element(name: str, value: Any) -> bytes:
     raise invalid_argument(f'input \'{name}\': expected texts, or {{"b64": "..."}} (BYTES), got {_kind(value)}')
 
 
-_KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
-
-
 def _kind(value: Any) -> str:
-    return "an empty list" if value == [] else _KINDS.get(type(value), "an object")
+    return "an empty list" if value == [] else kind_of(value)
 
 
 def _listed(names: Collection[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,14 +15,15 @@ from rocserve.core.request_memory import Holding
 from rocserve.core.requests import InferRequest, InputHead
 from rocserve.core.responses import InferResponse
 from rocserve.core.steps import Steps
-from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT, DividedCall, read_body, send_json
+from rocserve.core.tensors import Tensor
+from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT, divide, read_body, send_json
 from rocserve.frontends.http.inference import HttpParts, request_timeout, with_forwarded_headers
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.openai.errors import openai_error
 from rocserve.frontends.http.openai.models import TextModels
 from rocserve.frontends.http.request import JSON, Request, Response, error_response
 from rocserve.frontends.http.rest_v1.answers import columns_answer, output_arrays, rows_answer
-from rocserve.frontends.http.rest_v1.bodies import Column, PredictBody, read_predict
+from rocserve.frontends.http.rest_v1.bodies import PredictBody, read_predict
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.inference import NOT_FOR_DECOUPLED
 
@@ -51,7 +52,7 @@ class RestV1Service:
         try:
             try:
                 timeout = request_timeout(request.head.headers, parts.settings.request_timeout_seconds)
-                config = await self._config(name, version)
+                config = await parts.config(name, version)
                 if config.decoupled:
                     raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
                 read = partial(read_predict, tuple(config.inputs), config.max_batch_size)
@@ -60,8 +61,8 @@ class RestV1Service:
                 parts.inference.refuse(error, str)
                 raise
             answers: list[InferResponse] = []
-            requests = (self._infer_request(request, config, version, columns) for columns in body.requests)
-            await DividedCall(parts, request, timeout, self._most_in_flight).run(requests, answers.append)
+            requests = (self._infer_request(request, config, version, tensors) for tensors in body.requests)
+            await divide(parts, request, timeout, self._most_in_flight, requests, answers.append)
             nbytes = sum(len(data) for answer in answers for data in answer.data)
             return await send_json(parts, request, nbytes, _written(config, body, answers))
         except ServeError as error:
@@ -99,27 +100,17 @@ class RestV1Service:
             return error_response(ServeError(StatusCode.NOT_FOUND, text))
         return Response(200, json_bytes({"model_version_status": _states(found)}), JSON)
 
-    async def _config(self, name: str, version: str) -> ModelConfig:
-        """Raises ServeError if no version is ready."""
-        config = self._parts.find_model(name, version)
-        if config is None:
-            assert self._parts.ask_model is not None
-            config = await self._parts.ask_model(name, version)
-        return config
-
     def _infer_request(
-        self, request: Request, config: ModelConfig, version: str, columns: Sequence[Column]
+        self, request: Request, config: ModelConfig, version: str, tensors: Sequence[Tensor]
     ) -> InferRequest:
-        inputs = [InputHead(column.name, column.datatype.value, column.shape, NO_PARAMETERS) for column in columns]
+        inputs = [InputHead(one.name, one.datatype.value, one.shape, NO_PARAMETERS) for one in tensors]
         head = self._parts.reader.head(config.name, version, inputs)
         head = with_forwarded_headers(head, self._parts.forwarding, request)
-        return InferRequest(head, "", [column.elements for column in columns])
+        return InferRequest(head, "", [one.data for one in tensors])
 
     async def _rows(self, name: str) -> Sequence[pb.RepositoryIndexResponse.ModelIndex]:
         """Return the model's rows in the index."""
-        answer = self._parts.methods["RepositoryIndex"].answer(pb.RepositoryIndexRequest())
-        response = await answer if isinstance(answer, Awaitable) else answer
-        return [row for row in response.models if row.name == name]
+        return [row for row in await self._parts.index() if row.name == name]
 
 
 def _written(config: ModelConfig, body: PredictBody, answers: Sequence[InferResponse]) -> Steps[list[bytes]]:
