@@ -119,8 +119,10 @@ class SecretFile:
 
 _CHANGES_SETTINGS = frozenset({"TraceSetting", "LogSettings"})
 """Methods that only report unless the request has settings."""
-_READ_ONLY = {"RepositoryIndex", "ModelList", "SystemSharedMemoryStatus", "CudaSharedMemoryStatus"}
-ADMIN_METHODS = _CHANGES_SETTINGS | ({*_METHODS["model-repository"], *_METHODS["shared-memory"]} - _READ_ONLY)
+ADMIN_METHODS = _CHANGES_SETTINGS | (
+    {*_METHODS["model-repository"], *_METHODS["shared-memory"]}
+    - {"RepositoryIndex", "ModelList", "SystemSharedMemoryStatus", "CudaSharedMemoryStatus"}
+)
 
 FORWARDING_HEADERS = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via", "origin"})
 """Header names in lower case. A call with one of them comes from a proxy on behalf of another client, or from a
@@ -128,8 +130,6 @@ browser (`Origin`), whose pages come from anywhere and may send anything to the 
 
 _LOOPBACK = frozenset({ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")})
 """Not all of 127.0.0.0/8, because service meshes deliver requests of other machines from 127.0.0.6."""
-_LOCAL_ONLY = AdminAddresses(local=True)
-_ANYBODY = AdminAddresses(anybody=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Access:
     def _admin_addresses(self, method: str) -> AdminAddresses:
         if self.addresses is not None:
             return self.addresses
-        return _ANYBODY if method in self.protected else _LOCAL_ONLY
+        return AdminAddresses(anybody=True) if method in self.protected else AdminAddresses(local=True)
 
 
 def _grouped(methods: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:

@@ -16,8 +16,6 @@ MOST_CLIENTS = 65_536
 """Addresses that are counted separately, some 20 MB. All further addresses count as one client."""
 _IPV6_NETWORK_BITS = 64
 """Prefix length: all IPv6 addresses of a /64 network are one client, because one machine may have them all."""
-_SECONDS_BETWEEN_CLEANINGS = 1.0
-_OTHERS = "others"
 
 
 @dataclass(slots=True, eq=False)
@@ -69,11 +67,11 @@ class ClientLimits:
         client = self._clients.get(name)
         if client is None and len(self._clients) >= MOST_CLIENTS:
             now = self._clock()
-            if now - self._cleaned_at >= _SECONDS_BETWEEN_CLEANINGS:
+            if now - self._cleaned_at >= 1.0:
                 self._cleaned_at = now
                 self._clients = {key: one for key, one in self._clients.items() if not one.is_forgettable}
             if len(self._clients) >= MOST_CLIENTS:
-                name = _OTHERS
+                name = "others"
                 client = self._clients.get(name)
         if client is None:
             allowance = Allowance(max(1.0, self._rate), self._rate, self._clock)

@@ -71,7 +71,6 @@ _NUMBER = re.compile(r"\s*([+-]?)0*([0-9]+)")
 """A number as C++ parses it: any text may follow."""
 _MOST_DIGITS = 11
 """A number of so many digits is out of range. Further digits are cut off: Python refuses to parse thousands."""
-_INT_RANGE = range(-(1 << 31), 1 << 31)
 _TRACE_NUMBERS = {
     "trace_rate": ("rate", 0, (1 << 32) - 1),
     "trace_count": ("count", -1, (1 << 31) - 1),
@@ -144,7 +143,7 @@ def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
         if found is None:
             raise invalid_argument(f"{unable}, {got}")
         number = int(found[1] + found[2][:_MOST_DIGITS])
-        if number not in _INT_RANGE:
+        if not -(1 << 31) <= number < 1 << 31:
             raise invalid_argument(f"{unable}, value is out of range [ {least}, {most} ], {got}")
         if number < least < 0:
             raise invalid_argument(f"{unable}. Expecting value >= {least}, {got}")

@@ -133,7 +133,6 @@ class InferenceService:
 
 _LONGEST_TEXT = 1000
 """Characters of what the log quotes of a request besides its names."""
-_RECEIVED = {"GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END")}
 
 
 class RequestObserver:
@@ -170,7 +169,8 @@ class RequestObserver:
         trace = self._tracing.begin(version.name, str(version.version), request.id, origin.headers, now_ns)
         if trace is None:
             return
-        for name, ns in zip(_RECEIVED[origin.protocol], origin.received_ns, strict=True):
+        part = "HTTP_RECV" if origin.protocol == "HTTP" else "GRPC_WAITREAD"
+        for name, ns in zip((f"{part}_START", f"{part}_END"), origin.received_ns, strict=True):
             trace.note_front_end(name, ns)
         request.trace = trace
         exchange.add(_TraceHook(trace, origin.protocol))
@@ -264,8 +264,6 @@ class LogHook(Hook):
         )
 
 
-_RESERVED = SEQUENCE_PARAMETERS | QUEUE_PARAMETERS | {TIMING, "headers", "binary_data_output"}
-
 _Pairs = tuple[tuple[str, str], ...]
 
 
@@ -294,8 +292,9 @@ class HeaderForwarding:
             return head
         forwarded = self._heads.get((head, pairs))
         if forwarded is None:
+            reserved = SEQUENCE_PARAMETERS | QUEUE_PARAMETERS | {TIMING, "headers", "binary_data_output"}
             for name, _ in pairs:
-                if name in _RESERVED or name.startswith(RESERVED_PREFIX):
+                if name in reserved or name.startswith(RESERVED_PREFIX):
                     raise invalid_argument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
             parameters = {**head.parameters, **dict(pairs)}
             forwarded = replace(head, parameters=parameters)

@@ -17,7 +17,6 @@ from rocserve.services.methods import Method
 from rocserve.settings import ControlMode
 from rocserve.workers.recent_lines import RecentLines
 
-_TOKEN_BYTES = 24
 _LONGEST_NAME = 255
 """Characters of a name in an event; no folder has a longer one."""
 _MOST_VERBOSE = 9
@@ -33,7 +32,7 @@ class PageActService:
     _lines: RecentLines
     _mode: ControlMode
     _log: logging.Logger
-    _token: str = field(default_factory=lambda: secrets.token_urlsafe(_TOKEN_BYTES))
+    _token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     def methods(self) -> Mapping[str, Method]:
         return {

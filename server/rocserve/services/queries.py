@@ -26,32 +26,12 @@ from rocserve.services.readiness import Readiness, Ready
 from rocserve.settings import ControlMode
 from rocserve.workers.resource_watch import memory_bytes
 
-_QUANTILES = (0.5, 0.9, 0.99)
 _MOST_NAMES = 200
 """Names in a request for the overview of some models; a screen shows fewer."""
 _LEAST_WIDTH, _USUAL_WIDTH, _MOST_WIDTH = 240.0, 900.0, 4000.0
 """Pixels of a drawing: a narrow phone, a page, a wide screen."""
 _WAIT_SECONDS = 10.0
 """How long a query for events waits for the next one."""
-
-CLIENT_SHARED_MEMORY = ("system_shared_memory", "cuda_shared_memory")
-EXTENSIONS = (
-    "classification",
-    "sequence",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    *CLIENT_SHARED_MEMORY,
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "trace",
-    "logging",
-    # Workers of AMD Inference Server, because its clients look here for the workers that they may load.
-    "migraphx",
-    "rocal",
-)
 
 
 @dataclass(eq=False)
@@ -90,8 +70,23 @@ class QueryService:
         return _ready(pb.ModelReadyResponse, self._readiness.of_model(request.name, request.version))
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
-        off = () if self._allows_client_shm else CLIENT_SHARED_MEMORY
-        extensions = [name for name in EXTENSIONS if name not in off]
+        extensions = (
+            "classification",
+            "sequence",
+            "model_repository",
+            "model_repository(unload_dependents)",
+            "schedule_policy",
+            "model_configuration",
+            *(("system_shared_memory", "cuda_shared_memory") if self._allows_client_shm else ()),
+            "binary_tensor_data",
+            "parameters",
+            "statistics",
+            "trace",
+            "logging",
+            # Workers of AMD Inference Server, because its clients look here for the workers that they may load.
+            "migraphx",
+            "rocal",
+        )
         return pb.ServerMetadataResponse(name=self._server_id, version=rocserve.__version__, extensions=extensions)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
@@ -198,7 +193,7 @@ class QueryService:
         overview.cache_hit_count, overview.cache_miss_count = numbers.cache_hit.count, numbers.cache_miss.count
         for size, batch in numbers.batches.items():
             overview.batches[size] = batch.compute_infer.count
-        for quantile, value in served.statistics.quantiles(_QUANTILES).quantiles:
+        for quantile, value in served.statistics.quantiles((0.5, 0.9, 0.99)).quantiles:
             if value == value:  # NaN: there was no request.
                 overview.latencies_us.add(quantile=quantile, value=value)
         overview.worker_memory_bytes.extend(memory_bytes(pid) // models for pid, models in served.worker_pids.items())

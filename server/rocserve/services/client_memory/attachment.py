@@ -28,7 +28,6 @@ from rocserve.services.client_memory.regions import (
     read_reference,
 )
 
-_ZERO = np.zeros(1, dtype=np.uint8)
 _READ_AT_ONCE = 64 * 1024
 """Bytes up to which an input is copied when its request arrives."""
 
@@ -72,7 +71,7 @@ class ClientMemory:
             left -= reference.nbytes
             if not fits:
                 # Validation refuses the input for its length, so zeros replace the data: they take no memory.
-                data[index] = np.broadcast_to(_ZERO, reference.nbytes).data
+                data[index] = np.broadcast_to(np.zeros(1, np.uint8), reference.nbytes).data
             elif left < 0:
                 raise ServeError(
                     StatusCode.RESOURCE_EXHAUSTED,

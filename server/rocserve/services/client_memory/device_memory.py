@@ -23,8 +23,6 @@ COPIED_AT_ONCE = 4 << 20
 """Bytes that are copied in one step: about a millisecond. The data plane runs one or two steps in each turn."""
 _START_SECONDS = 120.0
 """Includes the import of PyTorch, and the start of a GPU's driver."""
-_ANSWER_SECONDS = 5.0
-_LONGEST_ANSWER = 4096
 HANDLE_BYTES = 64
 
 _REQUEST = struct.Struct("<BIIQQ64s")
@@ -33,7 +31,6 @@ _OPEN, _READ, _WRITE, _CLOSE = range(4)
 """The commands. Only _CLOSE has no answer."""
 _DONE = b"+"
 """The answer to a command that succeeded. Any other answer is the reason of a failure."""
-_LONGEST_REASON = 500
 _GONE = b"/gone"
 """Replaces PyTorch's counter of the memory's users, which other programs do not maintain."""
 
@@ -97,12 +94,12 @@ class DeviceProcess:
             self._connection.send(_REQUEST.pack(kind, number, device, offset, nbytes, handle))
         except OSError as error:
             raise self._ended(error) from None
-        self._answer(_ANSWER_SECONDS)
+        self._answer(5.0)
 
     def _answer(self, seconds: float) -> None:
         self._connection.settimeout(seconds)
         try:
-            answer = self._connection.recv(_LONGEST_ANSWER)
+            answer = self._connection.recv(4096)
         except OSError as error:
             raise self._ended(error) from None
         if not answer:
@@ -149,7 +146,7 @@ def main(arguments: list[str]) -> None:
                 torch.cuda.synchronize(regions[number].device)
             connection.send(_DONE)
         except Exception as error:
-            connection.send(str(error).partition("\n")[0].encode()[:_LONGEST_REASON] or b"it does not say why")
+            connection.send(str(error).partition("\n")[0].encode()[:500] or b"it does not say why")
 
 
 def _open(torch: Any, handle: bytes, device: int, nbytes: int) -> Any:
