@@ -14,7 +14,6 @@ LONGEST_LINE = 4096
 if other processes write there or this process is killed. A longer message takes several lines."""
 _LONGEST_FIELD = 600
 """Bytes of a field, such as a client's id for its request; longer ones are cut. Five of them leave room for a text."""
-_FIRST = '{"time":'
 
 
 class JsonFormatter(logging.Formatter):
@@ -49,7 +48,7 @@ def unfinished(end: bytes) -> int:
     """Return how many bytes at the end of a log are the beginning of a line that a killed server did not finish. `end`:
     the last LONGEST_LINE bytes of the log."""
     rest = end[end.rfind(b"\n") + 1 :]
-    return len(rest) if rest.startswith(_FIRST.encode()[: len(rest)]) else 0
+    return len(rest) if rest.startswith(b'{"time":'[: len(rest)]) else 0
 
 
 def _written(line: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import stat
 import sys
 import time
@@ -17,16 +18,53 @@ from typing import Any
 
 from rocserve.core.printable import printable
 from rocserve.observability.json_lines import LONGEST_LINE, JsonFormatter, unfinished
-from rocserve.observability.whole_lines import WholeLines
 from rocserve.settings import LogSettings
 
 ROOT = "rocserve"
-ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 _NO_COLOURS = "NO_COLOR"
 """The variable by which users turn off colours in all programs, with any value except "" (no-color.org)."""
 _COLOURS = {"E": "\x1b[31m", "W": "\x1b[33m"}
 """Red errors, yellow warnings."""
-_NORMAL = "\x1b[0m"
+
+
+class WholeLines:
+    """A stream for handlers of `logging`. Nothing is buffered, so every logged line is written even if the process is
+    killed right after, and lines of several processes do not mix. If a line can be written only in part, because the
+    disk is full, `take_back` is called with the number of its bytes that were written."""
+
+    encoding = "utf-8"
+
+    def __init__(self, descriptor: int, take_back: Callable[[int], None] | None = None) -> None:
+        self._descriptor = descriptor
+        self._take_back = take_back
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, text: str) -> None:
+        """Write text that ends with the end of a line. Raises OSError."""
+        for line in text.encode(errors="backslashreplace").splitlines(keepends=True):
+            self._write_line(line)
+
+    def _write_line(self, line: bytes) -> None:
+        written = 0
+        try:
+            while written < len(line):
+                try:
+                    written += os.write(self._descriptor, line[written:])
+                except BlockingIOError:
+                    # The parent process may have made the standard error non-blocking.
+                    select.select((), (self._descriptor,), ())
+        except OSError:
+            if written and self._take_back is not None:
+                self._take_back(written)
+            raise
+
+    def flush(self) -> None:
+        """Do nothing: nothing is buffered."""
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 class ServerLog:
@@ -38,7 +76,7 @@ class ServerLog:
         handler = _LogFile(settings.file, is_json) if settings.file else logging.StreamHandler(_standard_error())
         handler.addFilter(self._is_wanted)
         self._formatter = _LineFormatter(
-            escapes=environment.get(ESCAPE_VARIABLE) != "0",
+            escapes=environment.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
             has_colours=not settings.file and sys.stderr.isatty() and not environment.get(_NO_COLOURS),
         )
         handler.setFormatter(JsonFormatter() if is_json else self._formatter)
@@ -154,7 +192,7 @@ class _LineFormatter(logging.Formatter):
             text = printable(text) + trace
         line = f"{head} {record.process} {record.filename}:{record.lineno}] {text}"
         colour = self._colours.get(level, "")
-        return f"{colour}{line}{_NORMAL}" if colour else line
+        return f"{colour}{line}\x1b[0m" if colour else line
 
 
 class LinesWithLevels(logging.Formatter):

@@ -21,7 +21,6 @@ _PAUSE_FACTOR = 500
 cost at most 0.2 % of a CPU."""
 _WATCHED_SECONDS = 60.0
 """How long after the last reading of points the quantiles of latencies are still computed."""
-_QUANTILES = (0.5, 0.99)
 
 _NOTHING = Outcomes(0, 0, 0)
 
@@ -119,5 +118,5 @@ class ServerHistory:
         buckets = Counter[int]()
         for version in versions:
             buckets.update(version.statistics.latency_buckets())
-        p50, p99 = (value for _, value in quantiles_of(buckets, _QUANTILES))
+        p50, p99 = (value for _, value in quantiles_of(buckets, (0.5, 0.99)))
         return (p50, p99) if buckets else (0.0, 0.0)

@@ -18,8 +18,7 @@ import pytest
 
 from rocserve.observability.json_lines import LONGEST_LINE, unfinished
 from rocserve.observability.log_fields import about
-from rocserve.observability.logs import ROOT, ServerLog
-from rocserve.observability.whole_lines import WholeLines
+from rocserve.observability.logs import ROOT, ServerLog, WholeLines
 from rocserve.settings import LogSettings
 
 

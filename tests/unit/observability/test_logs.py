@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.observability.logs import ESCAPE_VARIABLE, ROOT, ServerLog
+from rocserve.observability.logs import ROOT, ServerLog
 from rocserve.settings import LogSettings
 
 
@@ -22,7 +22,7 @@ class WrittenLog:
 
     def __init__(self, file: Path, escapes: bool = True, **settings: object) -> None:
         self._file = file
-        environment = {} if escapes else {ESCAPE_VARIABLE: "0"}
+        environment = {} if escapes else {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0"}
         self.server_log = ServerLog(LogSettings(file=file, **settings), environment)  # type: ignore[arg-type]
         self.log = self.server_log.logger
 

@@ -30,7 +30,6 @@ _CLOSE_SECONDS = 2.0
 _EXPORTER_LOG = "opentelemetry"
 _OF_SPANS = "opentelemetry.trace"
 """The SDK's logger whose messages are about clients' data, for example a bad tracestate; no span is lost then."""
-_SECONDS_BETWEEN_WARNINGS = 60.0
 
 
 class SpanSink:
@@ -156,7 +155,7 @@ class _ExporterWarnings(logging.Handler):
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
-        self._allowance = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
+        self._allowance = Allowance(1, 1 / 60)
         self.is_silent = False
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -13,10 +13,8 @@ from rocserve.core.trace import TraceLevel
 TraceConfig = Sequence[tuple[str, str, str]]
 """Mode ("" = both modes), setting, value."""
 
-MODES = ("triton", "opentelemetry")
 _DEFAULT_URL = "http://localhost:4318/v1/traces"
 _BATCH_DEFAULTS = {"bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_max_export_batch_size": 512}
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _LARGEST = (1 << 32) - 1
 
 _LEVELS = {
@@ -100,7 +98,7 @@ def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.envir
 
 
 def _mode(where: str, text: str) -> str:
-    if text.lower() not in MODES:
+    if text.lower() not in ("triton", "opentelemetry"):
         raise ValueError(
             f'invalid value for trace mode option: {text}. Available options are "triton" and "opentelemetry"'
         )
@@ -129,7 +127,7 @@ def _resource(where: str, text: str) -> tuple[str, str]:
 
 def _number(least: int, most: int) -> Callable[[str, str], int]:
     def parse(where: str, text: str) -> int:
-        if not _WHOLE_NUMBER.fullmatch(text) or not least <= int(text) <= most:
+        if not re.fullmatch(r"[+-]?[0-9]+", text) or not least <= int(text) <= most:
             raise ValueError(f"{where}: expected a whole number from {least} to {most}")
         return int(text)
 

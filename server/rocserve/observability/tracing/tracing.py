@@ -147,12 +147,6 @@ def client_context(headers: Mapping[str, str]) -> SpanContext | None:
     return SpanContext(trace_id, span_id, headers.get("tracestate", "").strip())
 
 
-NEEDS_EXTRA = (
-    "--trace-config=mode=opentelemetry needs OpenTelemetry's SDK and its OTLP/HTTP exporter, which are not installed"
-    " ({0}); run: {1}"
-)
-
-
 def create_tracing(
     config: TraceConfig, service_name: str, log: logging.Logger, environment: Mapping[str, str] = os.environ
 ) -> Tracing:
@@ -171,5 +165,8 @@ def create_tracing(
         # Imported here, because the packages are optional and take a third of a second to import.
         from rocserve.observability.tracing.span_sink import SpanSink
     except ImportError as error:
-        raise ValueError(NEEDS_EXTRA.format(error, install_command("tracing"))) from error
+        raise ValueError(
+            "--trace-config=mode=opentelemetry needs OpenTelemetry's SDK and its OTLP/HTTP exporter, which are not"
+            f" installed ({error}); run: {install_command('tracing')}"
+        ) from error
     return Tracing(options, SpanSink(options, service_name, log))
