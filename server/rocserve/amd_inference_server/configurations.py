@@ -46,8 +46,6 @@ def _datatype(name: str, where: str) -> DataType:
 _POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
 _MOST_TOML_BYTES = 64 << 10
 _LONGEST_TOML_LINE = 2048
-_MODEL_KEYS = {"name", "platform", "id", "inputs", "outputs"}
-_TENSOR_KEYS = {"name", "datatype", "shape", "id"}
 
 
 def is_toml(path: Path) -> bool:
@@ -141,31 +139,25 @@ class _Table:
 
 
 def _toml_model(table: _Table, *, id_required: bool) -> _Stage:
-    table.warn_of_unknown(_MODEL_KEYS)
+    table.warn_of_unknown({"name", "platform", "id", "inputs", "outputs"})
     name, platform, file = table.string("name"), table.string("platform"), table.string("id", required=id_required)
     message = model_message(name, platform, table.source, {}, file)
     ids: list[list[str]] = []
     for key, tensors in (("inputs", message.input), ("outputs", message.output)):
         ids.append([])
         for tensor in table.tables(key):
-            tensor.warn_of_unknown(_TENSOR_KEYS)
+            tensor.warn_of_unknown({"name", "datatype", "shape", "id"})
             of_tensor, written = tensor.string("name"), tensor.string("datatype")
             fill(tensors.add(), of_tensor, _datatype(written, tensor.where), tensor.integers("shape"))
             ids[-1].append(tensor.string("id", required=False))
     return _Stage(message, *ids)
 
 
-_COMMENT = re.compile(r"#[^\n]*")
-_AMD_FIELD = re.compile(r"(?m)^[^\S\n]*(?:inputs|outputs)\s*[:\[{<]")
-_TRITON_FIELD = re.compile(
-    r"\b(?:input|output|data_type|dims|max_batch_size|instance_group|dynamic_batching)\s*[:\[{<]"
-)
-
-
 def is_pbtxt(text: str) -> bool:
     """Return whether a text that is not a ModelConfig is in AMD Inference Server's dialect."""
-    bare = _COMMENT.sub("", text)
-    return bool(_AMD_FIELD.search(bare)) and not _TRITON_FIELD.search(bare)
+    bare = re.sub(r"#[^\n]*", "", text)
+    triton_field = r"\b(?:input|output|data_type|dims|max_batch_size|instance_group|dynamic_batching)\s*[:\[{<]"
+    return bool(re.search(r"(?m)^[^\S\n]*(?:inputs|outputs)\s*[:\[{<]", bare)) and not re.search(triton_field, bare)
 
 
 def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:

@@ -35,7 +35,6 @@ sys.exit(main(sys.argv[2:]))
 _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.05
 """Interval between readiness checks of a starting server."""
-_PENDING = "nv_inference_pending_request_count{"
 
 
 class ServerFailed(Exception):
@@ -101,7 +100,9 @@ class ServerProcess:
         """Return how many requests wait for an instance, over all models."""
         async with self.session.get(f"http://{self._metrics}/metrics") as answer:
             lines = (await answer.text()).splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(_PENDING))
+        return sum(
+            float(line.rpartition(" ")[2]) for line in lines if line.startswith("nv_inference_pending_request_count{")
+        )
 
     async def end(self) -> None:
         """Send SIGTERM and wait until the server has finished its work in flight, at most --exit-timeout-secs."""
@@ -123,7 +124,6 @@ class ServerProcess:
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _STREAM = "ModelStreamInfer"
-_ANY_LENGTH = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _HOP_HEADERS = frozenset(
     {
         *("connection", "content-length", "date", "host", "keep-alive", "server"),
@@ -183,9 +183,8 @@ class Replica:
         explicit = ["--model-control-mode=explicit"] if models_per_replica else []
         self._server = await ServerProcess.start([*words, *explicit])
         self._ending.push_async_callback(self._server.end)
-        self._channel = await self._ending.enter_async_context(
-            grpc.aio.insecure_channel(self._server.grpc, _ANY_LENGTH)
-        )
+        any_length = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        self._channel = await self._ending.enter_async_context(grpc.aio.insecure_channel(self._server.grpc, any_length))
         self._load = _model_loader(self._channel, models_per_replica) if models_per_replica else None
 
     async def check_health(self) -> None:
