@@ -13,7 +13,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_names import ModelKey
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.verbs.model_choice import advised, read_folder
-from rocserve.verbs.printing import console_on, say
+from rocserve.verbs.printing import console_on, counted, say
 
 _WIDTH = 900.0
 """Pixels: what a page of text shows without scrolling."""
@@ -52,8 +52,7 @@ def draw_ensemble(folder: Path, config_name: str, file: Path) -> None:
     drawing = draw(config, members, _WIDTH)
     file.write_text(svg(drawing, f"steps of {config.name or reading.folder.name}"), encoding="utf-8")
     out = console_on()
-    count = len(config.ensemble_scheduling.step)
-    say(out, f"{file}: {count} step{'' if count == 1 else 's'}")
+    say(out, f"{file}: {counted(len(config.ensemble_scheduling.step), 'step')}")
     missing = sorted({member_of(step) for step in config.ensemble_scheduling.step} - members.keys())
     if missing:
         say(out, f"not in the repository, so the types of their outputs are unknown: {', '.join(missing)}")

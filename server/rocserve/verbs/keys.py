@@ -8,7 +8,6 @@ import re
 import select
 import termios
 import tty
-from types import TracebackType
 from typing import Self
 
 UP, DOWN, LEFT, PAGE_UP, PAGE_DOWN = "up", "down", "left", "page up", "page down"
@@ -48,9 +47,7 @@ class Keys:
         tty.setcbreak(self._terminal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         termios.tcsetattr(self._terminal, termios.TCSAFLUSH, self._before)
 
     def read(self, timeout: float) -> list[str]:

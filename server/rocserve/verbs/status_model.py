@@ -21,6 +21,7 @@ from rich.text import Text
 
 from rocserve.core.printable import printable, readable_size
 from rocserve.settings.unix_place import SCHEME, UnixPlace, unix_place
+from rocserve.verbs.printing import counted
 from rocserve.verbs.status_poll import CALL_TIMEOUT_S, FIGURES, StatusRow
 from rocserve_client import Client, RocserveError
 
@@ -162,7 +163,7 @@ def _tries(report: Mapping[str, Any]) -> str:
     attempts = int(report.get("attempts") or 0)
     if not attempts:
         return ""
-    text = f"tried {attempts} time{'s' if attempts > 1 else ''}"
+    text = f"tried {counted(attempts, 'time')}"
     if failed_ms := int(report.get("failed_ms") or 0):
         text += f", last at {_clock(failed_ms)}"
     if retry_ms := int(report.get("retry_ms") or 0):

@@ -127,7 +127,7 @@ def test_a_terminal_gets_a_bar_and_a_pipe_lines(repository: Path, mirror: str) -
 def test_the_environment_may_name_the_mirror(repository: Path, mirror: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(verb.SOURCE_VARIABLE, mirror)
     assert main(["get", "resnet50", f"--model-repository={repository}"]) == 0
-    assert verb.model_file(repository / "resnet50").read_bytes() == CONTENT
+    assert (repository / "resnet50/1/model.onnx").read_bytes() == CONTENT
 
 
 def test_a_failure_says_what_to_do_and_leaves_no_version(repository: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_failure_says_what_to_do_and_leaves_no_version(repository: Path) -> No
 
 
 def test_somebody_elses_file_is_replaced_by_force_alone(repository: Path, mirror: str) -> None:
-    file = verb.model_file(repository / "resnet50")
+    file = repository / "resnet50/1/model.onnx"
     file.parent.mkdir()
     file.write_bytes(b"my own network")
     status, text = get(repository, source=mirror)

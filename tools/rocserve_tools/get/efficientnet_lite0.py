@@ -36,12 +36,12 @@ def _build(weights: _Weights) -> ModelProto:
     network = _Network(graph, weights)
     tensor = network.relu6(network.convolution("_conv_stem", "_bn0", INPUT, stride=2))
     block = 0
-    # For each stage: number of blocks, kernel side, stride of the first block.
-    stages = ((1, 3, 1), (2, 3, 2), (2, 5, 2), (3, 3, 2), (3, 5, 1), (4, 5, 2), (1, 3, 1))
-    for blocks, kernel, first_stride in stages:
+    # For each stage: number of blocks, stride of the first block. The weights have the sides of the kernels.
+    stages = ((1, 1), (2, 2), (2, 2), (3, 2), (3, 1), (4, 2), (1, 1))
+    for blocks, first_stride in stages:
         for place in range(blocks):
             stride = first_stride if place == 0 else 1
-            tensor = network.block(f"_blocks.{block}", tensor, kernel, stride, adds=place > 0)
+            tensor = network.block(f"_blocks.{block}", tensor, stride, adds=place > 0)
             block += 1
     tensor = network.relu6(network.convolution("_conv_head", "_bn1", tensor))
     features = graph.add_node("Flatten", [graph.add_node("GlobalAveragePool", [tensor], "pool")], "features", axis=1)
@@ -57,7 +57,7 @@ class _Network:
         self._weights = weights
         self._six = [graph.add_constant(f"relu6_{end}", np.array(end, dtype=np.float32)) for end in (0, 6)]
 
-    def block(self, name: str, source: str, kernel: int, stride: int, *, adds: bool) -> str:
+    def block(self, name: str, source: str, stride: int, *, adds: bool) -> str:
         """Add a block: 1 x 1 to six times the channels (not in the first block), depthwise, 1 x 1."""
         tensor = source
         if f"{name}._expand_conv.weight" in self._weights:
