@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -84,19 +85,19 @@ def run(options: StatusOptions, console: Console | None = None) -> None:
     except RocserveError as error:
         raise invalid_argument(error.text) from None
     with connected as client:
-        server = _Server(client, url)
-        polled = server.poll()
+        poll = partial(_polled, client, url, StatusPoll(client))
+        polled = poll()
         if polled.problem:
             raise unavailable(polled.problem)
         if options.model:
             _show_model(console, options, client, reports, polled)
         elif options.json:
-            say_json(console, {**server.plain(), "models": [row.plain() for row in polled.rows]})
+            say_json(console, {**polled.server, "models": [row.plain() for row in polled.rows]})
         elif options.once or not console.is_terminal or not sys.stdin.isatty():
             show(console, status_table(console, polled.title, in_order(polled.rows, ATTENTION)), is_folded=True)
         else:
             screen = Screen(lambda row: list(detail_lines(details(client, reports, row))))
-            follow(console, polled, server.poll, options.interval, screen)
+            follow(console, polled, poll, options.interval, screen)
 
 
 def _show_model(console: Console, options: StatusOptions, client: Client, reports: LoadReports, polled: Polled) -> None:
@@ -113,28 +114,16 @@ def _show_model(console: Console, options: StatusOptions, client: Client, report
             console.print(line, soft_wrap=True)
 
 
-class _Server:
-    """A server that is polled again and again."""
-
-    def __init__(self, client: Client, url: str) -> None:
-        self._client, self._url, self._poll = client, url, StatusPoll(client)
-        self._facts: dict[str, object] = {}
-
-    def poll(self) -> Polled:
-        client, url = self._client, self._url
-        try:
-            server = client.server_metadata(timeout=CALL_TIMEOUT_S)
-            is_ready = client.server_ready(timeout=CALL_TIMEOUT_S)
-            rows = self._poll.rows(time.monotonic())
-        except RocserveError as error:
-            return Polled("", (), _unreachable(url, error))
-        self._facts = {"server": server.name, "version": server.version, "url": url, "ready": is_ready}
-        state = "ready" if is_ready else "not ready"
-        return Polled(f"{printable(server.name)} {printable(server.version)} at {url}: {state}", rows)
-
-    def plain(self) -> dict[str, object]:
-        """Return what the last poll said of the server, as values of JSON."""
-        return dict(self._facts)
+def _polled(client: Client, url: str, models: StatusPoll) -> Polled:
+    try:
+        server = client.server_metadata(timeout=CALL_TIMEOUT_S)
+        is_ready = client.server_ready(timeout=CALL_TIMEOUT_S)
+        rows = models.rows(time.monotonic())
+    except RocserveError as error:
+        return Polled("", (), problem=_unreachable(url, error))
+    facts = {"server": server.name, "version": server.version, "url": url, "ready": is_ready}
+    state = "ready" if is_ready else "not ready"
+    return Polled(f"{printable(server.name)} {printable(server.version)} at {url}: {state}", rows, facts)
 
 
 def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> RenderableType:

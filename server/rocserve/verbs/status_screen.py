@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
@@ -231,8 +231,10 @@ class Polled:
 
     title: str
     rows: Sequence[StatusRow]
+    server: Mapping[str, object] = field(default_factory=dict)
+    """What the server says of itself, as values of JSON."""
     problem: str = ""
-    """Why the server gave no answer; title and rows are then empty."""
+    """Why the server gave no answer; all else is then empty."""
 
 
 class _Poller:

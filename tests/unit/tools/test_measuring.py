@@ -28,6 +28,7 @@ from rocserve_tools.measuring.candidates import random_inputs as seeded_inputs
 from rocserve_tools.measuring.comparing import Comparison
 from rocserve_tools.measuring.figures import Timing
 from rocserve_tools.measuring.timed_engine import LATENCIES, ORDER, TimedModel
+from rocserve_tools.measuring.timed_runs import timed_runs
 
 
 def _opened(
@@ -55,7 +56,7 @@ def test_migraphx_is_open_once_all_its_batch_sizes_are_in_service(migraphx_root:
 
     async def use(opened: OpenCandidate) -> None:
         assert opened.description.startswith("MIGraphX 2.")
-        assert opened.workers.loaded.properties["batch_sizes"] == "1, 2, 4"
+        assert opened.workers.properties["batch_sizes"] == "1, 2, 4"
 
     _opened(tmp_path, use, "migraphx", settings, target="ref")
 
@@ -63,7 +64,7 @@ def test_migraphx_is_open_once_all_its_batch_sizes_are_in_service(migraphx_root:
 def test_as_many_runs_as_are_ordered_on_each_instance(tmp_path: Path) -> None:
     async def use(opened: OpenCandidate) -> None:
         assert opened.description.startswith("ONNX Runtime ")
-        assert len((await opened.workers.run([seeded_inputs(opened.inputs[2])], 3)).latencies) == 6
+        assert len((await timed_runs(opened.workers, [seeded_inputs(opened.inputs[2])], 3)).latencies) == 6
 
     _opened(tmp_path, use, instances=2)
 
@@ -72,7 +73,7 @@ def test_as_many_runs_as_are_ordered_on_each_instance(tmp_path: Path) -> None:
 def test_each_sample_runs_equally_often_on_each_instance(tmp_path: Path, repeats: int, passes: int) -> None:
     async def use(opened: OpenCandidate) -> None:
         samples = [random_inputs(mlp(), rows) for rows in (1, 2, 3)]
-        ran = await opened.workers.run(samples, repeats)
+        ran = await timed_runs(opened.workers, samples, repeats)
         assert len(ran.latencies) == 2 * 3 * passes
         assert [output.shape for output in ran.outputs] == [(3, 10)], "those of the last one"
 
@@ -102,7 +103,7 @@ def test_runs_go_on_for_the_seconds_that_are_ordered(
 
 def test_outputs_are_those_of_the_inputs(tmp_path: Path) -> None:
     async def use(opened: OpenCandidate) -> None:
-        (scores,) = (await opened.workers.run([random_inputs(mlp(), 3)], 1)).outputs
+        (scores,) = (await timed_runs(opened.workers, [random_inputs(mlp(), 3)], 1)).outputs
         assert scores.shape == (3, 10)
         assert np.allclose(scores.sum(axis=1), 1)
 
@@ -112,18 +113,18 @@ def test_outputs_are_those_of_the_inputs(tmp_path: Path) -> None:
 def test_a_run_that_fails_says_why_and_the_next_one_runs(tmp_path: Path) -> None:
     async def use(opened: OpenCandidate) -> None:
         with pytest.raises(ServeError, match=r"(?s)^onnxruntime: onnx runtime error: .*Expected: 16"):
-            await opened.workers.run([{"x": np.zeros((1, 15), np.float32)}], 1)
-        assert len((await opened.workers.run([seeded_inputs(opened.inputs[1])], 1)).latencies) == 1
+            await timed_runs(opened.workers, [{"x": np.zeros((1, 15), np.float32)}], 1)
+        assert len((await timed_runs(opened.workers, [seeded_inputs(opened.inputs[1])], 1)).latencies) == 1
 
     _opened(tmp_path, use)
 
 
 def test_a_worker_that_crashes_is_reported(tmp_path: Path) -> None:
     async def use(opened: OpenCandidate) -> None:
-        (pid,) = opened.workers.loaded.models_of_workers
+        (pid,) = opened.workers.models_of_workers
         asyncio.get_running_loop().call_later(0.3, os.kill, pid, signal.SIGKILL)
         with pytest.raises(ServeError, match=r"^onnxruntime: .* ended unexpectedly \(killed by signal 9\)"):
-            await opened.workers.run([seeded_inputs(opened.inputs[1])], 1, 600)
+            await timed_runs(opened.workers, [seeded_inputs(opened.inputs[1])], 1, 600)
 
     _opened(tmp_path, use)
 

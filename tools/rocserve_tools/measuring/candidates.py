@@ -25,9 +25,9 @@ from rocserve.settings.flag import LARGEST_INT32
 from rocserve.verbs import engines
 from rocserve.verbs.engines import PlacedModel, engine_description, is_pytorch, with_onnx_file
 from rocserve.verbs.model_choice import ToolModel
-from rocserve.verbs.workers import ToolWorkers
+from rocserve.verbs.workers import LoadedWorkers, ToolWorkers
 from rocserve_tools.measuring.lengths import Law, WrittenLengths, by_dimension
-from rocserve_tools.measuring.timed_runs import TimedWorkers
+from rocserve_tools.measuring.timed_runs import open_timed
 
 TORCH = "torch"
 """Not an engine of the server's: the file in a bare loop of PyTorch."""
@@ -66,7 +66,8 @@ class OpenCandidate:
     description: str
     """Engine, version and place: "MIGraphX 2.14.0 (c_api)", "ONNX Runtime 1.31.1 (CPUExecutionProvider)"."""
     inputs: Inputs
-    workers: TimedWorkers
+    workers: LoadedWorkers
+    """Each run of the engine is timed."""
     laws: Mapping[str, Law]
     """Of the dimensions whose lengths are drawn, by label."""
     keeps_order: bool
@@ -90,7 +91,7 @@ class Candidate:
         model, title = self.placed.model, self.placed.title
         unchecked = replace(self.placed, model=model.with_parameters(load_check=LoadCheckMode.OFF.value))
         order, plan = unchecked.planned(instances)
-        timed = await TimedWorkers.open(workers, order, plan, title)
+        timed = await open_timed(workers, order, plan, title)
         signature = timed.signature
         config = model.source.config
         laws: Mapping[str, Law] = {}
@@ -104,7 +105,7 @@ class Candidate:
             places = {name: place for place, name in enumerate(self.order)}
             inputs = {size: tuple(sorted(of, key=lambda one: places.get(one.name, 0))) for size, of in first.items()}
         keeps_order = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
-        return OpenCandidate(engine_description(plan.engine, timed.loaded), inputs, timed, laws, keeps_order)
+        return OpenCandidate(engine_description(plan.engine, timed), inputs, timed, laws, keeps_order)
 
 
 def prepare(model: ToolModel, name: str) -> Candidate:

@@ -13,7 +13,7 @@ from rocserve.verbs.workers import ToolWorkers
 from rocserve_tools.measuring.candidates import Candidate, Inputs, OpenCandidate
 from rocserve_tools.measuring.figures import Difference, LatencySummary, Timing, difference, summarise
 from rocserve_tools.measuring.lengths import DrawnLengths, WrittenLengths
-from rocserve_tools.measuring.timed_runs import Sample, Samples
+from rocserve_tools.measuring.timed_runs import Sample, Samples, timed_runs
 from rocserve_tools.measuring.workload import MadeSamples, Workload, drawn_lengths, workload
 
 _ROUNDS = 5
@@ -81,7 +81,7 @@ class Comparison:
                 else:
                     compared = [{item.name: run[item.name] for item in inputs if item.name in run} for run in made]
                     timed[name] = compared[:1]
-                outputs[name] = [(await one.workers.run((run,), 1)).outputs for run in compared]
+                outputs[name] = [(await timed_runs(one.workers, (run,), 1)).outputs for run in compared]
             except ServeError as error:
                 failures[name] = error.text
         differences: dict[str, tuple[Difference, ...]] = {}
@@ -107,10 +107,10 @@ class Comparison:
         """Run the candidates in rounds, each second round from the last one to the first, and return the latencies in
         seconds. Raises ServeError if a run fails."""
         for name, samples in runs.items() if timing.warm_up else ():
-            await self.open[name].workers.run(samples, timing.warm_up)
+            await timed_runs(self.open[name].workers, samples, timing.warm_up)
         repeats, seconds = math.ceil(timing.repeats / _ROUNDS), timing.seconds / _ROUNDS
         latencies: dict[str, list[float]] = {name: [] for name in runs}
         for place in range(min(_ROUNDS, timing.repeats)):
             for name in list(runs)[:: -1 if place % 2 else 1]:
-                latencies[name] += (await self.open[name].workers.run(runs[name], repeats, seconds)).latencies
+                latencies[name] += (await timed_runs(self.open[name].workers, runs[name], repeats, seconds)).latencies
         return latencies

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from rocserve.core.requests import Signature
 from rocserve.load_check.tensors import Array
 from rocserve.repository.engine_plan import EnginePlan
 from rocserve.repository.load_order import LoadOrder
@@ -41,34 +40,21 @@ class Runs:
     """Of the last run, in the model's order, without those of BYTES."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedWorkers:
-    """A version's workers, in which each run of the engine is timed."""
+async def open_timed(workers: ToolWorkers, order: LoadOrder, plan: EnginePlan, title: str) -> LoadedWorkers:
+    """Load the model and warm it up, as ToolWorkers.open, so that each run of the engine is timed. Raises
+    ServeError."""
+    config = order.definition.config
+    parameters = {**config.parameters, ENGINE: plan.engine.module}
+    definition = replace(order.definition, config=replace(config, parameters=parameters))
+    plan = replace(plan, engine=replace(plan.engine, module=timed_engine.__name__))
+    return await workers.open(replace(order, definition=definition), plan, title)
 
-    loaded: LoadedWorkers
 
-    @classmethod
-    async def open(cls, workers: ToolWorkers, order: LoadOrder, plan: EnginePlan, title: str) -> TimedWorkers:
-        """Load the model and warm it up, as ToolWorkers.open. Raises ServeError."""
-        config = order.definition.config
-        parameters = {**config.parameters, ENGINE: plan.engine.module}
-        definition = replace(order.definition, config=replace(config, parameters=parameters))
-        plan = replace(plan, engine=replace(plan.engine, module=timed_engine.__name__))
-        return cls(await workers.open(replace(order, definition=definition), plan, title))
+async def timed_runs(timed: LoadedWorkers, samples: Samples, repeats: int, seconds: float = 0.0) -> Runs:
+    """Run samples in turn, on all instances at the same time: on each, each sample equally often, and together
+    `repeats` times and for `seconds` at least. Raises ServeError if a run fails."""
 
-    @property
-    def signature(self) -> Signature:
-        return self.loaded.signature
-
-    async def run(self, samples: Samples, repeats: int, seconds: float = 0.0) -> Runs:
-        """Run samples in turn, on all instances at the same time: on each, each sample equally often, and together
-        `repeats` times and for `seconds` at least. Raises ServeError if a run fails."""
-        with titled(self.loaded.title):
-            instances = self.loaded.open_instances()
-            found = await asyncio.gather(*(self._runs(one, samples, repeats, seconds) for one in instances))
-        return Runs([latency for runs in found for latency in runs.latencies], found[0].outputs)
-
-    async def _runs(self, instance: Instance, samples: Samples, repeats: int, seconds: float) -> Runs:
+    async def of(instance: Instance) -> Runs:
         """Return the runs of one instance; the outputs are those of the last."""
         # All runs of a single sample are one order, so that nothing is between them.
         order = np.array([repeats, seconds] if len(samples) == 1 else [1, 0])
@@ -77,6 +63,10 @@ class TimedWorkers:
         end = time.monotonic() + seconds
         while len(latencies) < max(repeats, 1) or time.monotonic() < end:
             for sample in samples:
-                outputs = dict(await self.loaded.run_on(instance, {**sample, ORDER: order}, ()))
+                outputs = dict(await timed.run_on(instance, {**sample, ORDER: order}, ()))
                 latencies += outputs.pop(LATENCIES).tolist()
         return Runs(latencies, [*outputs.values()])
+
+    with titled(timed.title):
+        found = await asyncio.gather(*map(of, timed.open_instances()))
+    return Runs([latency for runs in found for latency in runs.latencies], found[0].outputs)

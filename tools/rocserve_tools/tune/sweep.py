@@ -16,6 +16,7 @@ from rocserve.verbs.workers import ToolWorkers
 from rocserve_tools.measuring.candidates import OpenCandidate, prepare
 from rocserve_tools.measuring.figures import LatencySummary, Timing, summarise
 from rocserve_tools.measuring.lengths import DrawnLengths, WrittenLengths
+from rocserve_tools.measuring.timed_runs import timed_runs
 from rocserve_tools.measuring.workload import MadeSamples, drawn_lengths, workload
 
 
@@ -117,8 +118,8 @@ class Sweep:
                 made, timing = workload(opened, batch_size), self.timing
                 samples = MadeSamples(made, inputs)
                 if timing.warm_up:
-                    await opened.workers.run(samples, timing.warm_up)
-                runs = await opened.workers.run(samples, timing.repeats, timing.seconds)
+                    await timed_runs(opened.workers, samples, timing.warm_up)
+                runs = await timed_runs(opened.workers, samples, timing.repeats, timing.seconds)
                 latency = summarise(runs.latencies)
                 rate = count * made.rows * 1e3 / latency.mean
                 self.measurements.append(Measurement(batch_size, count, latency, rate, made.rows, made.padded, sizes))
