@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
@@ -256,28 +256,17 @@ class Page:
             if method in access.restrictions:
                 _check_admitted(head, (access.restrictions[method],), takes_bearer=False)
 
-        self.parts = {
-            "/v2/page/acts": PagePart(PageActs(parts, access, check_secret).answer, verbs=GET_OR_POST),
-            "/v2/overview": PagePart(
-                lambda request: request.run(self._overview(request)),
-                ("RepositoryIndex", "ModelStatistics", "ModelMetadata"),
-            ),
-            "/v2/server-state": PagePart(
-                lambda request: request.run(self._server_state(request)), ("ModelStatistics",)
-            ),
-            "/v2/load-report": PagePart(
-                lambda request: request.run(self._load_report(request)),
-                ("RepositoryIndex", "ModelStatistics", "ModelConfig"),
-            ),
-            "/v2/version-details": PagePart(
-                lambda request: request.run(self._version_details(request)), ("ModelStatistics", "ModelConfig")
-            ),
-            "/v2/ensemble-graph": PagePart(
-                lambda request: request.run(self._ensemble_graph(request)),
-                ("RepositoryIndex", "ModelMetadata", "ModelConfig"),
-            ),
-            "/v2/events": PagePart(lambda request: request.run(self._send_events(request)), ("RepositoryIndex",)),
-        }
+        acts = PageActs(parts, access, check_secret)
+        self.parts = {"/v2/page/acts": PagePart(acts.answer, verbs=GET_OR_POST)}
+        for path, answer, shows in (
+            ("/v2/overview", self._overview, ("RepositoryIndex", "ModelStatistics", "ModelMetadata")),
+            ("/v2/server-state", self._server_state, ("ModelStatistics",)),
+            ("/v2/load-report", self._load_report, ("RepositoryIndex", "ModelStatistics", "ModelConfig")),
+            ("/v2/version-details", self._version_details, ("ModelStatistics", "ModelConfig")),
+            ("/v2/ensemble-graph", self._ensemble_graph, ("RepositoryIndex", "ModelMetadata", "ModelConfig")),
+            ("/v2/events", self._send_events, ("RepositoryIndex",)),
+        ):
+            self.parts[path] = PagePart(partial(_run, answer), shows)
         for path, file in _page_files():
             self.parts[path] = PagePart(partial(Request.respond, response=file))
 
@@ -344,6 +333,10 @@ class Page:
             self._open_streams -= 1
         request.end_stream()
         return None
+
+
+def _run(answer: Callable[[Request], Coroutine[Any, Any, Response | None]], request: Request) -> None:
+    request.run(answer(request))
 
 
 def _page_files() -> Iterator[tuple[str, Response]]:
