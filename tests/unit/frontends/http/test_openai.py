@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +24,7 @@ from rocserve.core.tensors import Tensor
 from rocserve.frontends.http.infer_bodies import InferRequestReader
 from rocserve.frontends.http.openai.answers import rerank_answer
 from rocserve.frontends.http.openai.bodies import Fault, RerankBody, attempted, read_embeddings, read_rerank
-from rocserve.frontends.http.openai.calls import TextCall, TextOutputs, rows_of_ids, rows_of_texts
+from rocserve.frontends.http.openai.calls import TextOutputs, infer_request, rows_of_ids, rows_of_texts, run_texts
 from rocserve.frontends.http.openai.errors import FieldFault, openai_error
 from rocserve.frontends.http.openai.models import TextModel, TextOutput, text_model
 from rocserve.frontends.http.openai.service import _check_dimensions, _check_most_tokens, _cut
@@ -236,18 +236,23 @@ class Models:
         responder.send(InferResponse.of("m", "1", "", outputs))
 
 
-def call_of(models: Models, memory: RequestMemory) -> TextCall:
+MODEL = model_of([TEXT], [EMBEDDING, COUNT])
+
+
+def call_of(
+    models: Models, memory: RequestMemory, timeout: float | None = None
+) -> Callable[[Sequence[str]], Coroutine[Any, Any, TextOutputs]]:
+    """Return a call with two requests at once, which began at 0."""
     parts: Any = SimpleNamespace(inference=models, memory=memory, reader=InferRequestReader(), forwarding=None)
     request: Any = SimpleNamespace(began_at=0.0, head=Head())
-    return TextCall(parts, request, None, model_of([TEXT], [EMBEDDING, COUNT]), 2)
+    return lambda texts: run_texts(parts, request, timeout, 2, MODEL, rows_of_texts(MODEL, texts))
 
 
 def test_headers_become_parameters_as_of_other_requests() -> None:
-    call = call_of(Models(), RequestMemory())
-    call._parts.forwarding = header_forwarding("^x-")
-    call._request.head.pairs = [(b"x-tenant", b"seven"), (b"other", b"no")]
-    request = call._infer_request(next(rows_of_texts(call._model, ["a"])))
-    assert dict(request.head.parameters) == {"x-tenant": "seven"}
+    parts: Any = SimpleNamespace(reader=InferRequestReader(), forwarding=header_forwarding("^x-"))
+    request: Any = SimpleNamespace(head=Head(pairs=[(b"x-tenant", b"seven"), (b"other", b"no")]))
+    made = infer_request(parts, request, MODEL, next(rows_of_texts(MODEL, ["a"])))
+    assert dict(made.head.parameters) == {"x-tenant": "seven"}
 
 
 async def turn() -> None:
@@ -259,7 +264,7 @@ async def test_a_call_has_only_so_many_requests_at_once() -> None:
     models, memory = Models(), RequestMemory()
     call = call_of(models, memory)
     texts = ["eeeee", "a", "dddd", "bb", "ccc"]
-    running = asyncio.create_task(call.run(rows_of_texts(call._model, texts)))
+    running = asyncio.create_task(call(texts))
     await turn()
     assert len(models.held) == 2
     # Equal heads are one object, so a version plans them once.
@@ -282,7 +287,7 @@ async def test_a_call_has_only_so_many_requests_at_once() -> None:
 async def test_the_first_failure_ends_a_call() -> None:
     models, memory = Models(), RequestMemory()
     call = call_of(models, memory)
-    running = asyncio.create_task(call.run(rows_of_texts(call._model, list("abcde"))))
+    running = asyncio.create_task(call(list("abcde")))
     await turn()
     models.held[0][1].send(internal("no"))
     with pytest.raises(ServeError, match="no"):
@@ -296,7 +301,7 @@ async def test_the_first_failure_ends_a_call() -> None:
 async def test_vectors_of_unlike_lengths_are_refused() -> None:
     models = Models()
     call = call_of(models, RequestMemory())
-    running = asyncio.create_task(call.run(rows_of_texts(call._model, list("abcd"))))
+    running = asyncio.create_task(call(list("abcd")))
     await turn()
     models.answer(0)
     models.answer(1, width=3)
@@ -307,7 +312,7 @@ async def test_vectors_of_unlike_lengths_are_refused() -> None:
 async def test_a_client_that_leaves_cancels_all_requests_of_its_call() -> None:
     models = Models()
     call = call_of(models, RequestMemory())
-    running = asyncio.create_task(call.run(rows_of_texts(call._model, list("abcde"))))
+    running = asyncio.create_task(call(list("abcde")))
     await turn()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -318,10 +323,9 @@ async def test_a_client_that_leaves_cancels_all_requests_of_its_call() -> None:
 
 async def test_a_deadline_that_passes_ends_a_call() -> None:
     models = Models()
-    call = call_of(models, RequestMemory())
-    call._timeout = 0.001  # The request began at 0.
+    call = call_of(models, RequestMemory(), timeout=0.001)
     with pytest.raises(ServeError) as raised:
-        await call.run(rows_of_texts(call._model, list("abcde")))
+        await call(list("abcde"))
     assert raised.value.code is StatusCode.DEADLINE_EXCEEDED
     models.plane.turn()
     assert models.cancelled == list(range(len(models.held)))

@@ -15,7 +15,7 @@ from rocserve.core.parameters import NO_PARAMETERS
 from rocserve.core.requests import InferRequest, InputHead, RequestedOutput
 from rocserve.core.responses import InferResponse
 from rocserve.core.tensors import Buffer, encode_bytes_elements
-from rocserve.frontends.http.divided_call import MOST_IN_FLIGHT, divide
+from rocserve.frontends.http.divided_call import divide
 from rocserve.frontends.http.inference import HttpParts, with_forwarded_headers
 from rocserve.frontends.http.openai.bodies import Ids
 from rocserve.frontends.http.openai.models import IDS, QUERY, TEXT, TOKEN_COUNT, TextModel
@@ -67,69 +67,63 @@ def _shares(model: TextModel, places: Sequence[int]) -> Iterator[Sequence[int]]:
     return (places[begin : begin + most] for begin in range(0, len(places), most))
 
 
-@dataclass(eq=False)
-class TextCall:
-    """One call of a client. The client's limits, deadline and leaving hold for each of its requests."""
+async def run_texts(
+    parts: HttpParts,
+    request: Request,
+    timeout: float | None,
+    most_in_flight: int,
+    model: TextModel,
+    shares: Iterable[Rows],
+) -> TextOutputs:
+    """Return the outputs for all texts of a call. Parameters as those of `divide`. Raises the ServeError of the first
+    infer request that failed."""
+    sent: deque[Rows] = deque()
+    outcomes: list[tuple[Rows, np.ndarray[Any, np.dtype[np.float32]]]] = []
+    tokens = 0
 
-    _parts: HttpParts
-    _request: Request
-    _timeout: float | None
-    """Seconds from the arrival of the request; None = without limit."""
-    _model: TextModel
-    _most_in_flight: int = MOST_IN_FLIGHT
+    def requests() -> Iterator[InferRequest]:
+        for rows in shares:
+            sent.append(rows)
+            yield infer_request(parts, request, model, rows)
 
-    async def run(self, shares: Iterable[Rows]) -> TextOutputs:
-        """Return the outputs for all texts. Raises the ServeError of the first request that failed."""
-        sent: deque[Rows] = deque()
-        outcomes: list[tuple[Rows, np.ndarray[Any, np.dtype[np.float32]]]] = []
-        tokens = 0
+    def take(answer: InferResponse) -> None:
+        nonlocal tokens
+        rows = sent.popleft()
+        outcomes.append((rows, _values(model, answer, len(rows.places))))
+        if model.counts_tokens:
+            tokens += int(np.frombuffer(_output(answer, TOKEN_COUNT), "<i4").sum())
 
-        def requests() -> Iterator[InferRequest]:
-            for rows in shares:
-                sent.append(rows)
-                yield self._infer_request(rows)
+    await divide(parts, request, timeout, most_in_flight, requests(), take)
+    if len({part.shape[1] for _, part in outcomes}) > 1:
+        raise internal(f"model '{model.config.name}' gave vectors of different lengths for the texts of one call")
+    values = np.concatenate([part for _, part in outcomes])
+    order = np.concatenate([rows.places for rows, _ in outcomes])
+    ordered = np.empty_like(values)
+    ordered[order] = values
+    return TextOutputs(ordered, tokens)
 
-        def take(answer: InferResponse) -> None:
-            nonlocal tokens
-            rows = sent.popleft()
-            outcomes.append((rows, self._values(answer, len(rows.places))))
-            tokens += self._tokens(answer)
 
-        await divide(self._parts, self._request, self._timeout, self._most_in_flight, requests(), take)
-        if len({part.shape[1] for _, part in outcomes}) > 1:
-            raise internal(
-                f"model '{self._model.config.name}' gave vectors of different lengths for the texts of one call"
-            )
-        values = np.concatenate([part for _, part in outcomes])
-        order = np.concatenate([rows.places for rows, _ in outcomes])
-        ordered = np.empty_like(values)
-        ordered[order] = values
-        return TextOutputs(ordered, tokens)
+def infer_request(parts: HttpParts, request: Request, model: TextModel, rows: Rows) -> InferRequest:
+    """Return the infer request of some rows of a call."""
+    config = model.config
+    lead = (len(rows.places),) if config.max_batch_size > 0 else ()
+    inputs = [InputHead(name, datatype, (*lead, *shape), NO_PARAMETERS) for name, datatype, shape, _ in rows.inputs]
+    names = [model.output.value, *([TOKEN_COUNT] if model.counts_tokens else [])]
+    outputs = [RequestedOutput(name, NO_PARAMETERS) for name in names]
+    head = with_forwarded_headers(parts.reader.head(config.name, "", inputs, outputs), parts.forwarding, request)
+    return InferRequest(head, "", [elements for *_, elements in rows.inputs])
 
-    def _infer_request(self, rows: Rows) -> InferRequest:
-        config = self._model.config
-        lead = (len(rows.places),) if config.max_batch_size > 0 else ()
-        inputs = [InputHead(name, datatype, (*lead, *shape), NO_PARAMETERS) for name, datatype, shape, _ in rows.inputs]
-        names = [self._model.output.value, *([TOKEN_COUNT] if self._model.counts_tokens else [])]
-        outputs = [RequestedOutput(name, NO_PARAMETERS) for name in names]
-        head = self._parts.reader.head(config.name, "", inputs, outputs)
-        head = with_forwarded_headers(head, self._parts.forwarding, self._request)
-        return InferRequest(head, "", [elements for *_, elements in rows.inputs])
 
-    def _values(self, answer: InferResponse, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        tensor = _output(answer, self._model.output.value)
-        values = np.frombuffer(tensor, "<f4")
-        if not values.size or values.size % count:
-            raise internal(f"model '{self._model.config.name}' gave {values.size} elements for {count} texts")
-        if not np.isfinite(values).all():
-            raise internal(
-                f"model '{self._model.config.name}' gave NaN or infinity, which JSON cannot represent; the encoder"
-                " overflows its precision, or its weights are damaged"
-            )
-        return values.reshape(count, -1)
-
-    def _tokens(self, answer: InferResponse) -> int:
-        return int(np.frombuffer(_output(answer, TOKEN_COUNT), "<i4").sum()) if self._model.counts_tokens else 0
+def _values(model: TextModel, answer: InferResponse, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    values = np.frombuffer(_output(answer, model.output.value), "<f4")
+    if not values.size or values.size % count:
+        raise internal(f"model '{model.config.name}' gave {values.size} elements for {count} texts")
+    if not np.isfinite(values).all():
+        raise internal(
+            f"model '{model.config.name}' gave NaN or infinity, which JSON cannot represent; the encoder overflows its"
+            " precision, or its weights are damaged"
+        )
+    return values.reshape(count, -1)
 
 
 def _output(answer: InferResponse, name: str) -> Buffer:

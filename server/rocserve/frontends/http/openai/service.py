@@ -26,10 +26,10 @@ from rocserve.frontends.http.openai.bodies import (
 )
 from rocserve.frontends.http.openai.calls import (
     Rows,
-    TextCall,
     TextOutputs,
     rows_of_ids,
     rows_of_texts,
+    run_texts,
 )
 from rocserve.frontends.http.openai.errors import FieldFault, openai_error
 from rocserve.frontends.http.openai.models import TextModel, TextModels, TextOutput
@@ -87,8 +87,7 @@ class OpenAiService:
             except ServeError as error:
                 parts.inference.refuse(error, str)
                 raise
-            call = TextCall(parts, request, timeout, model, self._most_in_flight)
-            outputs = await call.run(shares)
+            outputs = await run_texts(parts, request, timeout, self._most_in_flight, model, shares)
             return await send_json(parts, request, outputs.values.nbytes, write(outputs))
         except ServeError as error:
             return openai_error(error)
