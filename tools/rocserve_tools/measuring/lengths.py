@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist, median
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
@@ -26,14 +26,6 @@ _SPREAD = 0.8
 """Lengths of texts are log-normal with about this standard deviation of their logarithms."""
 _MOST_SPREAD = 10.0
 """The longest of two thousand lengths is then 10^14 times the median; more would exceed floats."""
-
-
-class Law(Protocol):
-    @property
-    def largest(self) -> int: ...
-
-    def at(self, share: float) -> int:
-        """Return the length that this share of all lengths does not exceed; 0 < share < 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +66,10 @@ class Recorded:
 
     def at(self, share: float) -> int:
         return self.ordered[int(share * len(self.ordered))]
+
+
+Law = Lognormal | Uniform | Recorded
+"""Its `at` returns the length that a share of all lengths does not exceed; 0 < share < 1."""
 
 
 @dataclass(frozen=True, slots=True)
