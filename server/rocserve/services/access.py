@@ -140,6 +140,11 @@ class Peer:
     is_forwarded: bool
     """The call has one of FORWARDING_HEADERS."""
 
+    @classmethod
+    def of(cls, address: str, header_names: Iterable[str]) -> Peer:
+        """`header_names`: those of the call, in lower case."""
+        return cls(address, not FORWARDING_HEADERS.isdisjoint(header_names))
+
     def is_among(self, addresses: AdminAddresses) -> bool:
         if addresses.anybody:
             return True

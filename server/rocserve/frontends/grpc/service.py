@@ -28,7 +28,7 @@ from rocserve.observability.failures import RequestFailures
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import health_pb2 as pb
 from rocserve.protocol.faults import parse_message
-from rocserve.services.access import ADMIN_METHODS, FORWARDING_HEADERS, PROTOCOLS, Access, Peer
+from rocserve.services.access import ADMIN_METHODS, PROTOCOLS, Access, Peer
 from rocserve.services.methods import Method
 from rocserve.services.readiness import Readiness
 
@@ -212,4 +212,4 @@ class MethodRoutes:
 
 
 def peer_of(call: UnaryCall) -> Peer:
-    return Peer(address_of(call.peer), any(key.lower() in FORWARDING_HEADERS for key, _ in call.metadata))
+    return Peer.of(address_of(call.peer), (key.lower() for key, _ in call.metadata))

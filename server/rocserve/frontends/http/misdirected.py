@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import ModelConfig, TensorConfig
 from rocserve.core.tensors import Buffer
 from rocserve.core.validation import format_shape
 from rocserve.frontends.http.body import LARGE_JSON
@@ -35,12 +36,16 @@ def _for_picture(kind: str, config: ModelConfig) -> str:
     entry = config.inputs[0] if len(config.inputs) == 1 else None
     if entry is not None and entry.datatype is DataType.BYTES:
         return f"the body is a {kind} file: send it in a form, curl -F {entry.name}=@FILE"
-    inputs = ", ".join(f"{one.name} {one.datatype.value} {format_shape(one.dims)}" for one in config.inputs)
-    refused = f"the body is a {kind} file, and the model takes {inputs}"
+    refused = f"the body is a {kind} file, and the model takes {tensors_text(config.inputs)}"
     # An image without its batch has rows, columns and channels.
     if entry is None or len(entry.dims) < 3:
         return refused
     return f"{refused}: --preprocess, or the parameter `preprocess`, generates a model that takes pictures"
+
+
+def tensors_text(entries: Sequence[TensorConfig]) -> str:
+    """Return the tensors of a model, for an error: "image FP32 [3,224,224], scale FP32 [1]"."""
+    return ", ".join(f"{one.name} {one.datatype.value} {format_shape(one.dims)}" for one in entries)
 
 
 def _for_members(body: memoryview, config: ModelConfig) -> str:

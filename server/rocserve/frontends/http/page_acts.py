@@ -19,7 +19,7 @@ from rocserve.frontends.http.request import JSON, Head, MissingSecret, Request, 
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
-from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, ip_address_of
+from rocserve.services.access import Access, Peer, ip_address_of
 
 _ADMIN_CALLS: Mapping[str, str] = {
     "reload": "RepositoryModelLoad",
@@ -95,8 +95,8 @@ class PageActs:
         self._check_secret(head, method)
         self._check_own_page(head, method)
         # That a browser sends it does not matter: it is the server's own page.
-        is_forwarded = any(name in FORWARDING_HEADERS and name != "origin" for name in head.headers)
-        self._access.check_admin(method, Peer(request.remote, is_forwarded), _changing_settings)
+        peer = Peer.of(request.remote, head.headers.keys() - {"origin"})
+        self._access.check_admin(method, peer, _changing_settings)
 
     def _check_own_page(self, head: Head, method: str) -> None:
         host, origin = head.headers.get("host", ""), head.headers.get("origin")

@@ -65,7 +65,7 @@ from rocserve.frontends.tls import tls_context
 from rocserve.observability.failures import RequestFailures
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
-from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, Restriction
+from rocserve.services.access import Access, Peer, Restriction
 from rocserve.settings import ServerSettings
 
 _BEARER = "bearer "
@@ -181,8 +181,7 @@ class HttpService:
             if body is not None and len(body) > LARGE_JSON:
                 parse = partial(parse_message, request.head.target)
                 serialised = await self._parts.large.parse(parse, body)
-            is_forwarded = any(name in FORWARDING_HEADERS for name in request.head.headers)
-            peer = Peer(request.remote, is_forwarded)
+            peer = Peer.of(request.remote, request.head.headers)
             if serialised is not None and method.answer_serialised is not None:
                 self._access.check_admin(route.method, peer, partial(method.request.FromString, serialised))
                 response = method.answer_serialised(serialised)

@@ -13,8 +13,8 @@ from rocserve import presets
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import ModelConfig, TensorConfig
-from rocserve.core.validation import format_shape
 from rocserve.frontends.http.inference import HttpParts
+from rocserve.frontends.http.misdirected import tensors_text
 from rocserve.frontends.http.openai.errors import FieldFault
 
 TEXT, QUERY, IDS = "TEXT", "QUERY", "IDS"
@@ -141,9 +141,9 @@ def _unfit(config: ModelConfig, output: TextOutput | None) -> str:
     }
     expected = " or ".join(text for one, text in signatures.items() if output in (None, one))
     return (
-        f"model '{config.name}': expected a model of text ({expected}), got inputs {_listed(config.inputs)}, outputs"
-        f" {_listed(config.outputs)}; beside a tokenizer.json the parameter `preprocess: text` makes such a model of an"
-        " encoder"
+        f"model '{config.name}': expected a model of text ({expected}), got inputs {tensors_text(config.inputs)},"
+        f" outputs {tensors_text(config.outputs)}; beside a tokenizer.json the parameter `preprocess: text` makes such"
+        " a model of an encoder"
     )
 
 
@@ -153,7 +153,3 @@ def _other_output(model: TextModel, wanted: TextOutput) -> str:
         f"model '{model.config.name}' gives {model.output.value}, and {urls[wanted]} needs a model with the output"
         f" {wanted.value}; send it to {urls[model.output]}"
     )
-
-
-def _listed(entries: Sequence[TensorConfig]) -> str:
-    return ", ".join(f"{one.name} {one.datatype.value} {format_shape(one.dims)}" for one in entries)
