@@ -16,18 +16,16 @@ _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x1f\x8b", "compressed by gzip; unpack it"),
 )
 """Offset, bytes at this offset, and their meaning."""
-_PAGE = (b"<!doctype", b"<html", b"<?xml")
-_FIRST_BYTES = 64
 
 
 def what_it_is(path: Path) -> str:
     """Return the end of a sentence about a file that is not a model; "" if its kind is not known."""
     try:
         with path.open("rb") as file:
-            start = file.read(_FIRST_BYTES)
+            start = file.read(64)
     except OSError:
         return ""
-    if start.lstrip().lower().startswith(_PAGE):
+    if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         return "; it is a web page, as a failed download leaves one; download it again"
     for place, mark, what in _SIGNATURES:
         if start.startswith(mark, place):

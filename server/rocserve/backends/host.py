@@ -23,14 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-_NODES = "class/kfd/kfd/topology/nodes"
-_HIP = "HIP_VISIBLE_DEVICES"
-_ROCR = "ROCR_VISIBLE_DEVICES"
-_OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
-_FRAME_BUFFERS = (1, 2)
-"""Types of the memory banks that are a GPU's own memory: public and private."""
-_VERSION_FILES = (".info/version", "core/.info/version")
-"""Version files in the ROCm folder, of ROCm 7 and of ROCm 10."""
 _NO_LIMIT = 1 << 60
 """Version 1 of control groups writes a number of about this size for "no limit"."""
 
@@ -76,7 +68,8 @@ class Host:
         """The version of ROCm, such as "7.1.1", without a build number ("7.1.1-38"); "" = not installed. ROCm's
         packages write it to their folder, which $ROCM_PATH names."""
         folder = Path(self.environment.get("ROCM_PATH") or self.rocm)
-        for name in _VERSION_FILES:
+        # Of ROCm 7 and of ROCm 10.
+        for name in (".info/version", "core/.info/version"):
             try:
                 return (folder / name).read_text().strip().partition("-")[0]
             except (OSError, UnicodeDecodeError):
@@ -86,7 +79,7 @@ class Host:
     @property
     def gpus(self) -> Sequence[int]:
         """Usable GPUs by number in a worker's HIP_VISIBLE_DEVICES: the numbers in this process' variable, else all."""
-        chosen = self.environment.get(_HIP)
+        chosen = self.environment.get("HIP_VISIBLE_DEVICES")
         if chosen is not None:
             return tuple(int(number) for number in chosen.split(",") if number.strip().isdecimal())
         return range(len(self._gpu_nodes()))
@@ -99,7 +92,7 @@ class Host:
         node, fields = nodes[number]
         version = fields.get("gfx_target_version", 0)
         # "10.3.0", for example, makes ROCm treat the GPU as another model of GPU. ROCm ignores invalid values.
-        parts = self.environment.get(_OVERRIDE, "").split(".")
+        parts = self.environment.get("HSA_OVERRIDE_GFX_VERSION", "").split(".")
         if len(parts) == 3 and all(part.isdecimal() for part in parts):
             major, minor, stepping = (int(part) for part in parts)
             version = major * 10_000 + minor * 100 + stepping or version
@@ -113,7 +106,8 @@ class Host:
             memory_bytes=sum(
                 bank.get("size_in_bytes", 0)
                 for bank in map(_fields, node.glob("mem_banks/*/properties"))
-                if bank.get("heap_type") in _FRAME_BUFFERS
+                # The GPU's own memory is public (1) or private (2).
+                if bank.get("heap_type") in (1, 2)
             ),
         )
 
@@ -149,13 +143,13 @@ class Host:
         return FreeMemory(place, gpu.memory_bytes, min(free, host_memory.free_bytes) if host_memory else free)
 
     def _gpu_nodes(self) -> Sequence[_Node]:
-        folders = [path for path in (self.system / _NODES).glob("*") if path.name.isdecimal()]
+        folders = [path for path in (self.system / "class/kfd/kfd/topology/nodes").glob("*") if path.name.isdecimal()]
         nodes = [
             (folder, _fields(folder / "properties")) for folder in sorted(folders, key=lambda path: int(path.name))
         ]
         # Nodes without SIMD units are CPUs.
         gpus = [(folder, fields) for folder, fields in nodes if fields.get("simd_count", 0) > 0]
-        chosen = self.environment.get(_ROCR)
+        chosen = self.environment.get("ROCR_VISIBLE_DEVICES")
         if chosen is None:
             return gpus
         # Entries are indices, or "GPU-" and the unique id in hexadecimal digits. ROCm stops at the first other entry.

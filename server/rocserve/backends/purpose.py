@@ -10,7 +10,6 @@ from rocserve.core.model_config import Purpose
 _NAME = re.compile(r"""(\d{1,9})\s*:\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")""")
 """An entry of a dict from numbers to names, as Python prints it."""
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_TASK = re.compile(r"[a-z0-9_-]{1,32}")
 _MOST_CHARACTERS = 1 << 20
 """Of `names`; a thousand names have 20,000."""
 
@@ -25,5 +24,6 @@ def read_purpose(metadata: Mapping[str, str]) -> Purpose:
     # A name on several lines would be several labels.
     is_usable = sorted(names) == list(range(len(names))) and not any("\n" in name for name in names.values())
     return Purpose(
-        task if _TASK.fullmatch(task) else "", tuple(names[number] for number in range(len(names))) if is_usable else ()
+        task if re.fullmatch(r"[a-z0-9_-]{1,32}", task) else "",
+        tuple(names[number] for number in range(len(names))) if is_usable else (),
     )

@@ -19,7 +19,6 @@ from rocserve.core.ragged import RaggedBatching
 from rocserve.core.tensors import Tensor, encode_bytes_elements, filled_up, tensor_from_numpy
 
 _FOLDER = "warmup"
-_SEED = 0
 
 
 def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[str, Batch]]:
@@ -93,7 +92,7 @@ def _tensor(name: str, entry: WarmupInput, rows: int, model_folder: Path) -> Ten
 
 def _random_row(datatype: DataType, count: int) -> bytes:
     """Return random values that are the same at each start, so that a model that fails on them fails every time."""
-    generator = np.random.default_rng(_SEED)
+    generator = np.random.default_rng(0)
     if datatype is DataType.BYTES:
         return encode_bytes_elements(generator.bytes(8).hex() for _ in range(count))
     if datatype is DataType.BF16:

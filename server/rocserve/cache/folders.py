@@ -32,11 +32,6 @@ from rocserve.cache.digests import folder_listing
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.settings import EngineSettings
 
-_SECONDS_BETWEEN_ATTEMPTS = 0.1
-
-_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of flock on file systems without locks."""
-
 
 @dataclass(frozen=True, slots=True)
 class FileLock:
@@ -74,7 +69,8 @@ def lock_file(file: BinaryIO, *, shared: bool) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
+        # Some file systems have no locks.
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
     return True
 
@@ -235,7 +231,7 @@ class FolderCache:
             while (lock := try_lock(self._hidden(name, _LOCK))) is None:
                 waiting()
                 # Polling, because a blocking flock would delay Python's signal handlers.
-                time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+                time.sleep(0.1)
             try:
                 with suppress(_DamagedError):
                     found = self._open(name)

@@ -23,14 +23,10 @@ from rocserve.core.plain import from_json, to_json
 from rocserve.jobs.hints import with_hint
 from rocserve.jobs.messages import JobOrder, JobReply, Report
 
-_LOWEST = 19
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 """The number of ioprio_set(2), which the C library does not wrap."""
 _IOPRIO_OF_GROUP = 2
 _IOPRIO_IDLE = 3 << 13
-_OOM_SCORE = 600
-"""If memory is short, the kernel should kill a compile rather than the worker that waits for it (proc(5))."""
-_STANDARD_INPUT = 0
 
 Perform = Callable[[Any, str, Report], Any]
 """Takes the job, JobEngine's context and a report function; returns the result."""
@@ -43,12 +39,13 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
         os.set_inheritable(descriptor, False)
     exit_with_parent(parent_pipe)
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+        # If memory is short, the kernel should kill this process rather than the worker that waits for it (proc(5)).
+        Path("/proc/self/oom_score_adj").write_text("600")
     # A crash is expected here, and its core dump would have gigabytes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(f"rocserve:{module_name.rpartition('.')[2]}")
-    with open(_STANDARD_INPUT, "rb") as standard_input:
+    with open(0, "rb") as standard_input:
         order = from_json(JobOrder, standard_input.read())
     try:
         job = from_json(getattr(importlib.import_module(module_name), class_name), order.job.encode())
@@ -56,7 +53,7 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
             # Set for the whole process group, because nice(2) affects only the calling thread, and after the imports,
             # so that their threads (numpy's) get it too. The engine's threads inherit it.
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PGRP, 0, _LOWEST)
+                os.setpriority(os.PRIO_PGRP, 0, 19)
             if (number := _IOPRIO_SET.get(platform.machine())) is not None:
                 ctypes.CDLL(None, use_errno=True).syscall(number, _IOPRIO_OF_GROUP, 0, _IOPRIO_IDLE)
         result = perform(job, order.context, lambda phase: _send(replies, JobReply(phase=phase)))

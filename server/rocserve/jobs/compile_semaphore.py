@@ -14,21 +14,17 @@ from pathlib import Path
 from rocserve.cache.folders import FileLock, make_private, try_lock
 from rocserve.core.errors import ServeError
 
-_AT_ONCE = 4
 _LOW_PRIORITY_SLOTS = ("beside-0", "beside-1")
 """Separate slots for further programs of models that already serve, so that these never delay a model that does not
 serve yet."""
 _LOW_PRIORITY_SECONDS = 600.0
 """Time limit of a low-priority compile's slot: one hanging compiler must not block all other models."""
-_SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 
 class CompileSemaphore:
     """A number of slots. A slot is a lock on a file of this machine: the kernel releases a dead process's slot."""
 
-    def __init__(
-        self, folder: Path, at_once: int = _AT_ONCE, low_priority_seconds: float = _LOW_PRIORITY_SECONDS
-    ) -> None:
+    def __init__(self, folder: Path, at_once: int = 4, low_priority_seconds: float = _LOW_PRIORITY_SECONDS) -> None:
         """`low_priority_seconds`: a low-priority compile loses its slot after this time, even if it still runs."""
         self._folder = folder
         self._handed_on_seconds = low_priority_seconds
@@ -63,7 +59,7 @@ class CompileSemaphore:
                 if lock is not None:
                     return lock
             waiting()
-            time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+            time.sleep(0.1)
 
 
 def machine_semaphore() -> CompileSemaphore:

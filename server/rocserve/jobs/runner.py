@@ -30,7 +30,6 @@ _OUTPUT_BYTES = 256 * 1024
 _MOST_KEPT_BYTES = 16 << 20
 """The output file is emptied at this size, because an engine's traces may have gigabytes."""
 _LONGEST_LINE = 2000
-_KEPT_LINES = 12
 
 
 class JobOutput:
@@ -45,7 +44,7 @@ class JobOutput:
             os.close(memory)
         self._read = 0
         self._begun = b""
-        self.last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.last_lines: deque[str] = deque(maxlen=12)
         """The last 12 lines that are not empty."""
 
     def take_lines(self, *, ended: bool = False) -> list[str]:
@@ -73,8 +72,6 @@ class JobOutput:
 
 _END_SECONDS = 10.0
 """A child that has closed its replies is killed after this time."""
-_WAIT_POLL_SECONDS = 0.01
-_READ_BYTES = 64 * 1024
 
 
 class JobProcess:
@@ -133,7 +130,7 @@ class JobProcess:
     def take_replies(self) -> list[bytes] | None:
         """Return the new lines; None if the child has closed its replies and will end."""
         try:
-            data = os.read(self.replies, _READ_BYTES)
+            data = os.read(self.replies, 64 * 1024)
         except BlockingIOError:
             return []
         if not data:
@@ -161,7 +158,7 @@ class JobProcess:
                     break
             if time.monotonic() > deadline:
                 self.kill()
-            time.sleep(_WAIT_POLL_SECONDS)
+            time.sleep(0.01)
         return self._status
 
 
@@ -191,11 +188,7 @@ def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: s
 _FIRST_REPORT_SECONDS = 5.0
 """The time before a job's first report, and between the first two reports of a phase. Later reports are less frequent,
 because less changes between them."""
-_RAREST_REPORT_SECONDS = 60.0
-_REPORT_GROWTH = 1.5
-_LONGEST_MESSAGE = 160
 _START = "starting"
-_MARKS_OF_WARNINGS = ("[WARNING]", "[WARN]", "[ERROR]")
 _MOST_LINES = 500
 """Lines of one job's output in the log; the last one reports that the rest is dropped."""
 
@@ -239,8 +232,8 @@ class JobWatch:
             self._message = line.strip()
             self._lines_left -= 1
             if self._lines_left > 0:
-                level = logging.WARNING if any(mark in line for mark in _MARKS_OF_WARNINGS) else logging.INFO
-                self._log.log(level, "%s: %s", self._title, line)
+                is_warning = any(mark in line for mark in ("[WARNING]", "[WARN]", "[ERROR]"))
+                self._log.log(logging.WARNING if is_warning else logging.INFO, "%s: %s", self._title, line)
             elif self._lines_left == 0:
                 self._log.warning("%s: writes too much; the rest is dropped", self._title)
 
@@ -249,12 +242,12 @@ class JobWatch:
         if now < self._next_report:
             return
         self._next_report = now + self._pause
-        self._pause = min(self._pause * _REPORT_GROWTH, _RAREST_REPORT_SECONDS)
+        self._pause = min(self._pause * 1.5, 60.0)
         text = f"{self._title}: {self.phase}"
         if self.elapsed_seconds >= 1:
             text += f" ({_duration(self.elapsed_seconds)} so far)"
         if self._message:
-            text += f"; {self._engine}: {self._message[:_LONGEST_MESSAGE]}"
+            text += f"; {self._engine}: {self._message[:160]}"
         self._report(text)
 
 

@@ -18,7 +18,6 @@ from rocserve.cache.folders import FileLock, is_private, make_private, try_lock
 from rocserve.core.errors import ServeError
 from rocserve.core.plain import from_json, to_json
 
-_FOLDER = "verdicts"
 _MOST_VERDICTS = 4000
 """The oldest are removed first. A verdict has less than a block of a file system."""
 
@@ -64,7 +63,7 @@ class VerdictCache:
     this user's alone, verdicts are lost silently, and the next load checks again."""
 
     def __init__(self, cache_directory: Path) -> None:
-        self._folder = cache_directory / _FOLDER
+        self._folder = cache_directory / "verdicts"
 
     def find(self, key: str, kind: type[Verdict]) -> Verdict | None:
         """Return the verdict, a dataclass of type `kind`; None = there is none, or another version wrote it."""

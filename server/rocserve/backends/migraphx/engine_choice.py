@@ -18,10 +18,6 @@ MIGRAPHX = EngineSpec(
 )
 
 
-_OTHER_TARGETS = ("cpu", "ref")
-"""Values of the parameter `target` other than "gpu"."""
-
-
 def choose_migraphx(config: ModelConfig, machine: Machine) -> EngineChoice:
     """Choose MIGraphX for a backend that has no other engine. The parameter `engine` is auto or migraphx. Raises
     ServeError (INVALID_ARGUMENT) for another engine, ServeError (UNAVAILABLE) if MIGraphX is not installed."""
@@ -45,7 +41,7 @@ def migraphx_choice(
 
 def aims_at_gpus(config: ModelConfig) -> bool:
     """Return whether the parameter `target` allows a GPU: it is "gpu", or not set."""
-    return config.parameters.get("target", "").strip().lower() not in _OTHER_TARGETS
+    return config.parameters.get("target", "").strip().lower() not in ("cpu", "ref")
 
 
 def has_gpu_for(config: ModelConfig, machine: Machine) -> bool:

@@ -23,16 +23,12 @@ INSTALL_LINES = (
 )
 """PyPI's own packages are an empty 0.0.1, so the line names AMD's index, and bounds both."""
 
-_NOT_FOUND = re.compile(r"libmigraphx\S*: cannot open shared object file")
 QUIET = {"MIGRAPHX_LOG_LEVEL": "1"}
 """Variables for the processes that load MIGraphX, unless the operator sets them: from 2.16 on it logs what it does on
 standard error, line by line; 1 = errors only."""
 
 _ROOT_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "lib", "lib64", "usr/lib64")
 """A root's folders that may hold the library: unpacked Debian packages, or a ROCm folder."""
-_OWN_LOADER = "ld-linux-x86-64.so.2"
-_BESIDE = "migraphx/lib"
-"""The folder of MIGraphX's other libraries, next to its C library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +57,9 @@ def find_installation(
     searched = [(folder.absolute(), reason) for folder, reason in (named if root else _places(environment, system))]
     for folder, reason in searched:
         if (folder / LIBRARY).is_file():
-            # A root with its own libc has the matching loader next to MIGraphX's library.
-            loader, path = folder / _OWN_LOADER, f"{folder}:{folder / _BESIDE}"
+            # A root with its own libc has the matching loader next to MIGraphX's C library, and the other libraries in
+            # migraphx/lib.
+            loader, path = folder / "ld-linux-x86-64.so.2", f"{folder}:{folder / 'migraphx/lib'}"
             words = (str(loader), "--library-path", path) if root and loader.exists() else ()
             module = _module_in(folder) or _importable_module()
             return MigraphxInstallation(str(folder / LIBRARY), module, words, reason)
@@ -84,7 +81,8 @@ def find_installation(
 
 def remedy_if_missing(text: str) -> str:
     """Return a remedy to append if the text says that the dynamic loader did not find MIGraphX; else ""."""
-    return f"; install MIGraphX: {INSTALL_LINES}" if _NOT_FOUND.search(text) else ""
+    is_missing = re.search(r"libmigraphx\S*: cannot open shared object file", text)
+    return f"; install MIGraphX: {INSTALL_LINES}" if is_missing else ""
 
 
 def python_command(installation: MigraphxInstallation) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment
 from rocserve.backends.migraphx.options import Target
 from rocserve.core.errors import invalid_argument, unreadable
 
-_DEEPEST = 8
 _HEADS = {
     # MessagePack types whose size follows, with the size's layout. "" = the number itself follows.
     0xC4: (">B", "bytes"), 0xC5: (">H", "bytes"), 0xC6: (">I", "bytes"),
@@ -57,7 +56,7 @@ class _MessagePack:
         raise ValueError(f"no entry '{until}'")
 
     def value(self, depth: int = 0) -> Any:
-        if depth > _DEEPEST:
+        if depth > 8:
             raise ValueError("values are nested too deeply")
         what, content = self._head()
         if what == "text":
@@ -95,13 +94,6 @@ class _MessagePack:
         return self._data[start : self._position]
 
 
-_HEADER_BYTES = 1 << 16
-_CHUNK_BYTES = 1 << 22
-_OVERLAP_BYTES = 128
-_KERNEL = re.compile(rb"amdgcn-amd-amdhsa--(gfx[0-9a-f]+(?:-[0-9a-f-]*generic)?)")
-_OUTPUT_BUFFER = b"main:#output_"
-
-
 @dataclass(frozen=True, slots=True)
 class MxrFile:
     format_version: int
@@ -118,7 +110,7 @@ def read_mxr(path: Path) -> MxrFile:
     """Read a header. Raises ServeError (INVALID_ARGUMENT) if the file cannot be read, or is not a compiled program."""
     try:
         with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
+            header = file.read(1 << 16)
             if not header:
                 raise invalid_argument(f"MIGraphX program {path.name} is empty; copy it again")
             entries = _MessagePack(header).entries(until="modules")
@@ -133,13 +125,13 @@ def read_mxr(path: Path) -> MxrFile:
             architectures: set[str] = set()
             wants_buffers = False
             tail = b""
-            while chunk := file.read(_CHUNK_BYTES):
+            while chunk := file.read(1 << 22):
                 text = tail + chunk
                 # A name at the very end may be cut off. The next chunk is read with an overlap, and holds all of it.
-                kernels = (match for match in _KERNEL.finditer(text) if match.end() < len(text))
-                architectures.update(match[1].decode() for match in kernels)
-                wants_buffers = wants_buffers or _OUTPUT_BUFFER in text
-                tail = text[-_OVERLAP_BYTES:]
+                kernels = re.finditer(rb"amdgcn-amd-amdhsa--(gfx[0-9a-f]+(?:-[0-9a-f-]*generic)?)", text)
+                architectures.update(match[1].decode() for match in kernels if match.end() < len(text))
+                wants_buffers = wants_buffers or b"main:#output_" in text
+                tail = text[-128:]
     except OSError as error:
         raise unreadable(f"MIGraphX program {path.name} cannot be read: {error.strerror}", error) from None
     except ValueError as error:

@@ -24,8 +24,6 @@ from rocserve.backends.parameters import read_choice, read_integer, read_switch,
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 
-ACCELERATOR = "migraphx"
-
 PARAMETERS = frozenset(
     {
         "batch",
@@ -55,7 +53,7 @@ def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
     or if two accelerators contradict each other."""
     values: dict[str, str] = {}
     for accelerator in config.gpu_accelerators:
-        if accelerator.name.lower() != ACCELERATOR:
+        if accelerator.name.lower() != "migraphx":
             continue
         for name, text in accelerator.parameters.items():
             value, why_not = text.strip(), ""
@@ -74,11 +72,7 @@ def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
     return values
 
 
-_BINDINGS = ("auto", "c_api", "module")
-_CALIBRATION_SAMPLES = 128
-_MOST_CALIBRATION_SAMPLES = 10_000
 _LONGEST_TIMEOUT = 30 * 24 * 3600.0
-_MOST_ELEMENTS = 1 << 34
 _DYNAMIC_BATCH = "dynamic_batch"
 """A parameter of earlier versions, for one program that takes any batch size."""
 _CASE_SENSITIVE = frozenset({"calibration_data", "calibration_pipeline", "input_shapes"})
@@ -154,7 +148,7 @@ def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection
     for name in ("calibration_data", "calibration_pipeline", "calibration_samples"):
         if config.parameters.get(name) and not precision.needs_calibration:
             raise _wrong(config, f"'{name}' has no effect with precision \"{precision.value}\"; remove one of them")
-    samples = read_integer(config, "calibration_samples", _CALIBRATION_SAMPLES, 1, _MOST_CALIBRATION_SAMPLES)
+    samples = read_integer(config, "calibration_samples", 128, 1, 10_000)
     return CompileOptions(
         target=_target(config, kind, targets),
         precision=precision,
@@ -188,7 +182,7 @@ def serving_options(config: ModelConfig) -> ServingOptions:
         pad_with_first_row=read_switch(config, "pad_batch", True),
         input_shapes=_input_shapes(config),
         compile_timeout_seconds=timeout,
-        binding=read_choice(config, "binding", "auto", _BINDINGS),
+        binding=read_choice(config, "binding", "auto", ("auto", "c_api", "module")),
         has_named_sizes=bool(named),
     )
 
@@ -215,11 +209,8 @@ def _with_accelerator(config: ModelConfig) -> ModelConfig:
     return replace(config, parameters=values)
 
 
-_KIND_TARGETS = {InstanceKind.GPU: (Target.GPU,), InstanceKind.CPU: (Target.CPU, Target.REF)}
-
-
 def _target(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]) -> Target:
-    allowed = _KIND_TARGETS.get(kind, tuple(Target))
+    allowed = {InstanceKind.GPU: (Target.GPU,), InstanceKind.CPU: (Target.CPU, Target.REF)}.get(kind, tuple(Target))
     wanted = read_choice(config, "target", "", ("", *(target.value for target in Target)))
     if not wanted:
         for target in allowed:
@@ -286,7 +277,7 @@ def _input_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
                     raise ValueError(f"'{dims}' are not dimensions")
                 entries[name] = tuple(int(word) for word in words)
         for name, shape in entries.items():
-            if any(dim < 1 for dim in shape) or math.prod(shape) > _MOST_ELEMENTS:
+            if any(dim < 1 for dim in shape) or math.prod(shape) > 1 << 34:
                 raise ValueError(f"the dimensions of '{name}' must be 1 or more, and a tensor that memory can hold")
     except ValueError as error:
         shown = text if len(text) <= 200 else text[:200] + "..."

@@ -15,16 +15,9 @@ from dataclasses import dataclass
 from rocserve.backends.migraphx.binding import NUMPY_DTYPES
 
 _INSTRUCTION = re.compile(r"^[ \t]*(?P<name>\S+) = (?P<rest>.+)$", re.MULTILINE)
-_OPERATOR = re.compile(r"^@literal(?=\{)|^[^\[({]+")
-_SHAPE = re.compile(r"(?P<type>\w+)_type, \{(?P<dims>[\d, ]*)\}, \{[\d, ]*\}")
-_SYMBOL = re.compile(r"\bsymbol_name=(?P<symbol>[^,\]]+)")
 
 ELEMENT_BYTES = {**{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()}, "fp4x2": 1}
 """MIGraphX's name of a datatype -> bytes of an element. An element of fp4x2 is two fp4 numbers in one byte."""
-
-_ALLOCATION = "allocate_memory"
-_NOT_COMPUTING = frozenset({"@param", "@literal", "@return", "@outline"})
-_MODULE_PREFIXES = ("ref::", "cpu::", "dnnl::", "gpu::", "hip::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +38,7 @@ class PrintedInstruction:
     @property
     def is_computing(self) -> bool:
         """Whether the instruction computes: it is not a parameter, a constant or the end of a module."""
-        return self.operator not in _NOT_COMPUTING
+        return self.operator not in ("@param", "@literal", "@return", "@outline")
 
 
 def read_program_text(text: str) -> list[PrintedInstruction]:
@@ -55,13 +48,14 @@ def read_program_text(text: str) -> list[PrintedInstruction]:
         expression, arrow, shape = line["rest"].rpartition(" -> ")
         if not arrow:
             expression, shape = line["rest"], ""
-        match = _OPERATOR.match(expression)
+        match = re.match(r"^@literal(?=\{)|^[^\[({]+", expression)
         operator = match[0] if match else expression
         if operator.startswith("@param:"):
             operator = "@param"
-        symbol = _SYMBOL.search(expression)
+        symbol = re.search(r"\bsymbol_name=(?P<symbol>[^,\]]+)", expression)
         size = 0
-        for found in _SHAPE.finditer(shape):  # A tuple has several shapes, a varying dimension none.
+        # A tuple has several shapes, a varying dimension none.
+        for found in re.finditer(r"(?P<type>\w+)_type, \{(?P<dims>[\d, ]*)\}, \{[\d, ]*\}", shape):
             dimensions = [int(dimension) for dimension in found["dims"].split(",") if dimension.strip()]
             size += math.prod(dimensions) * ELEMENT_BYTES.get(found["type"], 0)
         kernel = symbol["symbol"] if symbol else ""
@@ -71,12 +65,12 @@ def read_program_text(text: str) -> list[PrintedInstruction]:
 
 def allocated_bytes(instructions: Iterable[PrintedInstruction]) -> int:
     """Return the working memory that a compiled GPU program allocates once; 0 = runs allocate their memory."""
-    return sum(one.bytes for one in instructions if one.operator.endswith(_ALLOCATION))
+    return sum(one.bytes for one in instructions if one.operator.endswith("allocate_memory"))
 
 
 def plain_operator(operator: str) -> str:
     """Remove the target's prefix: ref::add -> add."""
-    for prefix in _MODULE_PREFIXES:
+    for prefix in ("ref::", "cpu::", "dnnl::", "gpu::", "hip::"):
         operator = operator.removeprefix(prefix)
     return operator
 

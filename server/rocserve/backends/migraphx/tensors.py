@@ -18,8 +18,9 @@ from rocserve.core.requests import TensorSpec
 IMAGE_RANK = 4
 """Number of dimensions of an image with its batch: NHWC for clients, NCHW for MIGraphX."""
 
-_OWN_NAMES = {"float16": "half", "bfloat16": "bf16"}
-_DATATYPES = {_OWN_NAMES.get(name, name): datatype for name, datatype in ONNX_DATATYPES.items()}
+_DATATYPES = {
+    name.replace("bfloat16", "bf16").replace("float16", "half"): datatype for name, datatype in ONNX_DATATYPES.items()
+}
 
 
 def migraphx_name(datatype: DataType) -> str:

@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_TAKE_STREAMS = (CUDA, ROCM)
-_STREAM = "user_compute_stream"
-_LEAVES_UNSYNCHRONISED = "disable_synchronize_execution_providers"
-_DEVICE_TYPE = "cuda"
-"""ONNX Runtime's name for GPU memory; all its providers for GPUs use it."""
-_UNBOUND = (DataType.BYTES, DataType.BF16)
-"""Datatypes without a numpy type by which ONNX Runtime could bind their memory."""
 BATCHES_ON_GPU = 2
 """Concurrent batches per instance: one is gathered while another runs."""
 
@@ -50,9 +43,9 @@ class DeviceStream:
         self.device = torch.device("cuda", 0 if torch.cuda.device_count() == 1 else model.device or 0)
         torch.cuda.set_device(self.device)
         self.stream = torch.cuda.Stream(self.device)
-        number = str(self.stream.cuda_stream)
+        stream = {"user_compute_stream": str(self.stream.cuda_stream)}
         providers = (
-            replace(provider, options={**provider.options, _STREAM: number}) if provider.kind.on_gpu else provider
+            replace(provider, options={**provider.options, **stream}) if provider.kind.on_gpu else provider
             for provider in plan.providers
         )
         self.plan = replace(plan, providers=tuple(providers))
@@ -63,7 +56,7 @@ def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None
     """Open a stream; None = no batch dimension, a provider that takes no stream, or PyTorch cannot use the GPU."""
     batches = model.config.max_batch_size > 0 or model.config.has_open_batch
     on_gpu = [provider for provider in plan.providers if provider.kind.on_gpu]
-    takes = all(provider.kind in _TAKE_STREAMS and not provider.devices for provider in on_gpu)
+    takes = all(provider.kind in (CUDA, ROCM) and not provider.devices for provider in on_gpu)
     if not (plan.on_gpu and batches and takes) or importlib.util.find_spec("torch") is None:
         return None
     try:
@@ -79,7 +72,10 @@ def device_executions(
     """Return executions over the sessions of each batch size, and facts for the model's metadata. No executions = the
     sessions cannot run in PyTorch's memory. Sessions that cannot be captured run operator by operator."""
     tensors = (*signature.inputs, *signature.outputs)
-    if signature.optional_inputs or any(spec.datatype in _UNBOUND or -1 in spec.shape[1:] for spec in tensors):
+    # ONNX Runtime binds memory by numpy's types, which lack these two.
+    if signature.optional_inputs or any(
+        spec.datatype in (DataType.BYTES, DataType.BF16) or -1 in spec.shape[1:] for spec in tensors
+    ):
         return (), {}
     from rocserve.backends.pytorch.fixed_sizes import sized_executions
     from rocserve.core.device_references import DEVICE_PROPERTY
@@ -123,7 +119,7 @@ class _DeviceSessions:
         self._output_index = {spec.name: index for index, spec in enumerate(signature.outputs)}
         self._batches = model.config.max_batch_size > 0
         self._options = onnxruntime.RunOptions()
-        self._options.add_run_config_entry(_LEAVES_UNSYNCHRONISED, "1")
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def call(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run the session for the inputs' number of rows. The returned outputs have their values when the current
@@ -146,7 +142,7 @@ class _DeviceSessions:
         ):
             for spec, value in zip(specs, values, strict=True):
                 element = spec.datatype.numpy_dtype
-                bind(spec.name, _DEVICE_TYPE, index, element, tuple(value.shape), value.data_ptr())
+                bind(spec.name, "cuda", index, element, tuple(value.shape), value.data_ptr())
         current = torch.cuda.current_stream(self.device)
         if current != self._stream:
             self._stream.wait_stream(current)

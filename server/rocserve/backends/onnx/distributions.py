@@ -12,9 +12,6 @@ from importlib.metadata import Distribution, PackagePath, distributions
 from pathlib import Path
 
 _NAME = "onnxruntime"
-_MODULE_FILE = "onnxruntime/__init__.py"
-_ENGINE = "onnxruntime.capi.onnxruntime_pybind11_state"
-_NAMES_OF_PLACEHOLDERS = ("migraphx", "onnxruntime-ep-")
 _USES = {
     _NAME: "CPUs",
     "onnxruntime-gpu": "NVIDIA GPUs",
@@ -39,7 +36,7 @@ class OnnxRuntimes:
         """The problem if several packages are installed, with the one that this process has loaded; else ""."""
         if len(self.found) < 2:
             return ""
-        engine = getattr(sys.modules.get(_ENGINE), "__file__", None)
+        engine = getattr(sys.modules.get("onnxruntime.capi.onnxruntime_pybind11_state"), "__file__", None)
         loaded = None if engine is None else self._owner(Path(engine))
         which = "" if loaded is None else f": {loaded.name} {loaded.version} runs, and the others do not"
         return f"each of these packages contains the whole module onnxruntime, so only one can be used{which}"
@@ -75,14 +72,14 @@ def empty_packages() -> Sequence[str]:
     return sorted(
         name
         for name, files in names.items()
-        if name.startswith(_NAMES_OF_PLACEHOLDERS)
+        if name.startswith(("migraphx", "onnxruntime-ep-"))
         and files is not None
         and all(file.parts[0].endswith(".dist-info") for file in files)
     )
 
 
 def _brings_module(name: str, one: Distribution) -> bool:
-    return name in _USES or any(str(file) == _MODULE_FILE for file in one.files or ())
+    return name in _USES or any(str(file) == "onnxruntime/__init__.py" for file in one.files or ())
 
 
 def _is(entry: PackagePath, file: Path) -> bool:

@@ -25,10 +25,6 @@ ONNXRUNTIME = EngineSpec(
 )
 """ONNX Runtime's package for the CPU has none of the `gpu_files`. From ROCm 10 on, MIGraphX's provider is a plugin."""
 
-_ON_AMD = replace(ONNXRUNTIME, gpu_files=ONNXRUNTIME.gpu_files[:2])
-
-_NAMES = ("", "auto", "cpu", ONNXRUNTIME.name, MIGRAPHX.name)
-
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     """Choose by the parameter `engine`: auto (also the default), migraphx, onnxruntime, or cpu (ONNX Runtime on the
@@ -36,7 +32,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     cannot use the GPU, the instances are refused (repository/engine_plan.py). Raises ServeError (INVALID_ARGUMENT) for
     an unknown engine, a wrong parameter, or a model that "migraphx" cannot run; ServeError (UNAVAILABLE) if `engine` is
     "migraphx" and MIGraphX is not installed, or `target` is "gpu" without `engine` and MIGraphX or a GPU is missing."""
-    wanted = read_choice(config, "engine", "", _NAMES)
+    wanted = read_choice(config, "engine", "", ("", "auto", "cpu", ONNXRUNTIME.name, MIGRAPHX.name))
     if wanted in ("cpu", ONNXRUNTIME.name):
         return EngineChoice(ONNXRUNTIME, "parameter 'engine' says so")
     cannot, reason = "", ""
@@ -83,7 +79,7 @@ def _choose_by_machine(config: ModelConfig, machine: Machine) -> EngineChoice:
         return EngineChoice(ONNXRUNTIME, "no AMD GPU was found; without one MIGraphX runs only models that name it")
     if machine.migraphx:
         # ONNX Runtime may bring its own MIGraphX.
-        has_provider = _ON_AMD.has_gpu_parts(machine)
+        has_provider = replace(ONNXRUNTIME, gpu_files=ONNXRUNTIME.gpu_files[:2]).has_gpu_parts(machine)
         what = "an AMD GPU was found" if machine.gpus else "its instances name GPUs, and none was found"
         return EngineChoice(ONNXRUNTIME, f"{what}, but {machine.migraphx}", auto_takes_gpus=has_provider)
     # Wrong parameters are refused here: ONNX Runtime, which takes over if MIGraphX fails, would not notice them.

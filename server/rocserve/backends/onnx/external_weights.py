@@ -22,9 +22,6 @@ from rocserve.backends.base import ModelSource
 from rocserve.cache.temporary_folder import temporary_folder
 from rocserve.core.errors import invalid_argument, unavailable
 
-_KEY = b"location"
-"""A tensor names its file under this key, so a model file without it has no external weights."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExternalWeights:
@@ -44,7 +41,8 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
     path = model.model_file
     try:
         with _mapped(path) as content:
-            if content.find(_KEY) < 0:
+            # A tensor names its file under this key.
+            if content.find(b"location") < 0:
                 return NO_WEIGHTS
     except (OSError, ValueError):
         return NO_WEIGHTS  # ONNX Runtime reports that the file is unreadable, or empty since its check.

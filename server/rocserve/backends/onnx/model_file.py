@@ -19,13 +19,8 @@ if TYPE_CHECKING:
     import onnx
 
 ZIP_MAP = "ZipMap"
-_CLASSIFIER = "Classifier"
-"""Common suffix of the operators that classify rows: LinearClassifier, SVMClassifier, TreeEnsembleClassifier."""
-_PASSING = ("Cast", "Identity")
-_LABEL_TYPES = ("tensor(int64)", "tensor(string)")
 _FLOAT = 1
 """TensorProto.DataType.FLOAT in onnx.proto."""
-_CLASSES = ("classlabels_int64s", "classlabels_strings")
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ def may_need_correction(session: Any) -> bool:
     outputs = session.get_outputs()
     if any(node.type.startswith("seq(map(") for node in outputs):
         return True
-    has_single = any(node.shape == [1] and node.type in _LABEL_TYPES for node in outputs)
+    has_single = any(node.shape == [1] and node.type in ("tensor(int64)", "tensor(string)") for node in outputs)
     return has_single and not any(isinstance(node.shape[0], int) for node in session.get_inputs() if node.shape)
 
 
@@ -99,7 +94,7 @@ def _replace_zip_maps(graph: onnx.GraphProto) -> Iterator[tuple[str, tuple[str, 
         classes = tuple(
             label.decode(errors="replace") if isinstance(label, bytes) else str(label)
             for attribute in node.attribute
-            if attribute.name in _CLASSES
+            if attribute.name in ("classlabels_int64s", "classlabels_strings")
             for label in (*attribute.ints, *attribute.strings)
         )
         node.op_type, node.domain = "Identity", ""
@@ -136,7 +131,8 @@ def _is_label(tensor: str, makers: Mapping[str, onnx.NodeProto]) -> bool:
     # A damaged file may have a cycle.
     for _ in makers:
         node = makers.get(tensor)
-        if node is None or node.op_type not in _PASSING:
-            return node is not None and node.op_type.endswith(_CLASSIFIER) and tensor == node.output[0]
+        if node is None or node.op_type not in ("Cast", "Identity"):
+            # LinearClassifier, SVMClassifier, TreeEnsembleClassifier.
+            return node is not None and node.op_type.endswith("Classifier") and tensor == node.output[0]
         tensor = node.input[0]
     return False

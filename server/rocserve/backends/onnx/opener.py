@@ -46,14 +46,10 @@ from rocserve.load_check.onnx_facts import expose
 
 _LOG = logging.getLogger(__name__)
 _CPU_PROVIDER = "CPUExecutionProvider"
-_RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _TEMPORARY = "TMPDIR"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """The folder of the external weights of a model that is given as bytes."""
-_NOT_PARSED = "Protobuf parsing failed"
-_MOST_NAMED = 8
 _FATAL_ONLY = 4
-_SESSION_ENTRY_PREFIX = "session."
 _DEFAULT_SESSION_ENTRIES = {
     # Threads spin during a run, which makes runs about a tenth faster, but not between runs, when they would take CPU
     # time from the server.
@@ -90,7 +86,7 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _OPTIMIZATION_LEVELS[level])
     options.enable_cpu_mem_arena = read_choice(config, "enable_mem_arena", "1", ("0", "1")) == "1"
     options.enable_mem_pattern = read_choice(config, "enable_mem_pattern", "1", ("0", "1")) == "1"
-    entries = {name: value for name, value in config.parameters.items() if name.startswith(_SESSION_ENTRY_PREFIX)}
+    entries = {name: value for name, value in config.parameters.items() if name.startswith("session.")}
     for name, value in {**_DEFAULT_SESSION_ENTRIES, **entries}.items():
         try:
             options.add_session_config_entry(name, value)
@@ -99,10 +95,6 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
     return options
 
 
-_OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
-_IR = re.compile(r"Unsupported model IR version: \d+, max supported IR version: (\d+)")
-_LOCALE = re.compile(r"Failed to construct locale with name:((\w+)\.([\w-]+))")
-_LEVEL = re.compile(r"^.*?\[(?P<level>[EWIVF]):onnxruntime:[^\]]*\] *")
 _SOURCE_POSITION = re.compile(r"^\S*/\S+\.(?:cc|h|cpp|hpp):\d+ .*?(?=\[ERROR\]|\[ONNXRuntimeError\]|$)")
 
 
@@ -111,7 +103,7 @@ def error_lines(written: str) -> list[str]:
     errors: list[str] = []
     is_error = False
     for line in without_colours(written).splitlines():
-        head = _LEVEL.match(line)
+        head = re.match(r"^.*?\[(?P<level>[EWIVF]):onnxruntime:[^\]]*\] *", line)
         if head is not None:
             is_error = head["level"] in "EF"
             line = line[head.end() :]
@@ -123,16 +115,16 @@ def error_lines(written: str) -> list[str]:
 
 def remedy(text: str) -> str:
     """Return a remedy for a refusal; "" = none is known."""
-    if found := _OPSET.search(text):
+    if found := re.search(r"official support for domain (\S+) is till opset (\d+)", text):
         domain, newest = found.groups()
         which = "" if domain == "ai.onnx" else f" of {domain}"
         return f"; this ONNX Runtime reads opset <= {newest}{which}: export again with opset_version={newest}"
-    if found := _IR.search(text):
+    if found := re.search(r"Unsupported model IR version: \d+, max supported IR version: (\d+)", text):
         return (
             f"; this ONNX Runtime reads IR version <= {found[1]}: export again with an older onnx package, or set"
             f" ir_version = {found[1]} in the model"
         )
-    if found := _LOCALE.search(text):
+    if found := re.search(r"Failed to construct locale with name:((\w+)\.([\w-]+))", text):
         name, language, encoding = found.groups()
         return (
             f"; this machine lacks the locale {name}, which the model's StringNormalizer needs: apt-get install locales"
@@ -169,7 +161,7 @@ class SessionOpener:
             options.add_free_dimension_override_by_name(name, size)
         if not self._plan.providers:
             return self._open_on_cpu(options)
-        options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         for provider in self._plan.providers:
             os.environ.update(provider.variables)
         session, failure = None, ""
@@ -230,7 +222,7 @@ class SessionOpener:
         except Exception as error:
             # The binding's exceptions have no common base class but Exception.
             file, text = self._model.model_file, without_source_position(str(error))
-            hint = remedy(text) or (what_it_is(file) if _NOT_PARSED in text else "")
+            hint = remedy(text) or (what_it_is(file) if "Protobuf parsing failed" in text else "")
             raise invalid_argument(f"ONNX Runtime cannot load {file.name}: {text}{hint}") from None
 
     @contextmanager
@@ -315,7 +307,7 @@ class SessionOpener:
         elsewhere = operators.pop(_CPU_PROVIDER, Counter())
         if not elsewhere:
             return
-        what = ", ".join(f"{name} ({times})" for name, times in elsewhere.most_common(_MOST_NAMED))
+        what = ", ".join(f"{name} ({times})" for name, times in elsewhere.most_common(8))
         if not operators and self._plan.on_gpu:
             raise unavailable(
                 f"{self._names} runs none of the model's operators, so all would run on the CPU: {what}; use KIND_CPU"

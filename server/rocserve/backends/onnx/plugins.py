@@ -27,8 +27,6 @@ from rocserve.settings import EngineSettings
 
 _PREFIX = "onnxruntime_ep_"
 """Begins the names of the packages' modules."""
-_OPENVINO_DEVICE = "ov_device"
-"""OpenVINO's name of a device, in the device's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ def openvino_devices(devices: Sequence[Any], wanted: str) -> Sequence[Any]:
     found = []
     for name in (names if by_group else wanted).split(","):
         forms = (name.strip().upper(), f"{name.strip().upper()}.0")
-        match = [one for one in own if one.ep_metadata.get(_OPENVINO_DEVICE, "").upper() in forms]
+        match = [one for one in own if one.ep_metadata.get("ov_device", "").upper() in forms]
         if not match:
             return ()
         found.append(match[0])

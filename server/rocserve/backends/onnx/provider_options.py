@@ -166,7 +166,6 @@ OPENVINO = ProviderKind(
 
 
 _PRECISIONS = {"FP32": "", "FP16": "fp16", "BF16": "bf16", "FP8": "fp8", "INT8": "int8"}
-_NEEDS_TABLE = ("fp8", "int8")
 _TABLE = "migraphx_int8_calibration_table_name"
 _CACHE_NAMES = (
     "migraphx_save_compiled_model",
@@ -219,7 +218,6 @@ MIGRAPHX_PROVIDER = ProviderKind(
     refused={"device_id": "name the GPUs in the instance group's 'gpus'"},
 )
 
-_PROVIDER_NAMES = {"exhaustive_tune": "migraphx_exhaustive_tune"}
 _SERVER_PARAMETERS = (
     "precision",
     "precision_mode",
@@ -235,7 +233,7 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
     """Return the provider's own options for the accelerator's parameters. Raises ServeError (INVALID_ARGUMENT) if
     precisions contradict each other, or FP8 or INT8 has no calibration table in the model's folder."""
     given = {
-        _PROVIDER_NAMES.get(name, name): value
+        "migraphx_exhaustive_tune" if name == "exhaustive_tune" else name: value
         for name, value in options.items()
         if name not in _SERVER_PARAMETERS and name not in _NEWER_SWITCHES
     }
@@ -249,7 +247,7 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
         raise invalid_argument(
             f"model '{model}': precision \"FP32\" contradicts 'migraphx_{enabled[0]}_enable'; keep one of them"
         )
-    for precision in _NEEDS_TABLE:
+    for precision in ("fp8", "int8"):
         if precision in enabled and _TABLE not in given:
             raise wrong_parameter(
                 MIGRAPHX_PROVIDER.accelerator,
@@ -265,7 +263,6 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
     return given
 
 
-_PLUGIN_NAMES = {"migraphx_use_native_calibration_table": "int8_use_native_calibration_table"}
 _NOT_OF_PLUGINS = ("migraphx_mem_limit", "migraphx_arena_extend_strategy")
 """Settings of a memory arena that MIGraphX's plugin does not have."""
 _OPENVINO_DEVICES = ("CPU", "GPU", "NPU")
@@ -294,8 +291,13 @@ def plugin_options(kind: ProviderKind, options: Mapping[str, str]) -> Mapping[st
     """Return the options by the names that a plugin has for them. OpenVINO's plugin takes OpenVINO's properties of each
     device as JSON; it ignores other options, and has no need for `disable_dynamic_shapes`: the sessions have none."""
     if kind is MIGRAPHX_PROVIDER:
-        named = {_PLUGIN_NAMES.get(name, name): value for name, value in options.items() if name not in _NOT_OF_PLUGINS}
-        return {name.removeprefix("migraphx_"): value for name, value in named.items()}
+        named = {
+            name.removeprefix("migraphx_"): value for name, value in options.items() if name not in _NOT_OF_PLUGINS
+        }
+        return {
+            "int8_use_native_calibration_table" if name == "use_native_calibration_table" else name: value
+            for name, value in named.items()
+        }
     if kind is not OPENVINO:
         return options
     wanted = options.get("device_type", "CPU").upper().rpartition(":")[2]

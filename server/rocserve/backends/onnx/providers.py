@@ -272,7 +272,6 @@ _MIGRAPHX_VARIABLE = "ORT_MIGRAPHX_MODEL_CACHE_PATH"
 """This variable overrides the provider's option, which older versions of the provider lack."""
 _PLUGIN_VARIABLE = "ORT_MIGRAPHX_CACHE_DIR"
 """The same for the plugin."""
-_FOLDER = "onnxruntime"
 _NAME_DIGITS = 32
 _OWN_NAME = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{_NAME_DIGITS}}}")
 
@@ -285,7 +284,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
         return plan
     # AMD's image for Triton sets a folder for the provider's files; the server keeps it.
     named = os.environ.get(_MIGRAPHX_VARIABLE, "")
-    cache_folder = Path(named) if named else cache_directory(model.settings) / _FOLDER
+    cache_folder = Path(named) if named else cache_directory(model.settings) / "onnxruntime"
     contents = file_digest(model.model_file, tuple(weights.files.values()))
     switches = {
         name: value

@@ -32,7 +32,6 @@ COMPARISON_FILE = "comparison.json"
 CASE_ROWS = 3
 """Rows of a case for a compiled program that takes any number."""
 NO_INPUTS = "PyTorch takes no made-up input; give check.npz"
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class EagerReference:
         self.inputs = checked_inputs(self.bound, self._program.signature.inputs)
         self.budget = Budget(seconds)
         self._seed = seed_of(file_digest(model_file))
-        self._run = program_run(self.bound, self._program, _CPU)
+        self._run = program_run(self.bound, self._program, torch.device("cpu"))
         self._outputs = tuple(self.bound.outputs)
 
     @property

@@ -32,8 +32,6 @@ INDUCTOR = replace(EAGER, name="inductor", module="rocserve.backends.pytorch.ind
 
 _LOWERING, _MIGRAPHX_MODULE = "torch_migraphx", "migraphx"
 """torch_migraphx imports migraphx, the Python module of MIGraphX."""
-_PACKAGE_PLATFORMS = ("torch_aoti", "pytorch_aoti")
-_SCRIPT_ENDING = ".pt"
 
 TORCH_MIGRAPHX = replace(
     EAGER,
@@ -47,8 +45,6 @@ TORCH_MIGRAPHX = replace(
 
 MIGRAPHX_ONNX = replace(MIGRAPHX, name="migraphx-onnx", module="rocserve.backends.pytorch.onnx_export")
 
-_NAMES = ("auto", EAGER.name, INDUCTOR.name, TORCH_MIGRAPHX.name, MIGRAPHX_ONNX.name)
-
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     """Choose by the parameter `engine`: auto (also the default), eager, inductor, migraphx or migraphx-onnx. Auto is
@@ -57,7 +53,9 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     the CPU as `_with_cpu_fallback` says. A model of KIND_MODEL, whose parts stay on the devices that its file names,
     gets eager or inductor without a fallback. Raises ServeError (INVALID_ARGUMENT) for a wrong parameter, ServeError
     (UNAVAILABLE) if PyTorch is not installed, or if the engine is migraphx-onnx and MIGraphX cannot be used."""
-    wanted = read_choice(config, "engine", "auto", _NAMES)
+    wanted = read_choice(
+        config, "engine", "auto", ("auto", EAGER.name, INDUCTOR.name, TORCH_MIGRAPHX.name, MIGRAPHX_ONNX.name)
+    )
     if not machine.is_installed("torch"):
         raise unavailable(
             f"model '{config.name}' needs PyTorch, which is not installed; install it where rocserve is:"
@@ -87,7 +85,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
 def _can_lower(config: ModelConfig, machine: Machine) -> bool:
     """Return whether torch_migraphx and an AMD GPU are available for a file that may be a program of torch.export. Only
     the file's content tells whether it is one."""
-    is_other = config.platform in _PACKAGE_PLATFORMS or config.default_model_filename.endswith(_SCRIPT_ENDING)
+    is_other = config.platform in ("torch_aoti", "pytorch_aoti") or config.default_model_filename.endswith(".pt")
     has_gpu = bool(machine.gpus) and has_gpu_for(config, machine)
     return not is_other and has_gpu and all(map(machine.is_installed, (_LOWERING, _MIGRAPHX_MODULE)))
 

@@ -39,8 +39,6 @@ _SPEC = re.compile(r'"(?:in_spec|out_spec)": *("(?:[^"\\]|\\.)*")')
 """A description of a program's arguments or results: JSON in a string of the file's JSON."""
 _TYPE = re.compile(r'"type": *"((?:[A-Za-z_]\w*\.)+)([A-Za-z_]\w*)"')
 """In such a description, a class with its module."""
-_OTHER_OBJECT = re.compile(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)")
-_OPERATOR = re.compile(r"(?:target='torch\.ops\.|Unknown builtin op: )(\w+)(?:\.|::)(\w+)")
 _WITH_RETURN_DICT = ("transformers", "diffusers")
 """Packages on PyPI whose models return a class of theirs, or a tuple with return_dict=False."""
 
@@ -135,7 +133,7 @@ def import_classes(file: str, specs: Iterable[str]) -> bool:
 def import_operators(file: str, reason: str) -> bool:
     """Import the package with the name of an operator's namespace (torchvision), if `reason` says that PyTorch lacks
     the operator. Return whether there was one to import. Raises ServeError (UNAVAILABLE) if it cannot be imported."""
-    found = _OPERATOR.search(reason)
+    found = re.search(r"(?:target='torch\.ops\.|Unknown builtin op: )(\w+)(?:\.|::)(\w+)", reason)
     if found is None or hasattr(getattr(torch.ops, found[1]), found[2]):
         return False
     try:
@@ -163,7 +161,7 @@ def only_name(names: Iterable[str], what: str) -> str:
 def read_fault(path: Path, error: Exception) -> ServeError:
     """Return the error for a file that PyTorch cannot read."""
     prefix = f"PyTorch {torch.__version__} cannot read {path.name}: "
-    if found := _OTHER_OBJECT.search(str(error)):
+    if found := re.search(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)", str(error)):
         # PyTorch's own text advises to read the file without this check.
         return invalid_argument(
             f"{prefix}it holds objects of {found[1]}, and only plain tensors are read, because other objects may run"

@@ -18,9 +18,6 @@ _SIZES = ("aten::sym_size", "aten::sym_numel", "aten::sym_stride")
 """Operators that return a tensor's sizes, which its values do not change."""
 _COMPARISONS = frozenset(f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne"))
 _SIZE_COMPARISONS = (operator.gt, operator.ge, operator.lt, operator.le, operator.eq, operator.ne)
-_ASSERTION = "aten::_assert"
-_SCALE = "choose_qparams"
-"""Part of the names of the operators that compute the scale of a dynamic quantisation."""
 _SCRIPT_SCALES = ("quantized::linear_dynamic", "quantized::linear_relu_dynamic")
 """TorchScript's operators that do so inside."""
 _ONE_SCALE = "{} takes one scale from all rows"
@@ -64,7 +61,8 @@ def _couplings(nodes: list[Any], fed: Set[Any]) -> Iterator[str]:
         name = operator_name(node)
         if node.target is torch.ops.higher_order.cond and node.args[0] in fed:
             yield "torch.cond takes one branch for all rows"
-        elif _SCALE in name and node in fed and _has_one_size(node):
+        # Such an operator computes the scale of a dynamic quantisation.
+        elif "choose_qparams" in name and node in fed and _has_one_size(node):
             yield _ONE_SCALE.format(_short(node))
         elif "batch_norm" in name and is_in_training(node):
             yield f"{_short(node)} takes mean and variance from all rows, as the program was exported in training mode"
@@ -82,7 +80,7 @@ def _thresholds(nodes: list[Any], fed: Set[Any]) -> Iterator[float]:
         is_of_values = operator_name(node) in _COMPARISONS and node in fed and _has_one_size(node)
         if not is_of_values and node.target not in _SIZE_COMPARISONS:
             continue
-        if all(operator_name(user).startswith(_ASSERTION) for user in node.users):
+        if all(operator_name(user).startswith("aten::_assert") for user in node.users):
             continue
         yield from (float(value) for value in node.args if type(value) in (int, float))
 

@@ -47,9 +47,6 @@ _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 _REVISION = "6"
 """Increase it when the files' content changes."""
 _INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-_LOCKS = "locks"
-_WORK = "work"
-"""Inductor's folder for sources and objects during a compile."""
 
 
 def load(model: ModelSource) -> LoadedModel:
@@ -174,7 +171,8 @@ class InductorJob:
 
     def perform(self, report: Report) -> Written:
         """Compile the program. Raises ServeError if the program cannot be compiled."""
-        work = Path(self.folder) / _WORK
+        # For Inductor's sources and objects.
+        work = Path(self.folder) / "work"
         use_trials(self.trials, work)
         device = torch.device(self.device)
         report("reading the program")
@@ -276,5 +274,5 @@ class TrialsJob:
         from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
         valid_vec_isa_list()
-        shutil.rmtree(Path(self.folder) / _LOCKS, ignore_errors=True)
+        shutil.rmtree(Path(self.folder) / "locks", ignore_errors=True)
         return Written()

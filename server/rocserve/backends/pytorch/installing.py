@@ -6,16 +6,14 @@ from rocserve.backends.host import Host
 
 _INDEX = "https://download.pytorch.org/whl"
 _INDEX_OF_AMD = "https://stable.repo.amd.com/rocm/whl-next/"
-_FIRST_ROCM_OF_AMD = 10
-"""PyTorch's index has builds for older ones, AMD's for ROCm 10."""
-_NEWEST_ROCM_OF_PYTORCH = "7.2"
 
 
 def torch_command(host: Host) -> str:
     """Return the command. PyPI's own torch for Linux is the build for NVIDIA GPUs, with gigabytes of libraries."""
     if host.rocm_version or host.gpus:
-        version = ".".join((host.rocm_version or _NEWEST_ROCM_OF_PYTORCH).split(".")[:2])
-        if int(version.partition(".")[0]) >= _FIRST_ROCM_OF_AMD:
+        version = ".".join((host.rocm_version or "7.2").split(".")[:2])
+        # PyTorch's index has builds for older ones, AMD's for ROCm 10.
+        if int(version.partition(".")[0]) >= 10:
             return f"pip install torch --index-url {_INDEX_OF_AMD} (AMD's build for ROCm)"
         return f"pip install torch --index-url {_INDEX}/rocm{version} (pytorch.org says which versions of ROCm it has)"
     if (host.processes / "driver/nvidia/version").exists():

@@ -21,11 +21,7 @@ from rocserve.jobs.runner import JobEngine, JobRunner
 
 _LOG = logging.getLogger(__name__)
 
-_FOLDER = "pytorch"
 _NAME_DIGITS = 32
-_TIMEOUT = "compile_timeout_secs"
-_TIMEOUT_SECONDS = 3600
-_LONGEST_SECONDS = 7 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +49,14 @@ def written_folder(
     or takes longer than the parameter `compile_timeout_secs`, or if the cache cannot be used."""
 
     def make(folder: Path) -> None:
-        seconds = read_integer(model.config, _TIMEOUT, _TIMEOUT_SECONDS, 0, _LONGEST_SECONDS)
+        seconds = read_integer(model.config, "compile_timeout_secs", 3600, 0, 7 * 24 * 3600)
         with machine_semaphore().acquired(False, lambda: None) if of_model else nullcontext():
             JobRunner(JobEngine("PyTorch"), model.report, _LOG).run(job(folder), Written, timeout_seconds=seconds)
 
     parts = (file_digest(model.model_file), *parts) if of_model else parts
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     what = "compiles it" if of_model else "tries the compiler"
-    cache = FolderCache(cache_directory(model.settings) / _FOLDER, model.settings.cache_bytes, _LOG.warning)
+    cache = FolderCache(cache_directory(model.settings) / "pytorch", model.settings.cache_bytes, _LOG.warning)
     try:
         found = cache.find_or_make(
             f"{kind}-{digest[:_NAME_DIGITS]}",

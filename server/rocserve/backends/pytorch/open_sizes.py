@@ -97,8 +97,6 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "PythonMod": operator.mod,
 }  # fmt: skip
 _SIZE = re.compile(r"\bsize_(\d+)_(\d+)\b")
-_LONGEST_CONDITION = 10_000
-_LARGEST_POWER = 8
 
 
 class SizeCondition:
@@ -108,7 +106,7 @@ class SizeCondition:
 
     def __init__(self, text: str) -> None:
         """Raises ValueError if the text holds anything else."""
-        if len(text) > _LONGEST_CONDITION:
+        if len(text) > 10_000:
             raise ValueError(f"a condition of {len(text)} characters")
         self._text = text
         try:
@@ -167,7 +165,7 @@ class SizeCondition:
                 return size(name)
             case ast.BinOp(left, operation, right) if type(operation) in _OPERATORS:
                 return _OPERATORS[type(operation)](self._value(left, size), self._value(right, size))
-            case ast.BinOp(left, ast.Pow(), ast.Constant(value=int() as power)) if 0 <= power <= _LARGEST_POWER:
+            case ast.BinOp(left, ast.Pow(), ast.Constant(value=int() as power)) if 0 <= power <= 8:
                 return self._value(left, size) ** power
             case ast.Call(ast.Name(id=name), parts, []) if name in _FUNCTIONS:
                 return _FUNCTIONS[name](*(self._value(part, size) for part in parts))

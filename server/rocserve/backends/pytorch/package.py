@@ -27,10 +27,6 @@ from rocserve.core.errors import ServeError, invalid_argument, unavailable
 _LOG = logging.getLogger(__name__)
 
 _CPU = "cpu"
-_PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
-"""Key in a package's metadata: the kind of device that the package was compiled for."""
-_PACKAGE_RUNNERS = 1
-"""The number of concurrent calls."""
 _INSTRUCTION_SETS = {
     "AVX2": "_is_avx2_supported",
     "AVX512": "_is_avx512_supported",
@@ -78,12 +74,11 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
                 path,
                 ", ".join(lacking),
             )
-        # torch._inductor.aoti_load_package would first import all of Inductor and run the C++ compiler.
-        loader = unpacked(
-            lambda: torch._C._aoti.AOTIModelPackageLoader(str(path), name, False, _PACKAGE_RUNNERS, index)
-        )
+        # torch._inductor.aoti_load_package would first import all of Inductor and run the C++ compiler. One call runs
+        # at a time.
+        loader = unpacked(lambda: torch._C._aoti.AOTIModelPackageLoader(str(path), name, False, 1, index))
         metadata = loader.get_metadata()
-        compiled_for = metadata.get(_PACKAGE_DEVICE, _CPU if device is None else device.type)
+        compiled_for = metadata.get("AOTI_DEVICE_KEY", _CPU if device is None else device.type)
         call_spec = loader.get_call_spec()
         import_classes(path.name, call_spec)
         in_spec, out_spec = map(pytree.treespec_loads, call_spec)

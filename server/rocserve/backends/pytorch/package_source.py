@@ -37,8 +37,6 @@ _FOLDER = "data/aotinductor/"
 """Holds a folder with the code of each program."""
 _ENTRY = "::run_impl("
 """Text that only the source file which takes the inputs contains."""
-_LARGEST_SOURCE = 1 << 28
-_LARGEST_METADATA = 1 << 20
 # Statements of the source that name an input, and check its datatype, sizes and strides.
 _INPUT = re.compile(r"\bauto (\w+) = std::move\(inputs\[(\d+)\]\);")
 _DATATYPE = re.compile(r"\bint32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);")
@@ -146,12 +144,8 @@ def read_metadata(path: Path, name: str) -> Mapping[str, str]:
     found: dict[str, str] = {}
     with suppress(OSError, TypeError, ValueError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            is_small = member.file_size <= _LARGEST_METADATA
-            if (
-                f"{_FOLDER}{name}/" in member.filename
-                and member.filename.endswith("wrapper_metadata.json")
-                and is_small
-            ):
+            is_metadata = f"{_FOLDER}{name}/" in member.filename and member.filename.endswith("wrapper_metadata.json")
+            if is_metadata and member.file_size <= 1 << 20:
                 entries = json.loads(archive.read(member))
                 found.update((str(key), str(value)) for key, value in dict(entries).items())
     return found
@@ -189,7 +183,7 @@ def _sources(path: Path, name: str) -> Sequence[str]:
         return [
             archive.read(member).decode(errors="replace")
             for member in archive.infolist()
-            if folder in member.filename and member.filename.endswith(".cpp") and member.file_size <= _LARGEST_SOURCE
+            if folder in member.filename and member.filename.endswith(".cpp") and member.file_size <= 1 << 28
         ]
 
 

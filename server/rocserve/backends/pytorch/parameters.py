@@ -14,9 +14,6 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 
 _LOG = logging.getLogger(__name__)
 
-_MOST_AT_ONCE = 8
-"""Each concurrent batch has pinned memory for the largest batch."""
-_SCRIPT_SWITCHES = ("ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSOR_FUSER")
 
 TORCH_COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 _COMPILE_OPTIONS: Mapping[str, type] = {
@@ -61,10 +58,13 @@ def run_options(config: ModelConfig) -> RunOptions:
         inference_mode=read_switch(config, "INFERENCE_MODE", True),
         optimised_execution=not read_switch(config, "DISABLE_OPTIMIZED_EXECUTION", False),
         cudnn=not read_switch(config, "DISABLE_CUDNN", False),
-        batches_at_once=read_integer(config, "batches_at_once", 0, 1, _MOST_AT_ONCE),
+        # Each concurrent batch has pinned memory for the largest batch.
+        batches_at_once=read_integer(config, "batches_at_once", 0, 1, 8),
         cleans_cache=read_switch(config, "ENABLE_CACHE_CLEANING", False),
         script_switches={
-            name: read_switch(config, name, True) for name in _SCRIPT_SWITCHES if config.parameters.get(name)
+            name: read_switch(config, name, True)
+            for name in ("ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSOR_FUSER")
+            if config.parameters.get(name)
         },
     )
 

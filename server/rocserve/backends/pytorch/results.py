@@ -14,8 +14,6 @@ from rocserve.backends.pytorch.datatypes import is_strings
 
 NUMBERED = re.compile(r".*__(\d{1,6})")
 """Triton's INPUT__0 and OUTPUT__0, with any word before the underscores."""
-_PATH = re.compile(r"RESULT((?:\[[^\[\]]*\])*)")
-_PATH_KEY = re.compile(r"\[([^\[\]]*)\]")
 
 Path = tuple[str, ...]
 """The keys, positions and field names that lead to an output, from the result down; () = the result itself."""
@@ -70,10 +68,10 @@ def value_at(result: Any, path: Path) -> Any:
 def path_named(name: str, result: Any) -> Path | None:
     """Return the path of a name without a result that has the output: RESULT with a path, or the key if this result is
     a dict. None = a result of this kind never has the output."""
-    found = _PATH.fullmatch(name)
+    found = re.fullmatch(r"RESULT((?:\[[^\[\]]*\])*)", name)
     if found is None:
         return (name,) if isinstance(result, Mapping) else None
-    path = tuple(_PATH_KEY.findall(found[1]))
+    path = tuple(re.findall(r"\[([^\[\]]*)\]", found[1]))
     for key in path:
         is_possible, result = _at(result, key)
         if not is_possible:

@@ -52,7 +52,6 @@ from rocserve.settings import EngineSettings
 _MODULE = "torch_migraphx"
 _MIGRAPHX = "migraphx"
 """MIGraphX's Python module, and the name of the compiler that torch_migraphx registers."""
-_EXTENSIONS = "torch-extensions"
 _EXTENSIONS_VARIABLE = "TORCH_EXTENSIONS_DIR"
 """PyTorch's variable for its build folder. If the server's environment sets it, it replaces the cache's folder."""
 _TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.15, "int8": 0.11}
@@ -68,7 +67,6 @@ page and an untrained ResNet-50:
     bf16  0.0051   0.0025   0.012    0.037    0.0034
     int8  0.0010   0.0006   0.022    0.027    0.0028      quantised statically, by ONNX Runtime and by PyTorch
 """
-_NEARLY_ZERO = 1e-6
 _REVISION = "3"
 """Increase it when the files' content changes for a reason other than torch_migraphx."""
 
@@ -116,7 +114,7 @@ def build_in_cache(settings: EngineSettings) -> None:
     """Make this process and its children build torch_migraphx's C++ part in the cache. The first import builds it, and
     a worker may be unable to write anywhere else. Raises ServeError (UNAVAILABLE) if other users may have put files
     there, because the files are run; OSError if the folder cannot be made."""
-    folder = cache_directory(settings) / _EXTENSIONS / f"{torch.__version__}-{sys.implementation.cache_tag}"
+    folder = cache_directory(settings) / "torch-extensions" / f"{torch.__version__}-{sys.implementation.cache_tag}"
     if _EXTENSIONS_VARIABLE not in os.environ:
         make_private(folder)
         os.environ[_EXTENSIONS_VARIABLE] = str(folder)
@@ -342,7 +340,7 @@ def _check(found: Sequence[Any], expected: Sequence[Any], precisions: Collection
 def relative_error(found: Any, expected: Any) -> float:
     """Return the distance between two tensors, relative to `expected`; NaN = one of them holds a NaN."""
     length = expected.double().norm()
-    return float((found.double() - expected.double()).norm() / length.clamp(min=_NEARLY_ZERO))
+    return float((found.double() - expected.double()).norm() / length.clamp(min=1e-6))
 
 
 def _file(index: int) -> str:

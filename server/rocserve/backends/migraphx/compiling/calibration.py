@@ -37,7 +37,6 @@ from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 _DEFAULT_PIPELINE = "pipeline.json"
 _ARRAY_SUFFIX = ".npy"
-_IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 _PIPELINE_OUTPUT = "image"
 _ERROR_PREFIX = "calibration_data:"
 """The prefix of error texts about files in the folder."""
@@ -222,7 +221,7 @@ class _Reader:
             raise self._wrong(f"must have a folder for each input ({', '.join(sorted(self.inputs))})")
         ((name, tensor),) = self.inputs.items()
         files = self._files()
-        images = [file for file in files if file.suffix.lower() in _IMAGE_SUFFIXES]
+        images = [file for file in files if file.suffix.lower() in (".jpg", ".jpeg", ".png")]
         arrays = [file for file in files if file.suffix == _ARRAY_SUFFIX]
         if images and arrays:
             raise self._wrong(f"holds both images ({images[0].name}) and arrays ({arrays[0].name}); keep only one kind")

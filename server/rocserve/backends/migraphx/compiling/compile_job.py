@@ -38,9 +38,6 @@ from rocserve.core.tensors import bfloat16_values
 from rocserve.jobs.messages import Report
 from rocserve.load_check.reference import ReferenceVerdict
 
-_MOST_MESSAGES = 100
-_LONGEST_MESSAGE = 500
-
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
@@ -114,7 +111,7 @@ class CompileJob:
             fault = row_fault(program, own, own_size, names, recipe.options.precision)
             if fault:
                 raise refusal(self.model_name, recipe, own_size, fault)
-        lines = binding.take_messages()[:_MOST_MESSAGES]
+        lines = binding.take_messages()[:100]
         about = ProgramAbout(
             self.model_name,
             path.name,
@@ -124,7 +121,7 @@ class CompileJob:
             outputs=program.outputs,
             # Only GPU programs print what they allocate once.
             scratch_bytes=allocated_bytes(read_program_text(program.text())) or None,
-            messages=tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines),
+            messages=tuple(printable(line[:500]) for line in lines),
         )
         return CompileResult(about, verdict)
 
@@ -160,11 +157,6 @@ _TOLERANCES: Mapping[Precision, float] = {
 """The `distance` up to which equal rows in batches of different sizes are taken as equal. The limits are generous
 because kernels for other sizes round differently, while mixed-up rows are about 1 apart."""
 
-_NEARLY_ZERO = 1e-6
-"""Added to the root mean square of the expected values, so that the distance never divides by 0."""
-_MOST_ROWS = 8
-_SEED = 1
-
 
 def refusal(model_name: str, recipe: ProgramRecipe, own_size: int, reason: str) -> ServeError:
     """Return the error for a graph that does not work at another batch size."""
@@ -180,7 +172,7 @@ def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str
     of that size. MIGraphX accepts any batch size for any graph, even if the graph then computes something else: a
     Reshape to a constant shape or a sum over the batch gives other numbers, or none. So each row of random input must
     give the same result as in a batch of the file's own size, next to other rows."""
-    samples = Samples(_SEED)
+    samples = Samples(1)
     inputs = samples.inputs(program.parameters)
     found = program.run(inputs)
     size = max((largest_shape(tensor)[0] for tensor in program.parameters.values()), default=0)
@@ -189,7 +181,7 @@ def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str
             return f"output '{name}' has shape {list(output.shape)}, whose first dimension should be {size}"
     worst = dict.fromkeys(names, 0.0)
     # A small batch is compared in all rows, a large one in rows that span it.
-    for row in sorted({round(index) for index in np.linspace(0, size - 1, min(size, _MOST_ROWS))}):
+    for row in sorted({round(index) for index in np.linspace(0, size - 1, min(size, 8))}):
         # The other rows differ from those in the program's batch, so an output that depends on them differs, too.
         alone = samples.inputs(own.parameters, own_size)
         for name in alone.keys() & inputs.keys():
@@ -225,4 +217,5 @@ def distance(found: Array, expected: Array, datatype: str) -> float:
     if not np.array_equal(found[~finite], expected[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
         return float("inf")
     error = np.linalg.norm(found[finite] - expected[finite])
-    return float(error / (np.linalg.norm(expected[finite]) + _NEARLY_ZERO * np.sqrt(max(finite.sum(), 1))))
+    # The small term keeps the divisor above 0.
+    return float(error / (np.linalg.norm(expected[finite]) + 1e-6 * np.sqrt(max(finite.sum(), 1))))

@@ -33,14 +33,13 @@ Dims = tuple[int | str, ...]
 
 _MOST_DIMENSIONS = 64
 """numpy's limit for an array."""
-_MOST_ELEMENTS = 1 << 48
 
 
 def is_beyond_memory(dims: Sequence[int | str]) -> bool:
     """Return whether no machine can hold such a tensor, whatever its open dimensions. The number of dimensions is
     checked first, because a file may list so many sizes that their product alone takes hours."""
     sizes = [size for size in dims if isinstance(size, int)]
-    return len(dims) > _MOST_DIMENSIONS or math.prod(sizes) > _MOST_ELEMENTS
+    return len(dims) > _MOST_DIMENSIONS or math.prod(sizes) > 1 << 48
 
 
 @dataclass(frozen=True, slots=True)

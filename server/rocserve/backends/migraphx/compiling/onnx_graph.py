@@ -43,7 +43,6 @@ _BITS: Mapping[int, int] = {
     for name in names.split()
     if hasattr(_TYPES, name)
 }
-_COMPLEX = (_TYPES.COMPLEX64, _TYPES.COMPLEX128)
 
 _QUANTISED = frozenset(
     {
@@ -161,7 +160,9 @@ class _GraphReader:
         else:
             found = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))) if bits else 0
             # A complex number takes two values. One value holds several numbers of less than a byte.
-            expected = min(math.prod(tensor.dims) * (1 + (tensor.data_type in _COMPLEX)), size)
+            expected = min(
+                math.prod(tensor.dims) * (1 + (tensor.data_type in (_TYPES.COMPLEX64, _TYPES.COMPLEX128))), size
+            )
             fault = f"{found} values, expected {expected}" if found != expected else ""
         if fault:
             raise self._wrong(f"is damaged: tensor '{as_text(tensor.name)}' has {fault}; copy or export it again")

@@ -53,7 +53,6 @@ def parse_recipe(binding: Binding, recipe: ProgramRecipe) -> Program:
     return program
 
 
-_FLOATS = ("half", "float", "double")
 _HALF_TO_ONE: Mapping[str, tuple[int, int]] = {
     "fp8e4m3fn": (0x30, 0x38),
     "fp8e4m3fnuz": (0x38, 0x40),
@@ -86,7 +85,7 @@ class Samples:
                 made[name] = bits.astype(np.uint16)
             elif datatype in _HALF_TO_ONE:
                 made[name] = self._generator.integers(*_HALF_TO_ONE[datatype], shape, np.uint8, endpoint=True)
-            elif datatype in _FLOATS:
+            elif datatype in ("half", "float", "double"):
                 made[name] = self._generator.random(shape).astype(dtype)
             else:
                 made[name] = self._generator.integers(0, 2, shape).astype(dtype)

@@ -24,7 +24,6 @@ _MOST_BYTES = 32 << 20
 """A larger file starts anew: tens of thousands of problems, which MIGraphX reads before each compile."""
 _LOCK_SECONDS = 10.0
 """Time to wait for another process's merge, which takes a fraction of a second."""
-_SECONDS_BETWEEN_ATTEMPTS = 0.05
 
 Pairs = list[list[Any]]
 
@@ -57,7 +56,7 @@ class ProblemCache:
             while (lock := try_lock(self.file.with_suffix(".lock"))) is None:
                 if time.monotonic() > deadline:
                     return
-                time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+                time.sleep(0.05)
             new.write_text(json.dumps(merged(self._read(self.file), found)))
             new.replace(self.file)
         except OSError as error:

@@ -19,9 +19,6 @@ _COMPILE_REVISION = 1
 
 
 _SKIP_MEASURING = "MIGRAPHX_SKIP_BENCHMARKING"
-_ON = ("1", "enable", "enabled", "yes", "true")
-_SKIPS_SINCE = (2, 16)
-"""The version of MIGraphX from which on it knows the variable."""
 
 
 class SourceKind(enum.Enum):
@@ -44,7 +41,7 @@ class ProgramEnvironment:
     @property
     def measuring(self) -> ProgramEnvironment:
         """The environment in which MIGraphX measures which kernels are fastest."""
-        if self.variables.get(_SKIP_MEASURING, "").lower() not in _ON:
+        if self.variables.get(_SKIP_MEASURING, "").lower() not in ("1", "enable", "enabled", "yes", "true"):
             return self
         variables = {name: value for name, value in self.variables.items() if name != _SKIP_MEASURING}
         return replace(self, variables=variables)
@@ -97,7 +94,8 @@ class ProgramRecipe:
         that here, or the operator has configured it."""
         version = tuple(int(number) for number in re.findall(r"\d+", self.environment.migraphx_version)[:2])
         variables = self.environment.variables
-        if self.options.target is not Target.GPU or version < _SKIPS_SINCE or _SKIP_MEASURING in variables:
+        # MIGraphX knows the variable since 2.16.
+        if self.options.target is not Target.GPU or version < (2, 16) or _SKIP_MEASURING in variables:
             return None
         environment = replace(self.environment, variables={**variables, _SKIP_MEASURING: "1"})
         options = replace(self.options, exhaustive_tune=False, miopen_tuning=False)
@@ -119,14 +117,13 @@ class ProgramRecipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-_PREFIX = "MIGRAPHX_"
 _WITHOUT_EFFECT = ("MIGRAPHX_TRACE_", "MIGRAPHX_TIME_", "MIGRAPHX_DEBUG_", "MIGRAPHX_LOG_")
 """Variables that only make MIGraphX log more (rocm.docs.amd.com, "MIGraphX environment variables")."""
 
 
 def changes_programs(variable: str) -> bool:
     """Return whether it is a variable of MIGraphX that may change compiled programs."""
-    return variable.startswith(_PREFIX) and not variable.startswith(_WITHOUT_EFFECT)
+    return variable.startswith("MIGRAPHX_") and not variable.startswith(_WITHOUT_EFFECT)
 
 
 def program_environment(

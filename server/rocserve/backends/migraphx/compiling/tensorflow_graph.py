@@ -33,11 +33,6 @@ _DATATYPES = {
 }
 """Number in types.proto -> datatype, for the placeholders that MIGraphX takes."""
 
-_REFUSED_TYPES = {4: "uint8", 7: "string", 8: "complex64", 10: "bool", 14: "bfloat16", 18: "complex128"}
-
-_NEVER_OUTPUTS = frozenset({"Const", "NoOp", "Assert", "Placeholder"})
-_VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "ReadVariableOp", "AutoReloadVariable"})
-
 
 _MISREAD = frozenset({"All", "LessEqual"})
 """MIGraphX treats these operators as identities of their first input. They mostly feed assertions, which it drops."""
@@ -101,12 +96,16 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
     operators = {node.operator for node in nodes}
     read = {source.removeprefix("^").partition(":")[0] for node in nodes for source in node.inputs}
     names = [node.name for node in nodes]
-    outputs = tuple(node.name for node in nodes if node.name not in read and node.operator not in _NEVER_OUTPUTS)
+    outputs = tuple(
+        node.name
+        for node in nodes
+        if node.name not in read and node.operator not in ("Const", "NoOp", "Assert", "Placeholder")
+    )
     if not all(names) or not outputs:
         raise _wrong(path, "is not a GraphDef, or is damaged: it has no outputs; copy or export it again")
     if len(set(names)) != len(names):
         raise _wrong(path, "has two nodes of one name")
-    variables = sorted(_VARIABLES & operators)
+    variables = sorted(operators & {"Variable", "VariableV2", "VarHandleOp", "ReadVariableOp", "AutoReloadVariable"})
     if variables:
         raise _wrong(
             path,
@@ -123,7 +122,8 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
         if node.operator == "Placeholder":
             datatype = _DATATYPES.get(node.datatype)
             if datatype is None:
-                kind = _REFUSED_TYPES.get(node.datatype, f"number {node.datatype}")
+                others = {4: "uint8", 7: "string", 8: "complex64", 10: "bool", 14: "bfloat16", 18: "complex128"}
+                kind = others.get(node.datatype, f"number {node.datatype}")
                 known = ", ".join(known.value for known in _DATATYPES.values())
                 text = f"has placeholder '{node.name}' of type {kind}, which MIGraphX does not take; it takes {known}"
                 raise _wrong(path, text)
