@@ -4,8 +4,9 @@ engine's module is imported in a worker, where its `load` returns a LoadedModel 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -164,6 +165,15 @@ class ModelSource:
     report_check: Callable[[str], None] = _ignore
     """As `report`, while the engine checks the model during its load: the version's state is CHECKING until "" ends
     it."""
+
+    @contextmanager
+    def checking(self, what: str) -> Iterator[None]:
+        """Show the model as being checked."""
+        self.report_check(what)
+        try:
+            yield
+        finally:
+            self.report_check("")
 
 
 @dataclass(slots=True)

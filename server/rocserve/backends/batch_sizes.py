@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -76,26 +75,15 @@ def wanted_batch_sizes(
     return parse_batch_sizes(text, largest, f"{named} '{name}' of model '{model}'")
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows of a batch that run together."""
-
-    start: int
-    """Index of the first row in the batch."""
-    rows: int
-    batch_size: int
-    """The size that the rows are padded to."""
-
-
-def pieces(rows: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
-    """Cut `rows` (at least 1) into the fewest pieces of `sizes` (ascending, not empty), padded as little as
-    possible."""
+def pieces(rows: int, sizes: Sequence[int]) -> Sequence[tuple[slice, int]]:
+    """Cut `rows` (at least 1) into the fewest pieces of `sizes` (ascending, not empty), padded as little as possible.
+    Returns for each its rows in the batch, and the size that they are padded to."""
     largest = sizes[-1]
     whole, rest = divmod(rows, largest)
-    parts = [Piece(index * largest, largest, largest) for index in range(whole)]
+    parts = [(slice(index * largest, (index + 1) * largest), largest) for index in range(whole)]
     if rest:
-        parts.append(Piece(whole * largest, rest, next(size for size in sizes if size >= rest)))
-    return tuple(parts)
+        parts.append((slice(whole * largest, rows), next(size for size in sizes if size >= rest)))
+    return parts
 
 
 _RUN_ROWS = 2

@@ -9,7 +9,6 @@ from rocserve.core.model_config import Purpose
 
 _NAME = re.compile(r"""(\d{1,9})\s*:\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")""")
 """An entry of a dict from numbers to names, as Python prints it."""
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _MOST_CHARACTERS = 1 << 20
 """Of `names`; a thousand names have 20,000."""
 
@@ -18,7 +17,7 @@ def read_purpose(metadata: Mapping[str, str]) -> Purpose:
     """Return the purpose; without names if they are not numbered from 0 on."""
     task, text = metadata.get("task", ""), metadata.get("names", "")
     names = {
-        int(found[1]): _ESCAPED.sub(r"\1", found[2] or found[3] or "")
+        int(found[1]): re.sub(r"\\(.)", r"\1", found[2] or found[3] or "", flags=re.DOTALL)
         for found in _NAME.finditer(text if len(text) <= _MOST_CHARACTERS else "")
     }
     # A name on several lines would be several labels.

@@ -7,7 +7,7 @@ parameters { key: "padding" value: { string_value: "0; input_ids=1" } }
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,20 +33,6 @@ _LARGEST = 2**53
 """Larger whole numbers are not exact as floats."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenDimension:
-    """An open dimension of a model's inputs: the places that have one label, and so one length in a request."""
-
-    label: str
-    inputs: Mapping[str, tuple[int, ...]]
-    outputs: Mapping[str, tuple[int, ...]]
-    datatypes: frozenset[DataType]
-    """Of the inputs."""
-
-    def padded(self, sizes: tuple[int, ...]) -> PaddedDimension:
-        return PaddedDimension(self.label, sizes, self.inputs, self.outputs)
-
-
 def is_mask(name: str) -> bool:
     """Return whether an input says which elements are real, by its name."""
     return _MASK in name.lower()
@@ -59,9 +45,14 @@ def has_rows(config: ModelConfig, signature: Signature) -> bool:
     return config.max_batch_size > 0 or is_completed
 
 
-def open_dimensions(config: ModelConfig, signature: Signature) -> Sequence[OpenDimension]:
-    """Return the dimensions that requests may send in any length, but for the rows of a batch, and for those of a
-    sequence's states, whose sizes the model decides."""
+def text_inputs(signature: Signature) -> frozenset[str]:
+    """Return the inputs that no engine pads."""
+    return frozenset(spec.name for spec in signature.inputs if spec.datatype is DataType.BYTES)
+
+
+def open_dimensions(config: ModelConfig, signature: Signature) -> Sequence[PaddedDimension]:
+    """Return the dimensions that requests may send in any length, without sizes, but for the rows of a batch, and for
+    those of a sequence's states, whose sizes the model decides."""
     batching = config.sequence_batching
     states = frozenset(state.name for state in state_inputs(batching)) if batching is not None else frozenset()
     first = int(has_rows(config, signature))
@@ -81,13 +72,11 @@ def open_dimensions(config: ModelConfig, signature: Signature) -> Sequence[OpenD
         found = {spec.name: tuple(place for place, own in labels(spec) if own == label) for spec in specs}
         return {name: own for name, own in found.items() if own}
 
-    found: list[OpenDimension] = []
+    found: list[PaddedDimension] = []
     for label in dict.fromkeys(label for spec in signature.inputs for _, label in labels(spec)):
         inputs = places(signature.inputs, label)
-        if not states.isdisjoint(inputs):
-            continue
-        datatypes = frozenset(spec.datatype for spec in signature.inputs if spec.name in inputs)
-        found.append(OpenDimension(label, inputs, places(signature.outputs, label), datatypes))
+        if states.isdisjoint(inputs):
+            found.append(PaddedDimension(label, (), inputs, places(signature.outputs, label)))
     return found
 
 
@@ -109,22 +98,22 @@ def written_padding(config: ModelConfig, signature: Signature, groups: Groups | 
     written have none. Raises ServeError (INVALID_ARGUMENT)."""
     text = config.parameters.get(SIZES, "").strip()
     dimensions = open_dimensions(config, signature) if text else ()
-    padded = _written_sizes(text, config, {one.label: one for one in dimensions}) if text else ()
+    texts = text_inputs(signature)
+    padded = _written_sizes(text, config, {one.label: one for one in dimensions}, texts) if text else ()
     if groups is not None and padded and len(found := _with_unwritten(padded, dimensions)) > 1:
-        texts = {spec.name for spec in signature.inputs if spec.datatype is DataType.BYTES}
         wholes = (_equal(config, [found[index] for index in group], texts) for group in groups(found))
         padded = tuple(one for one in wholes if one.sizes)
     return Padding(padded, padding_values(config, signature, padded))
 
 
 def _with_unwritten(
-    written: Sequence[PaddedDimension], dimensions: Sequence[OpenDimension]
+    written: Sequence[PaddedDimension], dimensions: Sequence[PaddedDimension]
 ) -> Sequence[PaddedDimension]:
     """Return all open dimensions, those without written sizes without sizes."""
     found: list[PaddedDimension] = []
     for item in dimensions:
         name, (place, *_) = next(iter(item.inputs.items()))
-        own = next((one for one in written if place in one.inputs.get(name, ())), item.padded(()))
+        own = next((one for one in written if place in one.inputs.get(name, ())), item)
         if own not in found:
             found.append(own)
     return found
@@ -200,9 +189,9 @@ def is_written(config: ModelConfig) -> bool:
 
 
 def _written_sizes(
-    text: str, config: ModelConfig, dimensions: Mapping[str, OpenDimension]
+    text: str, config: ModelConfig, dimensions: Mapping[str, PaddedDimension], texts: Set[str]
 ) -> tuple[PaddedDimension, ...]:
-    """Return the dimensions that are named, in the order of `dimensions`."""
+    """Return the dimensions that are named, in the order of `dimensions`. `texts`: the inputs that hold texts."""
     prefix = f"parameter '{SIZES}' of model '{config.name}'"
     if RaggedBatching(config):
         raise invalid_argument(
@@ -227,13 +216,13 @@ def _written_sizes(
                 )
             if label in named:
                 raise invalid_argument(f"{prefix} names the dimension '{label}' twice")
-            if DataType.BYTES in dimensions[label].datatypes:
+            if texts & dimensions[label].inputs.keys():
                 raise invalid_argument(f"{prefix} names the dimension '{label}' of texts, which cannot be padded")
             named.add(label)
         label = ",".join(own)
         found_sizes = parse_batch_sizes(sizes, None, f"dimension '{label}' in {prefix}")
-        whole = joined([dimensions[one].padded(found_sizes) for one in own])
-        found[order.index(own[0])] = replace(whole, label=label)
+        whole = joined([dimensions[one] for one in own])
+        found[order.index(own[0])] = replace(whole, label=label, sizes=found_sizes)
     return tuple(found[index] for index in sorted(found))
 
 

@@ -25,8 +25,6 @@ from rocserve.jobs.messages import JobOrder, JobReply, Report
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 """The number of ioprio_set(2), which the C library does not wrap."""
-_IOPRIO_OF_GROUP = 2
-_IOPRIO_IDLE = 3 << 13
 
 Perform = Callable[[Any, str, Report], Any]
 """Takes the job, JobEngine's context and a report function; returns the result."""
@@ -55,7 +53,8 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PGRP, 0, 19)
             if (number := _IOPRIO_SET.get(platform.machine())) is not None:
-                ctypes.CDLL(None, use_errno=True).syscall(number, _IOPRIO_OF_GROUP, 0, _IOPRIO_IDLE)
+                # 2 = the process group, 3 = the class of idle processes.
+                ctypes.CDLL(None, use_errno=True).syscall(number, 2, 0, 3 << 13)
         result = perform(job, order.context, lambda phase: _send(replies, JobReply(phase=phase)))
         reply = JobReply(result=to_json(result).decode())
     except ServeError as error:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
-_ENTRY = re.compile(r"^((?:[^ #\n].*\n)+)((?: .*\n)+)", re.MULTILINE)
-
 
 def read_hints(text: str) -> Mapping[str, str]:
     """Parse entries: lines without indent are alternative regular expressions for a message, the others a remedy."""
-    entries = ((pattern.splitlines(), remedy.split()) for pattern, remedy in _ENTRY.findall(text))
+    found = re.findall(r"^((?:[^ #\n].*\n)+)((?: .*\n)+)", text, re.MULTILINE)
+    entries = ((pattern.splitlines(), remedy.split()) for pattern, remedy in found)
     return {"|".join(alternatives): " ".join(words) for alternatives, words in entries}
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self, TypeVar
 
 from rocserve.cache.temporary_folder import temporary_folder
@@ -263,7 +264,6 @@ Result = TypeVar("Result")
 
 _POLL_SECONDS = 0.25
 """Interval of reading the child's output and checking the timeout."""
-_NO_VARIABLES: Mapping[str, str] = {}
 TEMPORARY_PREFIX = "rocserve-job-"
 """Begins the names of the folders for engines' temporary files."""
 
@@ -299,7 +299,7 @@ class JobRunner:
         *,
         timeout_seconds: float,
         low_priority: bool = False,
-        environment: Mapping[str, str] = _NO_VARIABLES,
+        environment: Mapping[str, str] = MappingProxyType({}),
         limit_name: str = "compile_timeout_secs",
         remedy: str = "",
         report: Callable[[str], None] | None = None,
@@ -339,6 +339,11 @@ class JobRunner:
                 with self._lock:
                     self._running.discard(process)
         return from_json(result_type, reply.result.encode())
+
+    def run_check(self, job: Job, result_type: type[Result], seconds: float) -> Result:
+        """Run a job of the load check, which has this time. The process may take a minute more to start, to import its
+        engine and to open the model. Raises JobError."""
+        return self.run(job, result_type, timeout_seconds=seconds + 60, limit_name="load_check_seconds")
 
     def call_off(self) -> None:
         """Kill all running jobs and refuse new ones."""

@@ -31,7 +31,7 @@ class Batches:
         fixed_rows: int | None = None,
     ) -> None:
         self._trials = trials
-        self._with_rows = {given.name for given in inputs if given.has_rows}
+        self._inputs = inputs
         self._outputs = outputs
         self._exposed = exposed
         self._fixed_rows = fixed_rows
@@ -58,7 +58,7 @@ class Batches:
     def _outputs_of(self, rows: Sequence[Feed]) -> dict[str, Array] | None:
         size = self._fixed_rows or len(rows)
         filled = [*rows, *[rows[-1]] * (size - len(rows))]
-        outputs = self._trials.run(self._joined(filled), size)
+        outputs = self._trials.run(joined(filled, self._inputs), size)
         if outputs is None:
             return None
         cut: Mapping[str, Array] = {name: np.asarray(outputs[name]) for name in self._outputs}
@@ -66,8 +66,11 @@ class Batches:
             name: values[: len(rows)] if values.ndim and len(values) == size else values for name, values in cut.items()
         }
 
-    def _joined(self, rows: Sequence[Feed]) -> Feed:
-        return {
-            name: np.concatenate([row[name] for row in rows]) if name in self._with_rows else values
-            for name, values in rows[0].items()
-        }
+
+def joined(rows: Sequence[Feed], inputs: Sequence[CheckedInput]) -> Feed:
+    """Return a batch of these rows; inputs without rows are the first one's."""
+    with_rows = {given.name for given in inputs if given.has_rows}
+    return {
+        name: np.concatenate([row[name] for row in rows]) if name in with_rows else values
+        for name, values in rows[0].items()
+    }

@@ -50,22 +50,32 @@ def largest(values: Array) -> float:
     return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
+def by(size: float) -> str:
+    """Return a difference as the end of a clause; "" for texts, and for NaN at other places, which have no distance."""
+    return "" if math.isinf(size) else f" by {size:.2g}"
+
+
+def furthest(one: Array, other: Array) -> tuple[int, ...]:
+    """Return the place where two arrays of one shape, with elements, differ most: the first where only one is a number,
+    if there is any."""
+    if one.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
+        apart = _texts(one) != _texts(other)
+    else:
+        x, y = one.astype(np.float64), other.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            apart = np.nan_to_num(np.abs(x - y), nan=math.inf, posinf=math.inf)
+        apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, apart)
+    return tuple(int(index) for index in np.unravel_index(int(np.argmax(apart)), apart.shape))
+
+
 def example(right: Array, other: Array) -> str:
     """Return where two arrays differ most: "0.5 instead of 0.98 at [0, 3]", or their shapes."""
     if right.shape != other.shape:
         return f"shape {list(other.shape)} instead of {list(right.shape)}"
-    if right.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
-        apart = _texts(right) != _texts(other)
-    else:
-        x, y = right.astype(np.float64), other.astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            # NaN or infinity in one of them differs more than any number.
-            apart = np.nan_to_num(np.abs(x - y), nan=math.inf, posinf=math.inf)
-        apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, apart)
-    if not apart.size:
+    if not right.size:
         return "no difference"
-    place = np.unravel_index(int(np.argmax(apart)), apart.shape)
-    return f"{_short(other[place])} instead of {_short(right[place])} at {[int(index) for index in place]}"
+    place = furthest(right, other)
+    return f"{_short(other[place])} instead of {_short(right[place])} at {[*place]}"
 
 
 def _short(value: object) -> str:

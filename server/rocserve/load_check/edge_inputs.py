@@ -23,7 +23,6 @@ _EXTREME = 300
 """The first two values of large inputs are this and its negative, so that the few of a small input are large, too."""
 _FEW = 5
 """Small integers are below it: integers and zero points of bytes wrap at 128 in engines without a sign."""
-_FRACTIONS = (0.5, 0.25, 0.0, -0.25, -0.5)
 _NAN_PLACES, _NAN_STEP = (0, 7), 10
 """Some are the first of a reduced group, some are not. The places of two inputs differ."""
 _BEYOND_HALF = 70000
@@ -39,7 +38,7 @@ def edge_inputs(
     made = {
         LARGE: changed_floats(plain, _large),
         "negative": changed_floats(plain, lambda values: -np.abs(values) - 1),
-        "fractional": changed_floats(plain, lambda values: np.resize(_FRACTIONS, values.shape)),
+        "fractional": changed_floats(plain, lambda values: np.resize((0.5, 0.25, 0.0, -0.25, -0.5), values.shape)),
         TIES: changed_floats(plain, lambda values: np.round(values) + 0.5),
         "minus one": _negative_indices(inputs, plain),
         "small integers": _small_integers(inputs, plain),

@@ -24,18 +24,15 @@ _MOST_MIXED = 60
 """Combinations of different sizes that are tried; more would take longer than a user waits."""
 _ENDS = (2, 5, 20, 60, 250, 1000, 8000, 30000)
 """Ends that are tried for integers whose table is not known; the largest is below the vocabulary of BERT."""
-_SMALL_END = 5
 _MOST_RECIPES = 8
 """Recipes that run and are compared before the best of them is taken."""
 _LEAST_POWER = 1e-5
 """Relative change of the outputs below which it counts as rounding, regardless of nudged inputs."""
-_POWER_TO_NOISE = 10
 _ENOUGH_POWER = 5e-2
 """Relative change of the outputs that is enough beside any noise: a network whose answer turns over with the last place
 of its inputs, such as the best 300 of many equal boxes, also shows each dependence."""
 _MOST_VALUES = 1 << 24
 """Of one row of an input; they take 128 MB while they are made."""
-_SLOW_SECONDS = 0.1
 _GROWN = 64
 """Times that outputs may grow while the end of integers rises: one that sets a size should stay small."""
 
@@ -59,7 +56,7 @@ class Found:
     @property
     def quality(self) -> float:
         """Above 1, the outputs distinguish rows."""
-        noise = _POWER_TO_NOISE * max(self.noise.values(), default=0.0)
+        noise = 10 * max(self.noise.values(), default=0.0)
         return self.power / max(_LEAST_POWER, min(noise, _ENOUGH_POWER))
 
 
@@ -163,10 +160,10 @@ def _widened(
             if end - 1 > largest_integer(given.datatype):
                 break
             outputs = run(maker.row(wider, "a", has_largest=True))
-            is_slow = trials.last_seconds > _SLOW_SECONDS + 5 * trials.seconds_per_row
+            is_slow = trials.last_seconds > 0.1 + 5 * trials.seconds_per_row
             if outputs is None or is_slow or sum(values.size for values in outputs.values()) > most:
                 break
             recipe, risen = wider, True
     yield recipe
     if risen:
-        yield replace(recipe, ends={name: min(end, _SMALL_END) for name, end in recipe.ends.items()})
+        yield replace(recipe, ends={name: min(end, 5) for name, end in recipe.ends.items()})

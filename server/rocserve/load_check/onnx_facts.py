@@ -38,12 +38,10 @@ _WHOLE = frozenset(("ArgMax", "NonZero", "Shape", "Size"))
 """Operators that, like those named Reduce..., make one number of a whole tensor."""
 _MOST_THRESHOLDS = 4
 """Each costs two runs of a batch. Graphs with more compare sizes of loops, seldom values."""
-_MOST_EXPOSED = 4
 _MOST_LEVELS = 256
 """Of the numbers in a forest's nodes, that many show in which range its inputs lie."""
 _VOCABULARIES = frozenset(("cats_strings", "keys_strings", "pool_strings", "string_vocabulary"))
 """Attributes of OneHotEncoder, LabelEncoder, TfIdfVectorizer and DictVectorizer with the texts that they know."""
-_MOST_WORDS = 256
 _CHOICES = frozenset(("ArgMax", "ArgMin", "Ceil", "Floor", "Hardmax", "Round", "TopK", *_COMPARISONS))
 """Operators that turn numbers into few values."""
 _LABELS = frozenset(("Add", "And", "ArrayFeatureExtractor", "Cast", "Concat", "Expand", "Flatten", "Gather"))
@@ -76,7 +74,7 @@ def _facts(graph: OnnxGraph) -> GraphFacts:
         couples_rows=next(_couplings(graph), ""),
         is_random=next((node.op_type for node in graph.nodes if _is_random(node, graph)), ""),
         precision=_precision(graph),
-        exposed=tuple(itertools.islice(dict.fromkeys(_chosen_from(graph)), _MOST_EXPOSED)),
+        exposed=tuple(itertools.islice(dict.fromkeys(_chosen_from(graph)), 4)),
         thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(graph)), _MOST_THRESHOLDS)),
         narrowed=dict(_narrowed(graph)),
     )
@@ -200,7 +198,7 @@ def _words(graph: OnnxGraph) -> tuple[str, ...]:
             if isinstance(word, bytes)
         }
     )
-    return tuple(words[:: -(-len(words) // _MOST_WORDS) or 1])
+    return tuple(words[:: -(-len(words) // 256) or 1])
 
 
 def _couplings(graph: OnnxGraph) -> Iterator[str]:

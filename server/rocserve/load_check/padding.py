@@ -6,14 +6,13 @@ compared with those of the unpadded input. Shapes and kernels differ, and so doe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from rocserve.core.padding import Lengths, Padding
 from rocserve.load_check.batches import RowsLost
 from rocserve.load_check.budget import OutOfTime
-from rocserve.load_check.difference import difference
+from rocserve.load_check.difference import by, difference
 from rocserve.load_check.input_search import NoInputs
 from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.made_inputs import has_floats
@@ -255,7 +254,7 @@ class _PaddingCheck:
             if again is None or difference(values, again[name]) > self._limit(name):
                 raise _Unclear(f"equal runs differ{f' ({self._facts.is_random})' if self._facts.is_random else ''}")
             if values.dtype.kind == "f" or self._differs_again(units, name, trial):
-                raise _Changed(f"output '{name}' changes{_by(size)} when {trial}{kind}")
+                raise _Changed(f"output '{name}' changes{by(size)} when {trial}{kind}")
 
     def _difference(self, name: str, right: Array, found: Array, trial: Trial) -> float:
         """Return the difference of two outputs, even beside large constants, such as the -1e9 of hidden elements."""
@@ -298,7 +297,7 @@ class _PaddingCheck:
                     or values.dtype.kind != "f"
                 ):
                     continue
-                raise _Changed(f"output '{name}' changes{_by(size)} when {trial} beside a longer row")
+                raise _Changed(f"output '{name}' changes{by(size)} when {trial} beside a longer row")
 
     def _check_hiding(self, unit: Unit, lengths: Lengths) -> None:
         """Raise _Changed unless the model hides exactly the elements of the reading: a network that reads only its own
@@ -359,7 +358,3 @@ class _PaddingCheck:
 
 def _allowed(verdicts: Sequence[DimensionVerdict]) -> int:
     return sum(one.state is PaddingState.ALLOWED for one in verdicts)
-
-
-def _by(size: float) -> str:
-    return "" if math.isinf(size) else f" by {size:.2g}"

@@ -20,7 +20,7 @@ from rocserve.core.model_config import ModelConfig, OutputConfig, TensorConfig, 
 from rocserve.core.requests import MOST_ENTRIES, InferRequest, InputHead, RequestedOutput, RequestHead
 from rocserve.core.tensors import Tensor, bfloat16_values, tensor_from_numpy
 from rocserve.core.validation import RequestValidator, admits, reshape_dims
-from rocserve.load_check.difference import difference
+from rocserve.load_check.difference import difference, furthest
 from rocserve.load_check.tensors import Array
 
 _INPUT, _OUTPUT, _TOLERANCE = "input.", "output.", "tolerance"
@@ -154,7 +154,7 @@ def _compare(
     allowed = _TOLERANCES.get(output.datatype, 0.0) if tolerance is None else tolerance
     if found <= allowed:
         return found
-    place = _furthest(actual, recorded)
+    place = furthest(actual, recorded)
     raise _differs(
         f"output '{name}' differs by {found:.2g} of its largest value, the tolerance is {allowed:g}:"
         f" {_both(place, actual, recorded)}"
@@ -176,17 +176,6 @@ def _declared_shape(
     shape = _clients_shape(shape, output, config)
     alike = [size for size in shape if size != 1] == [size for size in recorded if size != 1]
     return recorded if alike else shape
-
-
-def _furthest(actual: Array, recorded: Array) -> tuple[int, ...]:
-    """Return the place of the largest difference, or of the first value that is a number on one side only."""
-    x, y = actual.astype(np.float64), recorded.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(x - y)
-    same = (x == y) | (np.isnan(x) & np.isnan(y))
-    apart[~np.isfinite(apart)] = np.inf
-    apart[same] = 0.0
-    return tuple(int(index) for index in np.unravel_index(int(np.argmax(apart)), apart.shape))
 
 
 def _both(place: Sequence[int], actual: Array, recorded: Array) -> str:

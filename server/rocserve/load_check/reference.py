@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rocserve.load_check.batches import joined
 from rocserve.load_check.budget import Budget, OutOfTime, Trials
 from rocserve.load_check.difference import NOTHING, difference, differences, example, largest
 from rocserve.load_check.edge_inputs import BEYOND_HALF, LARGE, NAN, PLAIN, TIES, edge_inputs, is_special
@@ -32,6 +33,10 @@ _MOST_SPECIAL = 0.7
 _DESCRIPTION = "description"
 _QUANTISED_REMARK = 0.15
 """Error of a quantised model that users should know. Only they can judge the acceptable cost of calibration."""
+
+
+CASE_ROWS = 3
+"""Rows of a case of a model whose rows are independent: one more than a program of two rows takes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +98,11 @@ def reference_cases(
         inner = {name: np.asarray(answer[name]) for name in facts.narrowed.values() if name in answer}
         return inner | {name: np.asarray(answer[name]) for name in outputs}
 
-    def batch(one: Sequence[Feed]) -> Feed:
-        with_rows = {given.name for given in inputs if given.has_rows}
-        return {
-            name: np.concatenate([row[name] for row in one]) if name in with_rows else values
-            for name, values in one[0].items()
-        }
-
     cases: list[Case] = []
     drawn: tuple[str, ...] = ()
     try:
-        found = find_inputs(trials, lambda row: run(batch([row] * max(rows, 1))), maker)
-        plain = batch([maker.row(found.recipe, row_name(number)) for number in range(max(rows, 1))])
+        found = find_inputs(trials, lambda row: run(joined([row] * max(rows, 1), inputs)), maker)
+        plain = joined([maker.row(found.recipe, row_name(number)) for number in range(max(rows, 1))], inputs)
         again = run(plain)
         for name, feed in edge_inputs(inputs, plain, facts.precision == "fp16", bool(facts.narrowed)):
             answer, moved = run(feed), run(nudged(feed))

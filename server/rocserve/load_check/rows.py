@@ -17,7 +17,7 @@ from rocserve.core.load_check import ROWS as FAILED_ROWS
 from rocserve.core.load_check import LoadCheckReport
 from rocserve.load_check.batches import Batches, RowsLost
 from rocserve.load_check.budget import Budget, OutOfTime, Trials
-from rocserve.load_check.difference import difference
+from rocserve.load_check.difference import by, difference
 from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.input_search import Found, NoInputs, find_inputs
 from rocserve.load_check.made_inputs import InputMaker, bits_of
@@ -26,14 +26,10 @@ from rocserve.load_check.tensors import CheckedInput, Feed, Run
 
 _ROWS = 3
 """Of a batch: two whose outputs are compared, and their neighbour."""
-_USUAL_BATCHES = 8
-_LONG_SECONDS = 0.1
-"""Of all these batches together: unnoticed beside the start of a worker."""
 _BESIDE = 1e-6
 """Largest difference of a row beside others. On a CPU it is 0."""
 _ALONE = 5e-2
 """Largest difference of a row alone and in a batch. Ill-conditioned networks reach 1.3e-2."""
-_ALONE_TO_NOISE = 100
 _REPEATED = 1e-3
 """Difference of equal runs above which a model counts as random."""
 _NOISE_FACTOR = 30
@@ -87,16 +83,8 @@ class RowsVerdict:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    """A batch, and its outputs."""
-
-    rows: Sequence[Feed]
-    outputs: Feed
-
-    def is_of(self, rows: Sequence[Feed]) -> bool:
-        """Return whether the batch is of these very rows."""
-        return list(map(id, self.rows)) == list(map(id, rows))
+_Ran = tuple[Sequence[Feed], Feed]
+"""The rows of a batch, and its outputs."""
 
 
 class _Decided(Exception):
@@ -194,7 +182,7 @@ class _RowsCheck:
                     raise _dependent(f"the engine takes 1 row, but not {len(usual)} rows")
                 continue
             if group.rows[0] is two[0]:
-                self._compare_alone(alone, group.kept(first.outputs), found)
+                self._compare_alone(alone, group.kept(first[1]), found)
             self._compare_beside(group, first, neighbours)
         for size in self._telling_sizes():
             many = self._batches.run([*two, *(self._maker.row(found.recipe, str(n)) for n in range(size - 2))])
@@ -206,10 +194,11 @@ class _RowsCheck:
             raise _undecided("the outputs hardly change with the inputs")
 
     def _most_rows(self) -> float:
-        """Return how many rows a batch may have: two if more would take so long that a user notices."""
+        """Return how many rows a batch may have: two if the usual eight batches would take longer than 0.1 s, which is
+        unnoticed beside the start of a worker."""
         if self._fixed_rows:
             return self._fixed_rows
-        return 2 if self._trials.fastest_row * _ROWS * _USUAL_BATCHES > _LONG_SECONDS else math.inf
+        return 2 if self._trials.fastest_row * _ROWS * 8 > 0.1 else math.inf
 
     def _two_rows(self, found: Found) -> tuple[tuple[Sequence[Feed], Sequence[Feed]], bool]:
         """Return two rows and their outputs alone, and whether these outputs differ and vary."""
@@ -248,10 +237,10 @@ class _RowsCheck:
             if len(singles) < len(values):
                 continue
             largest = difference(np.concatenate(singles), values)
-            if largest > max(_ALONE, _ALONE_TO_NOISE * found.noise.get(name, 0.0)):
+            if largest > max(_ALONE, 100 * found.noise.get(name, 0.0)):
                 if values.dtype.kind != "f" and not self._differs_again(name, found):
                     continue
-                raise _dependent(f"output '{name}' of a row differs{_by(largest)} in a batch", name, largest)
+                raise _dependent(f"output '{name}' of a row differs{by(largest)} in a batch", name, largest)
 
     def _differs_again(self, name: str, found: Found) -> bool:
         """Return whether a class or an index differs for other rows, too: two classes may be equally likely by
@@ -267,10 +256,11 @@ class _RowsCheck:
         """Run a group's batches until the engine takes one. `before`: the first batch of the group before."""
         for _, row in neighbours:
             batch = group.batch(row)
-            if before is not None and before.is_of(batch):
+            # The very same rows give the same outputs.
+            if before is not None and list(map(id, before[0])) == list(map(id, batch)):
                 return before
             if (outputs := self._batches.run(batch)) is not None:
-                return _Ran(batch, outputs)
+                return batch, outputs
         return None
 
     def _compare_beside(self, group: Group, first: _Ran, neighbours: Iterator[tuple[str, Feed]]) -> None:
@@ -281,7 +271,7 @@ class _RowsCheck:
                 # Large values may be refused even if they couple no rows.
                 continue
             self._compared += 1
-            name, largest = _largest(group.kept(first.outputs), group.kept(then))
+            name, largest = _largest(group.kept(first[1]), group.kept(then))
             if largest <= _BESIDE:
                 continue
             noise = self._noise(first)
@@ -290,14 +280,14 @@ class _RowsCheck:
                 raise _undecided(f"equal runs differ by {noise:.2g}{random}")
             if largest > _NOISE_FACTOR * noise:
                 raise _dependent(
-                    f"output '{name}' of a row changes{_by(largest)} with its neighbours ({kind})", name, largest
+                    f"output '{name}' of a row changes{by(largest)} with its neighbours ({kind})", name, largest
                 )
 
     def _noise(self, first: _Ran) -> float:
         """Return how much equal runs differ."""
-        times = _REPETITIONS if self._is_noisy else 1
-        again = [self._batches.run(first.rows) for _ in range(times)]
-        return max(math.inf if outputs is None else _largest(first.outputs, outputs)[1] for outputs in again)
+        times, (rows, before) = _REPETITIONS if self._is_noisy else 1, first
+        again = [self._batches.run(rows) for _ in range(times)]
+        return max(math.inf if outputs is None else _largest(before, outputs)[1] for outputs in again)
 
 
 def _says_something(outputs: Feed) -> bool:
@@ -319,11 +309,6 @@ def _largest(one: Feed, other: Feed) -> tuple[str, float]:
             if (found := difference(values[place : place + 1], other[name][place : place + 1])) > largest[1]:
                 largest = name, found
     return largest
-
-
-def _by(size: float) -> str:
-    """Return the difference as text; "" for texts, and for NaN at other places, which have no distance."""
-    return "" if math.isinf(size) else f" by {size:.2g}"
 
 
 def _dependent(reason: str, output: str = "", difference: float = 0.0) -> _Decided:

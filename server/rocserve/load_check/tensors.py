@@ -19,7 +19,6 @@ Run = Callable[[Feed], Feed]
 
 ROWS = "<rows>"
 """A dimension that counts the rows of a batch."""
-_SUM = " + "
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class CheckedInput:
             return (size,)
         if not size:
             return (f"{self.name}[{index}]",)
-        return [int(part) if part.isdigit() else part for part in size.split(_SUM)]
+        return [int(part) if part.isdigit() else part for part in size.split(" + ")]
 
 
 def largest_integer(datatype: DataType) -> int:

@@ -9,9 +9,8 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from rocserve.cache.digests import file_digest
 from rocserve.cache.folders import FileLock, is_private, make_private, try_lock
@@ -30,19 +29,6 @@ _UNCHANGED_SECONDS = 0.1
 ticks of some 10 ms."""
 
 Verdict = TypeVar("Verdict")
-
-
-@dataclass(frozen=True, slots=True)
-class _FileDigest:
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Known(Generic[Verdict]):
-    """A verdict, and whether an earlier check has found it."""
-
-    verdict: Verdict
-    is_from_cache: bool
 
 
 @functools.cache
@@ -66,7 +52,7 @@ class VerdictCache:
         self._folder = cache_directory / "verdicts"
 
     def find(self, key: str, kind: type[Verdict]) -> Verdict | None:
-        """Return the verdict, a dataclass of type `kind`; None = there is none, or another version wrote it."""
+        """Return the verdict, of type `kind` (see core/plain.py); None = there is none, or another version wrote it."""
         if not is_private(self._folder):
             return None
         try:
@@ -111,10 +97,10 @@ class VerdictCache:
         check: Callable[[], Verdict],
         is_lasting: Callable[[Verdict], bool],
         wait_seconds: float,
-    ) -> Known[Verdict]:
-        """Return the verdict, and check if there is none. One worker of a version checks, and the others wait for it,
-        at most `wait_seconds`. `is_lasting`: whether another check would find the same; else only the workers that wait
-        now use the verdict."""
+    ) -> tuple[Verdict, float]:
+        """Return the verdict, checked if there is none, and the seconds that the check took; 0 = it was known. One
+        worker of a version checks, and the others wait for it, at most `wait_seconds`. `is_lasting`: whether another
+        check would find the same; else only the workers that wait now use the verdict."""
         end, passing, lock = time.monotonic() + wait_seconds, verdict_key("passing", key), None
         old = self._written(passing)
 
@@ -131,10 +117,11 @@ class VerdictCache:
             # Another process may have remembered it before this one had the lock.
             known = known or find()
             if known is not None:
-                return Known(known, is_from_cache=True)
+                return known, 0.0
+            started = time.monotonic()
             verdict = check()
             self.remember(key if is_lasting(verdict) else passing, verdict)
-            return Known(verdict, is_from_cache=False)
+            return verdict, time.monotonic() - started
         finally:
             if lock is not None:
                 with suppress(OSError):
@@ -163,12 +150,12 @@ class VerdictCache:
         key = verdict_key("digest", *map(str, state))
         if found.st_size < _WORTH_BYTES:
             return file_digest(path)
-        if (known := self.find(key, _FileDigest)) is not None:
-            return known.sha256
+        if (known := self.find(key, str)) is not None:
+            return known
         is_settled = time.time() - max(found.st_mtime, found.st_ctime) > _UNCHANGED_SECONDS
         digest = file_digest(path)
         if is_settled:
-            self.remember(key, _FileDigest(digest))
+            self.remember(key, digest)
         return digest
 
     def _try_lock(self, key: str) -> tuple[FileLock | None, bool]:

@@ -87,7 +87,7 @@ class ToolContext:
                 f" {file.with_suffix('.onnx').name}"
             )
         try:
-            plan = with_default_sizes(
+            plan, _ = with_default_sizes(
                 source,
                 self._onnxruntime,
                 lambda default: plan_programs(
@@ -99,7 +99,7 @@ class ToolContext:
                     default=default,
                     equal=partial(equal_dimensions, source, self._onnxruntime),
                 ),
-            ).plan
+            )
         except ServeError as error:
             if original == file:
                 raise

@@ -13,7 +13,7 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.cache.digests import file_digest
 from rocserve.load_check import verdict_cache
-from rocserve.load_check.verdict_cache import Known, Verdict, VerdictCache, verdict_key
+from rocserve.load_check.verdict_cache import Verdict, VerdictCache, verdict_key
 
 
 @dataclass(frozen=True)
@@ -68,26 +68,30 @@ def test_old_verdicts_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [key for key in keys if cache.find(key, Found)] == keys[2:]
 
 
-def found_or_checked(cache: VerdictCache, is_lasting: bool = True, checks: list[str] | None = None) -> Known[Found]:
+def found_or_checked(cache: VerdictCache, is_lasting: bool = True, checks: list[str] | None = None) -> Found:
+    """`checks`: gets an element with each check."""
+
     def check() -> Found:
         if checks is not None:
             checks.append("")
         return FOUND
 
-    return cache.find_or_check(KEY, Found, check, lambda verdict: is_lasting, wait_seconds=PATIENCE_SECONDS)
+    verdict, seconds = cache.find_or_check(KEY, Found, check, lambda verdict: is_lasting, wait_seconds=PATIENCE_SECONDS)
+    assert seconds >= 0
+    return verdict
 
 
 def test_a_verdict_is_checked_once(tmp_path: Path) -> None:
     checks: list[str] = []
-    assert found_or_checked(VerdictCache(tmp_path), checks=checks) == Known(FOUND, is_from_cache=False)
-    assert found_or_checked(VerdictCache(tmp_path), checks=checks) == Known(FOUND, is_from_cache=True)
+    for _ in range(2):
+        assert found_or_checked(VerdictCache(tmp_path), checks=checks) == FOUND
     assert len(checks) == 1
 
 
 def test_what_another_check_may_decide_is_not_kept(tmp_path: Path) -> None:
     checks: list[str] = []
     for _ in range(2):
-        assert not found_or_checked(VerdictCache(tmp_path), is_lasting=False, checks=checks).is_from_cache
+        assert found_or_checked(VerdictCache(tmp_path), is_lasting=False, checks=checks) == FOUND
     assert len(checks) == 2
 
 
@@ -96,7 +100,7 @@ def test_one_of_several_workers_checks(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as workers:
         found = [workers.submit(found_or_checked, VerdictCache(tmp_path), True, checks) for _ in range(4)]
     assert len(checks) == 1
-    assert [one.result().verdict for one in found] == [FOUND] * 4
+    assert [one.result() for one in found] == [FOUND] * 4
 
 
 def test_those_who_wait_take_what_another_check_may_decide(tmp_path: Path) -> None:
@@ -108,16 +112,18 @@ def test_those_who_wait_take_what_another_check_may_decide(tmp_path: Path) -> No
             return super().find(key, kind)
 
     with ThreadPoolExecutor(1) as other:
-        found: list[Future[Known[Found]]] = []
+        found: list[Future[Found]] = []
+        checks: list[str] = []
 
         def check() -> Found:
-            found.append(other.submit(found_or_checked, Waiting(tmp_path)))
+            found.append(other.submit(found_or_checked, Waiting(tmp_path), True, checks))
             assert waits.wait(PATIENCE_SECONDS)
             return FOUND
 
         VerdictCache(tmp_path).find_or_check(KEY, Found, check, lambda verdict: False, wait_seconds=PATIENCE_SECONDS)
-        assert found[0].result() == Known(FOUND, is_from_cache=True)
-    assert not found_or_checked(VerdictCache(tmp_path), is_lasting=False).is_from_cache
+        assert found[0].result() == FOUND and not checks
+    assert found_or_checked(VerdictCache(tmp_path), is_lasting=False, checks=checks) == FOUND
+    assert len(checks) == 1
 
 
 def test_a_worker_whose_check_fails_leaves_it_to_the_next(tmp_path: Path) -> None:
@@ -126,12 +132,12 @@ def test_a_worker_whose_check_fails_leaves_it_to_the_next(tmp_path: Path) -> Non
 
     with pytest.raises(OSError, match="disk"):
         VerdictCache(tmp_path).find_or_check(KEY, Found, fail, lambda verdict: True, wait_seconds=PATIENCE_SECONDS)
-    assert found_or_checked(VerdictCache(tmp_path)) == Known(FOUND, is_from_cache=False)
+    assert found_or_checked(VerdictCache(tmp_path)) == FOUND
 
 
 def test_a_check_goes_on_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert found_or_checked(VerdictCache(tmp_path / "file")) == Known(FOUND, is_from_cache=False)
+    assert found_or_checked(VerdictCache(tmp_path / "file")) == FOUND
 
 
 def test_the_digest_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

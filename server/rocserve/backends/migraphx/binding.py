@@ -401,13 +401,12 @@ def names_text(names: Iterable[str]) -> str:
 
 
 _MAPS = Path("/proc/self/maps")
-_CORE = re.compile(r"/libmigraphx\.so\.(\d+)")
 _MAJOR, _MINOR = 1_000_000, 1_000
 """libmigraphx.so.2014000 has the version 2.14.0."""
 
 
 def loaded_version() -> str:
     """Return the version of the mapped libmigraphx.so.*, e.g. "2.14.0"; "" = none, or a file name without a version."""
-    match = _CORE.search(_MAPS.read_text(errors="surrogateescape"))
+    match = re.search(r"/libmigraphx\.so\.(\d+)", _MAPS.read_text(errors="surrogateescape"))
     number = int(match[1]) if match else 0
     return f"{number // _MAJOR}.{number % _MAJOR // _MINOR}.{number % _MINOR}" if number >= _MAJOR else ""

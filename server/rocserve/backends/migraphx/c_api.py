@@ -52,10 +52,8 @@ CALLED_ONCE = frozenset(
 """Functions that write messages other than errors, or change their arguments. All others may be called again."""
 
 _IN_ORDER = tuple(NUMPY_DTYPES)
-_LATEST_BOOL = 4
 _FAILED_PASS = re.compile(r"\[ERROR\] \[[^]]*\] Error (?P<pass>[^:]+): (?P<reason>.+)")
 """A line in the log of MIGraphX 2.16 and later."""
-"""The number of the type bool in the newest known MIGraphX. New types have moved bool: 2 in ROCm 7.1, 1 before."""
 
 
 class CBinding(Binding):
@@ -123,8 +121,9 @@ class CBinding(Binding):
         return CProgram(self, handle, compiled)
 
     def _number_of_bool(self) -> int:
-        """The types half, float and double follow bool. Their sizes identify them."""
-        for first in range(1, _LATEST_BOOL + 1):
+        """Return MIGraphX's number of the type bool, which new types have moved: 4 in the newest known version, 2 in
+        ROCm 7.1, 1 before. The types half, float and double follow bool. Their sizes identify them."""
+        for first in range(1, 5):
             scalars = [self.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
             if [self.number("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
                 return first

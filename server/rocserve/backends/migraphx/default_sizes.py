@@ -1,22 +1,23 @@
 """Chooses the sizes to which open dimensions without written sizes are padded: those that a check allows, within the
-limits of compile time and memory."""
+limits of compile time and memory. Also checks sizes that are written, and finds which outputs follow them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.host import Host
 from rocserve.backends.installed import is_installed
+from rocserve.backends.migraphx.binding import ProgramTensor
 from rocserve.backends.migraphx.compiling.context import CompileContext
-from rocserve.backends.migraphx.compiling.memory import compiled_memory
+from rocserve.backends.migraphx.compiling.memory import compiled_memory, free_memory
 from rocserve.backends.migraphx.compiling.plan import ProgramPlan
-from rocserve.backends.migraphx.compiling.program_cache import CachedProgram, ProgramCache
-from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe
+from rocserve.backends.migraphx.compiling.probe_jobs import InspectJob, InspectResult
+from rocserve.backends.migraphx.compiling.program_cache import CachedProgram
+from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.compiling.wanted_sizes import USUAL, SizesMissing, WantedSizes
-from rocserve.backends.migraphx.options import Target
+from rocserve.backends.migraphx.tensors import client_tensor
 from rocserve.backends.onnx.padding_job import (
     DefaultSizes,
     EqualDimensions,
@@ -24,18 +25,16 @@ from rocserve.backends.onnx.padding_job import (
     OnnxEqualDimensionsJob,
     OnnxPaddingJob,
 )
-from rocserve.backends.written_sizes import written_values
+from rocserve.backends.written_sizes import with_measured_outputs, written_values
 from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import LoadCheckReport
-from rocserve.core.padding import NO_PADDING, Padding
+from rocserve.core.padding import NO_PADDING, Lengths, Padding, Shape
 from rocserve.core.printable import readable_size
 from rocserve.jobs.messages import Job, JobError
 from rocserve.jobs.runner import JobRunner
-from rocserve.load_check.padding_verdict import PaddingState, undecided
-from rocserve.load_check.verdict_cache import Known, Verdict, VerdictCache, verdict_key
+from rocserve.load_check.padding_verdict import PaddingState, PaddingVerdict, undecided
+from rocserve.load_check.verdict_cache import Verdict, VerdictCache, verdict_key
 
-_START_SECONDS = 60.0
-"""The time that the check's process may take beyond its budget: to start, and to open the model."""
 _MOST_SECONDS = 3600.0
 """The limit of the estimated time of all compiles. The user has not asked for these programs, and each takes a compile
 slot."""
@@ -43,108 +42,135 @@ _MOST_OF_FREE_MEMORY = 0.5
 """The share of the free memory that all programs together may take: other models need some, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class DefaultPlan:
-    plan: ProgramPlan
-    report: LoadCheckReport | None = None
-    """The outcome for default sizes; None = no dimension needs them."""
-
-
 def with_default_sizes(
     model: ModelSource, onnxruntime: JobRunner, plan: Callable[[Padding], ProgramPlan]
-) -> DefaultPlan:
-    """Return the plan, with default sizes if it lacks numbers and padding is right. `plan`: plans with these default
-    sizes. Raises as `plan`; SizesMissing says why if padding is wrong, or was not confirmed."""
+) -> tuple[ProgramPlan, LoadCheckReport | None]:
+    """Return the plan, with default sizes if it lacks numbers and padding is right, and the outcome of their check;
+    None = no dimension needs them. `plan`: plans with these default sizes. Raises as `plan`; SizesMissing says why if
+    padding is wrong, or was not confirmed."""
     try:
-        return DefaultPlan(plan(NO_PADDING))
+        return plan(NO_PADDING), None
     except SizesMissing as missing:
-        if missing.wanted is None:
+        if (wanted := missing.wanted) is None:
             raise
-        started = time.monotonic()
-        found, is_from_cache = _checked(model, onnxruntime, missing)
+        found, took = _found(
+            model,
+            onnxruntime,
+            wanted,
+            wanted.has_rows,
+            "padding short inputs",
+            lambda check: OnnxDefaultSizesJob(check, USUAL),
+            DefaultSizes,
+            lambda why: DefaultSizes(wanted.padding, undecided(wanted.padding, why)),
+            lambda sizes: sizes.verdict.is_lasting,
+        )
         refused = [one for one in found.verdict.dimensions if one.state is not PaddingState.ALLOWED]
         if refused:
             raise missing.because(refused[0].reason) from None
-        took = 0.0 if is_from_cache else time.monotonic() - started
         parts = tuple(dict.fromkeys(one.reason for one in found.verdict.dimensions))
-        return DefaultPlan(plan(found.padding), LoadCheckReport(parts, seconds=took))
-
-
-def _checked(model: ModelSource, onnxruntime: JobRunner, missing: SizesMissing) -> tuple[DefaultSizes, bool]:
-    """Return the sizes that the model takes, with the verdict on them, and whether it was in the cache."""
-    wanted = missing.wanted
-    assert wanted is not None, "the caller has seen to it"
-    known = _found(
-        model,
-        onnxruntime,
-        wanted,
-        "padding short inputs",
-        lambda check: OnnxDefaultSizesJob(check, USUAL),
-        DefaultSizes,
-        lambda why: DefaultSizes(wanted.padding, undecided(wanted.padding, why)),
-        lambda sizes: sizes.verdict.is_lasting,
-    )
-    return known.verdict, known.is_from_cache
+        return plan(found.padding), LoadCheckReport(parts, seconds=took)
 
 
 def equal_dimensions(model: ModelSource, onnxruntime: JobRunner, wanted: WantedSizes) -> Sequence[Sequence[int]]:
     """Return the dimensions by their indices, in groups: the lengths of those of a group must be equal. Each is alone
     if nothing can be found out."""
     alone = EqualDimensions(tuple((index,) for index in range(len(wanted.padding.dimensions))), is_lasting=False)
-    known = _found(
+    found, _ = _found(
         model,
         onnxruntime,
         wanted,
+        wanted.has_rows,
         "looking for equal dimensions",
         OnnxEqualDimensionsJob,
         EqualDimensions,
         lambda why: alone,
         lambda equal: equal.is_lasting,
     )
-    return known.verdict.groups
+    return found.groups
+
+
+def checked_sizes(
+    model: ModelSource, onnxruntime: JobRunner, wanted: WantedSizes, has_company: bool
+) -> tuple[PaddingVerdict, float]:
+    """Return whether dimensions may be padded to sizes that are written, and the seconds that the check took; 0 = it
+    was known. `has_company`: requests share batches."""
+    return _found(
+        model,
+        onnxruntime,
+        wanted,
+        has_company,
+        "padding short inputs",
+        lambda check: check,
+        PaddingVerdict,
+        lambda why: undecided(wanted.padding, why),
+        lambda verdict: verdict.is_lasting,
+    )
 
 
 def _found(
     model: ModelSource,
     onnxruntime: JobRunner,
     wanted: WantedSizes,
+    has_company: bool,
     what: str,
     job: Callable[[OnnxPaddingJob], Job],
     kind: type[Verdict],
     unknown: Callable[[str], Verdict],
     is_lasting: Callable[[Verdict], bool],
-) -> Known[Verdict]:
-    """Return a job's result on ONNX Runtime, new or from the cache. `what`: the job's name for users. `unknown`: makes
-    the verdict from the reason if the job cannot run."""
+) -> tuple[Verdict, float]:
+    """Return a job's result on ONNX Runtime, and the seconds that it took; 0 = it was known. `what`: the job's name for
+    users. `unknown`: makes the verdict from the reason if the job cannot run."""
     if not is_installed("onnxruntime"):
-        return Known(unknown("ONNX Runtime is not installed"), is_from_cache=True)
-    check, seconds = _job(model, wanted), model.settings.load_check_seconds + _START_SECONDS
-
-    def found() -> Verdict:
-        model.report_check(what)
-        try:
-            return onnxruntime.run(job(check), kind, timeout_seconds=seconds, limit_name="load_check_seconds")
-        except JobError as error:
-            return unknown(error.text)
-        finally:
-            model.report_check("")
-
-    facts = (repr(check.padding), repr(sorted(check.shapes.items())), repr((check.written_values, check.has_rows)))
-    key = verdict_key(kind.__name__, wanted.source.digest, "ONNX Runtime", *facts)
-    return VerdictCache(cache_directory(model.settings)).find_or_check(key, kind, found, is_lasting, seconds)
-
-
-def _job(model: ModelSource, wanted: WantedSizes) -> OnnxPaddingJob:
-    return OnnxPaddingJob(
+        return unknown("ONNX Runtime is not installed"), 0.0
+    seconds = model.settings.load_check_seconds
+    check = OnnxPaddingJob(
         model.name,
         wanted.source.path,
         wanted.shapes,
         wanted.padding,
         tuple(sorted(written_values(model.config))),
         has_rows=wanted.has_rows,
-        has_company=wanted.has_rows,
-        seconds=model.settings.load_check_seconds,
+        has_company=has_company,
+        seconds=seconds,
     )
+
+    def found() -> Verdict:
+        with model.checking(what):
+            try:
+                return onnxruntime.run_check(job(check), kind, seconds)
+            except JobError as error:
+                return unknown(error.text)
+
+    written = repr((check.written_values, check.has_rows, has_company))
+    facts = (repr(check.padding), repr(sorted(check.shapes.items())), written)
+    key = verdict_key(kind.__name__, wanted.source.digest, "ONNX Runtime", *facts)
+    # A worker waits for another's job, which may take a minute more.
+    return VerdictCache(cache_directory(model.settings)).find_or_check(key, kind, found, is_lasting, seconds + 60)
+
+
+def with_padded_outputs(context: CompileContext, plan: ProgramPlan) -> ProgramPlan:
+    """Return the plan with the outputs that are cut back: those whose shapes follow a padded dimension, by MIGraphX's
+    own shapes at two sizes. Raises ServeError (INVALID_ARGUMENT) if one cannot be cut back, JobError if MIGraphX cannot
+    read the model."""
+
+    def shapes(lengths: Lengths) -> Mapping[str, Shape]:
+        recipe = plan.at(lengths)
+        pairs = zip(plan.outputs, _outputs(context, recipe), strict=True)
+        is_nhwc = recipe.source.kind is SourceKind.TENSORFLOW
+        return {planned.name: client_tensor(planned.name, "output", found, is_nhwc).shape for planned, found in pairs}
+
+    return replace(plan, padding=with_measured_outputs(plan.padding, context.model.config, shapes))
+
+
+def _outputs(context: CompileContext, recipe: ProgramRecipe) -> tuple[ProgramTensor, ...]:
+    """Return the outputs of a program: of the cached one, else as MIGraphX reads the model, which is not compiled."""
+    cached = context.compiler.cache.find(recipe.key)
+    if cached is not None:
+        cached.release()
+        return cached.about.outputs
+    job = InspectJob(f"{recipe.title} of model '{context.model.name}'", recipe)
+    timeout = context.serving.compile_timeout_seconds
+    return context.compiler.runner.run(job, InspectResult, timeout_seconds=timeout).outputs
 
 
 def planned_sizes(context: CompileContext, plan: ProgramPlan, first: CachedProgram) -> ProgramPlan:
@@ -153,8 +179,9 @@ def planned_sizes(context: CompileContext, plan: ProgramPlan, first: CachedProgr
     groups = [group for group in model.config.instance_groups if not group.passive]
     # Each instance has its own programs.
     program_bytes = compiled_memory(first).total_bytes * (sum(max(group.count, 1) for group in groups) or 1)
-    free = _free_bytes(context)
-    found = affordable(plan, program_bytes, free, about.compile_seconds, lambda recipe: _is_cached(cache, recipe.key))
+    memory = free_memory(context.options.target, model.device, Host())
+    free = None if memory is None else memory.free_bytes
+    found = affordable(plan, program_bytes, free, about.compile_seconds, lambda recipe: cache.holds(recipe.key))
     rows = sorted({recipe.batch_size for recipe in found.recipes} - {0})
     context.log.info(
         "model '%s': no sizes are written, so it is padded to %s%s: %d programs, about %s of memory (%s are free), and"
@@ -189,21 +216,3 @@ def affordable(
         if fits(fewest):
             break
     return fewest
-
-
-def _free_bytes(context: CompileContext) -> int | None:
-    """Return the free memory where programs are kept; None = not known."""
-    host = Host()
-    if context.options.target is not Target.GPU:
-        free = host.free_memory()
-    else:
-        gpu = host.gpu(context.model.device or 0)
-        free = host.free_gpu_memory(gpu) if gpu else None
-    return None if free is None else free.free_bytes
-
-
-def _is_cached(cache: ProgramCache, key: str) -> bool:
-    found = cache.find(key)
-    if found is not None:
-        found.release()
-    return found is not None

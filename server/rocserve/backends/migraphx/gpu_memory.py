@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-_MAPS = Path("/proc/self/maps")
-_HIP = re.compile(r"(/\S*/libamdhip64\.so\S*)")
 _TO_DEVICE, _TO_HOST = 1, 2
 """Values of hipMemcpyKind."""
 
@@ -77,7 +75,7 @@ def _free(hip: Any, address: c_void_p) -> None:
 
 def loaded_hip() -> ctypes.CDLL | None:
     """Return this process's libamdhip64; None = no library has loaded HIP (MIGraphX's target gpu loads it)."""
-    match = _HIP.search(_MAPS.read_text(errors="surrogateescape"))
+    match = re.search(r"(/\S*/libamdhip64\.so\S*)", Path("/proc/self/maps").read_text(errors="surrogateescape"))
     return ctypes.CDLL(match[1]) if match else None
 
 

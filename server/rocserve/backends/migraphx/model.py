@@ -22,10 +22,10 @@ from rocserve.backends.migraphx.compiling.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.compiling.program_cache import CachedProgram, ProgramAbout
 from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe
 from rocserve.backends.migraphx.default_sizes import (
-    DefaultPlan,
     equal_dimensions,
     planned_sizes,
     with_default_sizes,
+    with_padded_outputs,
 )
 from rocserve.backends.migraphx.layout import ProgramLayout
 from rocserve.backends.migraphx.model_check import (
@@ -34,11 +34,11 @@ from rocserve.backends.migraphx.model_check import (
     ReferenceEngine,
     checked_model,
 )
-from rocserve.backends.migraphx.padded_outputs import with_padded_outputs
 from rocserve.backends.migraphx.program_runner import LoadedProgram, ProgramRunner
 from rocserve.backends.migraphx.tensors import varies_with_values
 from rocserve.backends.parameters import asked_engine
 from rocserve.core.errors import ServeError, internal, unavailable
+from rocserve.core.load_check import LoadCheckReport
 from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.requests import Signature, TensorSpec
 
@@ -140,10 +140,12 @@ def load_compiled(
         raise
 
 
-def _planned(context: CompileContext, check: ModelCheck, model_file: Path | None, is_own: bool) -> DefaultPlan:
-    """Plan the programs; a model whose rows may depend on each other only batches if its configuration says so.
-    `is_own`: ONNX Runtime is the reference of the file, so that it also tells what may be padded by default, and which
-    dimensions must be equal."""
+def _planned(
+    context: CompileContext, check: ModelCheck, model_file: Path | None, is_own: bool
+) -> tuple[ProgramPlan, bool]:
+    """Plan the programs, and tell whether sizes are chosen by default; a model whose rows may depend on each other only
+    batches if its configuration says so. `is_own`: ONNX Runtime is the reference of the file, so that it also tells
+    what may be padded by default, and which dimensions must be equal."""
 
     def plan(no_batch: str, default: Padding) -> ProgramPlan:
         return plan_programs(
@@ -157,22 +159,22 @@ def _planned(context: CompileContext, check: ModelCheck, model_file: Path | None
             equal=partial(equal_dimensions, context.model, context.onnxruntime) if is_own else None,
         )
 
-    def found(no_batch: str = "") -> DefaultPlan:
+    def found(no_batch: str = "") -> tuple[ProgramPlan, LoadCheckReport | None]:
         if not is_own:
-            return DefaultPlan(plan(no_batch, NO_PADDING))
+            return plan(no_batch, NO_PADDING), None
         return with_default_sizes(context.model, context.onnxruntime, partial(plan, no_batch))
 
-    planned = found()
-    check.check_faults(planned.plan.faults)
-    check.check_rows(checked_model(planned.plan, context.serving.pad_with_first_row), planned.plan.smallest)
+    planned, report = found()
+    check.check_faults(planned.faults)
+    check.check_rows(checked_model(planned, context.serving.pad_with_first_row), planned.smallest)
     if check.dependent_rows and not context.batching_is_written:
-        planned = found(check.dependent_rows)
-    measured = with_padded_outputs(context, planned.plan)
-    if planned.report is not None:
-        check.add(planned.report)
-        return replace(planned, plan=measured)
-    model = checked_model(measured, context.serving.pad_with_first_row)
-    return replace(planned, plan=replace(measured, padding=check.check_padding(model, measured)))
+        planned, report = found(check.dependent_rows)
+    planned = with_padded_outputs(context, planned)
+    if report is not None:
+        check.add(report)
+        return planned, True
+    model = checked_model(planned, context.serving.pad_with_first_row)
+    return replace(planned, padding=check.check_padding(model, planned)), False
 
 
 def _checked(
@@ -183,8 +185,8 @@ def _checked(
     quantised_in: str,
     reference: ReferenceEngine | None,
 ) -> MigraphxModel:
-    config, planned = context.model.config, _planned(context, check, model_file, reference is None)
-    plan = planned.plan
+    config = context.model.config
+    plan, has_default_sizes = _planned(context, check, model_file, reference is None)
     checked = checked_model(plan, context.serving.pad_with_first_row)
     own = {tensor.name for tensor in plan.outputs}
     if model_file and len(config.outputs) == len(plan.outputs) and any(out.name not in own for out in config.outputs):
@@ -196,7 +198,7 @@ def _checked(
     soonest = context.compiler.first_to_serve(first)
     compiled = _Compiled(context, plan, check, checked)
     cached = compiled.cached(soonest)
-    if planned.report is not None:
+    if has_default_sizes:
         plan = planned_sizes(context, plan, cached)
         compiled = replace(compiled, plan=plan)
     others = sorted((recipe for recipe in plan.recipes if recipe is not first), key=lambda recipe: recipe.rebatched)

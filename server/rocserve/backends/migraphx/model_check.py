@@ -19,12 +19,13 @@ from rocserve.backends.migraphx.compiling.known_faults import KnownFault
 from rocserve.backends.migraphx.compiling.plan import ProgramPlan
 from rocserve.backends.migraphx.compiling.program_cache import CachedProgram
 from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe, SourceKind
+from rocserve.backends.migraphx.compiling.wanted_sizes import WantedSizes
+from rocserve.backends.migraphx.default_sizes import checked_sizes
 from rocserve.backends.migraphx.options import Target
 from rocserve.backends.migraphx.program_runner import ProgramTensors
-from rocserve.backends.onnx.padding_job import OnnxPaddingJob
 from rocserve.backends.onnx.reference_job import OnnxReferenceJob, OnnxReferenceResult
 from rocserve.backends.parameters import asked_engine, load_check_mode
-from rocserve.backends.written_sizes import padding_report, written_values
+from rocserve.backends.written_sizes import padding_report
 from rocserve.cache.folders import cache_directory
 from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
@@ -35,16 +36,12 @@ from rocserve.jobs.runner import JobRunner
 from rocserve.load_check.facts import NO_FACTS
 from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import onnx_facts
-from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
-from rocserve.load_check.reference import ReferenceVerdict
+from rocserve.load_check.padding_verdict import undecided
+from rocserve.load_check.reference import CASE_ROWS, ReferenceVerdict
 from rocserve.load_check.rows import Independence, RowsVerdict
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
 _CASES_PREFIX = "rocserve-check-"
-_CASE_ROWS = 3
-"""Rows of a case of a model whose rows are independent: one more than a program of two rows takes at once."""
-_REFERENCE_SECONDS = 60.0
-"""The time that the process of a reference may take beyond its budget: to start, and to open the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +109,6 @@ def program_rows(batches: bool, recipe: ProgramRecipe) -> DimensionRange | None:
     return DimensionRange(recipe.batch_size, recipe.batch_size) if batches else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    cases_file: Path
-    result: OnnxReferenceResult
-
-
 @dataclass(eq=False)
 class ModelCheck:
     """Checks one version of a model. For one thread at a time."""
@@ -131,8 +122,8 @@ class ModelCheck:
     """The reports of the checks before the model served."""
     rows: RowsVerdict | None = field(default=None, init=False)
     """None = the rows were not checked."""
-    _references: dict[tuple[object, ...], _Reference] = field(default_factory=dict, init=False)
-    """Rows of each case, and the inputs' shapes -> the reference's result."""
+    _references: dict[tuple[object, ...], tuple[Path, OnnxReferenceResult]] = field(default_factory=dict, init=False)
+    """Rows of each case, and the inputs' shapes -> the file of the reference's cases, and its result."""
 
     def __post_init__(self) -> None:
         model = self._context.model
@@ -182,7 +173,7 @@ class ModelCheck:
         if self.rows is None:
             with self._checking("running batches of different rows"):
                 if not isinstance(engine, str):
-                    self.rows = self._reference(model, engine, model.file_batch or _CASE_ROWS, True).result.rows
+                    self.rows = self._reference(model, engine, model.file_batch or CASE_ROWS, True)[1].rows
                 self.rows = self.rows or self._rows_on_migraphx(model, recipe, program_file)
             if self.rows.is_lasting:
                 self._verdicts.remember(key, self.rows)
@@ -191,40 +182,16 @@ class ModelCheck:
     def check_padding(self, model: CheckedModel, plan: ProgramPlan) -> Padding:
         """Try on ONNX Runtime whether the plan's dimensions may be padded, and return the padding with the values that
         the check finds. Raises LoadCheckFailed if the check is strict, and answers change."""
-        padding, config = plan.padding, self._context.model.config
+        padding = plan.padding
         if self._mode is LoadCheckMode.OFF or not padding.dimensions:
             return padding
-        if model.onnx_file is None or not is_installed("onnxruntime"):
-            missing = "no other engine runs it" if model.onnx_file is None else "ONNX Runtime is not installed"
-            self.add(padding_report(undecided(padding, missing), self._mode))
-            return padding
-        seconds = self._context.model.settings.load_check_seconds
-        job = OnnxPaddingJob(
-            self._context.model.name,
-            str(model.onnx_file),
-            {tensor.name: (tensor.shape or ())[plan.batches :] for tensor in plan.inputs},
-            padding,
-            tuple(sorted(written_values(config))),
-            has_rows=plan.batches,
-            has_company=plan.batches and not self.dependent_rows,
-            seconds=seconds,
-        )
-        facts = (repr(padding), repr(sorted(job.shapes.items())), repr((job.written_values, job.has_company)))
-        key = verdict_key("padding", model.digest, "ONNX Runtime", *facts)
-        verdict = self._verdicts.find(key, PaddingVerdict)
-        if verdict is None:
-            with self._checking("padding short inputs"):
-                try:
-                    verdict = self._context.onnxruntime.run(
-                        job,
-                        PaddingVerdict,
-                        timeout_seconds=seconds + _REFERENCE_SECONDS,
-                        limit_name="load_check_seconds",
-                    )
-                except JobError as error:
-                    verdict = undecided(padding, error.text)
-            if verdict.is_lasting:
-                self._verdicts.remember(key, verdict)
+        verdict, took = undecided(padding, "no other engine runs it"), 0.0
+        if model.onnx_file is not None:
+            shapes = {tensor.name: (tensor.shape or ())[plan.batches :] for tensor in plan.inputs}
+            wanted = WantedSizes(plan.recipes[0].source, padding, shapes, plan.batches)
+            shares = plan.batches and not self.dependent_rows
+            verdict, took = checked_sizes(self._context.model, self._context.onnxruntime, wanted, shares)
+        self.add(LoadCheckReport(seconds=took))
         self.add(padding_report(verdict, self._mode))
         return replace(padding, values=verdict.values)
 
@@ -295,27 +262,25 @@ class ModelCheck:
         job = partial(OnnxReferenceJob, self._context.model.name, str(model.onnx_file))
         return ReferenceEngine(self._reference_name, self._context.onnxruntime, job)
 
-    def _reference(self, model: CheckedModel, engine: ReferenceEngine, rows: int, checks_rows: bool) -> _Reference:
-        """Return the reference's result for cases of this many rows. It runs once for each number of rows, at each of
-        the model's sizes."""
+    def _reference(
+        self, model: CheckedModel, engine: ReferenceEngine, rows: int, checks_rows: bool
+    ) -> tuple[Path, OnnxReferenceResult]:
+        """Return the file of the reference's cases of this many rows, and its result. It runs once for each number of
+        rows, at each of the model's sizes."""
         key = (rows, *sorted(model.shapes.items()))
         if (known := self._references.get(key)) is not None:
             return known
         seconds = self._context.model.settings.load_check_seconds
         path = self._folder.path / f"{len(self._references)}.npz"
         try:
-            result = engine.runner.run(
-                engine.job(model.shapes, checks_rows, str(path), rows, seconds),
-                OnnxReferenceResult,
-                timeout_seconds=seconds + _REFERENCE_SECONDS,
-                limit_name="load_check_seconds",
-            )
+            job = engine.job(model.shapes, checks_rows, str(path), rows, seconds)
+            result = engine.runner.run_check(job, OnnxReferenceResult, seconds)
         except JobError as error:
             # The model is served as if it had no reference. If time did not suffice for the reference, it does not
             # suffice for MIGraphX, which would compile first.
             late = RowsVerdict(Independence.UNDECIDED, f"not checked: {error.text}", is_lasting=False)
             result = OnnxReferenceResult(None if error.is_crash else late, 0, error.text)
-        self._references[key] = _Reference(path, result)
+        self._references[key] = path, result
         return self._references[key]
 
     def _rows_on_migraphx(self, model: CheckedModel, recipe: ProgramRecipe | None, program_file: str) -> RowsVerdict:
@@ -323,7 +288,7 @@ class ModelCheck:
         job = RowsJob(
             context.model.name,
             model.tensors,
-            model.file_batch or (_CASE_ROWS if recipe else None),
+            model.file_batch or (CASE_ROWS if recipe else None),
             context.model.settings.load_check_seconds,
             seed_of(model.digest),
             recipe,
@@ -345,15 +310,13 @@ class ModelCheck:
             return None
         if not isinstance(missing := self._engine_for(model), str):
             # Dependent rows say nothing about batches other than their own.
-            case_rows = 0 if rows is None else rows.most if self.couples_rows else model.file_batch or _CASE_ROWS
+            case_rows = 0 if rows is None else rows.most if self.couples_rows else model.file_batch or CASE_ROWS
             with self._checking(f"running it on {missing.name}"):
-                reference = self._reference(model, missing, case_rows, False)
-            if reference.result.cases:
+                cases_file, found = self._reference(model, missing, case_rows, False)
+            if found.cases:
                 tensors, seconds = replace(model.tensors, rows=rows), self._context.model.settings.load_check_seconds
-                return ReferenceTrial(
-                    self._context.model.name, str(reference.cases_file), tensors, model.precision, seconds
-                )
-            missing = reference.result.reason
+                return ReferenceTrial(self._context.model.name, str(cases_file), tensors, model.precision, seconds)
+            missing = found.reason
         self.add(LoadCheckReport((f"not compared: {missing}",)))
         return None
 

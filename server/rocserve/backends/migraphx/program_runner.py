@@ -205,10 +205,10 @@ class ProgramRunner:
             fitting.run_into(inputs, whole)
         else:
             by_size = {_most_rows(program): program for program in programs}
-            for part in pieces(rows, tuple(by_size)):
-                by_size[part.batch_size].run_into(
-                    {name: array[part.start : part.start + part.rows] for name, array in inputs.items()},
-                    [None if array is None else array[part.start : part.start + part.rows] for array in whole],
+            for part, size in pieces(rows, tuple(by_size)):
+                by_size[size].run_into(
+                    {name: array[part] for name, array in inputs.items()},
+                    [None if array is None else array[part] for array in whole],
                 )
         answers = _as_clients(layout, whole)
         if programs[0].sizes != lengths:
@@ -316,7 +316,7 @@ def _runs(programs: Sequence[LoadedProgram], rows: int) -> Iterator[int]:
     if fitting is not None and fitting.rows is not None:
         yield max(rows, fitting.rows.least)
     else:
-        yield from (part.batch_size for part in pieces(rows, [*map(_most_rows, programs)]))
+        yield from (size for _, size in pieces(rows, [*map(_most_rows, programs)]))
 
 
 def _most_rows(program: LoadedProgram) -> int:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from rocserve.backends.migraphx.binding import NUMPY_DTYPES
 
-_INSTRUCTION = re.compile(r"^[ \t]*(?P<name>\S+) = (?P<rest>.+)$", re.MULTILINE)
-
 ELEMENT_BYTES = {**{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()}, "fp4x2": 1}
 """MIGraphX's name of a datatype -> bytes of an element. An element of fp4x2 is two fp4 numbers in one byte."""
 
@@ -44,7 +42,7 @@ class PrintedInstruction:
 def read_program_text(text: str) -> list[PrintedInstruction]:
     """Return the instructions of all modules in their order. Other lines are ignored."""
     instructions = []
-    for line in _INSTRUCTION.finditer(text):
+    for line in re.finditer(r"^[ \t]*(?P<name>\S+) = (?P<rest>.+)$", text, re.MULTILINE):
         expression, arrow, shape = line["rest"].rpartition(" -> ")
         if not arrow:
             expression, shape = line["rest"], ""

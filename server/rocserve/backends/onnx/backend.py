@@ -34,7 +34,7 @@ from rocserve.backends.onnx.plugins import installed_plugins
 from rocserve.backends.onnx.provider_check import ProviderCheck
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
-from rocserve.backends.onnx.rows_check import RowsCheck
+from rocserve.backends.onnx.rows_check import with_checked_rows
 from rocserve.backends.onnx.runs import Array, InPlaceRun, Run, SizedRun, is_on_cpu, session_run
 from rocserve.backends.onnx.signature import fixed_dimensions, session_signature
 from rocserve.backends.onnx.strings import bytes_array, text_array
@@ -176,8 +176,7 @@ def _load_session(
         # First, because it measures how much memory the first batches take.
         opened.bound_batches(model.instance_count, model.memory_bytes)
     if check is None:
-        rows_check = RowsCheck(model, opener, weights)
-        opened.signature, opened.load_check = rows_check.run(session, opened.signature)
+        opened.signature, opened.load_check = with_checked_rows(model, opener, weights, session, opened.signature)
         # Without independent rows, the first dimension is like the others.
         _pad(opened, session, padding_check)
     return opened

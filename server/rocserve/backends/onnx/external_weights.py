@@ -19,6 +19,7 @@ from typing import Any
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.onnx.model_file import read_message
 from rocserve.cache.temporary_folder import temporary_folder
 from rocserve.core.errors import invalid_argument, unavailable
 
@@ -51,10 +52,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
 
     from rocserve.backends.migraphx.compiling.onnx_graph import ExternalFiles, parts_of
 
-    try:
-        loaded = onnx.load(path, format="protobuf", load_external_data=False)
-    except Exception:
-        # protobuf raises its own exceptions, and no module here may import protobuf.
+    if (loaded := read_message(path)) is None:
         return NO_WEIGHTS
     checked = ExternalFiles(path, (model.model_folder,))
     tensors = [

@@ -9,18 +9,24 @@ exporter also declares one label for any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rocserve.load_check.onnx_facts import expose
+
 if TYPE_CHECKING:
     import onnx
 
-ZIP_MAP = "ZipMap"
+_ZIP_MAP = "ZipMap"
 _FLOAT = 1
 """TensorProto.DataType.FLOAT in onnx.proto."""
+FATAL_ONLY = 4
+"""ONNX Runtime's level of the log in which it writes no errors, which it also raises."""
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+"""ONNX Runtime's option for the folder of the external weights of a model that is given as bytes."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +47,40 @@ class ModelFile:
             return onnx.load_from_string(self.content)
         return onnx.load(self.path, format="protobuf", load_external_data=False)
 
+    def exposing(self, tensors: Sequence[str]) -> ModelFile:
+        """Return the model with inner tensors as further outputs."""
+        message = self.message()
+        expose(message, tensors)
+        return ModelFile(self.path, message.SerializeToString())
+
     @cached_property
     def scalars(self) -> frozenset[str]:
         """The inputs and outputs that the file declares as scalars. ONNX Runtime says the same of a tensor without a
         shape, and of one whose declared and inferred shapes have different ranks."""
-        message = _read(self.path)
+        message = read_message(self.path)
         values = () if message is None else (*message.graph.input, *message.graph.output)
         return frozenset(
             value.name
             for value in values
             if value.type.tensor_type.HasField("shape") and not value.type.tensor_type.shape.dim
         )
+
+
+def open_served(file: ModelFile, open_session: Callable[[ModelFile], Any]) -> tuple[ModelFile, Any]:
+    """Return the file, or its correction if it needs one, and its session. `open_session`: opens a session of either,
+    and raises ONNX Runtime's exceptions."""
+    session: Any = None
+    try:
+        session = open_session(file)
+    except Exception as error:
+        # The binding's exceptions have no common base class but Exception.
+        if _ZIP_MAP not in str(error) or (served := corrected(file.path)).content is None:
+            raise
+    else:
+        if not may_need_correction(session) or (served := corrected(file.path)).content is None:
+            return file, session
+    session = None  # Frees its memory for the next one.
+    return served, open_session(served)
 
 
 def may_need_correction(session: Any) -> bool:
@@ -66,7 +95,7 @@ def may_need_correction(session: Any) -> bool:
 
 def corrected(path: Path) -> ModelFile:
     """Read a file, replace each ZipMap that makes an output of the model, and open the rows of labels."""
-    message = _read(path)
+    message = read_message(path)
     if message is None:
         return ModelFile(path)
     labels = dict(_replace_zip_maps(message.graph))
@@ -75,7 +104,8 @@ def corrected(path: Path) -> ModelFile:
     return ModelFile(path, message.SerializeToString(), labels)
 
 
-def _read(path: Path) -> onnx.ModelProto | None:
+def read_message(path: Path) -> onnx.ModelProto | None:
+    """Read a file's message without external weights; None = it cannot be read."""
     import onnx
 
     try:
@@ -89,7 +119,7 @@ def _replace_zip_maps(graph: onnx.GraphProto) -> Iterator[tuple[str, tuple[str, 
     """Replace each ZipMap that makes an output by Identity, and yield the output with its classes."""
     outputs = {value.name: value for value in graph.output}
     for node in graph.node:
-        if node.op_type != ZIP_MAP or len(node.output) != 1 or node.output[0] not in outputs:
+        if node.op_type != _ZIP_MAP or len(node.output) != 1 or node.output[0] not in outputs:
             continue
         classes = tuple(
             label.decode(errors="replace") if isinstance(label, bytes) else str(label)

@@ -32,7 +32,7 @@ from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.migraphx.installation import remedy_if_missing
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, stable_weights
-from rocserve.backends.onnx.model_file import ZIP_MAP, ModelFile, corrected, may_need_correction
+from rocserve.backends.onnx.model_file import FATAL_ONLY, WEIGHTS_FOLDER, ModelFile, open_served
 from rocserve.backends.onnx.provider_options import MIGRAPHX_PROVIDER, plugin_options
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.output_capture import OutputCapture
@@ -42,19 +42,11 @@ from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.printable import without_colours
 from rocserve.jobs.runner import TEMPORARY_PREFIX
-from rocserve.load_check.onnx_facts import expose
 
 _LOG = logging.getLogger(__name__)
 _CPU_PROVIDER = "CPUExecutionProvider"
 _TEMPORARY = "TMPDIR"
-_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-"""The folder of the external weights of a model that is given as bytes."""
-_FATAL_ONLY = 4
-_DEFAULT_SESSION_ENTRIES = {
-    # Threads spin during a run, which makes runs about a tenth faster, but not between runs, when they would take CPU
-    # time from the server.
-    "session.force_spinning_stop": "1",
-}
+
 _LEVELS_OF_GRAPH = {-1: "basic", 1: "extended", 2: "disable"}
 """`optimization.graph.level` -> optimisation level, as in Triton's ONNX Runtime backend; other values -> "all"."""
 _OPTIMIZATION_LEVELS = {
@@ -71,7 +63,7 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.logid = config.name
     # Errors are raised with the same text. If they were logged as well, any client could fill the log.
-    options.log_severity_level = _FATAL_ONLY
+    options.log_severity_level = FATAL_ONLY
     # All instances share the threads, apart from each caller's own: concurrent runs together use as many threads as
     # there are CPUs.
     options.intra_op_num_threads = read_integer(config, "intra_op_thread_count", 0, 0, MOST_THREADS) or max(
@@ -86,16 +78,16 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _OPTIMIZATION_LEVELS[level])
     options.enable_cpu_mem_arena = read_choice(config, "enable_mem_arena", "1", ("0", "1")) == "1"
     options.enable_mem_pattern = read_choice(config, "enable_mem_pattern", "1", ("0", "1")) == "1"
-    entries = {name: value for name, value in config.parameters.items() if name.startswith("session.")}
-    for name, value in {**_DEFAULT_SESSION_ENTRIES, **entries}.items():
+    # Threads spin during a run, which makes runs about a tenth faster, but not between runs, when they would take CPU
+    # time from the server.
+    entries = {"session.force_spinning_stop": "1"}
+    entries |= {name: value for name, value in config.parameters.items() if name.startswith("session.")}
+    for name, value in entries.items():
         try:
             options.add_session_config_entry(name, value)
         except Exception as error:
             raise invalid_argument(f"parameter '{name}' of model '{config.name}': {error}") from None
     return options
-
-
-_SOURCE_POSITION = re.compile(r"^\S*/\S+\.(?:cc|h|cpp|hpp):\d+ .*?(?=\[ERROR\]|\[ONNXRuntimeError\]|$)")
 
 
 def error_lines(written: str) -> list[str]:
@@ -136,7 +128,8 @@ def remedy(text: str) -> str:
 
 def without_source_position(text: str) -> str:
     """Remove the source position that a message of ONNX Runtime may begin with."""
-    return _SOURCE_POSITION.sub("", text, count=1).removeprefix("[ERROR]").strip()
+    position = r"^\S*/\S+\.(?:cc|h|cpp|hpp):\d+ .*?(?=\[ERROR\]|\[ONNXRuntimeError\]|$)"
+    return re.sub(position, "", text, count=1).removeprefix("[ERROR]").strip()
 
 
 class SessionOpener:
@@ -206,10 +199,8 @@ class SessionOpener:
 
     def open_exposing(self, tensors: Sequence[str]) -> Any:
         """Open a session on the CPU that has inner tensors as further outputs. Raises ServeError like `open`."""
-        message = self.file.message()
-        expose(message, tensors)
         exposing = SessionOpener(self._model, ProviderPlan((), accepts_cpu=True), self._weights)
-        exposing.file = ModelFile(self.file.path, message.SerializeToString())
+        exposing.file = self.file.exposing(tensors)
         return exposing._open_on_cpu(exposing._options(1))
 
     def _open_on_cpu(self, options: Any) -> Any:
@@ -246,32 +237,16 @@ class SessionOpener:
         names = None if providers is None else [*providers, _CPU_PROVIDER]
         with stable_weights(self.file.path, self._weights, options) as path:
 
-            def open_session(model: str | bytes) -> Any:
+            def open_session(file: ModelFile) -> Any:
+                if file.content is not None:
+                    options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
+                model = str(path) if file.content is None else file.content
                 return onnxruntime.InferenceSession(model, options, providers=names, enable_fallback=0)
 
-            session: Any = None
-            if self.file.content is None:
-                try:
-                    session = open_session(str(path))
-                except Exception as error:
-                    # The binding's exceptions have no common base class but Exception.
-                    if ZIP_MAP not in str(error) or not self._correct():
-                        raise
-                else:
-                    if may_need_correction(session):
-                        self._correct()
-            if self.file.content is not None:
-                session = None  # Frees its memory for the next one.
-                options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
-                session = open_session(self.file.content)
+            served, session = open_served(self.file, open_session)
         # Without this, the session would run on the CPU after a GPU's failure.
         session.disable_fallback()
-        return session
-
-    def _correct(self) -> bool:
-        """Replace the file by its correction. Returns whether it has one."""
-        self.file = corrected(self.file.path)
-        for output, classes in self.file.labels.items():
+        for output, classes in served.labels.items() if served is not self.file else ():
             what = f"its {len(classes)} classes' values" if classes else "its classes' values"
             _LOG.info(
                 "output '%s' is served as the tensor of %s, not as ZipMap's maps%s",
@@ -279,7 +254,8 @@ class SessionOpener:
                 what,
                 "; its labels are the classes" if classes else "",
             )
-        return self.file.content is not None
+        self.file = served
+        return session
 
     def _options(self, instance_count: int) -> Any:
         """Make the options, with the custom operators. Raises ServeError (INVALID_ARGUMENT) if a parameter is wrong."""

@@ -10,7 +10,7 @@ import onnxruntime
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.check_samples import sample_feeds
-from rocserve.backends.checked_padding import checked_padding
+from rocserve.backends.checked_verdicts import checked_padding
 from rocserve.backends.onnx.checked_session import checked_inputs, checked_run, configured_sizes, fixed_rows
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.opener import SessionOpener
@@ -61,13 +61,9 @@ class PaddingCheck:
     def search(self, session: Any, signature: Signature) -> LengthTrials:
         """Look for inputs that the session takes, whatever the mode of the check."""
         trials = self._trials(session, signature, Budget(self.model.settings.load_check_seconds), exposes=False)
-        self.model.report_check("looking for inputs")
-        try:
-            # Each run then reports that there are none.
-            with suppress(NoInputs, OutOfTime, MemoryError):
-                _ = trials.found
-        finally:
-            self.model.report_check("")
+        # Without inputs, each run then reports that there are none.
+        with self.model.checking("looking for inputs"), suppress(NoInputs, OutOfTime, MemoryError):
+            _ = trials.found
         return trials
 
     def _trials(self, session: Any, signature: Signature, budget: Budget, exposes: bool) -> LengthTrials:

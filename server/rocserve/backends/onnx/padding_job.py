@@ -16,7 +16,7 @@ from rocserve.load_check.input_search import NoInputs
 from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.longest_lengths import longest_lengths
 from rocserve.load_check.made_inputs import seed_of
-from rocserve.load_check.onnx_facts import expose, onnx_facts
+from rocserve.load_check.onnx_facts import onnx_facts
 from rocserve.load_check.padding import check_padding
 from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
 
@@ -57,9 +57,7 @@ class OnnxPaddingJob:
         facts, inputs = onnx_facts(file.path), checked_inputs(session, self.shapes, self.has_rows)
         run, outputs = checked_run(session, self.has_rows)
         if facts.exposed:
-            message = file.message()
-            expose(message, facts.exposed)
-            run, outputs = checked_run(open_session(self.model_file, message.SerializeToString()), self.has_rows)
+            run, outputs = checked_run(open_session(file.exposing(facts.exposed)), self.has_rows)
         return LengthTrials(
             run,
             inputs,

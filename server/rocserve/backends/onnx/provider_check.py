@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,16 +33,12 @@ from rocserve.core.tensors import tensor_from_numpy
 from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import TEMPORARY_PREFIX, JobEngine, JobRunner
 from rocserve.load_check.budget import Budget
-from rocserve.load_check.reference import Case, ReferenceVerdict, compare, load_cases, save_cases
+from rocserve.load_check.reference import CASE_ROWS, Case, ReferenceVerdict, compare, load_cases, save_cases
 from rocserve.load_check.rows import Independence, RowsVerdict
 from rocserve.load_check.tensors import Feed, Run
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
 _LOG = logging.getLogger(__name__)
-_CASE_ROWS = 3
-"""Rows of a case: one more than the largest batch of a session for two rows."""
-_START_SECONDS = 60.0
-"""The time that the child process may take beyond the check's own: to start, and to open the model."""
 _PRECISIONS = {"fp16": "fp16", "bf16": "bf16", "int8": "int8", "fp8": "int8"}
 """MIGraphX's provider's reduced precisions -> those of the load check."""
 
@@ -90,7 +85,7 @@ class ProviderCheck:
             # A provider that is known to be wrong need not compile.
             self._judged(self._known)
         if self._known is None or (checks_rows and rows is None):
-            found = self._run_reference(sizes, samples, checks_rows, _CASE_ROWS if batches else 0)
+            found = self._run_reference(sizes, samples, checks_rows, CASE_ROWS if batches else 0)
             self._is_known = False
             if checks_rows and found.rows is not None:
                 rows = found.rows
@@ -109,7 +104,7 @@ class ProviderCheck:
             return
         verdict = self._known
         if verdict is None and self._cases:
-            with self._checking("comparing answers with the CPU's"):
+            with self.model.checking("comparing answers with the CPU's"):
                 budget = Budget(self.model.settings.load_check_seconds)
                 verdict = compare(self._cases, self._candidate(opened), self._precision, budget)
             if verdict.cases:
@@ -136,7 +131,8 @@ class ProviderCheck:
     ) -> OnnxReferenceResult:
         """Run the model on the CPU, and keep its answers."""
         model, seconds = self.model, self.model.settings.load_check_seconds
-        with self._checking("running it on ONNX Runtime's CPU provider"), temporary_folder(TEMPORARY_PREFIX) as folder:
+        what = "running it on ONNX Runtime's CPU provider"
+        with model.checking(what), temporary_folder(TEMPORARY_PREFIX) as folder:
             cases_file, samples_file = folder / "cases.npz", folder / "samples.npz"
             if samples:
                 save_cases(samples_file, [Case("sample", feed, {}, {}) for feed in samples])
@@ -153,23 +149,13 @@ class ProviderCheck:
             )
             runner = JobRunner(JobEngine("ONNX Runtime"), model.report_check, _LOG)
             try:
-                found = runner.run(
-                    job, OnnxReferenceResult, timeout_seconds=seconds + _START_SECONDS, limit_name="load_check_seconds"
-                )
+                found = runner.run_check(job, OnnxReferenceResult, seconds)
             except JobError as error:
                 # Without the CPU's answers the model is served as it would be without a check.
                 found = OnnxReferenceResult(None, 0, error.text)
             self._missing = found.reason
             self._cases = list(load_cases(cases_file)) if found.cases else []
         return found
-
-    @contextmanager
-    def _checking(self, text: str) -> Iterator[None]:
-        self.model.report_check(text)
-        try:
-            yield
-        finally:
-            self.model.report_check("")
 
     def _candidate(self, opened: LoadedModel) -> Run:
         """Return a function that runs the model as it serves."""

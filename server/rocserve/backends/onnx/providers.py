@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnxruntime
@@ -109,11 +110,8 @@ class ProviderPlan:
         return None
 
 
-_NO_PLUGINS: Mapping[str, Plugin] = {}
-
-
 def plan_providers(
-    model: ModelSource, available: Sequence[str], plugins: Mapping[str, Plugin] = _NO_PLUGINS
+    model: ModelSource, available: Sequence[str], plugins: Mapping[str, Plugin] = MappingProxyType({})
 ) -> ProviderPlan:
     """Choose one instance's providers among the `available` ones and the plugins; a plugin replaces a provider of the
     same name. Parameter `engine`: auto, onnxruntime, cpu (only the CPU's providers). Raises ServeError

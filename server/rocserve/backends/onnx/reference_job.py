@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.backends.onnx.checked_session import checked_inputs, checked_run
-from rocserve.backends.onnx.model_file import ZIP_MAP, ModelFile, corrected, may_need_correction
+from rocserve.backends.onnx.model_file import FATAL_ONLY, WEIGHTS_FOLDER, ModelFile, open_served
 from rocserve.backends.onnx.signature import DATATYPES
 from rocserve.cache.digests import file_digest
 from rocserve.jobs.messages import Report
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.dimension_names import names_disagree
 from rocserve.load_check.made_inputs import seed_of
-from rocserve.load_check.onnx_facts import expose, onnx_facts
+from rocserve.load_check.onnx_facts import onnx_facts
 from rocserve.load_check.reference import load_cases, reference_cases, save_cases
 from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
-
-_FATAL_ONLY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,53 +79,34 @@ class OnnxReferenceJob:
             else:
                 trial, shown = run, outputs
                 if facts.exposed:
-                    message = file.message()
-                    expose(message, facts.exposed)
-                    trial, shown = checked_run(self._open(message), has_rows)
+                    exposing = open_session(file.exposing(facts.exposed), self.operator_libraries)
+                    trial, shown = checked_run(exposing, has_rows)
                 rows = check_rows(trial, inputs, shown, facts, budget, seed, samples, fixed_rows=fixed)
         report("computing cases")
         if inner := set(facts.narrowed.values()).difference(outputs, (one.name for one in inputs)):
-            message = file.message()
-            expose(message, sorted(inner))
-            run, _ = checked_run(self._open(message), has_rows)
+            run, _ = checked_run(open_session(file.exposing(sorted(inner)), self.operator_libraries), has_rows)
         cases = reference_cases(run, inputs, outputs, facts, budget, seed, self.case_rows, samples)
         save_cases(Path(self.cases_file), cases)
         reason = "" if cases else "no made-up input runs on ONNX Runtime; give warm-up samples or check.npz"
         return OnnxReferenceResult(rows, len(cases), reason)
 
-    def _open(self, message: Any) -> Any:
-        return open_session(self.model_file, message.SerializeToString(), self.operator_libraries)
-
 
 def open_file(model_file: str, operator_libraries: Sequence[str] = ()) -> tuple[ModelFile, Any]:
     """Open a file as served (see model_file.py). Raises as `open_session`."""
-    path = Path(model_file)
-    try:
-        session = open_session(model_file, operator_libraries=operator_libraries)
-    except Exception as error:
-        # The binding's exceptions have no common base class but Exception.
-        if ZIP_MAP not in str(error):
-            raise
-    else:
-        if not may_need_correction(session):
-            return ModelFile(path), session
-    file = corrected(path)
-    return file, open_session(model_file, file.content, operator_libraries)
+    return open_served(ModelFile(Path(model_file)), lambda file: open_session(file, operator_libraries))
 
 
-def open_session(model_file: str, content: bytes | None = None, operator_libraries: Sequence[str] = ()) -> Any:
-    """Open a file's model on the CPU. `content`: the model, whose weights lie beside the file; None = the file itself.
-    Raises ONNX Runtime's exceptions."""
+def open_session(file: ModelFile, operator_libraries: Sequence[str] = ()) -> Any:
+    """Open a model on the CPU. Raises ONNX Runtime's exceptions."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = _FATAL_ONLY
-    if content is not None:
-        folder = str(Path(model_file).parent)
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    options.log_severity_level = FATAL_ONLY
+    if file.content is not None:
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(file.path.parent))
     for library in operator_libraries:
         options.register_custom_ops_library(library)
-    model = model_file if content is None else content
+    model = str(file.path) if file.content is None else file.content
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

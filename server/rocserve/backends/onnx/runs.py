@@ -108,9 +108,8 @@ class SizedRun:
 
     def __call__(self, wanted: Sequence[str], inputs: Mapping[str, Array]) -> Sequence[Array]:
         results = []
-        for piece in pieces(len(next(iter(inputs.values()))), self._sizes):
-            rows, size = piece.rows, piece.batch_size
-            given = {name: array[piece.start : piece.start + rows] for name, array in inputs.items()}
+        for own, size in pieces(len(next(iter(inputs.values()))), self._sizes):
+            rows, given = own.stop - own.start, {name: array[own] for name, array in inputs.items()}
             if rows < size:
                 for name, array in given.items():
                     given[name] = padded = np.empty((size, *array.shape[1:]), array.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,8 +15,6 @@ from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.load_check.dimension_names import names_disagree
-
-_LOG = logging.getLogger(__name__)
 
 DATATYPES = {
     **{f"tensor({name})": datatype for name, datatype in ONNX_DATATYPES.items()},

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from rocserve.backends.pytorch.binding import BoundProgram, bind, given_names
+from rocserve.backends.pytorch.binding import BoundProgram, bind, given_names, no_trial
 from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows, run_of
 from rocserve.backends.pytorch.datatypes import to_torch
 from rocserve.backends.pytorch.exported_file import read_exported
-from rocserve.backends.pytorch.program import DTYPES, Program, open_exported
+from rocserve.backends.pytorch.program import DTYPES, Program, coarsest, open_exported
 from rocserve.cache.digests import file_digest
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.tensors import Tensor
@@ -29,8 +29,6 @@ COMPARING = "comparing it with PyTorch"
 """The phase of a job in which the compiled program runs on made-up inputs."""
 COMPARISON_FILE = "comparison.json"
 """The file with a Comparison, beside the compiled programs."""
-CASE_ROWS = 3
-"""Rows of a case for a compiled program that takes any number."""
 NO_INPUTS = "PyTorch takes no made-up input; give check.npz"
 
 
@@ -56,7 +54,7 @@ class EagerReference:
         """`inputs`, `outputs`: the configuration's names, as `given_names` takes them. Raises ServeError as
         `open_exported`."""
         self._program = open_exported(read_exported(model_file))
-        self.bound = _named(bind(self._program, ModelConfig(""), _no_trial), self._program, inputs, outputs)
+        self.bound = _named(bind(self._program, ModelConfig(""), no_trial), self._program, inputs, outputs)
         self.inputs = checked_inputs(self.bound, self._program.signature.inputs)
         self.budget = Budget(seconds)
         self._seed = seed_of(file_digest(model_file))
@@ -95,12 +93,7 @@ class EagerReference:
 
     def precision(self, asked: str) -> str:
         """Return the precision, in the words of `compare`, that a program compiled in the precision `asked` has."""
-        own = self._program.signature.precision.split(", ")
-        if asked in DTYPES:
-            return asked
-        if not {"int8", "uint8"}.isdisjoint(own):
-            return "quantised"
-        return next((name for name in ("bf16", "fp16") if name in own), "fp32")
+        return asked if asked in DTYPES else coarsest(self._program.signature.precision)
 
 
 def compared(
@@ -167,7 +160,3 @@ def _named(bound: BoundProgram, program: Program, inputs: Sequence[str], outputs
         inputs=tuple(replace(spec, name=name) for spec, name in zip(bound.inputs, own_inputs, strict=True)),
         outputs={name: index for index, name in enumerate(own_outputs)},
     )
-
-
-def _no_trial(inputs: Sequence[Any]) -> Any:
-    raise AssertionError("a program of torch.export describes its outputs")

@@ -22,10 +22,6 @@ from rocserve.core.printable import without_colours
 _LOG = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-_TENSORS_ONLY_VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""Makes PyTorch read a program's pickles only as tensors, without a fallback to pickles that call functions."""
-_QUANTISED_OPERATORS = "torch.ao.quantization.fx._decomposed"
-"""The module that registers the operators of quantised programs, which cannot be read without it."""
 _ALWAYS_TRAINING = ("_native_batch_norm_legit_functional",)
 """Operators that an export writes only in training mode."""
 _TRAINING_OPERATORS = (
@@ -47,7 +43,8 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
     """Read a program of torch.export onto the device; None = each part stays on the device that the file names. Raises
     ServeError: INVALID_ARGUMENT with PyTorch's reason if PyTorch cannot read the file, UNAVAILABLE as
     `import_classes`."""
-    importlib.import_module(_QUANTISED_OPERATORS)
+    # It registers the operators of quantised programs, which cannot be read without it.
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
     try:
         exported = _load(path)
     except Exception as error:
@@ -186,28 +183,25 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-class _LoggedCause(logging.Filter):
-    """Keeps the exception that torch.export.load logs, and drops the record: the exception that it raises does not have
-    the reason."""
+def _load(path: Path) -> Any:
+    logger, causes = logging.getLogger(torch.export.__name__), list[Exception]()
 
-    cause: Exception | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
+    def is_other(record: logging.LogRecord) -> bool:
+        """Keep the exception that torch.export.load logs, and drop the record: the exception that it raises does not
+        have the reason."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, Exception):
-            self.cause = error
+            causes.append(error)
         return not isinstance(error, Exception)
 
-
-def _load(path: Path) -> Any:
-    logger, logged = logging.getLogger(torch.export.__name__), _LoggedCause()
     level, disabled = logger.level, logging.root.manager.disable
-    logger.addFilter(logged)
+    logger.addFilter(is_other)
     # A filter sees only records of a level that is not switched off.
     logger.setLevel(logging.WARNING)
     logging.disable(logging.NOTSET)
     try:
-        with environment(_TENSORS_ONLY_VARIABLE, "1"):
+        # PyTorch then reads pickles only as tensors, without a fallback to pickles that call functions.
+        with environment("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
             name = _program_name(path)
             if name == _MODEL:
                 return torch.export.load(path)
@@ -215,11 +209,11 @@ def _load(path: Path) -> Any:
 
             return load_pt2(path).exported_programs[name]
     except Exception as error:
-        raise logged.cause or error from None
+        raise (causes[-1] if causes else error) from None
     finally:
         logging.disable(disabled)
         logger.setLevel(level)
-        logger.removeFilter(logged)
+        logger.removeFilter(is_other)
 
 
 def _program_name(path: Path) -> str:

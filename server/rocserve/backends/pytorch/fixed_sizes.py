@@ -150,15 +150,14 @@ class SizedExecution:
                 self._outputs = [output.cpu() for output in self._call([value.to(model.device) for value in inputs])]
                 self._ended.record(self._stream)
                 return
-            *others, last = pieces(len(inputs[0]), tuple(by_rows))
+            *others, (rest, smallest) = pieces(len(inputs[0]), tuple(by_rows))
             parts = []
-            for piece in others:
-                part = [tensor[piece.start : piece.start + piece.rows] for tensor in inputs]
-                self._run(part, by_rows[piece.batch_size])
+            for rows, size in others:
+                self._run([tensor[rows] for tensor in inputs], by_rows[size])
                 self._ended.synchronize()
                 parts.append([output.clone() for output in self._outputs])
-            rest = [tensor[last.start : last.start + last.rows] for tensor in inputs]
-            self._run(rest, by_rows[last.batch_size], () if parts else model.outputs_on_gpu(batch))
+            outputs_on_gpu: Collection[int] = () if parts else model.outputs_on_gpu(batch)
+            self._run([tensor[rest] for tensor in inputs], by_rows[smallest], outputs_on_gpu)
             if parts:
                 self._ended.synchronize()
                 self._outputs = [torch.cat(column) for column in zip(*parts, self._outputs, strict=True)]

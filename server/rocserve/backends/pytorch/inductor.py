@@ -15,7 +15,7 @@ import torch
 
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.pytorch import eager
-from rocserve.backends.pytorch.comparison import CASE_ROWS, COMPARISON_FILE, EagerReference, compared
+from rocserve.backends.pytorch.comparison import COMPARISON_FILE, EagerReference, compared
 from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.exported_file import devices_of, read_exported
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
@@ -40,6 +40,7 @@ from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.plain import from_json, to_json
 from rocserve.jobs.messages import Report
+from rocserve.load_check.reference import CASE_ROWS
 
 _COMPILERS = ("g++", "clang++")
 _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"

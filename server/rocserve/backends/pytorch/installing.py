@@ -5,7 +5,6 @@ from __future__ import annotations
 from rocserve.backends.host import Host
 
 _INDEX = "https://download.pytorch.org/whl"
-_INDEX_OF_AMD = "https://stable.repo.amd.com/rocm/whl-next/"
 
 
 def torch_command(host: Host) -> str:
@@ -14,7 +13,8 @@ def torch_command(host: Host) -> str:
         version = ".".join((host.rocm_version or "7.2").split(".")[:2])
         # PyTorch's index has builds for older ones, AMD's for ROCm 10.
         if int(version.partition(".")[0]) >= 10:
-            return f"pip install torch --index-url {_INDEX_OF_AMD} (AMD's build for ROCm)"
+            index = "https://stable.repo.amd.com/rocm/whl-next/"
+            return f"pip install torch --index-url {index} (AMD's build for ROCm)"
         return f"pip install torch --index-url {_INDEX}/rocm{version} (pytorch.org says which versions of ROCm it has)"
     if (host.processes / "driver/nvidia/version").exists():
         return "pip install torch (the build for NVIDIA GPUs)"

@@ -21,8 +21,6 @@ from rocserve.jobs.runner import JobEngine, JobRunner
 
 _LOG = logging.getLogger(__name__)
 
-_NAME_DIGITS = 32
-
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -54,12 +52,12 @@ def written_folder(
             JobRunner(JobEngine("PyTorch"), model.report, _LOG).run(job(folder), Written, timeout_seconds=seconds)
 
     parts = (file_digest(model.model_file), *parts) if of_model else parts
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     what = "compiles it" if of_model else "tries the compiler"
     cache = FolderCache(cache_directory(model.settings) / "pytorch", model.settings.cache_bytes, _LOG.warning)
     try:
         found = cache.find_or_make(
-            f"{kind}-{digest[:_NAME_DIGITS]}",
+            f"{kind}-{digest}",
             make,
             lambda: model.report(f"model '{model.name}': waiting for another process that {what}"),
         )

@@ -41,10 +41,6 @@ _LOG = logging.getLogger(__name__)
 
 _BATCHES_AT_ONCE = 2
 """On a GPU, one batch is copied while another is computed."""
-_NO_HOST_MEMORY = "can't allocate memory"
-"""Part of the CPU allocator's error, which has no separate class."""
-_EXIT_STATUS = 70
-"""Exit status of a process that has lost its GPU."""
 _WARM_UPS = 3
 """TorchScript profiles its first two runs, and then compiles for their shapes."""
 
@@ -382,7 +378,8 @@ class TorchModel:
             raise invalid_argument(f"PyTorch: {error}") from None
         except Exception as error:
             self._exit_if_gpu_is_lost(error)
-            is_memory = _NO_HOST_MEMORY in str(error)
+            # The CPU allocator's error has no separate class.
+            is_memory = "can't allocate memory" in str(error)
             raise (unavailable if is_memory else internal)(f"PyTorch: {error}") from None
         finally:
             if self._options.cleans_cache:
@@ -397,7 +394,7 @@ class TorchModel:
             torch.cuda.synchronize(self.device)
         except Exception:
             _LOG.critical("model '%s' has lost its GPU, and its worker ends: %s", self._config.name, error)
-            os._exit(_EXIT_STATUS)
+            os._exit(70)
 
     def mode(self) -> AbstractContextManager[Any]:
         mode: AbstractContextManager[Any] = torch.inference_mode() if self._options.inference_mode else torch.no_grad()

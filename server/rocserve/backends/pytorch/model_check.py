@@ -4,9 +4,7 @@ compiles the program computes what PyTorch does. Verdicts are kept in the cache.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +14,13 @@ import torch
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.check_samples import sample_feeds, samples_digest
-from rocserve.backends.checked_padding import checked_padding
+from rocserve.backends.checked_verdicts import checked_padding, checked_rows
 from rocserve.backends.parameters import load_check_mode
 from rocserve.backends.pytorch.binding import BoundProgram
 from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows, run_of, unchanged
 from rocserve.backends.pytorch.comparison import COMPARING, COMPARISON_FILE, Comparison, EagerReference
 from rocserve.backends.pytorch.job_files import machine_parts, written_folder
-from rocserve.backends.pytorch.program import Program
+from rocserve.backends.pytorch.program import Program, coarsest
 from rocserve.backends.written_sizes import has_rows, padding_report, written_values
 from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
@@ -49,8 +47,6 @@ batches. Its job gives a PaddingVerdict."""
 
 _ZEROS = 1
 """End of integers without known limits, where another value might end the process."""
-_START_SECONDS = 60.0
-"""The time that a child process may take to import PyTorch and to open the program."""
 
 
 class ModelCheck:
@@ -128,7 +124,7 @@ class ModelCheck:
             run_of(bound, call),
             checked_inputs(bound, program.signature.inputs, _ZEROS if zeros_only else None, padding),
             tuple(bound.outputs),
-            replace(program.facts, precision=_coarsest(program.signature.precision)),
+            replace(program.facts, precision=coarsest(program.signature.precision)),
             budget or Budget(self._source.settings.load_check_seconds),
             self._seed,
             sample_feeds(self._source, bound.signature),
@@ -261,28 +257,17 @@ class ModelCheck:
             self._add(LoadCheckReport((text,)))
 
     def _judge_rows(self, key: str, check: Callable[[], RowsVerdict]) -> None:
-        def checked() -> RowsVerdict:
-            with self._checking("running batches of different rows"):
-                try:
-                    return check()
-                except Exception as error:
-                    # A fault of the check must not keep a model from being served, one request after the other.
-                    _LOG.warning("model '%s': the load check failed", self._source.name, exc_info=True)
-                    return RowsVerdict(Independence.UNDECIDED, f"not checked: {error}", is_lasting=False)
-
-        known = self._verdicts.find_or_check(
-            key, RowsVerdict, checked, lambda verdict: verdict.is_lasting, self.seconds + _START_SECONDS
-        )
-        self._report_rows(known.verdict)
+        # A child process also imports PyTorch.
+        found, took = checked_rows(self._source, key, self.seconds + 60, check)
+        self._add(LoadCheckReport(seconds=took))
+        self._report_rows(found)
 
     def _report_rows(self, found: RowsVerdict) -> None:
         self.rows = found
         self._add(found.report(self._source.config.max_batch_size > 0, self._mode is LoadCheckMode.STRICT))
 
     def _run(self, job: Job, kind: type[Result]) -> Result:
-        runner = JobRunner(JobEngine("PyTorch"), self._source.report_check, _LOG)
-        seconds = self.seconds + _START_SECONDS
-        return runner.run(job, kind, timeout_seconds=seconds, limit_name="load_check_seconds")
+        return JobRunner(JobEngine("PyTorch"), self._source.report_check, _LOG).run_check(job, kind, self.seconds)
 
     @cached_property
     def _digest(self) -> str:
@@ -298,21 +283,3 @@ class ModelCheck:
 
     def _add(self, found: LoadCheckReport) -> None:
         self.report = self.report.then(found)
-
-    @contextmanager
-    def _checking(self, what: str) -> Iterator[None]:
-        """Show the model as being checked, and count the time."""
-        started = time.monotonic()
-        self._source.report_check(what)
-        try:
-            yield
-        finally:
-            self._source.report_check("")
-            self._add(LoadCheckReport(seconds=time.monotonic() - started))
-
-
-def _coarsest(precision: str) -> str:
-    """Return the coarsest of a program's weights, as GraphFacts names it."""
-    names = precision.split(", ")
-    coarse = next((name for name in ("bf16", "fp16") if name in names), "fp32")
-    return "quantised" if not {"int8", "uint8"}.isdisjoint(names) else coarse

@@ -14,14 +14,13 @@ from rocserve.backends.pytorch.program import ProgramTensor
 from rocserve.backends.pytorch.results import has_value
 from rocserve.backends.written_sizes import (
     Groups,
-    OpenDimension,
     half_steps,
     has_rows,
     open_dimensions,
     other_size,
+    text_inputs,
     written_padding,
 )
-from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.padding import NO_PADDING, Buckets, Lengths, PaddedDimension, Padding, Shape
@@ -59,7 +58,7 @@ def default_padding(config: ModelConfig, bound: BoundProgram, tensors: Sequence[
     """Return the sizes of a program with one open dimension, up to its bound, beyond which a run could end the process;
     no dimensions if there are several, or the program has no bound."""
     found = open_dimensions(config, _labelled(config, bound.signature, tensors))
-    if len(found) != 1 or DataType.BYTES in found[0].datatypes:
+    if len(found) != 1 or text_inputs(bound.signature) & found[0].inputs.keys():
         return NO_PADDING
     (dimension,) = found
     sizes = [own for _, _, own in _places(dimension, bound, tensors)]
@@ -68,7 +67,7 @@ def default_padding(config: ModelConfig, bound: BoundProgram, tensors: Sequence[
         return NO_PADDING
     if _others_follow(first, tensors):
         return NO_PADDING
-    return Padding((replace(dimension.padded(half_steps(min(first.most, _LARGEST), first.least)), takes_others=True),))
+    return Padding((replace(dimension, sizes=half_steps(min(first.most, _LARGEST), first.least), takes_others=True),))
 
 
 def padding_runs(
@@ -128,7 +127,7 @@ def _labelled(config: ModelConfig, signature: Signature, tensors: Sequence[Progr
 
 
 def _places(
-    dimension: OpenDimension | PaddedDimension, bound: BoundProgram, tensors: Sequence[ProgramTensor]
+    dimension: PaddedDimension, bound: BoundProgram, tensors: Sequence[ProgramTensor]
 ) -> Iterator[tuple[str, int, OpenSize | None]]:
     """Yield the places of a dimension with their sizes in the file, if the file has them."""
     for spec, tensor in zip(bound.inputs, tensors, strict=True):

@@ -291,6 +291,14 @@ def precision_of(weights: Mapping[str, Any]) -> str:
     return ", ".join(name for name, _ in sizes.most_common())
 
 
+def coarsest(precision: str) -> str:
+    """Return the coarsest of a program's weights, as GraphFacts names it. `precision`: as of ProgramSignature."""
+    names = precision.split(", ")
+    if not {"int8", "uint8"}.isdisjoint(names):
+        return "quantised"
+    return next((name for name in ("bf16", "fp16") if name in names), "fp32")
+
+
 def argument_paths(in_spec: Any) -> list[str]:
     """Return Triton's names for a program's arguments: ARGS[0], ARGS[1][key], KWARGS[mask]."""
     args, kwargs = pytree.tree_unflatten([0] * in_spec.num_leaves, in_spec)

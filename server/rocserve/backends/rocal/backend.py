@@ -187,7 +187,6 @@ def choose_engine(model: ModelSource) -> tuple[str, str, bool]:
     )
 
 
-_DEFAULT_MAX_THREADS = 4
 _MOST_PIXELS = 1 << 32
 """More pixels than any JPEG has."""
 
@@ -200,7 +199,7 @@ def load(model: ModelSource) -> LoadedModel:
     chosen, reason, accepts_cpu = choose_engine(model)
     formats = tuple(color_format.value for color_format in ColorFormat)
     color_format = ColorFormat(read_choice(config, "color_format", ColorFormat.RGB24.value, formats))
-    threads = read_integer(config, "threads", min(_DEFAULT_MAX_THREADS, usable_cpus()), 1, MOST_THREADS)
+    threads = read_integer(config, "threads", min(4, usable_cpus()), 1, MOST_THREADS)
     max_pixels = read_integer(config, "max_pixels", DEFAULT_MAX_PIXELS, 1, _MOST_PIXELS)
     try:
         pipeline = parse_pipeline(model.model_file.read_bytes(), color_format.channels)

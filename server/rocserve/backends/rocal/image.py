@@ -123,7 +123,6 @@ def with_channels(pixels: Pixels) -> Pixels:
     return pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
 
 
-_LARGE_PIXELS = 2_000_000
 _Made = TypeVar("_Made")
 
 
@@ -140,5 +139,5 @@ def cached_by_size(
     return keep
 
 
-cached_by_image_size = cached_by_size(8, 1, lambda height, width, *others: height * width > _LARGE_PIXELS)
+cached_by_image_size = cached_by_size(8, 1, lambda height, width, *others: height * width > 2_000_000)
 """Caches results that take as much memory as a few images. The arguments begin with height and width."""

@@ -74,8 +74,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 DECODED = -1
 """Index of the decoder's image among the sources of a step."""
 
-_DECODED_NAME = "decoded"
-
 
 class Layout(enum.Enum):
     NHWC = "NHWC"
@@ -193,7 +191,7 @@ class _StepReader:
         self.notes: list[str] = []
         self._default_range = default_range
         self._channels = channels
-        self._names = {_DECODED_NAME: DECODED}
+        self._names = {"decoded": DECODED}
         self._previous = DECODED
 
     def read(self, index: int, entry: Any) -> Step | Measurement:

@@ -42,7 +42,6 @@ _LONG_SIDE = 1 << 14
 """Numbers of cached pairs of sizes: with sides up to this length in pixels, and with a longer side. An entry has dozens
 of bytes per pixel of a side."""
 
-_WEIGHT_BLOCK = 1 << 16
 
 _SUM_ERROR = 6e-5
 """Largest difference per summand between two orders of adding weighted levels: 24 bits of 255, twice, and weights whose
@@ -424,7 +423,7 @@ def _taps(source_size: int, size: int, kernel: str) -> _Taps:
     distance, first = (ceilings - places) - radius, ceilings.astype(np.intp)
     # There may be a million rows of few weights, or a few rows of tens of thousands. A block fits into the CPU's cache.
     taps = np.arange(math.ceil(2 * radius))[:, np.newaxis]
-    at_once = max(1, _WEIGHT_BLOCK // size)
+    at_once = max(1, (1 << 16) // size)
     blocks = [slice(start, start + at_once) for start in range(0, len(taps), at_once)]
     weights = np.empty((len(taps), size), np.float32)
     for block in blocks:

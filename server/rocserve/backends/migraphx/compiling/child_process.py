@@ -102,10 +102,9 @@ cannot open shared object file|undefined symbol|version `\S+' not found
     MIGraphX crashes on this model: if the file is damaged, copy or export it again; else use another version of
     MIGraphX, or, for an ONNX model, OTHER_ENGINE
 """
-_OTHER_ENGINE = "parameter 'engine' \"onnxruntime\" serves it with ONNX Runtime"
 
 HINTS = {
-    pattern: remedy.replace("OTHER_ENGINE", _OTHER_ENGINE)
+    pattern: remedy.replace("OTHER_ENGINE", "parameter 'engine' \"onnxruntime\" serves it with ONNX Runtime")
     for hints in (*map(read_hints, (_OF_MODEL, _OF_MXR, _OF_GPU)), MACHINE_HINTS, read_hints(_AFTER_MACHINE))
     for pattern, remedy in hints.items()
 }

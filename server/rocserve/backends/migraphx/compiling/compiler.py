@@ -110,12 +110,7 @@ class ProgramCompiler:
     def first_to_serve(self, recipe: ProgramRecipe) -> ProgramRecipe:
         """Return the recipe, or if its program is not cached, that of an untuned program, which is compiled sooner."""
         untuned = recipe.untuned
-        if untuned is None:
-            return recipe
-        found = self.cache.find(recipe.key)
-        if found is not None:
-            found.release()
-        return untuned if found is None else recipe
+        return recipe if untuned is None or self.cache.holds(recipe.key) else untuned
 
     def _waiting(self, recipe: ProgramRecipe, what: str, report: Callable[[str], None] | None) -> Callable[[], None]:
         title = f"{recipe.title} of model '{self.model_name}'"

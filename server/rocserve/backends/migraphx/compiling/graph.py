@@ -28,6 +28,9 @@ ONNX_DATATYPES: Mapping[str, DataType] = {
 }
 """Name in onnx.proto, in lower case -> KServe datatype. Strings are missing."""
 
+LARGEST_FILE = (1 << 31) - 1
+"""In bytes: protobuf's limit, which the formats of ONNX and of TensorFlow share."""
+
 Dims = tuple[int | str, ...]
 """Each dimension is a number, or the name of an open dimension ("" = without a name)."""
 

@@ -76,14 +76,20 @@ def _tensor_bytes(tensors: Iterable[tuple[int, Sequence[int]]]) -> int:
     return sum(itemsize * math.prod(sizes) for itemsize, sizes in tensors if {-1, ANY}.isdisjoint(sizes))
 
 
+def free_memory(target: Target, device: int | None, host: Host) -> FreeMemory | None:
+    """Return the free memory where programs of a target are kept; None = not known. `device`: as of `check_memory`."""
+    if target is not Target.GPU:
+        return host.free_memory()
+    gpu = host.gpu(device or 0)
+    return host.free_gpu_memory(gpu) if gpu else None
+
+
 def check_memory(model: str, program: ProgramMemory, device: int | None, host: Host | None = None) -> None:
     """Refuse a program that needs more than the free memory. `device`: the GPU's number for programs of the target gpu;
     None = 0. Raises ServeError (UNAVAILABLE) with the needed and the free memory, and remedies."""
     host = host or Host()
-    on_host = host.free_memory()
-    on_gpu = program.recipe.options.target is Target.GPU
-    gpu = host.gpu(device or 0) if on_gpu else None
-    memory = on_host if not on_gpu else host.free_gpu_memory(gpu) if gpu else None
+    on_host, target = host.free_memory(), program.recipe.options.target
+    memory = free_memory(target, device, host)
     if memory is not None and program.total_bytes > memory.free_bytes:
         parts = {
             "weights": program.weight_bytes,
@@ -99,7 +105,7 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
             "fewer instances (instance_group count)": True,
         }
         use = ", ".join(remedy for remedy, helps in remedies.items() if helps)
-        last = "another GPU (instance_group gpus)" if on_gpu else "more memory"
+        last = "another GPU (instance_group gpus)" if target is Target.GPU else "more memory"
         raise unavailable(
             f"model {model} does not fit into {memory.place}: it needs at least {readable_size(program.total_bytes)}"
             f" ({program.recipe.title}: {described}), and {_free(memory)}; use {use} or {last}"

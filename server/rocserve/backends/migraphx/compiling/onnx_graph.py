@@ -15,46 +15,38 @@ import onnx
 
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
-from rocserve.backends.migraphx.compiling.graph import ONNX_DATATYPES, GraphTensor, ModelGraph, is_beyond_memory
+from rocserve.backends.migraphx.compiling.graph import (
+    LARGEST_FILE,
+    ONNX_DATATYPES,
+    GraphTensor,
+    ModelGraph,
+    is_beyond_memory,
+)
 from rocserve.backends.migraphx.compiling.known_faults import known_faults
 from rocserve.backends.purpose import read_purpose
 from rocserve.core.errors import ServeError, invalid_argument, unreadable
-
-_LARGEST_FILE = (1 << 31) - 1
-"""protobuf's limit."""
 
 _TYPES = onnx.TensorProto
 
 _DATATYPES = {_TYPES.DataType.Value(name.upper()): datatype for name, datatype in ONNX_DATATYPES.items()}
 
-_BITS_BY_NAMES: Mapping[int, str] = {
-    2: "INT2 UINT2",
-    4: "INT4 UINT4 FLOAT4E2M1",
-    8: "BOOL INT8 UINT8 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0",
-    16: "INT16 UINT16 FLOAT16 BFLOAT16",
-    32: "INT32 UINT32 FLOAT",
-    64: "INT64 UINT64 DOUBLE COMPLEX64",
-    128: "COMPLEX128",
-}
 _BITS: Mapping[int, int] = {
-    # Older versions of the package lack some types.
     getattr(_TYPES, name): bits
-    for bits, names in _BITS_BY_NAMES.items()
+    for bits, names in (
+        (2, "INT2 UINT2"),
+        (4, "INT4 UINT4 FLOAT4E2M1"),
+        (8, "BOOL INT8 UINT8 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0"),
+        (16, "INT16 UINT16 FLOAT16 BFLOAT16"),
+        (32, "INT32 UINT32 FLOAT"),
+        (64, "INT64 UINT64 DOUBLE COMPLEX64"),
+        (128, "COMPLEX128"),
+    )
     for name in names.split()
+    # Older versions of the package lack some types.
     if hasattr(_TYPES, name)
 }
 
-_QUANTISED = frozenset(
-    {
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "ConvInteger",
-        "MatMulInteger",
-        "DynamicQuantizeLinear",
-    }
-)
-
-
+_QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"})
 _EXTERNAL_ORDER = ("location", "offset", "length")
 """The order of the entries that MIGraphX reads."""
 
@@ -68,7 +60,7 @@ def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
         raise unreadable(f"ONNX file {path.name} cannot be read: {error.strerror}", error) from None
     if size == 0:
         raise invalid_argument(f"ONNX file {path.name} is empty; copy it again")
-    if size > _LARGEST_FILE:
+    if size > LARGEST_FILE:
         raise invalid_argument(
             f"ONNX file {path.name} has {size} bytes, more than the format's 2 GB; export the model with its weights as"
             " external data"

@@ -347,14 +347,14 @@ def _check_numbers(
     axis = unknown[name][0]
     named = f" ('{own[axis - batches]}')" if own and own[axis - batches] else ""
     example = "x".join(str(dim) if isinstance(dim, int) else "?" for dim in own)
-    wanted = None
+    wanted, if_batch = None, "; if it is the batch, set max_batch_size instead"
     if source is not None and (padding := wanted_padding(config, graph, no_rows, unknown)).dimensions:
         wanted = WantedSizes(source, padding, _open_shapes(shapes), batches)
     raise SizesMissing(
         f"model '{config.name}': dimension {axis}{named} of input '{name}' is left open by the model, and MIGraphX"
         " compiles fixed shapes only",
         f"give it a number in the configuration's dims or in parameter 'input_shapes' \"{name}: {example}\""
-        + ("" if axis else f"; it is not a batch: {no_batch}" if no_batch else _IF_BATCH),
+        + ("" if axis else f"; it is not a batch: {no_batch}" if no_batch else if_batch),
         wanted,
     )
 
@@ -362,9 +362,6 @@ def _check_numbers(
 def _open_shapes(shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
     """Return the shapes with -1 for unknown sizes."""
     return {name: tuple(size or -1 for size in shape) for name, shape in shapes.items()}
-
-
-_IF_BATCH = "; if it is the batch, set max_batch_size instead"
 
 
 def _may_be(dim: int | str, number: int) -> bool:

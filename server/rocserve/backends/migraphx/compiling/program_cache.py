@@ -121,11 +121,8 @@ def _read(path: Path) -> LoadTrial | None:
 PROGRAM_FILENAME = "program.mxr"
 ABOUT_FILENAME = "about.json"
 _PROGRAMS, _LOAD_TRIALS, _TUNING, _PROBLEMS = "programs", "load-trials", "miopen", "problems"
-_NAME_DIGITS = 32
 _LEAST_FREE_BYTES = 64 << 20
 """With less free space on its file system, a folder takes no compiled program."""
-_BLOCK_BYTES = 4096
-"""Size of the file that tests a folder. A smaller file may be stored even on a full file system, next to its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +211,12 @@ class ProgramCache:
                     return _program(found)
         return None
 
+    def holds(self, key: str) -> bool:
+        """Return whether the program is there now; another process may remove it."""
+        if (found := self.find(key)) is not None:
+            found.release()
+        return found is not None
+
     def find_or_build(
         self, key: str, build: Callable[[Path], ProgramAbout], waiting: Callable[[], None]
     ) -> CachedProgram:
@@ -299,7 +302,7 @@ class ProgramCache:
         """Return what MIGraphX has measured in this environment. `exhaustive`: the other way of tuning would take its
         solutions for its own."""
         text = json.dumps([json.loads(to_json(environment.measuring)), exhaustive], sort_keys=True)
-        name = f"{hashlib.sha256(text.encode()).hexdigest()[:_NAME_DIGITS]}.json"
+        name = f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
         folder = self._spare if self._write_error else self.directory
         return ProblemCache(folder / _PROBLEMS / name, self._warn)
 
@@ -357,7 +360,8 @@ def _prepare(directory: Path) -> str:
 def _check_room(folder: Path) -> None:
     """Raises OSError if the folder takes no files, or only empty ones."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        file.write(bytes(_BLOCK_BYTES))
+        # A smaller file may be stored even on a full file system, next to its name.
+        file.write(bytes(4096))
 
 
 def _program(folder: CachedFolder) -> CachedProgram:

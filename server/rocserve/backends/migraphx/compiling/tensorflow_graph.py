@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocserve.backends.migraphx.compiling.graph import Dims, GraphTensor, ModelGraph
+from rocserve.backends.migraphx.compiling.graph import LARGEST_FILE, Dims, GraphTensor, ModelGraph
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unreadable
 from rocserve.core.wire_format import Buffer, WireError
 from rocserve.core.wire_message import WireMessage
-
-_LARGEST_FILE = (1 << 31) - 1
-"""protobuf's limit."""
 
 _DATATYPES = {
     1: DataType.FP32,
@@ -73,7 +70,7 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
     order. Raises ServeError (INVALID_ARGUMENT) if the file is unreadable, damaged or not a frozen graph, if MIGraphX
     does not take a placeholder's type, or if an output depends on an operator that MIGraphX misreads."""
     try:
-        if path.stat().st_size > _LARGEST_FILE:
+        if path.stat().st_size > LARGEST_FILE:
             raise _wrong(path, "has more than the format's 2 GB")
         data = path.read_bytes()
     except OSError as error:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from rocserve.backends.migraphx.compiling.bucket_programs import MOST_PROGRAMS, graph_signature
 from rocserve.backends.migraphx.compiling.graph import ModelGraph
 from rocserve.backends.migraphx.compiling.recipe import ProgramSource
-from rocserve.backends.written_sizes import SIZES, half_steps, open_dimensions, padding_values
-from rocserve.core.datatypes import DataType
+from rocserve.backends.written_sizes import SIZES, half_steps, open_dimensions, padding_values, text_inputs
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.padding import NO_PADDING, Padding
@@ -67,9 +66,9 @@ def wanted_padding(
     ]
     covered = {(name, place) for one in found for name, places in one.inputs.items() for place in places}
     left = {(name, place) for name, places in unknown.items() for place in places}
-    if covered != left or not all(place for _, place in left) or any(DataType.BYTES in one.datatypes for one in found):
+    if covered != left or not all(place for _, place in left) or text_inputs(signature) & {name for name, _ in left}:
         return NO_PADDING
-    padded = tuple(one.padded(half_steps(_MOST)) for one in found)
+    padded = tuple(replace(one, sizes=half_steps(_MOST)) for one in found)
     return Padding(padded, padding_values(config, signature, padded))
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from rocserve.core.errors import unavailable
 
-_DISTRIBUTION = "amd-rocal"
-
 _NATIVE = "rocal_pybind"
 
 _REMEDY = "To run without rocAL, set parameter 'engine' to \"cpu\""
@@ -76,7 +74,7 @@ def import_binding() -> Binding:
     if missing:
         raise unavailable(f"this amd.rocal has no {', '.join(missing)} in rocal_pybind; rocAL 2.3 has")
     try:
-        version = importlib.metadata.version(_DISTRIBUTION)
+        version = importlib.metadata.version("amd-rocal")
     except importlib.metadata.PackageNotFoundError:
         version = "unknown"
     return Binding(pipeline, functions, types, native, version)

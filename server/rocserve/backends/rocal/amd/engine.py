@@ -102,12 +102,6 @@ reserves memory for the largest image."""
 _TRIED_SIZES = ((240, 320), (64, 64), (512, 512), (65535, 65535))
 """Possible heights and widths of the trial picture; the first one that the pipeline can process is used."""
 
-_LONGEST_BUILD_SECONDS = 600.0
-
-_BROKEN_STATUS = 70
-"""Exit status of the worker, the same as of an instance that cannot continue."""
-
-_RAW_PIXELS = DecoderOptions(is_raw=True)
 
 _TOLERANCE = 0.05
 """Share of the standard deviation of an output's values. Kernels with another rounding differ by a hundredth of it.
@@ -148,7 +142,7 @@ class RocalEngine:
         self._runners: dict[Flags, list[PipelineRunner]] = {}
         """Flags -> runners by ascending batch size; empty if no output is an image."""
         for flags in itertools.product((False, True), repeat=len(pipeline.inputs)) if graph.outputs else ():
-            with limited_to(_LONGEST_BUILD_SECONDS):
+            with limited_to(600.0):
                 self._runners[flags] = [PipelineRunner(graph, size, flags, self._canvas) for size in sizes]
         tried = [(min(graph.max_height, height), min(graph.max_width, width)) for height, width in _TRIED_SIZES]
         self._tried_size = next((size for size in tried if image_refusal(graph, *size) is None), None)
@@ -186,7 +180,9 @@ class RocalEngine:
         if self._tried_size is None or not runners:
             return None
         pixels = self._picture(self._tried_size)
-        reference = CpuEngine(replace(setup, pipeline=replace(setup.pipeline, decoder=_RAW_PIXELS), threads=1))
+        reference = CpuEngine(
+            replace(setup, pipeline=replace(setup.pipeline, decoder=DecoderOptions(is_raw=True)), threads=1)
+        )
         expected = reference.run_image(pixels, flags)
         with self._lock:
             self._canvas.place([pixels])
@@ -252,7 +248,8 @@ class RocalEngine:
                 raise unavailable(f"rocAL cannot run the pipeline: {error}") from None
             # Nothing in this process can repair or even release the pipeline. The server starts a new worker.
             _LOG.critical("rocAL failed, the worker ends: %s", error)
-            os._exit(_BROKEN_STATUS)
+            # The exit status of an instance that cannot continue.
+            os._exit(70)
 
     def _decoded_or_error(self, image: SourceImage) -> DecodedImage | Exception:
         try:

@@ -24,10 +24,6 @@ from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Step
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
 
-_PREFETCH_DEPTH = 2
-"""Batches that rocAL holds at a time; the least that it allows. Only one is ever in progress."""
-
-
 _THREADS = 1
 """Threads of rocAL's CPU mode. RPP's kernels write some bytes past the end of an image, into the batch's next image.
 With more threads these bytes are sometimes written after the right ones."""
@@ -176,14 +172,11 @@ class OutputReader:
         return Image(valid, ResultExtent(Extent(full_height, full_width), Extent(height, width))).padded
 
 
-_STANDARD_ERROR = 2
-"""The descriptor, which leads to the server's log even if sys.stderr was replaced."""
-
-
 @contextlib.contextmanager
 def limited_to(seconds: float) -> Iterator[None]:
     """End the process if the block takes longer. Only one such block may run at a time in a process."""
-    faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
+    # Descriptor 2 leads to the server's log even if sys.stderr was replaced.
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
     try:
         yield
     finally:
@@ -207,7 +200,8 @@ def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
             batch_size=batch_size,
             num_threads=_THREADS,
             device_id=0,
-            prefetch_queue_depth=_PREFETCH_DEPTH,
+            # The least that rocAL allows; only one batch is ever in progress.
+            prefetch_queue_depth=2,
             rocal_cpu=setup.device is None,
         )
     except Exception as error:

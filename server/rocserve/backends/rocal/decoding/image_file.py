@@ -45,10 +45,6 @@ SourceImage = Buffer | np.ndarray[Any, Any]
 its pixels as UINT8 height x width x channels (height x width for one channel)."""
 
 
-_ORIENTATION_TAG = 0x0112
-_SHORT = 3
-_BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-
 _FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
 """EXIF orientation -> OpenCV's code of the flip that follows the swap of the sides, if any: 0 = about the horizontal
 axis, 1 = about the vertical one, -1 = about both."""
@@ -56,7 +52,7 @@ axis, 1 = about the vertical one, -1 = about both."""
 
 def read_orientation(data: memoryview) -> int:
     """Return the orientation from 1 to 8; 1 = upright."""
-    order = _BYTE_ORDERS.get(bytes(data[:4]))
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(data[:4]))
     if order is None:
         return NOT_TURNED
     try:
@@ -64,8 +60,9 @@ def read_orientation(data: memoryview) -> int:
         (count,) = struct.unpack_from(order + "H", data, start)
         for index in range(count):
             tag, kind, _, value = struct.unpack_from(order + "HHIH", data, start + 2 + 12 * index)
-            if tag == _ORIENTATION_TAG:
-                return value if kind == _SHORT and 1 <= value <= 8 else NOT_TURNED
+            # The orientation's tag; its type, an integer of two bytes, is number 3.
+            if tag == 0x0112:
+                return value if kind == 3 and 1 <= value <= 8 else NOT_TURNED
     except struct.error:
         pass  # The structure ends too early.
     return NOT_TURNED

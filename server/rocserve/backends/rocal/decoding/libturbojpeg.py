@@ -35,7 +35,6 @@ _MAX_SIDE = 65_500
 _START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN, _APPLICATION_1 = 0xD8, 0xD9, 0xDA, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """SOF markers. The three other codes define tables or are reserved."""
-_SEQUENTIAL_FRAMES = frozenset((0xC0, 0xC1))
 _DECODABLE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
 """Baseline, extended and progressive; then the last two with arithmetic coding. Neither lossless nor hierarchical."""
 
@@ -75,7 +74,7 @@ def read_jpeg(data: memoryview, trusts_last_bytes: bool = True) -> ImageFile:
             scans += 1
             if scans == 1 and frame is not None:
                 # If the first scan has all components, libjpeg reads no second scan.
-                is_one_scan = frame[0] in _SEQUENTIAL_FRAMES and body[:1] == bytes(frame[3:])
+                is_one_scan = frame[0] in (0xC0, 0xC1) and body[:1] == bytes(frame[3:])
                 if is_one_scan and trusts_last_bytes and data[-2:] == END:
                     # The end marker exists. Decoding finds any wrong marker before it. A search here would take a tenth
                     # of the time that decoding takes.
@@ -139,8 +138,6 @@ def _file(frame: tuple[int, int, int, int], orientation: int | None, scans: int,
     return ImageFile(width, height, components, orientation or NOT_TURNED, scans, picture)
 
 
-_EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0xd9\Z")
-
 _ADOBE, _YCCK = "Unknown Adobe color transform code", b"\x02"
 _REPAIRS = {
     # JFIF's segment, up to the first byte of its version.
@@ -160,7 +157,7 @@ _REPAIRS = {
 def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | None:
     """Return the JPEG without the fault that libjpeg's text names; None = the fault is not harmless. Raises ImageError
     if the file turns out to be truncated."""
-    if found := _EXTRANEOUS.search(fault):
+    if found := re.search(r"(\d+) extraneous bytes before marker 0xd9\Z", fault):
         # By then every pixel of the scan has been decoded, unless a restart marker is missing.
         end = len(read_jpeg(encoded, trusts_last_bytes=False).picture) - len(END)
         return memoryview(bytes(encoded[: max(end - int(found[1]), 0)]) + END)
@@ -177,7 +174,6 @@ _CHANNELS = {RGB: 3, BGR: 3, GREY: 1, CMYK: 4}
 
 _ACCURATE_DCT, _LIMIT_SCANS = 4096, 32768
 
-_FILENAMES = ("libturbojpeg.so.0", "libturbojpeg.so")
 
 _ATTEMPTS = len(_REPAIRS) + 2
 """Maximum number of decompressions of one JPEG: one to find each harmless fault, extraneous bytes included, and one
@@ -246,7 +242,7 @@ def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> 
 
 
 def _load() -> ctypes.CDLL:
-    for filename in _FILENAMES:
+    for filename in ("libturbojpeg.so.0", "libturbojpeg.so"):
         try:
             return ctypes.CDLL(filename)
         except OSError as error:

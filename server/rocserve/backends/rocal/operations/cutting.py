@@ -309,10 +309,16 @@ def _stretching(
         return rule.image_refusal(arguments, known, height, width) or beside
 
     amd = AmdForm(make=make, gives_layouts=True, fills_result=True, image_refusal=image_refusal)
-    return Operation(name, {**_DESTINATION_OF_FN, **keys}, run, extent, amd=amd, **options)
+    return Operation(
+        name,
+        {"resize_width": schema.positive_size, "resize_height": schema.positive_size, **keys},
+        run,
+        extent,
+        amd=amd,
+        **options,
+    )
 
 
-_DESTINATION_OF_FN = {"resize_width": schema.positive_size, "resize_height": schema.positive_size}
 _DESTINATION = {
     "dest_width": ("resize_width", schema.positive_size),
     "dest_height": ("resize_height", schema.positive_size),
