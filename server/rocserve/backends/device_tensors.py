@@ -26,6 +26,14 @@ _UNCOUNTED = b"/gone"
 """The name of PyTorch's counter of the memory's users, which does not exist here: the server counts the users."""
 
 
+def instance_gpu(number: int | None) -> torch.device:
+    """Return the GPU of a worker's instance. Raises RuntimeError if PyTorch cannot use one."""
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"PyTorch {torch.__version__} finds no GPU that it can use")
+    # A worker that sees only one GPU sees it as its first.
+    return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else number or 0)
+
+
 class DeviceTensors:
     """Shares tensors with other models' workers, and opens theirs. From any thread."""
 

@@ -37,10 +37,9 @@ class DeviceStream:
         """Raises RuntimeError if PyTorch cannot use the GPU."""
         import torch
 
-        if not torch.cuda.is_available():
-            raise RuntimeError(f"PyTorch {torch.__version__} finds no GPU that it can use")
-        # A worker that sees only one GPU sees it as number 0.
-        self.device = torch.device("cuda", 0 if torch.cuda.device_count() == 1 else model.device or 0)
+        from rocserve.backends.device_tensors import instance_gpu
+
+        self.device = instance_gpu(model.device)
         torch.cuda.set_device(self.device)
         self.stream = torch.cuda.Stream(self.device)
         stream = {"user_compute_stream": str(self.stream.cuda_stream)}

@@ -339,15 +339,12 @@ def load(model: RequestModelSource) -> RequestModel:
 def _device_tensors(source: ModelSource) -> DeviceTensors | None:
     """Return access to tensors on the model's GPU; None if the model has no PyTorch for it."""
     try:
-        torch = importlib.import_module("torch")
-        if not torch.cuda.is_available():
-            raise ImportError(f"PyTorch {torch.__version__} finds no GPU that it can use")
         shared = importlib.import_module("rocserve.backends.device_tensors")
-    except ImportError as error:
+        device = shared.instance_gpu(source.device)
+    except (ImportError, RuntimeError) as error:
         _LOG.warning("model '%s' gets its inputs in CPU memory: %s", source.name, error)
         return None
-    number = 0 if torch.cuda.device_count() == 1 else source.device
-    tensors: DeviceTensors = shared.DeviceTensors(torch.device("cuda", number))
+    tensors: DeviceTensors = shared.DeviceTensors(device)
     return tensors
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from rocserve.backends.base import LoadedModel, ModelSource
+from rocserve.backends.device_tensors import instance_gpu
 from rocserve.backends.parameters import asked_engine
 from rocserve.backends.pytorch.exported_file import read_exported
 from rocserve.backends.pytorch.model import TorchModel
@@ -74,20 +75,18 @@ def set_up(model: ModelSource) -> tuple[RunOptions, torch.device]:
 def _find_device(model: ModelSource) -> torch.device:
     if model.device is None:
         return torch.device("cpu")
-    if torch.cuda.is_available():
-        # A worker that sees only one GPU sees it as its first.
-        count = torch.cuda.device_count()
-        device = torch.device("cuda", 0 if count == 1 else model.device)
-        torch.cuda.set_device(device)
-        return device
-    why = f"PyTorch {torch.__version__} finds no GPU that it can use"
-    if asked_engine(model.config) != "auto":
-        raise unavailable(
-            f"model '{model.name}': {why}; install PyTorch's build for this GPU, use KIND_CPU, or set parameter"
-            " 'engine' to \"auto\" to accept the CPU"
-        )
-    _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
-    return torch.device("cpu")
+    try:
+        device = instance_gpu(model.device)
+    except RuntimeError as why:
+        if asked_engine(model.config) != "auto":
+            raise unavailable(
+                f"model '{model.name}': {why}; install PyTorch's build for this GPU, use KIND_CPU, or set parameter"
+                " 'engine' to \"auto\" to accept the CPU"
+            ) from None
+        _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
+        return torch.device("cpu")
+    torch.cuda.set_device(device)
+    return device
 
 
 def _open(model: ModelSource, kind: FileKind, precision: str, device: torch.device | None) -> Program:

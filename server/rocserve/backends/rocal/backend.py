@@ -257,12 +257,9 @@ def _checked(model: ModelSource, compare: Callable[[], Comparison | None]) -> Lo
     mode = load_check_mode(model.config, model.settings)
     if mode is LoadCheckMode.OFF:
         return NOT_CHECKED
-    model.report_check("running a picture on rocAL and on the CPU engine")
     began = time.monotonic()
-    try:
+    with model.checking("running a picture on rocAL and on the CPU engine"):
         found = compare()
-    finally:
-        model.report_check("")
     seconds = time.monotonic() - began
     if found is None:
         return LoadCheckReport(
