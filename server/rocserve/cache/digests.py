@@ -11,10 +11,12 @@ from rocserve.core.errors import unavailable
 
 def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
     """Return a file's SHA-256 in hexadecimal; with `more`, one for all files, in their order. Names have no effect."""
-    digests = [_digest(file) for file in (path, *more)]
-    if len(digests) == 1:
-        return digests[0]
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return joined_digests([_digest(file) for file in (path, *more)])
+
+
+def joined_digests(digests: Sequence[str]) -> str:
+    """Return one digest for the digests of several files; that of a single file is its own."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def folder_digest(path: Path) -> str:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from rocserve.cache.digests import file_digest
+from rocserve.cache.digests import file_digest, joined_digests
+from rocserve.cache.entries import entry_files, read_entry, write_entry
 from rocserve.cache.folders import FileLock, is_private, make_private, try_lock
 from rocserve.core.errors import ServeError
-from rocserve.core.plain import from_json, to_json
 
 _MOST_VERDICTS = 4000
 """The oldest are removed first. A verdict has less than a block of a file system."""
@@ -53,42 +52,24 @@ class VerdictCache:
 
     def find(self, key: str, kind: type[Verdict]) -> Verdict | None:
         """Return the verdict, of type `kind` (see core/plain.py); None = there is none, or another version wrote it."""
-        if not is_private(self._folder):
-            return None
-        try:
-            return from_json(kind, (self._folder / key).read_bytes())
-        except (OSError, ValueError):
-            return None
+        return read_entry(self._folder, key, kind) if is_private(self._folder) else None
 
     def remember(self, key: str, verdict: object) -> None:
-        new = self._folder / f".{secrets.token_hex(8)}"
         with suppress(OSError, ServeError):
             make_private(self._folder)
-            try:
-                new.write_bytes(to_json(verdict))
-                new.replace(self._folder / key)
-            finally:
-                new.unlink(missing_ok=True)
-            for path in sorted(self._kept(), key=lambda path: path.stat().st_mtime)[:-_MOST_VERDICTS]:
-                path.unlink(missing_ok=True)
+            write_entry(self._folder, key, verdict, _MOST_VERDICTS)
 
     @property
     def count(self) -> int:
         """How many verdicts are kept, with the digests of large files."""
-        return len(self._kept())
+        return len(entry_files(self._folder))
 
     def forget_all(self) -> int:
         """Remove all verdicts; return how many. Raises OSError if the folder cannot be written."""
-        kept = self._kept()
+        kept = entry_files(self._folder)
         for path in kept:
             path.unlink(missing_ok=True)
         return len(kept)
-
-    def _kept(self) -> Sequence[Path]:
-        try:
-            return [path for path in self._folder.iterdir() if not path.name.startswith(".")]
-        except OSError:
-            return []
 
     def find_or_check(
         self,
@@ -138,8 +119,7 @@ class VerdictCache:
     def digest(self, path: Path, more: Sequence[Path] = ()) -> str:
         """Return `file_digest`, of files that have not changed since an earlier call without reading them: a file of a
         gigabyte takes seconds. Raises ServeError (UNAVAILABLE) if a file cannot be read."""
-        digests = [self._digest(file) for file in (path, *more)]
-        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        return joined_digests([self._digest(file) for file in (path, *more)])
 
     def _digest(self, path: Path) -> str:
         try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -356,14 +356,11 @@ class ModelCheck:
     @contextmanager
     def _checking(self, what: str) -> Iterator[None]:
         """Show the model as being checked, and count the time."""
-        started, report = time.monotonic(), self._context.model.report_check
-        if not self.is_serving:
-            report(what)
+        started = time.monotonic()
         try:
-            yield
+            with nullcontext() if self.is_serving else self._context.model.checking(what):
+                yield
         finally:
-            if not self.is_serving:
-                report("")
             self.add(LoadCheckReport(seconds=time.monotonic() - started))
 
 

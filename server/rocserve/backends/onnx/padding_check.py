@@ -6,18 +6,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import onnxruntime
-
 from rocserve.backends.base import ModelSource
 from rocserve.backends.check_samples import sample_feeds
 from rocserve.backends.checked_verdicts import checked_padding
 from rocserve.backends.onnx.checked_session import checked_inputs, checked_run, configured_sizes, fixed_rows
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.opener import SessionOpener
-from rocserve.backends.onnx.rows_check import session_parts
+from rocserve.backends.onnx.rows_check import model_digest, session_parts
 from rocserve.backends.parameters import load_check_mode
 from rocserve.backends.written_sizes import has_rows, padding_report, written_values
-from rocserve.cache.folders import cache_directory
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckMode, LoadCheckReport
 from rocserve.core.requests import Signature
 from rocserve.load_check.budget import Budget, OutOfTime
@@ -26,7 +23,6 @@ from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import onnx_facts
 from rocserve.load_check.padding import check_padding
-from rocserve.load_check.verdict_cache import VerdictCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ class PaddingCheck:
             self.model,
             padding,
             seconds,
-            (self._digest, "onnxruntime", onnxruntime.__version__, signature.dependent_rows, *parts),
+            (model_digest(self.model, self.weights), signature.dependent_rows, *parts),
             lambda: check_padding(
                 self._trials(session, signature, Budget(seconds), exposes=True), padding, written_values(config)
             ),
@@ -77,13 +73,8 @@ class PaddingCheck:
             outputs,
             facts,
             budget,
-            seed_of(self._digest),
+            seed_of(model_digest(self.model, self.weights)),
             sample_feeds(self.model, signature),
             has_company=rows and not signature.dependent_rows,
             fixed_rows=fixed_rows(session, rows),
         )
-
-    @property
-    def _digest(self) -> str:
-        cache = VerdictCache(cache_directory(self.model.settings))
-        return cache.digest(self.model.model_file, tuple(self.weights.files.values()))

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import onnxruntime
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_executions
 from rocserve.backends.check_samples import sample_feeds
@@ -20,6 +19,7 @@ from rocserve.backends.onnx.providers import Provider, ProviderPlan
 from rocserve.backends.onnx.reference_job import OnnxReferenceJob, OnnxReferenceResult
 from rocserve.backends.onnx.rows_check import (
     judged,
+    model_digest,
     needs_rows_check,
     session_parts,
     without_experiment,
@@ -75,8 +75,7 @@ class ProviderCheck:
             self.model.config.max_batch_size > 0 or (checks_rows and self.model.config.has_open_batch)
         )
         sizes, samples = configured_sizes(self.model.config, has_rows=batches), sample_feeds(self.model, signature)
-        digest = self._cache.digest(self.model.model_file, tuple(self.weights.files.values()))
-        parts = (digest, "onnxruntime", onnxruntime.__version__, *session_parts(self.model.config, sizes, samples))
+        parts = (model_digest(self.model, self.weights), *session_parts(self.model.config, sizes, samples))
         rows_key = verdict_key("rows", *parts)
         self._reference_key = verdict_key("reference", *parts, *map(_described, self.plan.providers))
         rows = self._cache.find(rows_key, RowsVerdict) if checks_rows else None

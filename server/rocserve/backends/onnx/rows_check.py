@@ -47,9 +47,9 @@ def with_checked_rows(
     if not needs_rows_check(model, signature):
         return signature, without_experiment(signature)
     seconds = model.settings.load_check_seconds
-    digest = VerdictCache(cache_directory(model.settings)).digest(model.model_file, tuple(weights.files.values()))
+    digest = model_digest(model, weights)
     sizes, samples = configured_sizes(model.config, has_rows=True), sample_feeds(model, signature)
-    parts = ("onnxruntime", onnxruntime.__version__, *session_parts(model.config, sizes, samples))
+    parts = session_parts(model.config, sizes, samples)
 
     def check() -> RowsVerdict:
         facts, inputs = onnx_facts(opener.file.path), checked_inputs(session, sizes, has_rows=True)
@@ -75,9 +75,16 @@ def judged(
     return replace(signature, dependent_rows=verdict.doubt), report
 
 
+def model_digest(model: ModelSource, weights: ExternalWeights) -> str:
+    """Return the digest of a model's file with its weights, of large files from the cache."""
+    return VerdictCache(cache_directory(model.settings)).digest(model.model_file, tuple(weights.files.values()))
+
+
 def session_parts(config: ModelConfig, sizes: Sizes, samples: Sequence[Feed]) -> Sequence[str]:
-    """Return the further facts that a verdict depends on, beside the file and the engine."""
+    """Return the further facts that a verdict depends on, beside the file."""
     return (
+        "onnxruntime",
+        onnxruntime.__version__,
         repr(sorted((name, tuple(dims)) for name, dims in sizes.items())),
         samples_digest(samples),
         repr((config.graph_level, config.operator_libraries, sorted(config.parameters.items()))),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import secrets
 import shutil
 import tempfile
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 from rocserve.backends.migraphx.binding import ProgramTensor
 from rocserve.backends.migraphx.compiling.problem_cache import ProblemCache
 from rocserve.backends.migraphx.compiling.recipe import ProgramEnvironment, ProgramRecipe
+from rocserve.cache.entries import entry_files, read_entry, write_entry
 from rocserve.cache.folders import (
     ANOTHER_PLACE,
     CachedFolder,
@@ -72,24 +72,17 @@ class LoadTrials:
     spare: Path | None = None
 
     def find(self, key: str) -> LoadTrial | None:
-        return next(filter(None, (_read(folder / key) for folder in self._folders)), None)
+        return next(filter(None, (read_entry(folder, key, LoadTrial) for folder in self._folders)), None)
 
     def remember(self, key: str, trial: LoadTrial) -> None:
         """Store a trial. If the folder cannot be written, the trial is lost silently."""
-        folder = self._folders[-1]
-        new = folder / f".{secrets.token_hex(8)}"
         with suppress(OSError):
-            try:
-                new.write_bytes(to_json(trial))
-                new.replace(folder / key)
-            finally:
-                new.unlink(missing_ok=True)
-            for path in sorted(_files(folder), key=lambda path: path.stat().st_mtime)[:-_MOST_TRIALS]:
-                path.unlink(missing_ok=True)
+            write_entry(self._folders[-1], key, trial, _MOST_TRIALS)
 
     def entries(self) -> Sequence[tuple[str, LoadTrial]]:
         """Return keys and load trials, oldest first."""
-        found = {path.name: _read(path) for folder in reversed(self._folders) for path in _files(folder)}
+        folders = reversed(self._folders)
+        found = {path.name: read_entry(one, path.name, LoadTrial) for one in folders for path in entry_files(one)}
         trials = [(key, trial) for key, trial in found.items() if trial is not None]
         return sorted(trials, key=lambda entry: entry[1].time)
 
@@ -101,21 +94,6 @@ class LoadTrials:
     @property
     def _folders(self) -> Sequence[Path]:
         return (self.directory,) if self.spare is None else (self.directory, self.spare)
-
-
-def _files(folder: Path) -> Sequence[Path]:
-    try:
-        return [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except OSError:
-        return []
-
-
-def _read(path: Path) -> LoadTrial | None:
-    """Return the trial; None = there is none, or another version of rocserve wrote it."""
-    try:
-        return from_json(LoadTrial, path.read_bytes())
-    except (OSError, ValueError):
-        return None
 
 
 PROGRAM_FILENAME = "program.mxr"
@@ -372,7 +350,4 @@ def _program(folder: CachedFolder) -> CachedProgram:
 
 
 def _read_about(folder: Path) -> ProgramAbout | None:
-    try:
-        return from_json(ProgramAbout, (folder / ABOUT_FILENAME).read_bytes())
-    except (OSError, ValueError):
-        return None
+    return read_entry(folder, ABOUT_FILENAME, ProgramAbout)
