@@ -100,27 +100,10 @@ class TestAnswers:
         np.testing.assert_allclose(scores, classified(images), rtol=1e-4, atol=1e-4)
 
 
-Serve = Callable[..., RocserveProcess]
-
-
-@pytest.fixture
-def serve_migraphx(serve, migraphx_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """A server on repositories, with a cache that only this test uses."""
-    # Programs that others compiled while their cache was full are among the temporary files, and would be found there.
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-
-    def start(*repositories: Path, flags: tuple[str, ...] = ()) -> RocserveProcess:
-        cache = f"--cache-directory={tmp_path}/cache"
-        return serve(*repositories, flags=(f"--migraphx-root={migraphx_root}", cache, *flags))
-
-    return start
-
-
-def test_requests_of_unlike_lengths_share_a_batch(serve_migraphx: Serve, repository: Path) -> None:
+def test_requests_of_unlike_lengths_share_a_batch(server: RocserveProcess) -> None:
+    (repository,) = server.repositories
     place(repository, "encoder", "model.onnx", ENCODER, config(2, tensors=BATCHED, sizes="sequence=4,8"))
-    server, chance = serve_migraphx(repository), np.random.default_rng(3)
-    server.wait_until_ready()
+    chance = np.random.default_rng(3)
     requests = [
         {"input_ids": chance.integers(1, VOCABULARY, (1, length)), "attention_mask": np.ones((1, length), np.int64)}
         for length in (3, 4, 5, 8)
@@ -134,9 +117,10 @@ def test_requests_of_unlike_lengths_share_a_batch(serve_migraphx: Serve, reposit
             for output, values in expected(ENCODER, inputs).items():
                 np.testing.assert_allclose(answers[output], values, rtol=1e-4, atol=1e-4)
 
-    # The first program answers while the others are compiled.
-    ask_all()
     client = server.client()
+    # The first program answers while the others are compiled.
+    wait_until(lambda: client.is_model_ready("encoder"), "the first program")
+    ask_all()
     wait_until(lambda: index_entry(client, "encoder") == ("READY", ""), "all programs")
     ask_all()
     (statistics,) = client.get_inference_statistics("encoder").model_stats
@@ -144,10 +128,14 @@ def test_requests_of_unlike_lengths_share_a_batch(serve_migraphx: Serve, reposit
 
 
 class TestWhatGoesWrong:
-    def test_nothing_goes_on_after_a_server_that_was_killed(self, serve_migraphx: Serve, repository: Path) -> None:
+    def test_nothing_goes_on_after_a_server_that_was_killed(
+        self, serve: Callable[..., RocserveProcess], migraphx_root: Path, repository: Path, tmp_path: Path
+    ) -> None:
         model = migraphx_models.slow_to_compile()
         place(repository, "slow", "model.onnx", model, config(1, load_check="off"))
-        server = serve_migraphx(repository)
+        server = serve(
+            repository, flags=(f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}")
+        )
         with server.client() as client:
             wait_until(
                 lambda: (entry := index_entry(client, "slow"))[0] == "LOADING" and "reading the model" in entry[1],
@@ -158,41 +146,31 @@ class TestWhatGoesWrong:
         server.kill()
         wait_until(lambda: all(has_ended(process.pid) for process in processes), "the end of all of them")
 
-    def test_a_size_that_cannot_be_had_leaves_the_others_in_service(
-        self, serve_migraphx: Serve, repository: Path
-    ) -> None:
+    def test_a_size_that_cannot_be_had_leaves_the_others_in_service(self, server: RocserveProcess) -> None:
         """A Reshape to constants is right at the file's own batch only; the server finds out by comparing."""
         model = migraphx_models.reshaped_to_constant()
-        place(repository, "baked", "model.onnx", model, config(2, batch_sizes="1, 2"))
-        server = serve_migraphx(repository)
-        server.wait_until_ready()
+        place(server.repositories[0], "fixed", "model.onnx", model, config(2, batch_sizes="1, 2"))
         client = server.client()
-        wait_until(lambda: "serving without" in index_entry(client, "baked")[1], "the failure of batch size 2")
+        wait_until(lambda: "serving without" in index_entry(client, "fixed")[1], "the failure of batch size 2")
         inputs = migraphx_models.random_inputs(model, 2)
-        answer = ask(client, "baked", inputs)["y"]
+        answer = ask(client, "fixed", inputs)["y"]
         for row in range(2):
             alone = expected(model, {"x": inputs["x"][row : row + 1]})["y"]
             np.testing.assert_allclose(answer[row : row + 1], alone, atol=1e-4)
-        assert index_entry(client, "baked")[0] == "READY"
+        assert index_entry(client, "fixed")[0] == "READY"
 
 
 class TestSharedPrograms:
-    def test_instances_of_a_model_compile_it_once(self, serve_migraphx: Serve, repository: Path) -> None:
-        text = config(1, tensors="instance_group [ { kind: KIND_CPU count: 3 } ]")
-        place(repository, "mlp", "model.onnx", NETWORKS["mlp"], text)
-        server = serve_migraphx(repository)
-        server.wait_until_ready()
-        assert len(server.workers("mlp")) == 3
-        assert server.log_text.count("of model 'mlp': saving") == 1
-
-    def test_a_worker_that_is_killed_comes_back_without_a_compile(
-        self, serve_migraphx: Serve, repository: Path
-    ) -> None:
-        place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(2))
-        server = serve_migraphx(repository)
-        server.wait_until_ready()
+    def test_instances_of_a_model_compile_it_once(self, server: RocserveProcess) -> None:
+        text = config(2, tensors="instance_group [ { kind: KIND_CPU count: 3 } ]", batch_sizes="2")
+        place(server.repositories[0], "instances", "model.onnx", NETWORKS["mlp"], text)
         client = server.client()
-        wait_until(lambda: index_entry(client, "mlp") == ("READY", ""), "all programs")
+        wait_until(lambda: index_entry(client, "instances") == ("READY", ""), "the program")
+        assert len(server.workers("instances")) == 3
+        assert server.log_text.count("of model 'instances': saving") == 1
+
+    def test_a_worker_that_is_killed_comes_back_without_a_compile(self, server: RocserveProcess) -> None:
+        client = server.client()
         (worker,) = server.workers("mlp")
         worker.kill()
         wait_until(lambda: [one.pid for one in server.workers("mlp")] not in ([], [worker.pid]), "another worker")
