@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import queue
 import socket
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +19,8 @@ from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
+
+from rocserve.cli import main
 
 
 def ask(client: triton.InferenceServerClient, model: str, version: str = "") -> list[float]:
@@ -55,16 +55,6 @@ def test_an_open_stream_does_not_hold_the_end_up(serve, repository: Path):
     assert server.terminate() == 0
 
 
-def rocserve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rocserve.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-
-
 def test_switched_off_subjects_are_fine(serve, repository: Path):
     drop(repository, "a", add_constant(1.0))
     flags = ("--allow-http=false", "--http-port=8080", "--allow-metrics=false", "--metrics-port=9000")
@@ -92,16 +82,15 @@ def test_loads_are_refused_where_the_folders_decide(serve, repository: Path, mod
     assert ask(client, "m") == [2, 3]
 
 
-def test_the_effective_config_is_printed(repository: Path):
+def test_the_effective_config_is_printed(repository: Path, capsys: pytest.CaptureFixture[str]):
     folder = drop(repository, "m", add_constant(1.0))
-    result = rocserve("config", str(folder))
-    assert result.returncode == 0, result.stderr
-    assert 'platform: "onnx_onnxv1"' in result.stdout
-    assert "max_batch_size: 64" in result.stdout
+    assert main(["config", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert 'platform: "onnx_onnxv1"' in printed
+    assert "max_batch_size: 64" in printed
     (folder / "config.pbtxt").write_text("max_batchsize: 3")
-    result = rocserve("config", str(folder))
-    assert result.returncode == 1
-    assert "max_batchsize" in result.stderr
+    assert main(["config", str(folder)]) == 1
+    assert "max_batchsize" in capsys.readouterr().err
 
 
 def test_the_service_manager_hears_of_start_life_changes_and_end(repository: Path, tmp_path: Path):

@@ -134,18 +134,6 @@ def test_a_model_is_sent_no_more_rows_than_its_worker_has_memory_for(tmp_path: P
         assert "memory limit" not in server.log_text
 
 
-def test_a_repository_is_known_as_one(tmp_path: Path) -> None:
-    repository = tmp_path / "models"
-    drop(repository, "adder", add_constant(1.0))
-    environment = {"MODEL_NAME": "not-for-repositories"}
-    with RocserveProcess(
-        [], str(repository), "--log-verbose=1", log=tmp_path / "server.log", environment=environment
-    ) as server:
-        server.wait_until_ready()
-        assert f"'{repository}' is a model repository" in server.log_text
-        assert server.client().is_model_ready("adder")
-
-
 def test_a_python_model_and_a_pipeline_are_served_by_their_files(tmp_path: Path) -> None:
     models = Path("model_repository").resolve()
     pipeline = shutil.copy(models / "digits_preprocess" / "1" / "pipeline.json", tmp_path / "decode.json")
@@ -175,7 +163,6 @@ PHOTO = Path("tests/data/digits/0002_two.jpg").resolve()
 @pytest.mark.parametrize(
     ("name", "model", "answer"),
     [
-        ("small", add_constant(1.0), "[[1. 1.]]"),
         ("it's 100% big", identity(onnx.TensorProto.FLOAT, ["batch", 3, 32, 32]), "[[[[0. 0. 0."),
         ("text", identity(onnx.TensorProto.STRING, ["batch", 1]), "[[b'text']]"),
         ("flags", identity(onnx.TensorProto.BOOL, [2, 2]), "[[False False]"),
@@ -206,11 +193,15 @@ def test_a_model_of_images_is_asked_with_a_photo(tmp_path: Path) -> None:
         assert "[[[[" in run(sys.executable, "-c", by_python, folder=folder)
 
 
-def test_a_table_tells_what_is_served_and_why_not(tmp_path: Path) -> None:
-    drop(tmp_path / "r", "good", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    drop(tmp_path / "r", "bad", b"no model")
-    with RocserveProcess([tmp_path / "r"], log=tmp_path / "server.log") as server:
+def test_a_repository_is_known_as_one_and_a_table_tells_what_is_served_and_why_not(tmp_path: Path) -> None:
+    repository = tmp_path / "r"
+    drop(repository, "good", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop(repository, "bad", b"no model")
+    flags, environment = (str(repository), "--log-verbose=1"), {"MODEL_NAME": "not-for-repositories"}
+    with RocserveProcess([], *flags, log=tmp_path / "server.log", environment=environment) as server:
         wait_until(lambda: "\nbad 1: " in server.printed, "the table, and the reason under it")
+        assert f"'{repository}' is a model repository" in server.log_text
+        assert server.client().is_model_ready("good")
         lines = [line.split() for line in server.printed.splitlines()]
         assert ["model", "version", "runs", "on", "inputs", "outputs", "state"] in lines
         assert ["good", "1", "onnxruntime,", "cpu", "X", "FP32", "[-1,2]", "Y", "FP32", "[-1,2]", "READY"] in lines
