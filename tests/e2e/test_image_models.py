@@ -6,8 +6,6 @@ import io
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +18,7 @@ from PIL import Image
 from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 
+from rocserve.cli import main
 from rocserve_client import Client, RocserveError
 
 _SHAPES = Path(__file__).parents[2] / "model_repository" / "detect_shapes_network" / "1" / "model.onnx"
@@ -271,39 +270,34 @@ def test_a_colour_is_named(server: RocserveProcess, model: str) -> None:
     assert answer["PROBABILITY"].ravel().tolist() == [answer["PROBABILITIES"].max()]
 
 
-def printed_config(folder: Path, *flags: str) -> str:
-    command = [sys.executable, "-m", "rocserve.cli", "config", str(folder), *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS).stdout
-
-
-def test_what_config_prints_serves_the_same(repository: Path, tmp_path: Path, serve) -> None:
+def test_what_config_prints_serves_the_same(
+    server: RocserveProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Saved as files next to the model, which then needs no `preprocess`."""
-    put(repository, "shapes", shapes_like_yolov8(), "yolov8", SHAPES)
-    printed = printed_config(repository / "shapes", "--save", str(tmp_path / "saved"))
+    folder = put(tmp_path, "shapes", shapes_like_yolov8(), "yolov8", SHAPES)
+    assert main(["config", str(folder), "--save", str(tmp_path / "saved")]) == 0
+    printed = capsys.readouterr().out
     for model in ("shapes_preprocess", "shapes_postprocess", "shapes_image"):
         text = (tmp_path / "saved" / model / "config.pbtxt").read_text()
         assert f"# {model}/config.pbtxt\n{text}" in printed
     pipeline = (tmp_path / "saved" / "shapes_preprocess" / "1" / "pipeline.json").read_text()
     assert f"# shapes_preprocess/1/pipeline.json\n{pipeline}" in printed
-    shutil.copytree(repository / "shapes", tmp_path / "saved" / "shapes")
-    (tmp_path / "saved" / "shapes" / "config.pbtxt").unlink()
+    (folder / "config.pbtxt").unlink()
+    for model in (folder, *(tmp_path / "saved").iterdir()):
+        shutil.copytree(model, server.repositories[0] / model.name)
     encoded = {"ENCODED": np.array([(PICTURES / "04.jpg").read_bytes()], dtype=object)}
-    answers = []
-    for folder in (repository, tmp_path / "saved"):
-        server = serve(folder)
-        server.wait_until_ready()
-        with Client(server.address) as client:
-            answers.append(client.infer("shapes_image", encoded))
+    with Client(server.address) as client:
+        client.wait_until_ready(PATIENCE_SECONDS, model="shapes_image")
+        answers = [client.infer(model, encoded) for model in ("yolov8_image", "shapes_image")]
     assert len(answers[0]["SCORES"]) > 0
     for name in ("BOXES", "SCORES", "CLASSES", "LABELS"):
         np.testing.assert_array_equal(answers[0][name], answers[1][name])
 
 
-def test_it_follows_its_model(repository: Path, serve) -> None:
+def test_it_follows_its_model(server: RocserveProcess) -> None:
     """Another network, other labels, another preset, none: as with dropped files."""
+    (repository,) = server.repositories
     folder = put(repository, "colours", colour_classifier(), "imagenet")
-    server = serve(repository)
-    server.wait_until_ready()
     with Client(server.address) as client:
 
         def answered() -> tuple[list[bytes], int]:
@@ -319,7 +313,7 @@ def test_it_follows_its_model(repository: Path, serve) -> None:
                 return answered() == ([label.encode()], side)
             return False
 
-        assert answered() == ([b"1"], 32), "without labels, classes are numbers"
+        wait_until(lambda: answers("1", 32), "its labels: without names, classes are numbers")
         put(repository, "colours", colour_classifier(side=48), "imagenet")
         wait_until(lambda: answers("1", 48), "the new size")
         (folder / "labels.txt").write_text("\n".join(COLOURS))
@@ -339,19 +333,18 @@ def test_it_follows_its_model(repository: Path, serve) -> None:
         assert client.model_ready("colours")
 
 
-def test_a_folder_of_one_of_the_names_goes_first(repository: Path, serve) -> None:
-    put(repository, "colours", colour_classifier(), "imagenet")
-    put(repository, "colours_image", colour_classifier(), "imagenet").joinpath("config.pbtxt").unlink()
-    server = serve(repository)
-    server.wait_until_ready()
+def test_a_folder_of_one_of_the_names_goes_first(server: RocserveProcess) -> None:
+    (repository,) = server.repositories
     with Client(server.address) as client:
-        wait_until(lambda: "model 'colours_image' is defined by both the folders" in server.log_text)
-        assert [entry.name for entry in client.repository_index() if entry.state == "READY"] == [
-            "colours",
-            "colours_image",
-        ]
-        shutil.rmtree(repository / "colours_image")
-        wait_until(lambda: client.model_ready("colours_image") and client.model_ready("colours_preprocess"))
+        put(repository, "tints_image", colour_classifier(), "imagenet").joinpath("config.pbtxt").unlink()
+        client.wait_until_ready(PATIENCE_SECONDS, model="tints_image")
+        put(repository, "tints", colour_classifier(), "imagenet")
+        client.wait_until_ready(PATIENCE_SECONDS, model="tints")
+        wait_until(lambda: "model 'tints_image' is defined by both the folders" in server.log_text)
+        ready = [entry.name for entry in client.repository_index() if entry.state == "READY"]
+        assert [name for name in ready if name.startswith("tints")] == ["tints", "tints_image"]
+        shutil.rmtree(repository / "tints_image")
+        wait_until(lambda: client.model_ready("tints_image") and client.model_ready("tints_preprocess"))
 
 
 CHAIN = """
@@ -398,8 +391,9 @@ def as_they_come() -> bytes:
     return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)]).SerializeToString()
 
 
-def test_a_name_is_free_once_its_folder_of_several_models_has_it_no_more(repository: Path, serve) -> None:
+def test_a_name_is_free_once_its_folder_of_several_models_has_it_no_more(server: RocserveProcess) -> None:
     """The folder itself stays, with its other models."""
+    (repository,) = server.repositories
     chain = repository / "shop"
     (chain / "1").mkdir(parents=True)
     for name, network in (
@@ -409,10 +403,9 @@ def test_a_name_is_free_once_its_folder_of_several_models_has_it_no_more(reposit
     ):
         (chain / "1" / f"{name}.onnx").write_bytes(network)
     (chain / "config.toml").write_text(CHAIN.format(first="colours_image"))
-    put(repository, "shop_colours", colour_classifier(), "imagenet")
-    server = serve(repository)
-    server.wait_until_ready()
     with Client(server.address) as client:
+        client.wait_until_ready(PATIENCE_SECONDS, model="shop")
+        put(repository, "shop_colours", colour_classifier(), "imagenet")
         wait_until(lambda: "model 'shop_colours_image' is defined by both the folders" in server.log_text)
         assert client.model_ready("shop")
         assert not client.model_ready("shop_colours_preprocess")
