@@ -1,4 +1,4 @@
-"""The HTTP front end's start, its end, its flags, and the other ports."""
+"""The HTTP front end's start, its end and its flags; test_lifecycle.py has a server without it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import tritonclient.grpc as grpc_client
 from support.http_requests import ask
 from support.models import add_constant, drop
 from support.server import RocserveProcess
@@ -37,12 +36,6 @@ def test_http_alone_and_restricted(serve: Any, repository: Path) -> None:
     status, rows = ask(server, "POST", "/v2/repository/index", headers={"Admin-Key": "secret"})
     assert (status, rows) == (200, [{"name": "a", "version": "1", "state": "READY"}])
     assert ask(server, "GET", "/v2/models/a")[0] == 200
-
-
-def test_grpc_alone(serve: Any, repository: Path) -> None:
-    server: RocserveProcess = serve(repository, flags=("--allow-http=false",))
-    assert grpc_client.InferenceServerClient(server.address).is_server_live()
-    assert "HTTPService" not in server.log_text
 
 
 def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) -> None:
