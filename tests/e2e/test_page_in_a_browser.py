@@ -488,7 +488,11 @@ def test_a_text_gets_its_labels_which_are_no_vector(page: Any, server: RocserveP
         assert page.get_by_text("Nearest of the last texts").count() == 0
 
 
-@WIDTHS
+@pytest.mark.parametrize(
+    ("either", "width", "scheme"),
+    [("server", 1280, "light"), ("server_with_front_ends", 390, "dark")],
+    indirect=["either"],
+)
 def test_answers_are_shown_as_they_come(
     page: Any, either: RocserveProcess, models: Path, width: int, scheme: str
 ) -> None:
