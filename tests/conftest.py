@@ -28,12 +28,18 @@ LONGEST_FILES = (
     "e2e/test_real_weights.py",
     "unit/backends/test_pytorch_damage.py",
     "unit/tools/test_quantise_tool.py",
-    "e2e/test_quantised.py",
     "e2e/test_migraphx_errors.py",
     "unit/tools/test_bench_tool.py",
     "docs/test_commands.py",
 )
 """Files of few tests that each compute for long, the longest first: one process runs a file."""
+
+_HTTP = ("http", "http_bodies", "http_uploads", "infer_streams", "kserve", "page", "reflection", "timing")
+OF_ONE_SERVER = {
+    "rocserve_server": [f"tests/e2e/test_{name}.py" for name in ("client", "detection", "image_commands", "sample")],
+    "http_server": [f"tests/e2e/test_{name}.py" for name in _HTTP],
+}
+"""Fixture of the whole session -> the files that use it: each process would start the server again."""
 
 pytest_plugins = ("support.migraphx", "support.pytorch", "support.parity.summary")
 
@@ -129,12 +135,13 @@ def pytest_collection_finish() -> None:
 
 
 class FilesTogether(LoadFileScheduling):
-    """Hands whole files to the processes of `make test` in their order, and all of tests/parity to one process, which
-    starts Triton once."""
+    """Hands whole files to the processes of `make test` in their order. One process gets all of tests/parity, which
+    starts Triton once, and one the files of each entry of OF_ONE_SERVER."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "tests/parity" if file.startswith("tests/parity/") else file
+        server = next((name for name, files in OF_ONE_SERVER.items() if file in files), "")
+        return "tests/parity" if file.startswith("tests/parity/") else server or file
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,7 +13,7 @@ import tritonclient.http as http_client
 from support.browser import faultless_page, running_browser
 from support.metrics import FLAGS as METRICS
 from support.parity.models import parity_models, write_model
-from support.server import RocserveProcess, Start
+from support.server import RocserveProcess
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
@@ -46,16 +46,33 @@ def page(browser: Any) -> Iterator[Any]:
         yield page
 
 
-@pytest.fixture(scope="module")
-def rocserve_server(start: Start) -> RocserveProcess:
+@pytest.fixture(scope="session")
+def rocserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     """One server on the sample repository, for tests that change nothing."""
-    return start(SAMPLE_REPOSITORY)
+    with RocserveProcess([SAMPLE_REPOSITORY], log=tmp_path_factory.mktemp("sample") / "log") as running:
+        running.wait_until_ready()
+        yield running
 
 
-@pytest.fixture(scope="session", params=[0, 2], ids=["one-process", "front-ends"])
-def http_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
-    """A server for HTTP tests that change nothing: once as one process, once with front ends."""
-    folder = tmp_path_factory.mktemp("http")
+@pytest.fixture(params=["one_process", "front_ends"], ids=["one-process", "front-ends"])
+def http_server(request: pytest.FixtureRequest) -> RocserveProcess:
+    """A server for HTTP tests that change nothing: once as one process, once with front ends. Both are started once:
+    pytest would end a fixture with parameters before it makes the next one."""
+    running: RocserveProcess = request.getfixturevalue(f"http_server_of_{request.param}")
+    return running
+
+
+@pytest.fixture(scope="session")
+def http_server_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    yield from _http_server(tmp_path_factory.mktemp("http"), 0)
+
+
+@pytest.fixture(scope="session")
+def http_server_of_front_ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    yield from _http_server(tmp_path_factory.mktemp("http"), 2)
+
+
+def _http_server(folder: Path, front_ends: int) -> Iterator[RocserveProcess]:
     repository = folder / "repository"
     repository.mkdir()
     for model in parity_models():
@@ -69,7 +86,7 @@ def http_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         "--allow-remote-files=true",
         "--allow-remote-models=true",
         "--http-header-forward-pattern=^x-forwarded-.*",
-        f"--front-ends={request.param}",
+        f"--front-ends={front_ends}",
         "--http-max-input-size=1000000",
         "--grpc-reflection=true",
         *METRICS,

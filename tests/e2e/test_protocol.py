@@ -6,6 +6,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.infer_inputs import infer_input
 from support.models import add_sub, drop
 from support.server import RocserveProcess
@@ -107,3 +108,10 @@ def test_health_of_the_server_and_of_a_model(server):
     with pytest.raises(grpc.RpcError) as caught:
         health(server, "nothing")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_is_off_by_default(server):
+    with grpc.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.RpcError) as error:
+            list(ProtoReflectionDescriptorDatabase(channel).get_services())
+        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED

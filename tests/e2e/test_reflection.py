@@ -1,9 +1,8 @@
-"""gRPC's reflection of a real server, without and with front end processes."""
+"""gRPC's reflection of a real server, without and with front end processes; test_protocol.py has the default."""
 
 from __future__ import annotations
 
 import grpc
-import pytest
 from google.protobuf import descriptor_pool, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.server import RocserveProcess
@@ -23,10 +22,3 @@ def test_a_client_without_our_files_asks_what_it_has_learned(http_server: Rocser
         )
         told = call(question(name="add_sub"))
         assert [tensor.name for tensor in told.inputs] == ["INPUT0", "INPUT1"]
-
-
-def test_it_is_off_by_default(rocserve_server: RocserveProcess) -> None:
-    with grpc.insecure_channel(rocserve_server.address) as channel:
-        with pytest.raises(grpc.RpcError) as error:
-            list(ProtoReflectionDescriptorDatabase(channel).get_services())
-        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
