@@ -254,26 +254,27 @@ CLOCK = b"<Error><Code>RequestTimeTooSkewed</Code><Message>Too large.</Message><
 
 
 @pytest.mark.parametrize(
-    ("faults", "text"),
+    ("name", "faults", "text"),
     [
         # Longer than a request may take without data.
-        ({"seconds": 60.0}, "the server will retry"),
-        ({"bodies": CLOCK, "status": 403}, "set this machine's clock"),
+        ("slow", {"seconds": 60.0}, "the server will retry"),
+        ("clock", {"bodies": CLOCK, "status": 403}, "set this machine's clock"),
     ],
     ids=["slow", "clock"],
 )
 def test_a_store_that_fails_costs_no_request_and_the_index_says_why(
-    elsewhere: Elsewhere, faults: dict[str, Any], text: str
+    polled: tuple[Elsewhere, RocserveProcess], name: str, faults: dict[str, Any], text: str
 ):
-    server = elsewhere.serve()
-    server.wait_until_ready()
-    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2, pause_seconds=0.1) as load:
+    elsewhere, server = polled
+    elsewhere.put(name, 1.0)
+    wait_for(server, name, 1.0)
+    with ConstantLoad(server.address, name, {1.0, 2.0}, threads=2, pause_seconds=0.1) as load:
         for kind, fault in faults.items():
             getattr(elsewhere.between.faults, kind)["."] = fault
         wait_until(lambda: text in store_row(elsewhere, server), "the store's row")
         for kind in faults:
             getattr(elsewhere.between.faults, kind).clear()
-        elsewhere.put("m", 2.0)
+        elsewhere.put(name, 2.0)
         wait_until(lambda: load.answered[2.0], "an answer of what was put meanwhile")
     assert (load.failures, load.wrong) == ([], [])
     wait_until(lambda: store_row(elsewhere, server) == "", "an index without the store's row")
