@@ -73,6 +73,11 @@ def served(request: pytest.FixtureRequest, start: Start, tmp_path_factory: pytes
     return Served(start(repository, f"--front-ends={request.param}"), repository, notes, gate)
 
 
+by_front_ends = pytest.mark.parametrize("served", [2], indirect=True, ids=["front-ends"])
+"""For client packages: plain requests of the same form go to both kinds of server."""
+
+
+@by_front_ends
 def test_the_example_sorts_texts(served: Served) -> None:
     command = [sys.executable, EXAMPLE, f"--url=http://{served.server.http_address}/v1", "--model=letters_text"]
     ran = subprocess.run([*command, "aa", "zebra", "aa"], capture_output=True, text=True, check=False)
@@ -297,6 +302,7 @@ def client_flags(server: RocserveProcess, key: str = "any") -> dict[str, Any]:
     return {"base_url": address, "api_key": key, "max_retries": 0, "timeout": PATIENCE_SECONDS}
 
 
+@by_front_ends
 def test_openais_client(served: Served, openai: Any) -> None:
     with openai.OpenAI(**client_flags(served.server)) as client:
         # Without a format the client asks for base64.
@@ -318,6 +324,7 @@ def test_openais_client(served: Served, openai: Any) -> None:
             client.chat.completions.create(model="letters", messages=[{"role": "user", "content": "Hello"}])
 
 
+@by_front_ends
 async def test_openais_asynchronous_client(served: Served, openai: Any) -> None:
     async with openai.AsyncOpenAI(**client_flags(served.server)) as client:
         calls = [client.embeddings.create(model="letters", input=text) for text in TEXTS]
@@ -325,6 +332,7 @@ async def test_openais_asynchronous_client(served: Served, openai: Any) -> None:
     assert [answer.data[0].embedding for answer in answers] == list(map(vector_of, TEXTS))
 
 
+@by_front_ends
 async def test_langchain(served: Served, openai: Any) -> None:
     langchain = pytest.importorskip("langchain_openai", reason="the package langchain-openai is not installed")
     flags = {"model": "letters", "check_embedding_ctx_length": False, "chunk_size": 3}
@@ -334,6 +342,7 @@ async def test_langchain(served: Served, openai: Any) -> None:
     assert await embeddings.aembed_documents(TEXTS) == list(map(vector_of, TEXTS))
 
 
+@by_front_ends
 def test_coheres_clients(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     cohere = pytest.importorskip("cohere", reason="the package cohere is not installed")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

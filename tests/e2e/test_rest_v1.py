@@ -180,6 +180,9 @@ def test_a_model_that_is_being_loaded(served: Served) -> None:
     wait_until(lambda: served.get("/late")[0] == 200, "its readiness")
 
 
+by_front_ends = pytest.mark.parametrize("served", [2], indirect=True, ids=["front-ends"])
+"""For client packages: plain requests of the same form go to both kinds of server."""
+
 _KSERVE = """
 import asyncio, json, sys
 from kserve import InferenceRESTClient, RESTConfig
@@ -203,6 +206,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@by_front_ends
 def test_kserves_client(served: Served) -> None:
     python = tool("kserve/bin/python")
     environment = {**os.environ, "NO_PROXY": "127.0.0.1"}
@@ -231,6 +235,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@by_front_ends
 def test_a_client_of_tensorflow_serving(served: Served) -> None:
     """PyPI's tf-serving, which knows only a model `ocr` of pictures in base64."""
     environment = Environment(CACHE / "tf-serving-peer" / f"python{PYTHON_VERSION}")
@@ -248,6 +253,7 @@ def test_a_client_of_tensorflow_serving(served: Served) -> None:
     assert "nowhere" in refused
 
 
+@by_front_ends
 def test_openais_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     openai = pytest.importorskip("openai", reason="the package openai is not installed")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
