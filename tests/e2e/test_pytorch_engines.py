@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.migraphx_serving import config
 from support.models import drop
 from support.pytorch import NO_COMPILER, NO_PYTORCH, TorchFiles, has_compiler
 from support.server import RocserveProcess
@@ -100,51 +102,57 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
         assert client.model_metadata("again").properties["engine"] == "inductor"
 
 
-PAIR = """
+BOTH = """
 backend: "pytorch"
-input [ {{ name: "ARGS[0]" data_type: TYPE_FP32 dims: {} }}, {{ name: "ARGS[1]" data_type: TYPE_FP32 dims: -1 }},
-        {{ name: "ARGS[2]" data_type: TYPE_FP32 dims: {} }} ]
+input [ { name: "ARGS[0]" data_type: TYPE_FP32 dims: -1 }, { name: "ARGS[1]" data_type: TYPE_FP32 dims: -1 },
+        { name: "ARGS[2]" data_type: TYPE_FP32 dims: -1 }, { name: "ARGS[3]" data_type: TYPE_INT32 dims: [ -1, 1 ] },
+        { name: "ARGS[4]" data_type: TYPE_INT64 dims: -1 } ]
 """
+OWN_NAMES = ("left", "right", "pairs", "ids", "ends")
+PACKAGE_NAMES = tuple(f"ARGS[{place}]" for place in range(len(OWN_NAMES)))
+ONE_ID = np.ones((1, 1), np.int32)
+
+
+@pytest.fixture(scope="module")
+def both(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Callable[..., list[np.ndarray]]]:
+    """Ask `pair_and_look_up`, compiled, or its package: sizes of the three inputs of `pair`, ids of `look_up`."""
+    (repository,) = server.repositories
+    drop(repository, "both", torch_files.data("pair_and_look_up"), ENGINE.format("inductor"), filename="model.pt2")
+    with Client(server.address) as client:
+        client.wait_until_ready(PATIENCE_SECONDS, model="both")
+        programs = (repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")
+        (package,) = [path for path in programs if b"pairs" in path.with_name("signature.json").read_bytes()]
+        drop(repository, "both_package", package.read_bytes(), BOTH, filename="model.pt2")
+        client.wait_until_ready(PATIENCE_SECONDS, model="both_package")
+
+        def ask(model: str, sizes: Sequence[int] = (1, 1, 2), ids: np.ndarray = ONE_ID) -> list[np.ndarray]:
+            names = PACKAGE_NAMES if model == "both_package" else OWN_NAMES
+            given = [*(np.ones(size, np.float32) for size in sizes), ids, np.full(len(ids), -10)]
+            answer = client.infer(model, dict(zip(names, given, strict=True)))
+            return [answer["OUTPUT__0"], answer["OUTPUT__1"]]
+
+        yield ask
 
 
 @needs_compiler
-def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torch_files: TorchFiles) -> None:
+@pytest.mark.parametrize(("model", "made"), [("both", "exported"), ("both_package", "compiled")])
+def test_sizes_that_do_not_go_together_are_refused(both: Callable[..., Any], model: str, made: str) -> None:
     """The compiled program, and the package of it, would read beyond the end of the shorter input."""
-    (repository,) = server.repositories
-    drop(repository, "pair", torch_files.data("pair"), ENGINE.format("inductor"), filename="model.pt2")
-    own = ("left", "right", "pairs")
-    with Client(server.address) as client:
-        client.wait_until_ready(PATIENCE_SECONDS, model="pair")
-        programs = (repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")
-        (package,) = [path for path in programs if b"pairs" in path.with_name("signature.json").read_bytes()]
-        drop(repository, "pair_package", package.read_bytes(), PAIR.format(-1, -1), filename="model.pt2")
-        drop(repository, "pair_few", package.read_bytes(), PAIR.format(101, -1), filename="model.pt2")
-        client.wait_until_ready(PATIENCE_SECONDS, model="pair_package")
-
-        def ask(model: str, names: Sequence[str], *sizes: int) -> list[float]:
-            given = {name: np.ones(size, np.float32) for name, size in zip(names, sizes, strict=True)}
-            return client.infer(model, given)["OUTPUT__0"].tolist()
-
-        for model, names, made in (
-            ("pair", own, "exported"),
-            ("pair_package", [f"ARGS[{place}]" for place in range(3)], "compiled"),
-        ):
-            for size in (1, 2, 100):
-                assert ask(model, names, size, size, 2 * size) == [4] * size
-            left, right, pairs = (f"dimension 0 of input '{name}'" for name in names)
-            bounds = f"its program was {made} for 0 at least, at most"
-            for sizes, texts in (
-                ((4, 3, 8), (f"{left} is 4, but {right} is 3; its program was {made} for matching sizes",)),
-                ((0, 4, 8), (f"{left} is 0, but {right} is 4; its program",)),
-                ((4, 4, 6), (f"{left} is 4, but {pairs} is 6; its program was", f"{pairs} (6) == 2*{left} (4)")),
-                ((4, 4, 7), (f"{pairs} is 7; {bounds} 200, in steps of 2", f"{pairs} (7) == 2*{left} (4)")),
-                ((101, 101, 202), (f"{left} is 101; {bounds} 100",)),
-            ):
-                with pytest.raises(InvalidArgument) as refused:
-                    ask(model, names, *sizes)
-                assert any(text in str(refused.value) for text in texts), (model, sizes, refused.value)
-        why = "FP32 [101] in config.pbtxt, but the package was compiled for 0 at least, at most 100 in dimension 0"
-        wait_until_refused(server, "pair_few", why)
+    for size in (1, 2, 100):
+        assert both(model, (size, size, 2 * size))[0].tolist() == [4] * size
+    names = PACKAGE_NAMES if model == "both_package" else OWN_NAMES
+    left, right, pairs = (f"dimension 0 of input '{name}'" for name in names[:3])
+    bounds = f"its program was {made} for 0 at least, at most"
+    for sizes, texts in (
+        ((4, 3, 8), (f"{left} is 4, but {right} is 3; its program was {made} for matching sizes",)),
+        ((0, 4, 8), (f"{left} is 0, but {right} is 4; its program",)),
+        ((4, 4, 6), (f"{left} is 4, but {pairs} is 6; its program was", f"{pairs} (6) == 2*{left} (4)")),
+        ((4, 4, 7), (f"{pairs} is 7; {bounds} 200, in steps of 2", f"{pairs} (7) == 2*{left} (4)")),
+        ((101, 101, 202), (f"{left} is 101; {bounds} 100",)),
+    ):
+        with pytest.raises(InvalidArgument) as refused:
+            both(model, sizes)
+        assert any(text in str(refused.value) for text in texts), (model, sizes, refused.value)
 
 
 @pytest.fixture(scope="module")
@@ -190,85 +198,54 @@ def test_inputs_are_laid_out_in_memory_as_compiled_code_reads_them(
     wait_until_refused(server, "part", "an example for input 'x' that is a part of another tensor, or expanded")
 
 
-LOOK_UP = """
-backend: "pytorch"
-max_batch_size: 4096
-input [ { name: "ARGS[0]" data_type: TYPE_INT32 dims: 1 },
-        { name: "ARGS[1]" data_type: TYPE_INT64 dims: 1 reshape {} } ]
-output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 1 reshape {} }
-"""
-
-
 @needs_compiler
-def test_an_index_out_of_range_reads_nothing(server: RocserveProcess, torch_files: TorchFiles) -> None:
+def test_an_index_out_of_range_reads_nothing(both: Callable[..., Any], torch_files: TorchFiles) -> None:
     """Compiled code checks each index, and ends its process or answers with an error."""
-    (repository,) = server.repositories
-    settings = ENGINE.format("inductor") + "max_batch_size: 4096\n"
-    drop(repository, "look_up", torch_files.data("look_up"), settings, filename="model.pt2")
-    expected = torch_files.values("look_up")[1]["OUTPUT__0"][0]
+    expected = torch_files.values("pair_and_look_up")[1]["OUTPUT__1"][0]
 
-    def inputs(rows: int, wrong: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.ones((rows, 1), np.int32)
-        ids[rows // 2] = wrong
-        return ids, np.full((rows, 1), -10)
+    def ids(rows: int, wrong: int = 1) -> np.ndarray:
+        made = np.ones((rows, 1), np.int32)
+        made[rows // 2] = wrong
+        return made
 
-    with Client(server.address) as client:
-        client.wait_until_ready(PATIENCE_SECONDS, model="look_up")
-        for rows in (1, 3000):
-            for wrong in (10, -1, 1 << 30):
-                ids, ends = inputs(rows, wrong)
-                with pytest.raises(
-                    InvalidArgument, match=f"input 'ids' has the value {wrong}, and its program takes 0"
-                ):
-                    client.infer("look_up", {"ids": ids, "ends": ends})
-            ids, ends = inputs(rows)
-            answer = client.infer("look_up", {"ids": ids, "ends": ends})["OUTPUT__0"]
-            np.testing.assert_allclose(answer.ravel(), np.full(rows, expected), atol=1e-5)
-        programs = (repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")
-        (package,) = [path for path in programs if b'"ends"' in path.with_name("signature.json").read_bytes()]
-        drop(repository, "look_up_package", package.read_bytes(), LOOK_UP, filename="model.pt2")
-        client.wait_until_ready(PATIENCE_SECONDS, model="look_up_package")
+    for rows in (1, 3000):
+        for wrong in (10, -1, 1 << 30):
+            with pytest.raises(InvalidArgument, match=f"input 'ids' has the value {wrong}, and its program takes 0"):
+                both("both", ids=ids(rows, wrong))
+        np.testing.assert_allclose(both("both", ids=ids(rows))[1], np.full(rows, expected), atol=1e-5)
+    with pytest.raises((Internal, Unavailable), match=r"index out of bounds|ended unexpectedly \(killed by signal 6\)"):
+        both("both_package", ids=ids(3000, 10))
 
-        def ask(wrong: int = 1) -> np.ndarray:
-            ids, ends = inputs(3000, wrong)
-            return client.infer("look_up_package", {"ARGS[0]": ids, "ARGS[1]": ends})["OUTPUT__0"]
+    def is_right() -> bool:
+        try:
+            return np.allclose(both("both_package", ids=ids(3000))[1], expected, atol=1e-5)
+        except Unavailable:
+            return False
 
-        with pytest.raises(
-            (Internal, Unavailable), match=r"index out of bounds|ended unexpectedly \(killed by signal 6\)"
-        ):
-            ask(wrong=10)
-
-        def is_right() -> bool:
-            try:
-                return np.allclose(ask(), expected, atol=1e-5)
-            except Unavailable:
-                return False
-
-        wait_until(is_right, "an answer of the worker that was started again")
+    wait_until(is_right, "an answer of the worker that was started again")
 
 
-def test_migraphx_by_way_of_onnx(migraphx_root: Path, torch_files: TorchFiles, tmp_path: Path) -> None:
-    parameters = ENGINE.format("migraphx-onnx") + 'parameters { key: "target" value { string_value: "ref" } }\n'
-    names = 'max_batch_size: 2 input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }\n'
-    flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}")
-    repository = tmp_path / "repository"
-    drop(repository, "exported", torch_files.data("classifier"), parameters, filename="model.pt2")
-    drop(repository, "named", torch_files.data("classifier"), parameters + names, filename="model.pt2")
-    with RocserveProcess([repository], *flags, log=tmp_path / "server.log") as server:
-        check(server, torch_files, "exported")
-        check(server, torch_files, "named", ("INPUT__0", "scores", "best"))
-        with Client(server.address) as client:
-            properties = client.model_metadata("exported").properties
-        assert properties["note"] == "written as ONNX from a program of torch.export"
-        assert "rows are independent" in properties["load_check"]
-        assert "inputs on MIGraphX and PyTorch, largest error" in properties["load_check"]
+@pytest.fixture(scope="module")
+def on_migraphx(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    folder = tmp_path_factory.mktemp("migraphx-onnx")
+    repository = folder / "repository"
+    repository.mkdir()
+    flags = (f"--migraphx-root={migraphx_root}", f"--cache-directory={folder / 'cache'}")
+    with RocserveProcess([repository], *flags, log=folder / "server.log") as server:
+        yield server
+        assert server.terminate() == 0
 
 
-def test_torchscript_is_not_inductor_s(server: RocserveProcess, torch_files: TorchFiles) -> None:
-    config = ENGINE.format("inductor") + 'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }\n'
-    drop(server.repositories[0], "traced", torch_files.data("traced"), config, filename="model.pt")
-    text = "model.pt is a TorchScript program; export the module with torch.export, or remove the parameter"
-    wait_until_refused(server, "traced", text)
+def test_migraphx_by_way_of_onnx(on_migraphx: RocserveProcess, torch_files: TorchFiles) -> None:
+    names = 'input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }\n'
+    text = config(2, "pytorch_libtorch", names, engine="migraphx-onnx")
+    drop(on_migraphx.repositories[0], "named", torch_files.data("classifier"), text, filename="model.pt2")
+    check(on_migraphx, torch_files, "named", ("INPUT__0", "scores", "best"))
+    with Client(on_migraphx.address) as client:
+        properties = client.model_metadata("named").properties
+    assert properties["note"] == "written as ONNX from a program of torch.export"
+    assert "rows are independent" in properties["load_check"]
+    assert "inputs on MIGraphX and PyTorch, largest error" in properties["load_check"]
 
 
 def test_packages_of_encoders_are_padded(
@@ -299,36 +276,90 @@ def int8_kernels(package: Path) -> set[str]:
     return {kind for kind in ("qconv", "qlinear") if kind.encode() in sources}
 
 
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """A program of the sample's classifier, quantised statically and dynamically, with images and their digits."""
+
+    static: bytes
+    dynamic_onnx: bytes
+    images: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+    """Of the static program in PyTorch."""
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    torch = pytest.importorskip("torch", reason=NO_PYTORCH)
+    networks = pytest.importorskip("support.torch_networks", reason=NO_PYTORCH)
+    folder = tmp_path_factory.mktemp("digits")
+    images, labels = networks.held_out_digits()
+    networks.save_program(networks.digits_network(), folder / "digits.pt2", 1, 16, 16)
+    static = quantised(folder / "digits.pt2", images, "static")
+    dynamic = quantised(folder / "digits.pt2", images, "dynamic", ".onnx")
+    with torch.no_grad():
+        scores = torch.export.load(static).module()(torch.from_numpy(images)).numpy()
+    return Digits(static.read_bytes(), dynamic.read_bytes(), images, labels, scores)
+
+
+def quantised(program: Path, data: np.ndarray, method: str, suffix: str = ".pt2") -> Path:
+    """Quantise a program with the data by the command; return the file."""
+    samples, out = program.with_suffix(".npy"), program.with_name(f"{program.stem}_{method}{suffix}")
+    np.save(samples, data)
+    assert cli.main(["quantise", str(program), f"--method={method}", f"--data={samples}", f"--out={out}"]) == 0
+    return out
+
+
+def answers(client: Client, model: str, images: np.ndarray) -> np.ndarray:
+    """The scores of the images, 30 at a time."""
+    batches = np.split(images, len(images) // 30)
+    return np.concatenate([client.infer(model, {"input": batch})["OUTPUT__0"] for batch in batches])
+
+
 @needs_compiler
-def test_fixed_sizes_have_int8_kernels(server: RocserveProcess, tmp_path: Path) -> None:
+def test_fixed_sizes_have_int8_kernels(server: RocserveProcess, digits: Digits, tmp_path: Path) -> None:
     """A program for any batch has none, and is right all the same."""
     torch = pytest.importorskip("torch", reason=NO_PYTORCH)
     networks = pytest.importorskip("support.torch_networks", reason=NO_PYTORCH)
     (repository,) = server.repositories
-    images, _ = networks.held_out_digits()
-    batches = images.reshape(-1, 30, *images.shape[1:])
-    np.save(tmp_path / "fixed.npy", batches)
-    np.save(tmp_path / "open.npy", images)
+    batches = digits.images.reshape(-1, 30, *digits.images.shape[1:])
     program = torch.export.export(networks.convolutions(), (torch.from_numpy(batches[0]),))
     torch.export.save(program, tmp_path / "fixed.pt2")
-    networks.save_program(networks.digits_network(), tmp_path / "open.pt2", 1, 16, 16)
+    fixed = quantised(tmp_path / "fixed.pt2", batches, "static")
+    bare = torch.export.load(fixed).module()
+    with torch.no_grad():
+        right = {
+            "fixed": np.concatenate([bare(torch.from_numpy(batch)).numpy() for batch in batches]),
+            "open": digits.scores,
+        }
     before = {*(repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")}
-    for name in ("fixed", "open"):
-        quantised = tmp_path / f"{name}_int8.pt2"
-        flags = ("--method=static", f"--data={tmp_path / name}.npy", f"--out={quantised}")
-        assert cli.main(["quantise", str(tmp_path / f"{name}.pt2"), *flags]) == 0
-        drop(repository, name, quantised.read_bytes(), ENGINE.format("inductor"), filename="model.pt2")
+    drop(repository, "fixed", fixed.read_bytes(), ENGINE.format("inductor"), filename="model.pt2")
+    drop(repository, "open", digits.static, ENGINE.format("inductor"), filename="model.pt2")
     with Client(server.address) as client:
-        for name in ("fixed", "open"):
+        for name, scores in right.items():
             client.wait_until_ready(PATIENCE_SECONDS, model=name)
             properties = client.model_metadata(name).properties
             assert properties["program"] == "compiled by Inductor"
             assert properties["precision"].startswith("int8")
-            bare = torch.export.load(tmp_path / f"{name}_int8.pt2").module()
-            for batch in batches:
-                with torch.no_grad():
-                    right = bare(torch.from_numpy(batch)).numpy()
-                # Scores go up to 20. A tie may be rounded to either whole number.
-                np.testing.assert_allclose(client.infer(name, {"input": batch})["OUTPUT__0"], right, atol=0.1)
+            # Scores go up to 20. A tie may be rounded to either whole number.
+            np.testing.assert_allclose(answers(client, name, digits.images), scores, atol=0.1)
     packages = {*(repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")} - before
     assert sorted(map(int8_kernels, packages), key=len) == [set(), {"qconv", "qlinear"}]
+
+
+def test_quantised_programs_are_served_as_bare_ones(on_migraphx: RocserveProcess, digits: Digits) -> None:
+    (repository,) = on_migraphx.repositories
+    text = config(30, "pytorch_libtorch", engine="migraphx-onnx", batch_sizes=30)
+    drop(repository, "static", digits.static, filename="model.pt2")
+    drop(repository, "static_mgx", digits.static, text, filename="model.pt2")
+    drop(repository, "dynamic_onnx", digits.dynamic_onnx)
+    right = (digits.scores.argmax(1) == digits.labels).sum()
+    with Client(on_migraphx.address) as client:
+        for model, engine in (("static", "eager"), ("static_mgx", "migraphx-onnx"), ("dynamic_onnx", "onnxruntime")):
+            client.wait_until_ready(PATIENCE_SECONDS, model=model)
+            properties = client.model_metadata(model).properties
+            assert properties["engine"] == engine
+            assert engine != "migraphx-onnx" or properties["precision"] == "int8"
+            read = (answers(client, model, digits.images).argmax(1) == digits.labels).sum()
+            # Another engine may round a tie to the other whole number.
+            assert abs(read - right) <= (0 if engine == "eager" else 1)

@@ -107,6 +107,17 @@ class LookUp(nn.Module):
         return self.table(ids.reshape(-1).to(torch.int64)).sum(-1) + self.table.weight[ends].sum(-1)
 
 
+class PairAndLookUp(nn.Module):
+    """Both in one program, for engines that compile for long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair, self.look_up = Pair(), LookUp()
+
+    def forward(self, left: Tensor, right: Tensor, pairs: Tensor, ids: Tensor, ends: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        return self.pair(left, right, pairs), self.look_up(ids, ends)
+
+
 class Weighted(nn.Module):
     """Weights each column differently, so that swapped inputs are noticed."""
 
@@ -382,6 +393,12 @@ def main(folder: Path) -> None:
     look_up = torch.export.export(LookUp(), (ids, ends), dynamic_shapes=({0: rows}, {0: rows}))
     _save(folder, "look_up", look_up, {"ids": ids, "ends": ends}, {"OUTPUT__0": look_up.module()(ids, ends)})
     torch.jit.script(LookUp()).save(folder / "look_up_script.pt")
+    both = PairAndLookUp()
+    given = {"left": torch.ones(4), "right": torch.ones(4), "pairs": torch.ones(8), "ids": ids, "ends": ends}
+    shapes = ({0: length}, {0: length}, {0: 2 * length}, {0: rows}, {0: rows})
+    joint = torch.export.export(both, tuple(given.values()), dynamic_shapes=shapes)
+    sums, found = both(*given.values())
+    _save(folder, "pair_and_look_up", joint, given, {"OUTPUT__0": sums, "OUTPUT__1": found})
     turned = x.t().contiguous().t()
     columns = torch.export.export(
         WeightedAndEverySecond(),

@@ -173,6 +173,14 @@ def test_inductor_compiles_for_one_device(saved: SourceMaker) -> None:
         inductor.load(saved("split", kind=InstanceKind.MODEL))
 
 
+def test_torchscript_is_not_inductor_s(saved: SourceMaker) -> None:
+    from rocserve.backends.pytorch import inductor
+
+    text = "model.pt is a TorchScript program; export the module with torch.export, or remove the parameter"
+    with pytest.raises(ServeError, match=text):
+        inductor.load(saved("traced", inputs=[ROWS_OF_4], parameters={"engine": "inductor"}))
+
+
 @pytest.mark.parametrize(
     "names", [("x", "options_scale", "bias"), ("INPUT__0", "INPUT__1", "INPUT__2"),
               ("ARGS[0]", "ARGS[1][scale]", "KWARGS[bias]")],
