@@ -20,7 +20,7 @@ _PACKAGE = """
 import os, sys
 files, folder = sys.argv[1:]
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder + "/work"
-# Trials of the processor's instruction sets would take longer than a program; these do without such instructions.
+# Trials of the processor's instruction sets would take longer than a program; these programs do not use them.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 import torch
 settings = {"cpp.dynamic_threads": True, "aot_inductor.precompile_headers": False}
