@@ -125,6 +125,9 @@ class _HereRunner:
         except MigraphxError as error:
             raise unavailable(str(error)) from None
 
+    def run_check(self, job: Any, result_type: type[Any], seconds: float) -> Any:
+        return self.run(job, result_type)
+
     def call_off(self) -> None:
         """Cancels nothing, because jobs run in the caller's thread."""
 
