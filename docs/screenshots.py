@@ -147,6 +147,23 @@ def show_vector(page: Any) -> None:
     top(page, ".answer")
 
 
+def failed_tries(page: Any) -> str:
+    """Wait until no try to load the broken model runs; return what the page says of those that have failed."""
+    page.locator(".badge.unavailable").first.wait_for()
+    found = re.search(r"\(failed [^,]+,", page.locator("body").inner_text())
+    return found[0] if found else ""
+
+
+def take(page: Any, file: Path, shows_the_broken_model: bool) -> list[str]:
+    """Write the picture and return its texts; again where the broken model was tried meanwhile, and was LOADING."""
+    while True:
+        before = failed_tries(page) if shows_the_broken_model else ""
+        page.screenshot(path=file)
+        texts: list[str] = page.evaluate(TEXTS_IN_VIEW)
+        if not shows_the_broken_model or ("UNAVAILABLE" in texts and failed_tries(page) == before):
+            return texts
+
+
 PICTURES: dict[str, tuple[str, int, int, str, Callable[[Any], None]]] = {
     "models": ("", 1280, 640, "light", lambda page: page.locator(".badge.ready").nth(6).wait_for()),
     "failed": ("product_names", 1280, 820, "light", lambda page: page.locator(".repair pre").first.wait_for()),
@@ -197,9 +214,9 @@ def main() -> None:
                     page.wait_for_timeout(1000 * min(PAGE_SECONDS, options.seconds))
                     prepare(page)
                     file = options.folder / f"{name}.png"
-                    page.screenshot(path=file)
+                    texts = take(page, file, shows_the_broken_model=model in {"", "product_names"})
                     if options.texts:
-                        file.with_suffix(".txt").write_text("\n".join(page.evaluate(TEXTS_IN_VIEW)))
+                        file.with_suffix(".txt").write_text("\n".join(texts))
                     page.close()
                     print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
 
