@@ -173,7 +173,7 @@ def find_model_file(definition: ModelDefinition, version_folder: Path, architect
         found = f"{len(matches)} that match: {', '.join(matches)}" if matches else describe_files(place)
         raise invalid_argument(
             f"unable to find the model file of '{definition.name}' in version folder {version_folder.name}: expected"
-            f" {expected}, found {found}. Rename the file or set default_model_filename"
+            f" {expected}, found {found}. Rename the file, set default_model_filename, or set the backend that reads it"
         )
     return definition.files.resolve(matches[0], f"model file of '{definition.name}'", str(version_folder))
 

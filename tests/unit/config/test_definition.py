@@ -164,7 +164,7 @@ class TestModelFile:
             find_model_file(models.read(folder), folder / "1")
         assert raised.value.text == (
             "unable to find the model file of 'm' in version folder 1: expected model.onnx, found a.txt,"
-            " resnet.onnx. Rename the file or set default_model_filename"
+            " resnet.onnx. Rename the file, set default_model_filename, or set the backend that reads it"
         )
 
     def test_versions_may_hold_different_names(self, models: Models) -> None:
