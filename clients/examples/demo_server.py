@@ -13,8 +13,10 @@ from pathlib import Path
 
 import tritonclient.grpc as triton
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 300.0
+"""A busy machine takes long to load the models; a server that ends earlier is noticed at once."""
+STOP_TIMEOUT_S = 90.0
+"""The server itself ends what is in flight after 30 s."""
 
 
 @contextmanager
