@@ -40,9 +40,9 @@ def offered(stage: Stage, random: random.Random) -> None:
     if lag > MOST_LAG_SECONDS:
         stage.tally.count("overload", "not judged: the machine was too busy")
         return
-    least = LEAST_SHARE * LASTS_SECONDS * 1000 / MODEL_MS
+    least = round(LEAST_SHARE * LASTS_SECONDS * 1000 / MODEL_MS)
     if outcomes["right"] < least:
-        stage.findings.add("overload collapses", f"{dict(outcomes)} at {rate:.0f}/s, at least {least:.0f} expected")
+        stage.findings.add("overload collapses", f"{dict(outcomes)} at {rate:.0f}/s, at least {least} expected")
 
 
 def _offer(stage: Stage, rate: float, count: int) -> tuple[Counter[str], float]:
