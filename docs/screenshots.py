@@ -57,11 +57,12 @@ output { name: "NAME" data_type: TYPE_STRING dims: [ 1 ] }
 
 
 def drop_broken(repository: Path) -> None:
-    """Add a model that fails to load."""
-    version = repository / "product_names" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(BROKEN)
-    (version.parent / "config.pbtxt").write_text(BROKEN_CONFIG)
+    """Add a model that fails to load, with all of its files at once."""
+    made = repository.parent / "product_names"
+    (made / "1").mkdir(parents=True)
+    (made / "1" / "model.py").write_text(BROKEN)
+    (made / "config.pbtxt").write_text(BROKEN_CONFIG)
+    made.rename(repository / made.name)
 
 
 @contextmanager
@@ -134,9 +135,10 @@ def show_detection(page: Any) -> None:
 
 
 def show_graph(page: Any) -> None:
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('.graph .time')].every(t => t.textContent.includes('%'))"
-    )
+    page.wait_for_function("""() => {
+        const times = [...document.querySelectorAll(".graph .time")];
+        return times.length > 0 && times.every((time) => time.textContent.includes("%"));
+    }""")
     top(page, "section:has(.graph)")
 
 
@@ -210,6 +212,7 @@ def main() -> None:
                 first.close()
                 for name, (model, width, height, theme, prepare) in PICTURES.items():
                     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
+                    page.set_default_timeout(1000 * START_SECONDS)
                     page.goto(f"{url}/#/model/{model}/1" if model else url)
                     page.wait_for_timeout(1000 * min(PAGE_SECONDS, options.seconds))
                     prepare(page)

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from support.models import drop
+from support.repository_index import models_of
 from support.server import RocserveProcess, Start
-from support.waiting import PATIENCE_SECONDS
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve import cli
 from rocserve.core.errors import ServeError
@@ -223,6 +224,8 @@ def test_while_a_server_loads_the_errors_say_so(repository, serve):
         'output { name: "B" data_type: TYPE_FP32 dims: 1 }'
     )
     server = serve(repository)
+    # The server listens before its first look at the folders.
+    wait_until(lambda: models_of(server).get("slow", ("",))[0] == "LOADING", "the load")
     loading = "; the server still loads slow: try again when it has ended"
     for model, told in (("slow", "model 'slow' is not ready: "), ("slow_image", "has no model 'slow_image'; it has: ")):
         ran = run("classify", SHAPE, "--url", server.address, "--model", model)

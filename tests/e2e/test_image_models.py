@@ -15,6 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from support.models import drop
 from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 
@@ -174,13 +175,11 @@ SHAPES = "circle\nsquare\ntriangle\n"
 
 
 def put(repository: Path, name: str, network: bytes, preset: str, labels: str = "", more: str = "") -> Path:
-    folder = repository / name
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    (folder / "1" / "model.onnx").write_bytes(network)
+    """Drop a network. `preset`: "" = none. `labels`: only before a server looks, because they are written last."""
+    line = f'parameters {{ key: "preprocess" value {{ string_value: "{preset}" }} }}\n' if preset else ""
+    folder = drop(repository, name, network, line + more)
     if labels:
         (folder / "labels.txt").write_text(labels)
-    line = f'parameters {{ key: "preprocess" value {{ string_value: "{preset}" }} }}\n'
-    (folder / "config.pbtxt").write_text(line + more)
     return folder
 
 
@@ -284,7 +283,7 @@ def test_what_config_prints_serves_the_same(
     assert f"# shapes_preprocess/1/pipeline.json\n{pipeline}" in printed
     (folder / "config.pbtxt").unlink()
     for model in (folder, *(tmp_path / "saved").iterdir()):
-        shutil.copytree(model, server.repositories[0] / model.name)
+        model.rename(server.repositories[0] / model.name)
     encoded = {"ENCODED": np.array([(PICTURES / "04.jpg").read_bytes()], dtype=object)}
     with Client(server.address) as client:
         client.wait_until_ready(PATIENCE_SECONDS, model="shapes_image")
@@ -336,7 +335,7 @@ def test_it_follows_its_model(server: RocserveProcess) -> None:
 def test_a_folder_of_one_of_the_names_goes_first(server: RocserveProcess) -> None:
     (repository,) = server.repositories
     with Client(server.address) as client:
-        put(repository, "tints_image", colour_classifier(), "imagenet").joinpath("config.pbtxt").unlink()
+        put(repository, "tints_image", colour_classifier(), preset="")
         client.wait_until_ready(PATIENCE_SECONDS, model="tints_image")
         put(repository, "tints", colour_classifier(), "imagenet")
         client.wait_until_ready(PATIENCE_SECONDS, model="tints")
@@ -391,18 +390,21 @@ def as_they_come() -> bytes:
     return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)]).SerializeToString()
 
 
-def test_a_name_is_free_once_its_folder_of_several_models_has_it_no_more(server: RocserveProcess) -> None:
+def test_a_name_is_free_once_its_folder_of_several_models_has_it_no_more(
+    server: RocserveProcess, tmp_path: Path
+) -> None:
     """The folder itself stays, with its other models."""
     (repository,) = server.repositories
-    chain = repository / "shop"
-    (chain / "1").mkdir(parents=True)
+    made = tmp_path / "shop"
+    (made / "1").mkdir(parents=True)
     for name, network in (
         ("colours_image", colour_classifier()),
         ("means", colour_classifier()),
         ("again", as_they_come()),
     ):
-        (chain / "1" / f"{name}.onnx").write_bytes(network)
-    (chain / "config.toml").write_text(CHAIN.format(first="colours_image"))
+        (made / "1" / f"{name}.onnx").write_bytes(network)
+    (made / "config.toml").write_text(CHAIN.format(first="colours_image"))
+    chain = made.rename(repository / "shop")
     with Client(server.address) as client:
         client.wait_until_ready(PATIENCE_SECONDS, model="shop")
         put(repository, "shop_colours", colour_classifier(), "imagenet")

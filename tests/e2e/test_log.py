@@ -268,6 +268,8 @@ def test_grpcs_own_errors_are_not_among_lines_of_json(
         # The answer comes in frames of stream 1, after the server's settings.
         received = b""
         while b"\x00\x00\x00\x01" not in received:
-            received += client.recv(1000)
+            part = client.recv(1000)
+            assert part, f"the server has closed the connection after {received!r}"
+            received += part
     assert running.terminate() == 0
     assert all(line.startswith('{"time":') for line in running.log_text.splitlines()), running.log_text

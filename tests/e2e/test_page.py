@@ -206,13 +206,12 @@ def test_what_helps_to_repair_a_failed_load(followed: RocserveProcess) -> None:
     drop(repository, "raises", RAISES, RAISES_CONFIG)
     drop(repository, "typo", add_constant(1.0), "max_batch_size: 8\nmax_batch_sise: 5\n")
     drop(repository, "kept", add_constant(1.0))
-    chain = repository / "chain"
-    (chain / "1").mkdir(parents=True)
-    (chain / "config.pbtxt").write_text(
+    ensemble = (
         'platform: "ensemble" input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32'
         ' dims: 1 } ensemble_scheduling { step { model_name: "raises" model_version: -1 input_map { key: "IN" value:'
         ' "x" } output_map { key: "OUT" value: "y" } } }'
     )
+    drop(repository, "chain", None, ensemble)
     states = {"raises": "UNAVAILABLE", "typo": "UNAVAILABLE", "chain": "UNAVAILABLE", "kept": "READY"}
     wait_until(lambda: all((overview(server, name) or {}).get("state") == state for name, state in states.items()))
 

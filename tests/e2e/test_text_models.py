@@ -281,6 +281,7 @@ def test_each_request_gets_the_old_or_the_new_encoders_vector_while_encoders_wit
         with ThreadPoolExecutor(2) as clients:
             asked = [clients.submit(ask_on, f"127.0.0.1:{server.port}") for _ in range(2)]
             try:
+                wait_until(lambda: answers, "an answer before the first swap")
                 for swap in range(1, SWAPS + 1):
                     (tmp_path / "new.onnx").write_bytes(encoders[swap % 2])
                     (tmp_path / "new.onnx").rename(folder / "1" / "model.onnx")

@@ -14,6 +14,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.migraphx import run_with_migraphx
 from support.migraphx_models import shapes_at
+from support.models import drop
 from support.waiting import wait_until
 
 Array = np.ndarray[Any, Any]
@@ -48,12 +49,8 @@ def config(max_batch_size: int = 0, platform: str = "onnx_onnxv1", tensors: str 
 
 
 def place(repository: Path, name: str, filename: str, content: bytes, text: str) -> Path:
-    """Write a complete model into a repository; return its folder."""
-    folder = repository / name
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    (folder / "config.pbtxt").write_text(text)
-    (folder / "1" / filename).write_bytes(content)
-    return folder
+    """Drop a model with its configuration; return its folder."""
+    return drop(repository, name, content, text, filename=filename)
 
 
 def compiled(root: Path, model: bytes, folder: Path, batch: int | tuple[int, int] = 1) -> bytes:

@@ -61,7 +61,7 @@ def torch_files(tmp_path_factory: pytest.TempPathFactory) -> TorchFiles:
     if importlib.util.find_spec("torch") is None:
         pytest.skip(NO_PYTORCH)
     script = str(Path(__file__).with_name("pytorch_files.py"))
-    return TorchFiles(_written(tmp_path_factory, "pytorch", script, seconds=110))
+    return TorchFiles(_written(tmp_path_factory, "pytorch", script))
 
 
 @pytest.fixture(scope="session")
@@ -77,10 +77,7 @@ def has_compiler() -> bool:
     return any(map(shutil.which, ("g++", "clang++")))
 
 
-def _written(tmp_path_factory: pytest.TempPathFactory, name: str, *command: str, seconds: float | None = None) -> Path:
-    """Return the folder into which `python COMMAND FOLDER` has written, once for all pytest processes. `seconds`: after
-    them it has failed; None = pytest's own limit."""
+def _written(tmp_path_factory: pytest.TempPathFactory, name: str, *command: str) -> Path:
+    """Return the folder into which `python COMMAND FOLDER` has written, once for all pytest processes."""
     words = (sys.executable, "-W", "ignore", *command)
-    return shared_folder(
-        tmp_path_factory, name, lambda folder: subprocess.run([*words, str(folder)], check=True, timeout=seconds)
-    )
+    return shared_folder(tmp_path_factory, name, lambda folder: subprocess.run([*words, str(folder)], check=True))
