@@ -31,6 +31,7 @@ from rocserve.core.model_config import (
     WarmupInput,
     WarmupSample,
 )
+from rocserve.core.model_names import ModelKey
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
 from rocserve.core.responses import InferResponse
@@ -150,10 +151,12 @@ async def test_an_ensemble_goes_on_with_a_replaced_member_until_its_new_content_
     offered: list[bool] = []
     served.repository.subscribe(lambda: offered.append(served_ensemble(served)))
     member_load, load = loader.hold("m"), loader.hold("e")
+    ensemble = served.repository._table.models[ModelKey("e")]
+    content = ensemble.content
     folders.config("m", tensor="RENAMED")
     (e / "config.pbtxt").write_text((e / "config.pbtxt").read_text().replace('key: "IN"', 'key: "RENAMED"'))
     await served.until(lambda: ("m", 1) in loader.loads[2:])
-    await served.settle()
+    await served.until(lambda: ensemble.content is not content)
     member_load.set()
     await served.until(lambda: loader.loads.count(("e", 1)) == 2)
     assert served.table.table.find("m", "") is not member
