@@ -156,10 +156,9 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 def shared(shared_server: Shared) -> Iterator[Shared]:
     yield shared_server
     with closing(AmdClient(shared_server.server.address)) as client:
-        # Each load needs an unload.
+        # Each load needs an unload. A chain is behind its parts; without one it is not listed, and stays.
         while names := client.model_list():
-            for name in names:
-                client.model_unload(name)
+            client.model_unload(names[-1])
 
 
 @pytest.fixture
@@ -303,8 +302,9 @@ def test_a_further_instance_of_a_chain(shared: Shared, connect) -> None:
         asked.result()
     index = json.loads(asked_over_http(shared.server, "POST", "/v2/repository/index", {})[1])
     # The endpoints of other tests stay in the index, unloaded.
-    states = {entry["name"]: (entry["state"], entry.get("reason", "")) for entry in index}
-    assert {states[name] for name in client.model_list()} == {("READY", "")}
+    served = client.model_list()
+    states = {(entry["state"], entry.get("reason", "")) for entry in index if entry["name"] in served}
+    assert states == {("READY", "")}
     client.worker_unload(chain)
     assert tuple(values_of(client.infer(chain, ITEM))) == expected
     client.worker_unload(chain)
