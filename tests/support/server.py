@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -11,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,7 +20,9 @@ import tritonclient.grpc as triton
 from support.processes import command_of, has_ended, name_of, send, wait_until_ended
 from support.waiting import LOAD_CHECK_SECONDS, PATIENCE_SECONDS, wait_until
 
-_PR_SET_PDEATHSIG = 1
+_DYING_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+"""A program that becomes the one in its arguments, after PR_SET_PDEATHSIG with SIGKILL. To set it between fork and exec
+would take a fork of this process, and gRPC's handlers of a fork may hang."""
 _FRONT_END = "rocserve:front:"
 _STARTED = re.compile(r'Started (GRPCInference|HTTP)Service at \S+?:(\d+)[",\n]')
 
@@ -47,11 +47,10 @@ class RocserveProcess:
         """`program`: what runs the command `rocserve`."""
         self.repositories = repositories
         self._environment = environment or {}
-        libc = ctypes.CDLL(None)
-        self._before_exec = None if outlives else partial(libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
         # The kernel means the thread that has started the process, and tests start it again from threads that end.
         self._starter = None if outlives else ThreadPoolExecutor(1)
         self._command = [
+            *(() if outlives else (sys.executable, "-c", _DYING_WITH_PARENT)),
             python,
             *program,
             "serve",
@@ -104,7 +103,6 @@ class RocserveProcess:
                 stderr=log,
                 # Plain messages: in JSON the quotes in them would be escaped.
                 env={"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0", **os.environ, **self._environment},
-                preexec_fn=self._before_exec,  # noqa: PLW1509 - one call of the C library
                 # A separate process group, which a test may signal as a whole.
                 start_new_session=True,
             )

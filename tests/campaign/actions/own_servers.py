@@ -51,8 +51,6 @@ def _repository(stage: Stage, random: random.Random) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-# These servers outlive a killed campaign. Preventing that takes a fork, which gRPC's clients in this process may not
-# survive in the child.
 def _environment(stage: Stage) -> dict[str, str]:
     return {"TMPDIR": str(stage.folder / "temporary"), "HOME": str(stage.folder / "temporary")}
 
@@ -66,6 +64,7 @@ def unix_sockets(stage: Stage, random: random.Random) -> None:
             repository.parent / "log",
             "--log-format=json",
             environment=_environment(stage),
+            outlives=False,
         )
         with server:
             for _ in range(2):
@@ -121,6 +120,7 @@ def moves(stage: Stage, random: random.Random) -> None:
             "--repository-poll-secs=1",
             log=repository.parent / "log",
             environment=_environment(stage),
+            outlives=False,
             program=EAGER_SERVER,
         )
         with server:

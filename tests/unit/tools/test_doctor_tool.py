@@ -17,6 +17,7 @@ import pytest
 from support.gpu_tree import GpuTree
 from support.provider_plugins import stub_of_amds_plugin
 from support.tools import Command, Ran
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.host import Host
 from rocserve.backends.migraphx.installation import find_installation
@@ -32,7 +33,7 @@ from rocserve.verbs.doctor.verb import closing_lines, target_fault
 pytestmark = pytest.mark.long
 
 
-def _failure(model: TinyModel = NETWORK, seconds: float = 60) -> str:
+def _failure(model: TinyModel = NETWORK, seconds: float = PATIENCE_SECONDS) -> str:
     """The failure of the tiny model on ONNX Runtime; "" = its answer was right."""
     try:
         try_engine(model, {"engine": "onnxruntime"}, EngineSettings(), seconds)
