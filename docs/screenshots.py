@@ -204,15 +204,16 @@ def main() -> None:
             shutil.copytree(TREE / "model_repository" / name, repository / name)
         with serving(repository) as url:
             drop_broken(repository)
-            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+            patience = 1000 * START_SECONDS
+            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=patience)
             with loaded(url):
                 first = browser.new_page()
-                first.goto(url)
+                first.goto(url, timeout=patience)
                 time.sleep(options.seconds)
                 first.close()
                 for name, (model, width, height, theme, prepare) in PICTURES.items():
                     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
-                    page.set_default_timeout(1000 * START_SECONDS)
+                    page.set_default_timeout(patience)
                     page.goto(f"{url}/#/model/{model}/1" if model else url)
                     page.wait_for_timeout(1000 * min(PAGE_SECONDS, options.seconds))
                     prepare(page)

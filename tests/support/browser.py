@@ -28,7 +28,8 @@ def running_browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        patience = 1000 * PATIENCE_SECONDS
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=patience)
 
 
 @contextmanager
