@@ -26,10 +26,10 @@ def split(message: Buffer, field: int) -> tuple[bytes, list[memoryview]]:
     rest: list[Buffer] = []
     contents: list[memoryview] = []
     kept = 0
-    for span in field_spans(view):
-        if span.number == field and span.wire_type == LENGTH_DELIMITED:
-            contents.append(view[span.content : span.end])
-            rest.append(view[kept : span.start])
-            kept = span.end
+    for tag, start, content, end, _ in field_spans(view):
+        if tag == field << 3 | LENGTH_DELIMITED:
+            contents.append(view[content:end])
+            rest.append(view[kept:start])
+            kept = end
     rest.append(view[kept:])
     return b"".join(rest), contents

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 Buffer = bytes | memoryview
 
@@ -13,23 +13,11 @@ _LONGEST_LENGTH = 5
 """Bytes of a length's varint: messages are smaller than 2 GiB."""
 LONGEST_VARINT = 10
 """Bytes of the longest varint: 64 bits, seven in each byte."""
+_MOST = (1 << 64) - 1
 
 
 class WireError(ValueError):
     """Bytes that are not valid protobuf."""
-
-
-@dataclass(frozen=True, slots=True)
-class FieldSpan:
-    """The position of a field in a serialised message."""
-
-    number: int
-    start: int
-    """Position of its tag."""
-    wire_type: int
-    content: int
-    """Position of its value, after the length if there is one."""
-    end: int
 
 
 def read_varint(data: Buffer, position: int, longest: int = _LONGEST_LENGTH) -> tuple[int, int]:
@@ -59,30 +47,86 @@ def length_prefix(number: int, length: int) -> bytes:
     return varint(number << 3 | LENGTH_DELIMITED) + varint(length)
 
 
-def field_spans(data: Buffer) -> Iterator[FieldSpan]:
-    """Yield a message's top-level fields, up to the first group. Raises WireError for an invalid tag or length."""
+def field_spans(data: Buffer) -> Iterator[tuple[int, int, int, int, int | None]]:
+    """Yield a message's top-level fields: tag, position of the tag, position of the value (after the length if there is
+    one), end, and the value if it is a varint. Raises WireError if the message ends within a field, has bytes that are
+    not a field, or holds a group (long obsolete)."""
     position, end = 0, len(data)
     while position < end:
-        start = position
+        start, value = position, None
         try:
-            tag, position = read_varint(data, start)
-            number, wire_type = tag >> 3, tag & 7
-            if number == 0 or wire_type > FIXED32 or wire_type == END_GROUP:
-                raise WireError(f"byte {start} begins no field (number {number}, wire type {wire_type})")
-            if wire_type == START_GROUP:
-                return
+            # Numbers of one byte, which most are, are read here: calls would take most of the time of a large graph.
+            tag = data[position]
+            position += 1
+            if tag > 0x7F:
+                tag, position = read_varint(data, start)
             content = position
-            if wire_type == VARINT:
-                position = read_varint(data, position, LONGEST_VARINT)[1]
-            elif wire_type == LENGTH_DELIMITED:
-                length, content = read_varint(data, position)
+            wire_type = tag & 7
+            if wire_type == LENGTH_DELIMITED:
+                length = data[position]
+                content += 1
+                if length > 0x7F:
+                    length, content = read_varint(data, position)
                 position = content + length
-            else:
-                position += 8 if wire_type == FIXED64 else 4
+            elif wire_type == VARINT:
+                value = data[position]
+                position += 1
+                if value > 0x7F:
+                    value, position = read_varint(data, content, LONGEST_VARINT)
+                    value &= _MOST
+            elif wire_type in (FIXED32, FIXED64):
+                position += 4 if wire_type == FIXED32 else 8
+            if tag < 8 or wire_type > FIXED32 or wire_type == END_GROUP:
+                raise WireError(f"byte {start} begins no field (number {tag >> 3}, wire type {wire_type})")
+            if wire_type == START_GROUP:
+                raise WireError(f"a group begins at byte {start}")
         except IndexError:
             raise WireError(f"the message ends within the field that begins at byte {start}") from None
         if position > end:
-            raise WireError(
-                f"field {number} at byte {start} runs {position - end} bytes past the end of the message ({end} bytes)"
-            )
-        yield FieldSpan(number, start, wire_type, content, position)
+            past = f"{position - end} bytes past the end of the message ({end} bytes)"
+            raise WireError(f"field {tag >> 3} at byte {start} runs {past}")
+        yield tag, start, content, position, value
+
+
+class WireMessage:
+    """A message taken apart without its schema: each field's values by its number. A value is an unsigned number, or
+    the bytes of a text, a message, a packed list or a fixed-size number: a part of the same kind, bytes or memoryview,
+    as the message. Raises WireError as `field_spans`."""
+
+    def __init__(self, message: Buffer) -> None:
+        self.values: defaultdict[int, list[int | Buffer]] = defaultdict(list)
+        for tag, _, content, end, value in field_spans(message):
+            self.values[tag >> 3].append(message[content:end] if value is None else value)
+
+    def parts(self, number: int) -> list[Buffer]:
+        """Return the texts or messages of a field. Raises WireError if it has a number."""
+        found = [value for value in self.values[number] if not isinstance(value, int)]
+        if len(found) < len(self.values[number]):
+            raise WireError("expected a message, got a number")
+        return found
+
+    def message(self, number: int) -> Buffer:
+        """Return the field's message, joined if there are several, as protobuf merges them; empty = absent."""
+        found = self.parts(number)
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def text(self, number: int) -> str:
+        """Return the field's text, the last if there are several; "" = absent."""
+        return str(self.parts(number)[-1], "utf-8") if self.values[number] else ""
+
+    def number(self, number: int) -> int:
+        """Return the field's unsigned number, the last if there are several; 0 = absent."""
+        return next((value for value in reversed(self.values[number]) if isinstance(value, int)), 0)
+
+    def signed(self, number: int) -> list[int]:
+        """Return the field's signed numbers, packed or not."""
+        found: list[int] = []
+        for value in self.values[number]:
+            if isinstance(value, int):
+                found.append(value)
+                continue
+            position = 0
+            while position < len(value):
+                one, position = read_varint(value, position, LONGEST_VARINT)
+                found.append(one & _MOST)
+        return [one - (1 << 64) if one >= 1 << 63 else one for one in found]

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.core.wire_format import Buffer, field_spans
-from rocserve.core.wire_message import WireMessage
+from rocserve.core.wire_format import Buffer, WireMessage, field_spans
 from rocserve.load_check.tensors import Array
 
 _MODEL_GRAPH = 7
@@ -167,11 +166,12 @@ def graph_of(model: Buffer) -> Graph:
 def _name_and_content(attribute: Buffer) -> tuple[str, int]:
     """Return an attribute's name and the field of its value, without reading the value: it may be a forest."""
     name, content = "", 0
-    for span in field_spans(attribute):
-        if span.number == _ATTRIBUTE_NAME:
-            name = _text(attribute[span.content : span.end])
-        elif span.number <= _Content.GRAPHS:
-            content = span.number
+    for tag, _, begin, end, _ in field_spans(attribute):
+        number = tag >> 3
+        if number == _ATTRIBUTE_NAME:
+            name = _text(attribute[begin:end])
+        elif number <= _Content.GRAPHS:
+            content = number
         if name and content:
             break
     return name, content

@@ -38,12 +38,12 @@ def describe_fault(data: Buffer, message: type[Message]) -> str:
     """Return, as text for the client, why the bytes do not parse as `message`."""
     fields = message.DESCRIPTOR.fields_by_number
     try:
-        for span in field_spans(data):
+        for tag, start, _, end, _ in field_spans(data):
             try:
-                message.FromString(data[span.start : span.end])
+                message.FromString(data[start:end])
             except DecodeError:
-                name = f"'{fields[span.number].name}'" if span.number in fields else str(span.number)
-                return _field_fault(name, span.start)
+                number = tag >> 3
+                return _field_fault(f"'{fields[number].name}'" if number in fields else str(number), start)
     except WireError as error:
         return str(error)
     return "the fields do not form a message"

@@ -19,7 +19,7 @@ from rocserve.core.wire_format import LENGTH_DELIMITED, WireError, field_spans
 from rocserve.protocol.faults import parse_message
 from rocserve.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
 
-_PARAMETERS = ModelInferRequest.PARAMETERS_FIELD_NUMBER
+_PARAMETERS_TAG = ModelInferRequest.PARAMETERS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _KEY_TAG = 1 << 3 | LENGTH_DELIMITED
 _NAMES = frozenset(name.encode() for name in SEQUENCE_PARAMETERS)
 
@@ -87,13 +87,12 @@ def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
     kept: list[bytes] = []
     cut: list[bytes] = []
     try:
-        for span in field_spans(head):
-            field = head[span.start : span.end]
-            is_sequence = span.number == _PARAMETERS and _key(head[span.content : span.end]) in _NAMES
-            (cut if is_sequence else kept).append(field)
+        for tag, start, content, end, _ in field_spans(head):
+            is_sequence = tag == _PARAMETERS_TAG and _key(head[content:end]) in _NAMES
+            (cut if is_sequence else kept).append(head[start:end])
     except WireError:
         return None
-    if not cut or sum(map(len, (*kept, *cut))) != len(head):
+    if not cut:
         return None
     tag = read_sequence(parse_message(b"".join(cut), ModelInferRequest).parameters)
     return None if tag is None else (b"".join(kept), tag)

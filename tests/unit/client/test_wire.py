@@ -67,7 +67,7 @@ def test_no_bytes_do_worse_than_a_clear_error(data: bytes) -> None:
     [
         (b"\x32\x05ab", "3 bytes past the end"),
         (b"\x32", "ends within the field"),
-        (b"\x33", "expected a ModelInferResponse"),
+        (b"\x33", "a group begins at byte 0"),
         (b"\x80" * 11, "varint of more than 5 bytes"),
         (join(b"", 6, [b"data"]), "0 outputs but raw_output_contents for 1"),
         (pb.ModelInferResponse(parameters={"p": pb.InferParameter()}).SerializeToString(), "parameter without a value"),

@@ -165,7 +165,7 @@ PREFIX = "the request is not a valid inference.ModelInferRequest: "
         (b"\x02\x00", "byte 0 begins no field (number 0, wire type 2)"),
         (b"\x0a\x01m\x0c", "byte 3 begins no field (number 1, wire type 4)"),
         (b"\x0a\x01m\x0f", "byte 3 begins no field (number 1, wire type 7)"),
-        (b"\x0b\x0a\x01m", "the fields do not form a message"),
+        (b"\x0b\x0a\x01m", "a group begins at byte 0"),
         (b"not protobuf at all", "byte 0 begins no field (number 13, wire type 6)"),
     ],
 )

@@ -13,8 +13,7 @@ from pathlib import Path
 from rocserve.backends.migraphx.compiling.graph import LARGEST_FILE, Dims, GraphTensor, ModelGraph
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unreadable
-from rocserve.core.wire_format import Buffer, WireError
-from rocserve.core.wire_message import WireMessage
+from rocserve.core.wire_format import Buffer, WireError, WireMessage
 
 _DATATYPES = {
     1: DataType.FP32,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocserve.core.wire_format import Buffer, WireError, length_prefix, varint
-from rocserve.core.wire_message import WireMessage
+from rocserve.core.wire_format import Buffer, WireError, WireMessage, length_prefix, varint
 
 
 @pytest.mark.parametrize("kind", [bytes, memoryview])
@@ -34,8 +33,8 @@ def test_packed_numbers() -> None:
 @pytest.mark.parametrize(
     ("message", "fault"),
     [
-        (b"\x0a\x05ab", "ends within the field that begins at byte 0"),
-        (b"\x08\x01\x0d\x00", "ends within the field that begins at byte 2"),
+        (b"\x0a\x05ab", r"field 1 at byte 0 runs 3 bytes past the end of the message \(4 bytes\)"),
+        (b"\x08\x01\x0d\x00", r"field 1 at byte 2 runs 3 bytes past the end of the message \(4 bytes\)"),
         (b"\x08\x80", "ends within the field that begins at byte 0"),
         (b"\x0a", "ends within the field that begins at byte 0"),
         (b"\x08\x01\x0b\x0c", "a group begins at byte 2"),
