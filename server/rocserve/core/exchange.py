@@ -123,6 +123,30 @@ class Responder(Protocol):
         """Call back, at most once and on the data plane's thread, when the client no longer waits."""
 
 
+class Cancellable:
+    """Calls back, at most once, when nobody waits for further answers. The base class of most Responders, and of what
+    else the other end of a link may cancel."""
+
+    is_cancelled = False
+    """Nobody waits for further answers."""
+    on_cancel: Callable[[], None] | None = None
+    """Reset at the end: it refers to the request, which refers to this object, and the cycle would keep the client's
+    data until the next garbage collection."""
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """See Responder. The callback replaces an earlier one."""
+        if self.is_cancelled:
+            callback()
+        else:
+            self.on_cancel = callback
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        on_cancel, self.on_cancel = self.on_cancel, None
+        if on_cancel is not None:
+            on_cancel()
+
+
 class IllegalChange(RuntimeError):
     """A fault of the server: a request was about to be answered twice, or to run after its answer."""
 

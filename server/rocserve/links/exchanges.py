@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from rocserve.core.cancellation import Cancellable
+from rocserve.core.exchange import Cancellable
 from rocserve.core.memo import Memo
 
 Asked = TypeVar("Asked")
@@ -42,20 +41,16 @@ class Exchanges(Generic[Asked, Answered]):
         if self._early_cancellations and self._early_cancellations.pop(number, False):
             exchange.cancel()
 
-    def end(self, number: int) -> Answered | None:
-        """Return the answerer that gave the last answer; None if the exchange had already ended."""
-        exchange = self.received.pop(number, None)
-        if exchange is not None and exchange.on_cancel is not None:
-            exchange.on_cancel = None
-        return exchange
-
-    def end_all(self, numbers: Iterable[int]) -> None:
-        """As `end`, for many: they cost one call."""
-        received = self.received
+    def end(self, *numbers: int) -> int:
+        """Remove exchanges that have their last answers. Returns how many of them had not ended before."""
+        received, ended = self.received, 0
         for number in numbers:
             exchange = received.pop(number, None)
-            if exchange is not None and exchange.on_cancel is not None:
-                exchange.on_cancel = None
+            if exchange is not None:
+                ended += 1
+                if exchange.on_cancel is not None:
+                    exchange.on_cancel = None
+        return ended
 
     def cancel(self, number: int) -> None:
         """Cancel an exchange that the other end opened: nobody there waits for it."""

@@ -6,13 +6,13 @@ import asyncio
 import concurrent.futures
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rocserve.backends.warmup import warm_up_samples
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.exchange import Exchange
+from rocserve.core.exchange import Cancellable, Exchange
 from rocserve.core.load_check import RECORDED_ANSWERS, RECORDED_FILE, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import ControlKind, ModelConfig
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
@@ -97,7 +97,7 @@ def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:
     return any(one.kind is ControlKind.CORRELATION_ID and one.datatype is DataType.BYTES for one in controls)
 
 
-class _Waiter:
+class _Waiter(Cancellable):
     """Implements core.exchange.Responder; `answered` completes or fails with the request's end."""
 
     def __init__(self) -> None:
@@ -120,6 +120,3 @@ class _Waiter:
             self.answered.set_exception(self._error)
         elif final:
             self.answered.set_result(self._responses)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """Does nothing: the caller never disconnects."""

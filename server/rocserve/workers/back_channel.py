@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
-from rocserve.core.cancellation import Cancellable
 from rocserve.core.device_references import join_references
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.exchange import Cancellable
 from rocserve.core.plain import to_json
 from rocserve.links import entries
 from rocserve.links.entries import ENTRY

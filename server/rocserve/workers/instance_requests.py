@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
-from rocserve.core.cancellation import Cancellable
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import as_single_row_batches
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
+from rocserve.core.exchange import Cancellable
 from rocserve.core.plain import from_json
 from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.tensors import Tensor
@@ -103,7 +103,7 @@ class RequestInstance(Instance):
         """Copy and send the answer to a call. `references`: how many of the first tensors are references."""
         if self.has_ended:
             return
-        if final and self.exchanges.end(number) is None:
+        if final and not self.exchanges.end(number):
             return
         try:
             message, place = self._sender.answer(number, answer, final, references)

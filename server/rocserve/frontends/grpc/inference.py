@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
+from rocserve.core.exchange import Cancellable
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.responses import Answer, InferResponse
@@ -205,7 +206,7 @@ class InferenceStream:
         watchers = list(self.watchers)
         self.watchers.clear()
         for watcher in watchers:
-            watcher.on_client_left()
+            watcher.cancel()
         self.handlers.streams.discard(self)
 
     # Called by the responders.
@@ -230,7 +231,7 @@ class InferenceStream:
 
 
 @dataclass(slots=True, eq=False)
-class _StreamResponder:
+class _StreamResponder(Cancellable):
     _stream: InferenceStream
     _ticket: Ticket
     message: bytes
@@ -243,7 +244,6 @@ class _StreamResponder:
     is_accepted: bool = field(default=False, init=False)
     """While this is False, errors are refusals of the request; afterwards they are answers of the model."""
     _ticket_ended: bool = field(default=False, init=False)
-    _callback: Callable[[], None] | None = field(default=None, init=False)
 
     def begin(self, request: InferRequest) -> None:
         call, handlers = self._stream.call, self.handlers
@@ -308,15 +308,11 @@ class _StreamResponder:
         return handlers.encoder.encode_stream_error(text, self.request_id)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._callback = callback
         if self._stream.cancelled:
             callback()
         else:
+            self.on_cancel = callback
             self._stream.watchers.add(self)
-
-    def on_client_left(self) -> None:
-        if self._callback is not None:
-            self._callback()
 
     def _answer(self, message: bytes | None, final: bool = True) -> None:
         if not final and message is not None:
@@ -326,7 +322,9 @@ class _StreamResponder:
         self.handlers.memory.requests.release(self)
         # The callback refers to the queued request, which refers to this responder. The message would otherwise stay
         # until the answers before this one have been sent.
-        self._callback, self.message = None, b""
+        self.message = b""
+        if self.on_cancel is not None:
+            self.on_cancel = None
         if self._ticket_ended:
             self._stream.send_last(message)
         else:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rocserve.core.cancellation import Cancellable
 from rocserve.core.errors import ServeError, deadline_exceeded, internal, invalid_argument, unimplemented
+from rocserve.core.exchange import Cancellable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, RequestHead

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Never
 
-from rocserve.core.cancellation import Cancellable
 from rocserve.core.errors import ServeError
+from rocserve.core.exchange import Cancellable
 from rocserve.core.memo import Memo
 from rocserve.core.parameters import parameters_key
 from rocserve.core.plain import to_json
@@ -140,7 +140,7 @@ class FrontAnswers:
         except HeapFull:
             return False
         self._end.post(ENTRY.pack(entries.RESPONSES, 0, len(tokens), known.number, 0, place, len(table)))
-        self.exchanges.end_all(tokens)
+        self.exchanges.end(*tokens)
         return True
 
     def _outputs_in_heap(self, response: InferResponse) -> Sequence[int] | None:

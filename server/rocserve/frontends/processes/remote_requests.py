@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rocserve.core.cancellation import Cancellable
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.exchange import Cancellable
 from rocserve.core.responses import Answer
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.transport import Metadata, StreamReceiver

@@ -10,7 +10,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.exchange import Exchange, Hook, HookOrder
+from rocserve.core.exchange import Cancellable, Exchange, Hook, HookOrder
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import (
     ControlKind,
@@ -188,14 +188,12 @@ class SequenceInputs:
         )
 
 
-class _Nobody:
+class _Nobody(Cancellable):
     """The client of padding rows. Implements core.exchange.Responder."""
 
     def expect_many(self) -> None: ...
 
     def send(self, answer: Answer, final: bool = True) -> None: ...
-
-    def watch_cancellation(self, callback: object) -> None: ...
 
 
 class StatesHook(Hook):
