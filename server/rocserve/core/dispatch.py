@@ -15,7 +15,7 @@ from rocserve.core.exchange import EndHook, Exchange, Hook, HookOrder, Responder
 from rocserve.core.requests import InferRequest
 from rocserve.core.responses import Answer, InferResponse
 from rocserve.core.sequences import SequenceOrder
-from rocserve.core.serving import Tables
+from rocserve.core.serving import ServingTable, ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.timing import RequestTiming
@@ -30,17 +30,18 @@ class Dispatcher:
     """Dispatches requests to versions. The data plane's thread also closes versions, so none closes after its
     look-up."""
 
-    tables: Tables
+    tables: ServingTableHolder
     work_off: Callable[[Steps[None]], object]
     """Runs the steps of long work on the data plane's thread, between other requests."""
-    _order: SequenceOrder = field(default_factory=SequenceOrder, init=False)
+    _order: SequenceOrder = field(default_factory=SequenceOrder)
     """Delays the requests of a sequence while an earlier request of it is being prepared."""
+    held: ServingTable | None = None
+    """An ensemble's steps find their versions in this earlier table while newer members do not fit; None = in the
+    current one."""
 
-    def on_tables(self, tables: Tables) -> Dispatcher:
-        """Return a dispatcher that finds versions in other tables, and keeps the same order of sequences."""
-        other = Dispatcher(tables, self.work_off)
-        other._order = self._order
-        return other
+    @property
+    def table(self) -> ServingTable:
+        return self.held or self.tables.table
 
     def dispatch(
         self,
@@ -61,7 +62,7 @@ class Dispatcher:
             and self._is_delayed(request, exchange, copying)
         ):
             return
-        table = self.tables.table
+        table = self.held or self.tables.table
         try:
             version = table.by_head.get(head) or table.find_by_head(head)
             if request.timing is not None:
@@ -108,7 +109,7 @@ def dispatch_caused(dispatcher: Dispatcher, request: InferRequest, client: Respo
     if parent is not None:
         head = request.head
         try:
-            version = dispatcher.tables.table.find(head.model_name, head.model_version)
+            version = dispatcher.table.find(head.model_name, head.model_version)
         except ServeError as error:
             exchange.send(error)
             return

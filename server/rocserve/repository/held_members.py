@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Set
 
-from rocserve.core.serving import ServedVersion
+from rocserve.core.serving import ServedVersion, ServingTable
+from rocserve.repository.load_order import LoadedVersion
 
 
 class HeldMembers:
@@ -13,19 +14,22 @@ class HeldMembers:
     them until its own new content is served. All calls are made on the loop's thread."""
 
     def __init__(self) -> None:
-        self._members: dict[ServedVersion, Set[ServedVersion]] = {}
+        self._members: dict[LoadedVersion, Set[ServedVersion]] = {}
         """Ensemble -> the members that it goes on with."""
         self._waiting: list[asyncio.Future[None]] = []
 
-    def holds(self, ensemble: ServedVersion) -> bool:
+    def holds(self, ensemble: LoadedVersion) -> bool:
         return ensemble in self._members
 
-    def hold(self, ensemble: ServedVersion, members: Set[ServedVersion]) -> None:
+    def hold(self, ensemble: LoadedVersion, members: Set[ServedVersion], table: ServingTable) -> None:
+        """Let an ensemble go on with these members, which are those of an earlier table."""
+        ensemble.hold_members(table)
         self._members[ensemble] = members
 
-    def release(self, ensemble: ServedVersion) -> None:
-        """The ensemble has ended, or uses the current members."""
+    def release(self, ensemble: LoadedVersion) -> None:
+        """Let an ensemble use the current members; or it has ended."""
         if self._members.pop(ensemble, None) is not None:
+            ensemble.hold_members(None)
             waiting, self._waiting = self._waiting, []
             for waiter in waiting:
                 if not waiter.done():

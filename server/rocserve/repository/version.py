@@ -214,9 +214,7 @@ class ManagedVersion:
         if found.problem is not None and is_replaced_soon and self._hold_members(served, table):
             return
         self.members = found
-        if self._context.held_members.holds(served):
-            served.hold_members(None)
-            self._context.held_members.release(served)
+        self._context.held_members.release(served)
         if found.problem is None:
             served.follow_members(found.is_decoupled)
 
@@ -231,8 +229,7 @@ class ManagedVersion:
         # A retired cold version is not loaded any more.
         if not was_served or any(member is None or isinstance(member, ColdVersion) for member in members):
             return False
-        served.hold_members(table)
-        held.hold(served, {member for member in members if member is not None})
+        held.hold(served, {member for member in members if member is not None}, table)
         return True
 
     # Changes

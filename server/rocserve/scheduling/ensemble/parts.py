@@ -114,11 +114,7 @@ class EnsembleParts:
             shape = reshaped
         whole = Tensor(name, tensor.datatype, shape, tensor.data)
         count = request.plan.classifications.get(name, 0)
-        return (
-            classify(whole, count, _labels(self.config, name, self.dispatcher.tables.table), batching)
-            if count
-            else whole
-        )
+        return classify(whole, count, _labels(self.config, name, self.dispatcher.table), batching) if count else whole
 
 
 def _labels(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:

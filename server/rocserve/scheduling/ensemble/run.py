@@ -282,7 +282,7 @@ class EnsembleRun:
         """Make the request to a step's member, and release the tensors of which it is the last reader."""
         step = self._config.ensemble_steps[index]
         version = "" if step.model_version < 0 else str(step.model_version)
-        served = self.parts.dispatcher.tables.table.find(step.member, version)
+        served = self.parts.dispatcher.table.find(step.member, version)
         member, device = served.config, device_of(served)
         sequence = self._request.sequence
         names: list[tuple[str, str, tuple[int, ...]]] = []
@@ -344,7 +344,7 @@ class EnsembleRun:
 
     def _may_stay(self, index: int, member: ModelConfig, device: str) -> frozenset[str]:
         """Return the outputs of a step that only members on the same GPU read."""
-        find, steps = self.parts.dispatcher.tables.table.find, self._config.ensemble_steps
+        find, steps = self.parts.dispatcher.table.find, self._config.ensemble_steps
         possible = referable_outputs(member)
         staying: set[str] = set()
         for output in self._graph.wanted_from[index]:

@@ -13,7 +13,7 @@ from rocserve.core.exchange import RUNNING, Exchange
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import MemberTables, ServedVersion, ServingTable
+from rocserve.core.serving import ServedVersion, ServingTable
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
@@ -31,6 +31,7 @@ class EnsembleVersion:
     version: int
     statistics: ModelStatistics
     dispatcher: Dispatcher
+    """The ensemble uses a copy, because it may hold a table."""
     memory: RequestMemory
     """Counts members' answers, like all answers, until the ensemble has answered."""
     answers: CachedAnswers | None = None
@@ -39,13 +40,13 @@ class EnsembleVersion:
     def __post_init__(self) -> None:
         config = self.config
         self.name = config.name
-        self._tables = MemberTables(self.dispatcher.tables)
+        self.dispatcher = replace(self.dispatcher)
         limit = config.ensemble_max_inflight_requests
         self._parts = EnsembleParts(
             config,
             str(self.version),
             EnsembleGraph(config),
-            self.dispatcher.on_tables(self._tables),
+            self.dispatcher,
             self.memory,
             self.statistics,
             [InflightLimit(limit) for _ in config.ensemble_steps] if limit else [],
@@ -91,7 +92,7 @@ class EnsembleVersion:
 
     def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
         """Return the versions that the steps would run now, and the members of ensembles among them."""
-        table = self._tables.table
+        table = self.dispatcher.table
         if (known := table.members.get(self)) is not None:
             return known
         found: dict[ServedVersion, None] = {}
@@ -110,7 +111,7 @@ class EnsembleVersion:
 
     def find_members_in(self, table: ServingTable | None) -> None:
         """Find members in this table, also for the steps of running requests; None = in the current one."""
-        self._tables.held = table
+        self.dispatcher.held = table
 
     def reconfigure(self, config: ModelConfig, config_message: bytes) -> None:
         """Serve later requests with another configuration of the same steps and tensors. From any thread."""
