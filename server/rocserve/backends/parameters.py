@@ -29,6 +29,19 @@ def read_integer(config: ModelConfig, name: str, default: int, least: int, most:
     return value
 
 
+def read_compile_timeout(config: ModelConfig) -> float:
+    """Return the seconds that a compiler may take for one program; 0 = no limit. Raises ServeError (INVALID_ARGUMENT)
+    for anything else."""
+    name, most = "compile_timeout_secs", 30 * 24 * 3600
+    try:
+        seconds = float(config.parameters.get(name) or 3600.0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= most:
+        raise unfit(config, name, f"seconds from 0 (no limit) to {most}")
+    return seconds
+
+
 def asked_engine(config: ModelConfig) -> str:
     """Return the parameter `engine`; "" = not set."""
     return config.parameters.get("engine", "").strip()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from rocserve.backends.batch_sizes import default_batch_sizes, wanted_batch_sizes
-from rocserve.backends.parameters import read_choice, read_integer, read_switch, unfit
+from rocserve.backends.parameters import read_choice, read_compile_timeout, read_integer, read_switch, unfit
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 
@@ -72,7 +72,6 @@ def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
     return values
 
 
-_LONGEST_TIMEOUT = 30 * 24 * 3600.0
 _DYNAMIC_BATCH = "dynamic_batch"
 """A parameter of earlier versions, for one program that takes any batch size."""
 _CASE_SENSITIVE = frozenset({"calibration_data", "calibration_pipeline", "input_shapes"})
@@ -171,17 +170,11 @@ def serving_options(config: ModelConfig) -> ServingOptions:
     config = _with_accelerator(config)
     largest = config.max_batch_size
     named = wanted_batch_sizes(config.parameters, None if config.has_open_batch else largest, config.name)
-    try:
-        timeout = float(config.parameters.get("compile_timeout_secs") or 3600.0)
-    except ValueError:
-        timeout = -1.0
-    if not 0 <= timeout <= _LONGEST_TIMEOUT:
-        raise unfit(config, "compile_timeout_secs", f"seconds from 0 (no limit) to {_LONGEST_TIMEOUT:.0f}")
     return ServingOptions(
         batch_sizes=named or default_batch_sizes(largest),
         pad_with_first_row=read_switch(config, "pad_batch", True),
         input_shapes=_input_shapes(config),
-        compile_timeout_seconds=timeout,
+        compile_timeout_seconds=read_compile_timeout(config),
         binding=read_choice(config, "binding", "auto", ("auto", "c_api", "module")),
         has_named_sizes=bool(named),
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.parameters import read_integer
+from rocserve.backends.parameters import read_compile_timeout
 from rocserve.cache.digests import file_digest
 from rocserve.cache.folders import FolderCache, cache_directory
 from rocserve.jobs.compile_semaphore import machine_semaphore
@@ -47,7 +47,7 @@ def written_folder(
     or takes longer than the parameter `compile_timeout_secs`, or if the cache cannot be used."""
 
     def make(folder: Path) -> None:
-        seconds = read_integer(model.config, "compile_timeout_secs", 3600, 0, 7 * 24 * 3600)
+        seconds = read_compile_timeout(model.config)
         with machine_semaphore().acquired(False, lambda: None) if of_model else nullcontext():
             JobRunner(JobEngine("PyTorch"), model.report, _LOG).run(job(folder), Written, timeout_seconds=seconds)
 
