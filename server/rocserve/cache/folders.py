@@ -62,6 +62,18 @@ def try_lock(path: Path) -> FileLock | None:
         file.close()
 
 
+def wait_for_lock(paths: Sequence[Path], waiting: Callable[[], None]) -> FileLock:
+    """Take the first lock that is free. Calls `waiting` repeatedly while other processes hold all of them; an exception
+    from it ends the wait. Raises OSError as `try_lock`."""
+    while True:
+        for path in paths:
+            if (lock := try_lock(path)) is not None:
+                return lock
+        waiting()
+        # Polling, because a blocking flock would delay Python's signal handlers.
+        time.sleep(0.1)
+
+
 def lock_file(file: BinaryIO, *, shared: bool) -> bool:
     """Lock an open file until it is closed. Returns False if another process holds the lock; True without locks."""
     try:
@@ -228,10 +240,7 @@ class FolderCache:
             return found
         try:
             make_private(self.place)
-            while (lock := try_lock(self._hidden(name, _LOCK))) is None:
-                waiting()
-                # Polling, because a blocking flock would delay Python's signal handlers.
-                time.sleep(0.1)
+            lock = wait_for_lock([self._hidden(name, _LOCK)], waiting)
             try:
                 with suppress(_DamagedError):
                     found = self._open(name)

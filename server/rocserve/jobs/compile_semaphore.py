@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rocserve.cache.folders import FileLock, make_private, try_lock
+from rocserve.cache.folders import FileLock, make_private, wait_for_lock
 from rocserve.core.errors import ServeError
 
 _LOW_PRIORITY_SLOTS = ("beside-0", "beside-1")
@@ -50,16 +49,10 @@ class CompileSemaphore:
             make_private(self._folder)
         except (OSError, ServeError):
             return None
-        while True:
-            for name in names:
-                try:
-                    lock = try_lock(self._folder / name)
-                except OSError:
-                    return None
-                if lock is not None:
-                    return lock
-            waiting()
-            time.sleep(0.1)
+        try:
+            return wait_for_lock([self._folder / name for name in names], waiting)
+        except OSError:
+            return None
 
 
 def machine_semaphore() -> CompileSemaphore:
