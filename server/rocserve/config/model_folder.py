@@ -18,6 +18,7 @@ from rocserve.core.load_check import RECORDED_FILE
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import VersionPolicy
 from rocserve.core.printable import printable
+from rocserve.core.serving import LARGEST_VERSION
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 CONFIG_FILENAME = "config.pbtxt"
@@ -36,8 +37,8 @@ _FILES_OF_EACH_MODEL = (
 
 def is_version_name(name: str) -> bool:
     """Whether a folder of this name holds a version: digits only, at most 63 bits, no leading zero except for "0"."""
-    digits = name.isascii() and name.isdigit() and len(name) <= 19
-    return digits and (name == "0" or not name.startswith("0")) and int(name) <= 2**63 - 1
+    has_digits = name.isascii() and name.isdigit() and len(name) <= 19
+    return has_digits and name == str(min(int(name), LARGEST_VERSION))
 
 
 def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from rocserve.core.printable import names_hint
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.statistics import ModelStatistics
 
+LARGEST_VERSION = 2**63 - 1
 _MOST_DIGITS = 20
 """Digits after leading zeros. Longer numbers are too high, and Python refuses to parse thousands of digits."""
 _MOST_HINTED = 100
@@ -152,7 +153,7 @@ class ServingTable:
 def parse_version(text: str) -> int:
     """Parse a client's version text. Raises ServeError (INVALID_ARGUMENT) with Triton's text."""
     digits = text.removeprefix("-").lstrip("0")[:_MOST_DIGITS]
-    if text.isascii() and text.isdigit() and (number := int(digits or 0)) <= 2**63 - 1:
+    if text.isascii() and text.isdigit() and (number := int(digits or 0)) <= LARGEST_VERSION:
         return number
     if text.isascii() and text[:1] == "-" and text[1:].isdigit() and digits:
         raise invalid_argument(f"invalid model version specified '{text}' , version should be an integral value > 0")
@@ -167,25 +168,6 @@ class ServingTableHolder:
 
     def __init__(self) -> None:
         self.table = ServingTable()
-
-
-class Tables(Protocol):
-    @property
-    def table(self) -> ServingTable: ...
-
-
-class MemberTables:
-    """Gives an ensemble the table in which it finds its members."""
-
-    def __init__(self, current: Tables) -> None:
-        self._current = current
-        self.held: ServingTable | None = None
-        """An earlier table, while newer members do not fit the ensemble; None = the current table."""
-
-    @property
-    def table(self) -> ServingTable:
-        held = self.held
-        return self._current.table if held is None else held
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ from rocserve.settings.repository import WhatKind
 
 VERSION = "version"
 """Parameter of requests that load or unload one version."""
+UNLOAD_DEPENDENTS = "unload_dependents"
+"""Parameter of requests that unload a model."""
 _FILE_PREFIX = "file:"
 _PRIVATE_PREFIX = "rocserve-model-"
 _READABLE = 0o755

@@ -12,7 +12,7 @@ from rocserve.core.trace import TraceLevel
 from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.repository.content import VERSION, parse_version, wrong_type
+from rocserve.repository.content import UNLOAD_DEPENDENTS, VERSION, parse_version, wrong_type
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.services.methods import Method
 
@@ -43,20 +43,20 @@ class RepositoryControlService:
     async def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
         refuse_repository_name(request.repository_name)
         for name in request.parameters:
-            if name not in ("unload_dependents", VERSION):
+            if name not in (UNLOAD_DEPENDENTS, VERSION):
                 raise invalid_argument(f"unrecognized unload parameter '{name}'.")
         with_dependents = False
-        if "unload_dependents" in request.parameters:
-            parameter = request.parameters["unload_dependents"]
+        if UNLOAD_DEPENDENTS in request.parameters:
+            parameter = request.parameters[UNLOAD_DEPENDENTS]
             if parameter.WhichOneof("parameter_choice") != "bool_param":
-                raise invalid_argument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+                raise invalid_argument(f"invalid value type for '{UNLOAD_DEPENDENTS}' parameter, expected bool_param.")
             with_dependents = parameter.bool_param
         version = None
         if VERSION in request.parameters:
             parameter = request.parameters[VERSION]
             version = parse_version(getattr(parameter, parameter.WhichOneof("parameter_choice") or "", b""))
             if with_dependents:
-                raise invalid_argument("'unload_dependents' applies to a whole model; remove it or 'version'")
+                raise invalid_argument(f"'{UNLOAD_DEPENDENTS}' applies to a whole model; remove it or 'version'")
         await self._repository.unload(request.model_name, with_dependents, version)
         return pb.RepositoryModelUnloadResponse()
 

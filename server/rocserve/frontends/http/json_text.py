@@ -229,7 +229,7 @@ def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, 
         )
     # Only the elements that fit are converted; the check of their number follows.
     if known is DataType.UINT8 and len(elements) == 1 and type(elements[0]) is dict:
-        raw = _decoded(elements[0], input_name)
+        raw = from_base64(elements[0], input_name)
         count = len(raw)
     else:
         raw = _numbers(elements[:element_count], known)
@@ -330,7 +330,7 @@ def _bytes_contents(elements: list[Any], input_name: str) -> bytes:
     if not kinds <= {str, dict}:
         raise internal("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
     if dict in kinds:
-        elements = [_decoded(entry, input_name) if type(entry) is dict else entry for entry in elements]
+        elements = [from_base64(entry, input_name) if type(entry) is dict else entry for entry in elements]
     try:
         return encode_bytes_elements(
             [entry.encode("utf-8", "surrogateescape") if type(entry) is str else entry for entry in elements]
@@ -341,7 +341,8 @@ def _bytes_contents(elements: list[Any], input_name: str) -> bytes:
         ) from None
 
 
-def _decoded(value: Any, input_name: str) -> bytes:
+def from_base64(value: Any, input_name: str) -> bytes:
+    """Decode an element of an input that is {"b64": text}. Raises ServeError (INVALID_ARGUMENT)."""
     text = find(value, "b64")
     if type(text) is not str or len(value) != 1:
         raise invalid_argument(f"input '{input_name}': expected base64 as a text, or as {{\"b64\": text}}")

@@ -35,7 +35,7 @@ from rocserve.frontends.http.request import JSON, PLAIN, HttpError, Response, pa
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.json_form import plain_values
 from rocserve.protocol.parameters import write_parameters
-from rocserve.repository.content import VERSION
+from rocserve.repository.content import UNLOAD_DEPENDENTS, VERSION
 
 GET = frozenset({"GET"})
 GET_OR_HEAD = frozenset({"GET", "HEAD"})
@@ -156,15 +156,13 @@ def read_load(message: pb.RepositoryModelLoadRequest, body: Buffer) -> None:
 
 def read_unload(message: pb.RepositoryModelUnloadRequest, body: Buffer) -> None:
     parameters = _parameters(body)
-    for name in {} if parameters is MISSING else members(parameters):
-        if name not in ("unload_dependents", VERSION):
-            raise invalid_argument(f"unrecognized unload parameter '{checked_text(name)}'.")
-    dependents, version = find(parameters, "unload_dependents"), find(parameters, VERSION)
-    if version is not MISSING:
-        message.parameters[VERSION].string_param = _version(version)
-    if dependents is not MISSING:
-        value = boolean(dependents, "Unable to parse 'unload_dependents'")
-        message.parameters["unload_dependents"].bool_param = value
+    for name, entry in {} if parameters is MISSING else members(parameters).items():
+        # The method refuses unknown names.
+        parameter = message.parameters[checked_text(name)]
+        if name == VERSION:
+            parameter.string_param = _version(entry)
+        elif name == UNLOAD_DEPENDENTS:
+            parameter.bool_param = boolean(entry, f"Unable to parse '{name}'")
 
 
 def _parameters(body: Buffer) -> object:

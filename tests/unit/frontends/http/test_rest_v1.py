@@ -167,7 +167,8 @@ def test_faulty_bodies(body: Any, text: str) -> None:
         ((COUNT,), [256], "input 'COUNT': a number is too large for UINT8"),
         ((COUNT,), [1.5], "input 'COUNT': expected whole numbers (UINT8), got a number"),
         ((TEXT,), [1], 'input \'TEXT\': expected texts, or {"b64": "..."} (BYTES), got a number'),
-        ((TEXT,), [{"b64": "?"}], "input 'TEXT': expected base64 in b64"),
+        ((TEXT,), [{"b64": "?"}], "input 'TEXT' has an element that is not base64"),
+        ((TEXT,), [{"b64": 1}], "input 'TEXT': expected base64 as a text, or as {\"b64\": text}"),
         ((TEXT,), ["\ud800"], "input 'TEXT': expected texts, got one with a lone surrogate"),
     ],
 )

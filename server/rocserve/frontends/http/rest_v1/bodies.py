@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -16,13 +15,13 @@ from rocserve.core.model_config import InputConfig
 from rocserve.core.printable import encodable, names_hint
 from rocserve.core.requests import check_entries
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
-from rocserve.frontends.http.json_text import DEEPEST_NESTING, kind_of, nested_too_deeply, parse_json
+from rocserve.frontends.http.json_text import DEEPEST_NESTING, from_base64, kind_of, nested_too_deeply, parse_json
 
 ROWS, COLUMNS = "instances", "inputs"
+_B64 = "b64"
 _SIGNATURE = "signature_name"
 _ONLY_SIGNATURE = "serving_default"
 """The signature's name in TensorFlow Serving if a model has only one, as each model here."""
-_B64 = "b64"
 
 
 MOST_REQUESTS = 4096
@@ -221,11 +220,8 @@ def _element(name: str, value: Any) -> bytes:
             return value.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             raise invalid_argument(f"input '{name}': expected texts, got one with a lone surrogate") from None
-    if type(value) is dict and value.keys() == {_B64} and type(value[_B64]) is str:
-        try:
-            return base64.b64decode(value[_B64], validate=True)
-        except ValueError as error:
-            raise invalid_argument(f"input '{name}': expected base64 in {_B64}: {error}") from None
+    if type(value) is dict and _B64 in value:
+        return from_base64(value, name)
     raise invalid_argument(f'input \'{name}\': expected texts, or {{"b64": "..."}} (BYTES), got {_kind(value)}')
 
 
