@@ -85,6 +85,24 @@ def answered(folder: Path) -> dict[str, Any]:
     return {output["name"]: output["data"] for output in outputs}
 
 
+@pytest.mark.parametrize(
+    ("missing", "model", "can_send"),
+    [
+        ("JSON.rawJSON", "only_BF16", False),
+        ("DataView.prototype.getFloat16", "only_FP16", False),
+        ("DataView.prototype.getFloat16", "only_BF16", True),
+    ],
+)
+def test_an_older_browser_learns_what_it_needs(
+    page: Any, server: RocserveProcess, missing: str, model: str, can_send: bool
+) -> None:
+    page.add_init_script(f"delete {missing}")
+    visit(page, server, model)
+    page.get_by_role("heading", name="Try it").wait_for()
+    told = page.get_by_text("the page needs Chrome 135, Firefox 135 or Safari 18.4")
+    assert (told.count(), page.get_by_role("button", name="Send").count()) == (not can_send, can_send)
+
+
 @pytest.mark.parametrize("wanted", ["all", "named"])
 def test_each_datatype_is_sent_shown_and_copied(
     page: Any, server: RocserveProcess, tmp_path: Path, wanted: str

@@ -7,6 +7,10 @@ export const exact = (text) => JSON.parse(text, (key, value, { source }) =>
 
 export const LENGTH_HEADER = "Inference-Header-Content-Length";
 
+/** Whether this browser can read and write requests with these tensors. */
+export const canSend = ({ inputs, outputs }) => Boolean(JSON.rawJSON)
+  && ("getFloat16" in DataView.prototype || ![...inputs, ...outputs].some(({ datatype }) => datatype === "FP16"));
+
 export const isBinary = ({ datatype }) => datatype === "FP16" || datatype === "BF16";
 
 const word = new DataView(new ArrayBuffer(4));

@@ -1,6 +1,6 @@
 // Sends a text, a picture or JSON to a model, and shows the answer.
 
-import { exact, sent, withBinaryOutputs } from "./binary.js";
+import { canSend, exact, sent, withBinaryOutputs } from "./binary.js";
 import { drawn } from "./boxes.js";
 import { copies } from "./code.js";
 import { ask } from "./data.js";
@@ -128,6 +128,10 @@ async function show(response, request, picture, lastTexts) {
 }
 
 export function tryIt(name, version, metadata, config) {
+  const title = h("h2", {}, "Try it");
+  if (!canSend(metadata))
+    return h("section", { class: "try" }, title, h("p", { class: "reason" },
+      "This browser cannot send requests to this model: the page needs Chrome 135, Firefox 135 or Safari 18.4."));
   const text = h("textarea", { rows: 8, spellcheck: "false", "aria-label": "request as JSON" });
   text.value = template(metadata, config);
   const answer = h("div", { class: "answer", "aria-live": "polite" });
@@ -206,7 +210,7 @@ export function tryIt(name, version, metadata, config) {
   const files = h("p", {}, h("label", { class: "drop" }, `Drop ${what} here, or choose a file: `, file));
   const texts = takesTexts ? h("details", { open: !isPicture }, h("summary", {}, "Text"), boxes) : null;
   return h("section", { class: "try", ondragover, ondrop },
-    h("h2", {}, "Try it"),
+    title,
     ...(isPicture ? [files, texts] : [texts, files]),
     h("details", { open: !takesPictures && !takesTexts }, h("summary", {}, "Request as JSON"), text,
       h("p", {}, h("button", { type: "button", onclick: () => send(() => exact(text.value)) }, "Send"))),
