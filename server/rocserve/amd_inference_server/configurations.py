@@ -17,12 +17,10 @@ from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.datatypes import type_number
 from rocserve.config.pbtxt import parse_text, read_text
 from rocserve.config.written import WrittenConfig
-from rocserve.core.datatypes import DataType
+from rocserve.core.datatypes import DATATYPES, DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.amd_config_pb2 import Config
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-
-_NAMES = {datatype.value: datatype for datatype in DataType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +35,9 @@ class _Stage:
 
 def _datatype(name: str, where: str) -> DataType:
     """Return the datatype of "FP32" or "Fp32". Raises ServeError (INVALID_ARGUMENT) for an unknown one."""
-    datatype = _NAMES.get(name.upper())
+    datatype = DATATYPES.get(name.upper())
     if datatype is None:
-        raise invalid_argument(f"{where}: unknown datatype '{name}'; expected one of: {', '.join(_NAMES)}")
+        raise invalid_argument(f"{where}: unknown datatype '{name}'; expected one of: {', '.join(DATATYPES)}")
     return datatype
 
 

@@ -12,10 +12,7 @@ from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.responses import Answer, InferResponse
-from rocserve.core.tensors import Buffer, encode_bytes_elements
-
-_LENGTH_BYTES = 4
-"""Bytes of the length before each element of BYTES."""
+from rocserve.core.tensors import ELEMENT_LENGTH, Buffer, encode_bytes_elements
 
 
 class SingleItems:
@@ -64,9 +61,9 @@ class SingleItems:
         is_file = entry.datatype == DataType.UINT8.value and len(entry.shape) == 1
         if is_file:
             entry, data = replace(entry, datatype=DataType.BYTES.value), encode_bytes_elements([bytes(data)])
-        length = len(data) - _LENGTH_BYTES
+        length = len(data) - ELEMENT_LENGTH.size
         # The shape may be the length of the only element.
-        is_one = entry.shape == (length,) != (1,) and int.from_bytes(data[:_LENGTH_BYTES], "little") == length
+        is_one = entry.shape == (length,) != (1,) and ELEMENT_LENGTH.unpack_from(data) == (length,)
         if is_file or is_one:
             entry = replace(entry, shape=(1,) * len(expected.dims))
         return entry, data

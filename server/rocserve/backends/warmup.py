@@ -18,7 +18,8 @@ from rocserve.core.padding import Buckets, Padding
 from rocserve.core.ragged import RaggedBatching
 from rocserve.core.tensors import Tensor, encode_bytes_elements, filled_up, tensor_from_numpy
 
-_FOLDER = "warmup"
+WARMUP_FOLDER = "warmup"
+"""Folder of the samples' files in the model's folder (Triton's name)."""
 
 
 def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[str, Batch]]:
@@ -109,10 +110,12 @@ def _random_row(datatype: DataType, count: int) -> bytes:
 
 
 def _file_content(filename: str, name: str, entry: WarmupInput, model_folder: Path) -> bytes:
-    folder = (model_folder / _FOLDER).resolve()
+    folder = (model_folder / WARMUP_FOLDER).resolve()
     path = (folder / filename).resolve()
     if not path.is_relative_to(folder):
-        raise invalid_argument(f"warm-up file '{filename}' of input '{name}' is outside the model's folder '{_FOLDER}'")
+        raise invalid_argument(
+            f"warm-up file '{filename}' of input '{name}' is outside the model's folder '{WARMUP_FOLDER}'"
+        )
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
+from rocserve.backends.warmup import WARMUP_FOLDER
 from rocserve.config.bounds import check_bounds, check_step_count
 from rocserve.config.datatypes import datatype_of_number
 from rocserve.config.ensemble_checks import ensemble_faults
@@ -247,8 +248,6 @@ def _ignored(message: ModelConfig, backend: BackendSpec | None) -> Iterator[str]
             yield f"model_metrics of '{control.metric_identifier.family}'"
 
 
-WARMUP_FOLDER = "warmup"
-"""Folder of the samples' files in the model's folder (Triton's name)."""
 _REQUEST = request_prefix([""])
 
 

@@ -46,6 +46,9 @@ class DataType(enum.Enum):
         return made
 
 
+DATATYPES = {datatype.value: datatype for datatype in DataType}
+
+
 def datatype_of(array: np.ndarray[Any, Any]) -> DataType:
     """Return an array's datatype; strings and objects are BYTES. Raises ValueError without one (complex numbers)."""
     if array.dtype.kind in "OSU":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rocserve.core.datatypes import DataType
+from rocserve.core.datatypes import DATATYPES, DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.exchange import EndHook, Exchange, Hook, HookOrder, Responder
 from rocserve.core.requests import InferRequest
@@ -123,11 +123,10 @@ def note_inputs(trace: Trace, request: InferRequest, exchange: Exchange) -> None
     """Record a request's inputs in its trace, and later the outputs, if the trace wants tensors. The inputs need not be
     validated yet: unknown datatypes are left out."""
     if trace.wants_tensors:
-        known = {datatype.value: datatype for datatype in DataType}
         tensors = [
-            Tensor(head.name, known[head.datatype], head.shape, data)
+            Tensor(head.name, DATATYPES[head.datatype], head.shape, data)
             for head, data in zip(request.head.inputs, request.data, strict=False)
-            if head.datatype in known
+            if head.datatype in DATATYPES
         ]
         trace.note_tensors("TENSOR_QUEUE_INPUT", tensors)
         exchange.add(_OutputTrace(trace))

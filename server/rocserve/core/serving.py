@@ -18,8 +18,6 @@ from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.statistics import ModelStatistics
 
 LARGEST_VERSION = 2**63 - 1
-_MOST_DIGITS = 20
-"""Digits after leading zeros. Longer numbers are too high, and Python refuses to parse thousands of digits."""
 _MOST_HINTED = 100
 """With more models, the error for an unknown one lists no names: comparing all would delay the data plane's thread."""
 
@@ -152,7 +150,8 @@ class ServingTable:
 
 def parse_version(text: str) -> int:
     """Parse a client's version text. Raises ServeError (INVALID_ARGUMENT) with Triton's text."""
-    digits = text.removeprefix("-").lstrip("0")[:_MOST_DIGITS]
+    # Numbers of twenty digits are too high, and Python refuses to parse thousands of digits.
+    digits = text.removeprefix("-").lstrip("0")[:20]
     if text.isascii() and text.isdigit() and (number := int(digits or 0)) <= LARGEST_VERSION:
         return number
     if text.isascii() and text[:1] == "-" and text[1:].isdigit() and digits:

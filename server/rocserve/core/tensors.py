@@ -16,7 +16,8 @@ from rocserve.core.steps import Steps, result_of
 
 Buffer = bytes | bytearray | memoryview
 
-_LENGTH = struct.Struct("<I")
+ELEMENT_LENGTH = struct.Struct("<I")
+"""Precedes each element of BYTES in raw contents."""
 _LARGEST_EXTENT = (1 << 63) - 1
 """The protocol's maximum of a dimension."""
 COPIED_SOONER = 4096
@@ -72,7 +73,7 @@ def can_hold(datatype: DataType, shape: tuple[int, ...], nbytes: int) -> bool:
     if any(not 0 <= extent <= _LARGEST_EXTENT for extent in shape):
         return False
     count = math.prod(shape)
-    return count * _LENGTH.size <= nbytes if datatype is DataType.BYTES else count * datatype.itemsize == nbytes
+    return count * ELEMENT_LENGTH.size <= nbytes if datatype is DataType.BYTES else count * datatype.itemsize == nbytes
 
 
 def tensor_from_numpy(name: str, array: np.ndarray[Any, Any], datatype: DataType | None = None) -> Tensor:
@@ -133,7 +134,7 @@ def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes
         if not isinstance(raw, bytes | memoryview):
             # Otherwise bytes(3) would become three zero bytes.
             raise TypeError(f"elements of BYTES must be bytes or str, got {type(raw).__name__}")
-        parts.append(_LENGTH.pack(len(raw)))
+        parts.append(ELEMENT_LENGTH.pack(len(raw)))
         parts.append(raw)
     return b"".join(parts)
 
@@ -141,10 +142,10 @@ def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes
 def count_elements(data: Buffer, expected: int) -> Steps[str]:
     """Count BYTES elements in steps, because there may be millions. The result is the error text, with {where} for the
     input, if there are not `expected` elements, else ""."""
-    unpack = _LENGTH.unpack_from
+    unpack = ELEMENT_LENGTH.unpack_from
     begin = position = 0
     end = len(data)
-    last = end - _LENGTH.size
+    last = end - ELEMENT_LENGTH.size
     for first in range(0, expected, COUNTED_AT_ONCE):
         for index in range(first, min(first + COUNTED_AT_ONCE, expected)):
             if position > last:
@@ -167,11 +168,11 @@ def _early_end(begin: int, position: int, end: int) -> str:
     if position > end:
         return (
             "incomplete string data for {where}, expecting string of length"
-            f" {position - begin - _LENGTH.size} but only {end - begin - _LENGTH.size} bytes available"
+            f" {position - begin - ELEMENT_LENGTH.size} but only {end - begin - ELEMENT_LENGTH.size} bytes available"
         )
-    if end - _LENGTH.size < position < end:
+    if end - ELEMENT_LENGTH.size < position < end:
         return (
-            f"incomplete string length indicator for {{where}}, expecting {_LENGTH.size} bytes but only"
+            f"incomplete string length indicator for {{where}}, expecting {ELEMENT_LENGTH.size} bytes but only"
             f" {end - position} bytes available. Please make sure the string length indicator is in one buffer."
         )
     return ""
@@ -191,7 +192,7 @@ def bytes_elements(data: Buffer, expected: int, name: str) -> list[memoryview]:
     position = 0
     for _ in range(expected):
         start = position + 4
-        position = start + _LENGTH.unpack_from(view, position)[0]
+        position = start + ELEMENT_LENGTH.unpack_from(view, position)[0]
         elements.append(view[start:position])
     return elements
 

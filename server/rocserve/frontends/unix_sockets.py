@@ -23,14 +23,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocserve.settings.server import USER
 from rocserve.settings.unix_place import UnixPlace
 
 _LOCK_SECONDS = 5.0
 """Another server has the folder for less than a millisecond."""
 _CREDENTIALS = struct.Struct("iII")
 """struct ucred: process, user, group."""
-USER = "uid:"
-"""Precedes the number of a client's user, as the client's address."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MOST_THRESHOLDS = 4
+"""Each costs two runs of a batch. Graphs with more compare sizes of loops, seldom values."""
+
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rocserve.load_check.facts import NO_FACTS, GraphFacts
+from rocserve.load_check.facts import MOST_THRESHOLDS, NO_FACTS, GraphFacts
 from rocserve.load_check.onnx_graph import OnnxGraph
 from rocserve.load_check.onnx_message import ElementType, Node
 from rocserve.load_check.tensors import Array
@@ -36,8 +36,6 @@ _CONDITIONS |= _OVER_ALL
 """Operators between a comparison and the operator that it controls."""
 _WHOLE = frozenset(("ArgMax", "NonZero", "Shape", "Size"))
 """Operators that, like those named Reduce..., make one number of a whole tensor."""
-_MOST_THRESHOLDS = 4
-"""Each costs two runs of a batch. Graphs with more compare sizes of loops, seldom values."""
 _MOST_LEVELS = 256
 """Of the numbers in a forest's nodes, that many show in which range its inputs lie."""
 _VOCABULARIES = frozenset(("cats_strings", "keys_strings", "pool_strings", "string_vocabulary"))
@@ -75,7 +73,7 @@ def _facts(graph: OnnxGraph) -> GraphFacts:
         is_random=next((node.op_type for node in graph.nodes if _is_random(node, graph)), ""),
         precision=_precision(graph),
         exposed=tuple(itertools.islice(dict.fromkeys(_chosen_from(graph)), 4)),
-        thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(graph)), _MOST_THRESHOLDS)),
+        thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(graph)), MOST_THRESHOLDS)),
         narrowed=dict(_narrowed(graph)),
     )
 

@@ -14,11 +14,17 @@ import triton_python_backend_utils as pb_utils
 
 from rocserve.presets.class_names import class_names_of
 from rocserve.presets.parameters import parameters_of
-from rocserve.presets.yolo import HeadForm, HeadGeometry, Resize, Thresholds, detect, detect_boxes
+from rocserve.presets.yolo import (
+    FINISHED_COLUMNS,
+    HeadForm,
+    HeadGeometry,
+    Resize,
+    Thresholds,
+    detect,
+    detect_boxes,
+)
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)
-
-_FINISHED_COLUMNS = 6
 
 
 class TritonPythonModel:
@@ -75,8 +81,8 @@ class TritonPythonModel:
         if self._input_size is None:
             classes = shape[-1] - 5
         elif self._form is HeadForm.FINISHED:
-            if shape[-1] != _FINISHED_COLUMNS:
-                raise ValueError(f"HEAD_0 has shape {list(shape)}, expected [boxes, {_FINISHED_COLUMNS}]")
+            if shape[-1] != FINISHED_COLUMNS:
+                raise ValueError(f"HEAD_0 has shape {list(shape)}, expected [boxes, {FINISHED_COLUMNS}]")
             return
         else:
             columns = shape[-2] if self._form is HeadForm.CLASSES else shape[-1]

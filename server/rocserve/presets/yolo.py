@@ -18,6 +18,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
+FINISHED_COLUMNS = 6
+"""Of boxes that need no more work: four corners, score, class."""
 _BOX_VALUES = 5
 """The values before the classes' probabilities: x, y, width, height, object."""
 _BLOCK = 128

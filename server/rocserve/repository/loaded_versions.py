@@ -121,7 +121,8 @@ class LoadedEnsemble(VersionFacts, EnsembleVersion):
         self.reconfigure(config, message.SerializeToString(deterministic=True))
 
     def hold_members(self, table: ServingTable | None) -> None:
-        self.find_members_in(table)
+        # Running requests' steps find them there, too.
+        self.dispatcher.held = table
 
     async def ensure_loaded(self) -> None:
         for member in self.members():

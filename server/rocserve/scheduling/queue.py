@@ -16,7 +16,7 @@ from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutActi
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 
-_ARRIVAL = attrgetter("queue_start_ns")
+ARRIVAL = attrgetter("queue_start_ns")
 
 Refused = tuple[InferRequest, ServeError]
 """A request that must not run, and the error for its client."""
@@ -51,7 +51,7 @@ class Level:
         elif self.newest_first:
             first = self._in_turns()
         else:
-            first = heapq.merge(self.overtakable, self.waiting, key=_ARRIVAL)
+            first = heapq.merge(self.overtakable, self.waiting, key=ARRIVAL)
         return chain(first, self.delayed)
 
     def _in_turns(self) -> Iterator[InferRequest]:

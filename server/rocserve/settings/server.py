@@ -52,7 +52,8 @@ _MOST_SPIN = 100_000
 """Polls; some 0.3 s in which a CPU does nothing else."""
 
 
-_USER = "uid:"
+USER = "uid:"
+"""Precedes the number of a client's user, as the client's address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ def admin_addresses(text: str) -> AdminAddresses:
         return AdminAddresses(anybody=text == "any")
     parts = [part.strip() for part in text.split(",")]
     try:
-        users = tuple(int(part[len(_USER) :]) for part in parts if part.startswith(_USER))
-        networks = tuple(ipaddress.ip_network(part) for part in parts if part != "local" and not part.startswith(_USER))
+        users = tuple(int(part[len(USER) :]) for part in parts if part.startswith(USER))
+        networks = tuple(ipaddress.ip_network(part) for part in parts if part != "local" and not part.startswith(USER))
     except ValueError as error:
         raise ValueError(
             f"expected any, none, or a list of local, addresses, networks and uid:NUMBER, got '{text}': {error}"

@@ -13,7 +13,7 @@ from rocserve.backends.pytorch.parameters import TORCH_COMPILE, torch_compile_op
 from rocserve.core.errors import unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 
-_GPU_LIBRARIES = ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")
+GPU_LIBRARIES = ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")
 """Libraries of PyTorch's GPU builds; AMD's comes first."""
 
 EAGER = EngineSpec(
@@ -24,7 +24,7 @@ EAGER = EngineSpec(
     # Importing PyTorch takes a second and 200 MB, which only its own workers pay.
     forks_from_zygote=False,
     gpu_module="torch",
-    gpu_files=_GPU_LIBRARIES,
+    gpu_files=GPU_LIBRARIES,
     takes_kind_model=True,
 )
 
@@ -67,7 +67,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
         return replace(migraphx_choice(config, machine, named, remedy), engine=MIGRAPHX_ONNX)
     if wanted == TORCH_MIGRAPHX.name:
         return EngineChoice(TORCH_MIGRAPHX, named, auto_takes_gpus=True)
-    auto_takes_gpus = machine.is_installed("torch", _GPU_LIBRARIES[:1])
+    auto_takes_gpus = machine.is_installed("torch", GPU_LIBRARIES[:1])
     for engine in (EAGER, INDUCTOR):
         if wanted == engine.name:
             return EngineChoice(engine, named, auto_takes_gpus=auto_takes_gpus)
@@ -95,7 +95,7 @@ def _with_cpu_fallback(choice: EngineChoice, config: ModelConfig, machine: Machi
     CPU. Only a worker finds out that PyTorch's build cannot use a GPU."""
     asks = any(group.kind is InstanceKind.GPU and not group.passive for group in config.instance_groups)
     insists = asks and asked_engine(config) != "auto"
-    takes_gpus = choice.auto_takes_gpus or (asks and machine.is_installed("torch", _GPU_LIBRARIES))
+    takes_gpus = choice.auto_takes_gpus or (asks and machine.is_installed("torch", GPU_LIBRARIES))
     if insists or not takes_gpus or not has_gpu_for(config, machine):
         return choice
     return replace(choice, fallback=EngineChoice(replace(choice.engine, gpu_module=""), choice.reason))

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 
 from rocserve.backends.pytorch.exported_file import is_in_training, operator_name, training_switch
-from rocserve.load_check.facts import GraphFacts
+from rocserve.load_check.facts import MOST_THRESHOLDS, GraphFacts
 
-_MOST_THRESHOLDS = 4
-"""Each costs two runs of a batch."""
 _SIZES = ("aten::sym_size", "aten::sym_numel", "aten::sym_stride")
 """Operators that return a tensor's sizes, which its values do not change."""
 _COMPARISONS = frozenset(f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne"))
@@ -31,7 +29,7 @@ def graph_facts(exported: Any) -> GraphFacts:
     return GraphFacts(
         couples_rows=next(_couplings(nodes, fed), ""),
         is_random=next((_short(node) for node in nodes if _is_random(node)), ""),
-        thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(nodes, fed)), _MOST_THRESHOLDS)),
+        thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(nodes, fed)), MOST_THRESHOLDS)),
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from rocserve.presets.yolo import HeadForm
+from rocserve.presets.yolo import FINISHED_COLUMNS, HeadForm
 
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 """Pixels of the input for each cell: of most networks, and of those that are trained for large (P6) or small objects
@@ -15,7 +15,6 @@ _ANCHORS = 3
 """Boxes for each cell, up to YOLOv7."""
 _PUBLIC_CLASSES = 80
 """COCO's: a number that does not occur by chance."""
-_FINISHED_COLUMNS = 6
 _OTHER_TASKS = {56: "17 keypoints of one class", 116: "80 classes and 32 weights of masks"}
 """Columns of public networks that find more than boxes."""
 _YOLOX = (
@@ -62,8 +61,8 @@ def yolov8_head(shape: HeadShape) -> tuple[HeadForm, int]:
             f"its {first} boxes have {last} columns: 4 and {last - 4} classes, or YOLOX's 5 and {last - 5}; a"
             f" labels.txt of {last - 4} lines says that they are classes"
         )
-    elif last == _FINISHED_COLUMNS:
-        raise ValueError(f"{_FINISHED_COLUMNS} columns are those of finished boxes: corners, score and class")
+    elif last == FINISHED_COLUMNS:
+        raise ValueError(f"{FINISHED_COLUMNS} columns are those of finished boxes: corners, score and class")
     elif first - 4 == known > 0:
         return HeadForm.CLASSES, first - 4
     elif 0 < first < min(cells) and last - 4 == known > 0:
@@ -84,7 +83,7 @@ def yolov5_head(shape: HeadShape) -> tuple[HeadForm, int]:
         raise ValueError(
             _YOLOX if last - 5 == (shape.names or _PUBLIC_CLASSES) else "it has one box for each cell, not three"
         )
-    fits = first in {_ANCHORS * count for count in cells} or (first == -1 and last != _FINISHED_COLUMNS)
+    fits = first in {_ANCHORS * count for count in cells} or (first == -1 and last != FINISHED_COLUMNS)
     if last <= 5 or not (fits or shape.names == last - 5):
         raise ValueError(_no_head(shape, max(first, last), _ANCHORS))
     return HeadForm.OBJECT_ROWS, last - 5
@@ -94,8 +93,8 @@ def finished_head(shape: HeadShape) -> tuple[HeadForm, int]:
     """As `yolov8_head`, for boxes that need no suppression. Their shape does not show the number of classes: 0."""
     first, last = _two(shape)
     cells = shape.cells()
-    if last != _FINISHED_COLUMNS:
-        raise ValueError(f"it has {last} columns, not {_FINISHED_COLUMNS}")
+    if last != FINISHED_COLUMNS:
+        raise ValueError(f"it has {last} columns, not {FINISHED_COLUMNS}")
     if first in cells or first in {_ANCHORS * count for count in cells}:
         raise ValueError(f"it has boxes for all cells ({first}), which are not finished")
     return HeadForm.FINISHED, shape.names or 0

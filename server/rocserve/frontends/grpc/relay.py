@@ -16,7 +16,8 @@ import os
 import secrets
 import socket
 
-from rocserve.frontends.unix_sockets import USER, client_of, listen
+from rocserve.frontends.unix_sockets import client_of, listen
+from rocserve.settings.server import USER
 from rocserve.settings.unix_place import UnixPlace
 
 _PAUSE_SECONDS = 0.05

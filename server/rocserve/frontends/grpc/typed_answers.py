@@ -12,9 +12,9 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, unimplemented
 from rocserve.core.responses import InferResponse
 from rocserve.core.steps import Steps
-from rocserve.core.tensors import Buffer, Tensor, octets
+from rocserve.core.tensors import ELEMENT_LENGTH, Buffer, Tensor, octets
 from rocserve.core.wire_format import LENGTH_DELIMITED, length_prefix, varint
-from rocserve.frontends.grpc.typed_contents import ELEMENT_LENGTH, FIELDS_BY_NUMBER
+from rocserve.frontends.grpc.typed_contents import FIELDS_BY_NUMBER
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.parameters import write_parameters
 

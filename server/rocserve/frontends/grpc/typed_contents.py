@@ -8,7 +8,6 @@ unknown fields) raise `Unusual`; protobuf then serialises the whole message agai
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.requests import MOST_ENTRIES, check_entries
 from rocserve.core.steps import Steps
-from rocserve.core.tensors import Buffer, octets
+from rocserve.core.tensors import ELEMENT_LENGTH, Buffer, octets
 from rocserve.core.wire_format import (
     FIXED32,
     FIXED64,
@@ -49,8 +48,6 @@ _CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
 _CONTENTS_TAG = _CONTENTS << 3 | LENGTH_DELIMITED
 _SHAPE_TAG = pb.ModelInferRequest.InferInputTensor.SHAPE_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _NO_CONTENTS = length_prefix(_CONTENTS, 0)
-ELEMENT_LENGTH = struct.Struct("<I")
-"""Precedes each element of BYTES in raw contents."""
 _MEMORY_USE = "typed contents"
 """Names the contents in the error if there is no memory for them."""
 _Octets = np.ndarray[Any, np.dtype[np.uint8]]

@@ -37,10 +37,9 @@ from rocserve.core.requests import (
 )
 from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceId, SequenceTag
 from rocserve.core.steps import Steps
-from rocserve.core.tensors import Buffer, encode_bytes_elements
+from rocserve.core.tensors import ELEMENT_LENGTH, Buffer, encode_bytes_elements
 from rocserve.frontends.http.answer_bodies import AnswerForm
 from rocserve.frontends.http.json_text import (
-    ELEMENT_LENGTH,
     MISSING,
     UNSIGNED_LIMIT,
     array,

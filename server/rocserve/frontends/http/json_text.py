@@ -7,17 +7,16 @@ import base64
 import json
 import math
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from rocserve.core.datatypes import DataType
+from rocserve.core.datatypes import DATATYPES, DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.printable import shortened
-from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
+from rocserve.core.tensors import ELEMENT_LENGTH, Buffer, Tensor, encode_bytes_elements
 
 DEEPEST_NESTING = 100
 
@@ -200,10 +199,6 @@ SLICE = 4096
 """Elements whose JSON is written in one step, in which nothing else runs."""
 SLICE_BYTES = 64 << 10
 """Bytes of strings whose JSON is written in one step."""
-ELEMENT_LENGTH = struct.Struct("<I")
-"""Precedes each element of BYTES."""
-
-DATATYPES = {datatype.value: datatype for datatype in DataType}
 
 
 def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, is_base64: bool = False) -> bytes:

@@ -13,7 +13,7 @@ from rocserve.core.exchange import RUNNING, Exchange
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import ServedVersion, ServingTable
+from rocserve.core.serving import ServedVersion
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
@@ -108,10 +108,6 @@ class EnsembleVersion:
     def members(self) -> Iterable[ServedVersion]:
         """Return the versions that the steps, and the steps of ensembles among them, would run now."""
         return [member for reference in self._members() if (member := reference()) is not None]
-
-    def find_members_in(self, table: ServingTable | None) -> None:
-        """Find members in this table, also for the steps of running requests; None = in the current one."""
-        self.dispatcher.held = table
 
     def reconfigure(self, config: ModelConfig, config_message: bytes) -> None:
         """Serve later requests with another configuration of the same steps and tensors. From any thread."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from operator import attrgetter
 from typing import cast
 
 from rocserve.core.datatypes import DataType
@@ -22,7 +21,7 @@ from rocserve.plane.loop import Alarm
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import DynamicBatcher
 from rocserve.scheduling.bucket_batcher import BucketBatcher
-from rocserve.scheduling.queue import QueueFull
+from rocserve.scheduling.queue import ARRIVAL, QueueFull
 from rocserve.scheduling.response_sequencer import OrderHook, ResponseSequencer
 from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, cancelled
 from rocserve.scheduling.sequence.inputs import SequenceInputs, StatesHook
@@ -31,8 +30,6 @@ from rocserve.scheduling.sequence.slots import SequenceInstance, SequenceRequest
 from rocserve.scheduling.sequence.table import SequenceTable
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
-
-_ARRIVAL = attrgetter("queue_start_ns")
 
 
 class DirectStrategy:
@@ -51,7 +48,7 @@ class DirectStrategy:
         """Return the requests of the next batch, or the time.monotonic_ns() at which to choose again. The instance has
         requests that are ready. Padding rows have an exchange that has ended."""
         ready = list(self._inputs.ready_requests(instance))
-        oldest = min(ready, key=_ARRIVAL)
+        oldest = min(ready, key=ARRIVAL)
         if self._delay_ns and len(ready) < self._utilization * self.slot_count:
             due_ns = oldest.queue_start_ns + self._delay_ns
             if due_ns > now_ns:

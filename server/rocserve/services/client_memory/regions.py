@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rocserve.backends.installed import has_file
+from rocserve.backends.pytorch.engine_choice import GPU_LIBRARIES
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, not_found, unimplemented
 from rocserve.core.parameters import Parameters
 from rocserve.core.requests import SHARED_BYTE_SIZE, SHARED_OFFSET, SHARED_REGION
@@ -29,8 +30,6 @@ FOLDER = "/dev/shm"
 """The folder of POSIX shared memory in Linux."""
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _UNSIGNED = (1 << 64) - 1
-_GPU_LIBRARIES = ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")
-"""Files of PyTorch's builds for GPUs."""
 
 
 class Region:
@@ -336,7 +335,7 @@ class ClientRegions:
     def _open_region(self, request: pb.CudaSharedMemoryRegisterRequest) -> DeviceRegion:
         """Open a region. The process starts with the first region, and again if it has ended."""
         failure = f"failed to register CUDA shared memory region: '{request.name}'"
-        if not has_file("torch", _GPU_LIBRARIES):
+        if not has_file("torch", GPU_LIBRARIES):
             raise invalid_argument(f"{failure}, GPUs not supported")
         try:
             if len(request.raw_handle) != HANDLE_BYTES or not request.byte_size or request.device_id < 0:

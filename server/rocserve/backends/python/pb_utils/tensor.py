@@ -18,7 +18,7 @@ from rocserve.core import tensors as core
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError
-from rocserve.core.tensors import encode_bytes_elements
+from rocserve.core.tensors import ELEMENT_LENGTH, encode_bytes_elements
 
 if TYPE_CHECKING:
     from rocserve.backends.device_tensors import DeviceTensors
@@ -137,7 +137,6 @@ def _head(capsule: Any) -> _TensorHead:
     return _TensorHead.from_address(_get_pointer(capsule, b"dltensor"))
 
 
-_LENGTH = struct.Struct("<I")
 _IN_TRITONS_ORDER = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16"
 _NUMBERS = {DataType(name): number for number, name in enumerate(_IN_TRITONS_ORDER.split(), 1)}
 """TRITONSERVER_DataType, with the same numbers as config.pbtxt's DataType."""
@@ -186,8 +185,8 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray[Any, Any]:
     elements: list[bytes] = []
     position = 0
     while position < len(encoded_tensor):
-        (length,) = _LENGTH.unpack_from(encoded_tensor, position)
-        position += _LENGTH.size
+        (length,) = ELEMENT_LENGTH.unpack_from(encoded_tensor, position)
+        position += ELEMENT_LENGTH.size
         elements.extend(struct.unpack_from(f"<{length}s", encoded_tensor, position))
         position += length
     array = np.empty(len(elements), dtype=np.object_)
