@@ -30,7 +30,7 @@ _VERBS: Mapping[str, tuple[str, str]] = {
     "status": ("rocserve.verbs.status", "show the models of a running server, live"),
     "cache": ("rocserve.verbs.cache", "list or remove the compiled programs that are kept on disk"),
     "check": ("rocserve.verbs.check.verb", "check that an engine computes a model, and find what differs"),
-    "compile": ("rocserve.verbs.compile", "compile a model ahead with MIGraphX"),
+    "compile": ("rocserve.verbs.compile", "compile a model in advance with MIGraphX"),
     "inspect": ("rocserve.verbs.inspect", "show what MIGraphX makes of a model"),
     "doctor": ("rocserve.verbs.doctor.verb", "check what is installed here and what works"),
 }

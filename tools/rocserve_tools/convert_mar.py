@@ -153,7 +153,7 @@ def _configuration(options: ConvertOptions, handler: str, needs_inputs: bool) ->
 
 VERB = Verb(
     "Write a model's folder from an archive of TorchServe: the program (TorchScript, torch.export or ONNX), a"
-    " configuration if the program needs one, and the labels. Handlers are not converted.",
+    " configuration if the program needs one, and the labels. Of handlers only image_classifier is converted.",
     ConvertOptions(),
     run,
     lambda options: options.archive,

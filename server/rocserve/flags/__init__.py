@@ -186,7 +186,7 @@ def _check(settings: ServerSettings) -> None:
 def _check_unix_sockets(settings: ServerSettings) -> None:
     for flag, part in (("grpc", settings.grpc), ("http", settings.http)):
         if unix_place(part.address) is not None and part.reuse_port:
-            raise FlagError(f"--reuse-{flag}-port is for ports, and --{flag}-address={part.address} is a Unix socket")
+            raise FlagError(f"--{flag}-address={part.address} is a Unix socket, not a port; remove --reuse-{flag}-port")
     places = settings.unix_sockets
     if places and settings.front_ends:
         raise FlagError(

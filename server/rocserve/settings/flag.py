@@ -102,7 +102,7 @@ def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int |
         try:
             value = of(text)
         except ValueError:
-            raise ValueError(f"expected a number, got '{text}'") from None
+            raise ValueError(f"expected a {'' if of is float else 'whole '}number, got '{text}'") from None
         # Written this way to refuse "nan", which is not less than anything.
         if not value >= least:
             raise ValueError(f"expected at least {least:g}, got '{text}'")
@@ -120,7 +120,7 @@ def number_or_auto(shown: str, least: int, most: int) -> Kind:
         if text.lower() == "auto":
             return None
         if not text.isdecimal() or not least <= int(text) <= most:
-            raise ValueError(f"expected auto, or a number from {least} to {most}, got '{text}'")
+            raise ValueError(f"expected auto, or a whole number from {least} to {most}, got '{text}'")
         return int(text)
 
     return Kind(shown, read)

@@ -75,7 +75,7 @@ def restricted_protocols(text: str) -> RestrictedProtocols:
         )
     if not value:
         # For example from a shell variable that is not set.
-        raise ValueError(f"the value of the header '{key}' is empty, which anybody could send")
+        raise ValueError(f"expected a value of the header '{key}', got an empty one, which anybody could send")
     unknown = [name for name in protocols if name not in RESTRICTED_PROTOCOLS]
     if unknown:
         raise ValueError(
@@ -86,7 +86,7 @@ def restricted_protocols(text: str) -> RestrictedProtocols:
     if source == "env":
         name, value = value, os.environ.get(value, "")
         if not value:
-            raise ValueError(f"the environment variable '{name}' is not set, or empty")
+            raise ValueError(f"the environment variable '{name}' is not set, or empty; set it to the header's value")
     return RestrictedProtocols(protocols, key, value)
 
 

@@ -60,7 +60,7 @@ def readiness_rule(text: str) -> ReadinessRule:
 def repository(text: str) -> Path | RemotePlace:
     if not text:
         # An empty path would mean the working directory.
-        raise ValueError("expected a path or a URL, got ''")
+        raise ValueError("expected a path or a URL, got ''; is a variable of the shell not set?")
     return parse_remote(text) if "://" in text else Path(text)
 
 
@@ -164,10 +164,10 @@ class RepositorySettings:
     allow_remote_files: bool = flag(False, BOOLEAN, "let load requests send a model's files, under explicit control")
     allow_remote_models: bool = flag(False, BOOLEAN, "let load requests with files create new models")
     allow_amd_endpoints: bool | None = flag(
-        None, BOOLEAN, "let worker_load serve files of the repositories (default: under explicit control)"
+        None, BOOLEAN, "let WorkerLoad serve files of the repositories (default: under explicit control)"
     )
     max_amd_endpoints: int = flag(
-        64, POSITIVE, "models that worker_load may serve at the same time; each further instance counts as one"
+        64, POSITIVE, "models that WorkerLoad may serve at the same time; each further instance counts as one"
     )
     max_model_instances: int | None = flag(
         None, POSITIVE, "instances of a model (default 8 for each CPU, or 64 for each of its GPUs)"
@@ -175,7 +175,7 @@ class RepositorySettings:
     max_model_versions: int = flag(128, POSITIVE, "versions of a model that are served at the same time")
     max_folder_entries: int = flag(100_000, POSITIVE, "files and folders that a model's folder may hold")
     worker_load_folders: tuple[Path, ...] = repeated(
-        FOLDER, "folder with files that worker_load may serve", name="allow-worker-load"
+        FOLDER, "folder with files that WorkerLoad may serve", name="allow-worker-load"
     )
     readiness: ReadinessRule = flag(
         ReadinessRule.KEPT,

@@ -115,7 +115,7 @@ def backend_setting(text: str) -> tuple[str, str, str]:
     """Read as `scoped_setting` does; `,name=value` also means all backends."""
     backend, name, value = scoped_setting(text)
     if name == DEFAULT_MAX_BATCH_SIZE and not value.isdecimal():
-        raise ValueError(f"expected a number for {name}, got '{value}'")
+        raise ValueError(f"expected a whole number for {name}, got '{value}'")
     return backend, name, value
 
 

@@ -44,7 +44,7 @@ class PruneOptions:
     all: bool = flag(
         False,
         SWITCH,
-        "remove all programs, and forget which files crashed and what load checks found, so that they are tried again",
+        "remove all of these programs, and forget which files crashed and what load checks found",
         exclusive=True,
     )
     models: tuple[str, ...] = positional(
@@ -204,7 +204,7 @@ def _age(seconds: float) -> str:
 
 
 VERB = Verb(
-    "List or remove the programs that MIGraphX has compiled. Programs in use are not removed.",
+    "List or remove MIGraphX's programs that are not in use. Folders of ONNX Runtime and PyTorch may be deleted.",
     actions={
         "list": Verb(
             "Show the programs in the cache, and the files that are not loaded again because they crashed.",

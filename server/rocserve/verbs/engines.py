@@ -31,7 +31,7 @@ def main_engine(model: ToolModel, wanted: str) -> str:
         return _pytorch_choice(model, wanted).engine.name
     if model.backend.name in ("migraphx", "tensorflow"):
         if wanted in (ONNXRUNTIME, CPU):
-            raise invalid_argument(f"a model of backend '{model.backend.name}' runs on MIGraphX only")
+            raise invalid_argument(f"a model of backend '{model.backend.name}' runs on MIGraphX only; remove --engine")
         return MIGRAPHX
     if wanted != "auto":
         return wanted

@@ -226,7 +226,7 @@ def inspect(options: InspectOptions) -> None:
     """Print the inspection, or draw the ensemble. Raises ServeError as `inspect_model` and `draw_ensemble` do."""
     if options.graph is not None:
         if options.text or options.json or options.model.batch_sizes or options.model.parameters():
-            raise UsageError("argument --graph: it can be combined only with --model-config-name")
+            raise UsageError("argument --graph: expected no other option than --model-config-name; remove the others")
         draw_ensemble(options.model.model, options.model.config_name, options.graph)
         return
     inspection, out = inspect_model(find_model(options.model)), console_on()

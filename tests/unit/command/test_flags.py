@@ -61,7 +61,7 @@ def test_front_ends_are_a_number_or_auto(tmp_path: Path, capsys: pytest.CaptureF
     for text in ("some", "-1", "65", "1.5"):
         with pytest.raises(SystemExit):
             front_ends(f"--front-ends={text}")
-        assert f"expected auto, or a number from 0 to 64, got '{text}'" in capsys.readouterr().err
+        assert f"expected auto, or a whole number from 0 to 64, got '{text}'" in capsys.readouterr().err
 
 
 class _Announced(io.StringIO):
@@ -188,14 +188,16 @@ def test_older_flags_of_traces(tmp_path: Path) -> None:
         ("--host-policy=gpu_0", "expected POLICY,SETTING=VALUE, got 'gpu_0'"),
         ("--host-policy=numa-node=0", "expected POLICY,SETTING=VALUE, got 'numa-node=0'"),
         ("--cache-config=local", "expected local,size=BYTES, got 'local'"),
-        ("--response-cache-byte-size=1M", "expected a number, got '1M'"),
+        ("--response-cache-byte-size=1M", "expected a whole number, got '1M'"),
+        ("--http-port=80.5", "expected a whole number, got '80.5'"),
+        ("--exit-timeout-secs=soon", "expected a number, got 'soon'"),
         ("--cache-config=size=100", "expected local,size=BYTES, got 'size=100'"),
         ("--max-connection-age-secs=inf", "expected at most 2147483, got 'inf'"),
         ("--max-connection-age-secs=1e10", "expected at most 2147483, got '1e10'"),
         ("--repository-settle-secs=inf", "expected at most 2147483, got 'inf'"),
         ("--repository-settle-secs=1e10", "expected at most 2147483, got '1e10'"),
-        ("--model-repository=", "expected a path or a URL, got ''"),
-        ("", "expected a path or a URL, got ''"),
+        ("--model-repository=", "expected a path or a URL, got ''; is a variable of the shell not set?"),
+        ("", "expected a path or a URL, got ''; is a variable of the shell not set?"),
     ],
 )
 def test_values_that_cannot_be(flag: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,7 +343,7 @@ def test_secrets_of_restricted_protocols_may_be_elsewhere(tmp_path: Path, monkey
     [
         ("trace:a@env=NO_SUCH_VARIABLE", "the environment variable 'NO_SUCH_VARIABLE' is not set, or empty"),
         ("trace:a@dir=secret", "expected PROTOCOL"),
-        ("trace:a=", "the value of the header 'a' is empty, which anybody could send"),
+        ("trace:a=", "expected a value of the header 'a', got an empty one, which anybody could send"),
         ("trace:secret", "expected PROTOCOL"),
     ],
 )

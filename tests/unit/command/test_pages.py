@@ -12,8 +12,8 @@ from support.migraphx import CHECKOUT
 FOLDERS = ("benchmarks", "clients", "docs", "findings", "model_repository", "server", "tests", "tools")
 PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(page for name in FOLDERS for page in (CHECKOUT / name).rglob("*.md"))]
 GUIDES = [path for path in PAGES if path.is_relative_to(CHECKOUT / "docs") and path.name != "README.md"]
-LONG_ENOUGH_FOR_CONTENTS = 3
-"""Headings."""
+LONG_ENOUGH_FOR_CONTENTS = 8
+"""Headings. A shorter page is one to three screens and has no contents, which would come before what readers want."""
 NAMED = re.compile(r"\bdocs/[a-z/-]+\.md(?:#[\w-]+)?")
 """A page, and perhaps a heading, that code names."""
 CODE = (".html", ".js", ".py", ".service", ".sh", ".toml", ".yaml", ".yml")
@@ -64,6 +64,7 @@ def test_pages_that_code_names_are_there(folder: str) -> None:
 def test_contents_on_top_are_the_headings(page: Path) -> None:
     headings = re.findall(r"^## (.+)$", _prose(page), re.MULTILINE)
     if len(headings) < LONG_ENOUGH_FOR_CONTENTS:
+        assert not re.search(r"^- \[[^\]]*\]\(#[^)]*\)\n- \[", page.read_text(), re.MULTILINE), "too short for contents"
         return
     contents = "".join(f"- [{heading.replace('`', '')}](#{_anchor(heading)})\n" for heading in headings)
     assert f"\n\n{contents}\n" in page.read_text().partition("\n## ")[0] + "\n", f"its contents are:\n{contents}"
