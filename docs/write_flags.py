@@ -46,7 +46,7 @@ def page() -> str:
         "```",
     ]
     for group, members in groups:
-        lines += ["", f"## {group}", "", f"More in {PAGES[group]}.", "", "| flag | meaning |", "|---|---|"]
+        lines += ["", f"## {group}", "", f"More: {PAGES[group]}.", "", "| flag | meaning |", "|---|---|"]
         lines += [f"| {', '.join(names)} | {_cell(text)} |" for text, names in _by_text(members).items()]
     lines += [
         "",

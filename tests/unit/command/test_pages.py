@@ -12,7 +12,7 @@ from support.migraphx import CHECKOUT
 FOLDERS = ("benchmarks", "clients", "docs", "findings", "model_repository", "server", "tests", "tools")
 PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(page for name in FOLDERS for page in (CHECKOUT / name).rglob("*.md"))]
 GUIDES = [path for path in PAGES if path.is_relative_to(CHECKOUT / "docs") and path.name != "README.md"]
-LONG_ENOUGH_FOR_CONTENTS = 8
+LONG_ENOUGH_FOR_CONTENTS = 9
 """Headings. A shorter page is one to three screens and has no contents, which would come before what readers want."""
 NAMED = re.compile(r"\bdocs/[a-z/-]+\.md(?:#[\w-]+)?")
 """A page, and perhaps a heading, that code names."""
