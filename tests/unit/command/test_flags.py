@@ -369,7 +369,7 @@ def test_wrong_admin_addresses(tmp_path: Path, value: str) -> None:
         (("--grpc-address=unix:/a", "--front-ends=2"), "--front-ends=2: the kernel cannot share unix:/a"),
         (("--grpc-address=unix:/a", "--http-address=unix:///a,mode=0660"), "unix:/a is the address of two"),
         (("--http-address=unix:/a", "--metrics-address=unix:/a"), "unix:/a is the address of two"),
-        (("--http-address=unix:/a", "--reuse-http-port"), "--reuse-http-port is for ports"),
+        (("--http-address=unix:/a", "--reuse-http-port"), "is a Unix socket, not a port; remove --reuse-http-port"),
     ],
 )
 def test_unix_sockets_that_cannot_be_served(tmp_path: Path, flags: tuple[str, ...], text: str) -> None:
