@@ -24,7 +24,11 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH)
+# Importing PyTorch takes seconds.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH),
+]
 
 HERE = {"AOTI_PLATFORM": "linux", "AOTI_MACHINE": platform.machine(), "AOTI_CPU_ISA": "", "AOTI_COMPUTE_CAPABILITY": ""}
 

@@ -19,7 +19,11 @@ from rocserve.core.requests import TensorSpec
 if TYPE_CHECKING:
     from rocserve.backends.pytorch.package_source import PackageSource
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH)
+# Importing PyTorch takes seconds.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH),
+]
 
 FP32 = DataType.FP32
 

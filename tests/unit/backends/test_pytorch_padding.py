@@ -18,6 +18,9 @@ from rocserve.core.load_check import PADDING, LoadCheckFailed
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.tensors import tensor_from_numpy
 
+# Importing PyTorch takes seconds.
+pytestmark = pytest.mark.long
+
 SourceMaker = Callable[..., ModelSource]
 Loader = Callable[..., LoadedModel]
 
