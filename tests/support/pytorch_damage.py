@@ -121,18 +121,23 @@ def is_refused(file: Path) -> bool:
 
 
 def outcome(file: Path, x: np.ndarray, expected: np.ndarray, rounding: float) -> str:
-    config = ModelConfig(name="m", max_batch_size=8, inputs=(InputConfig("INPUT__0", DataType.FP32, (4,)),))
+    inputs = (InputConfig("INPUT__0", DataType.FP32, (4,)),)
+    # The load check of a package imports PyTorch in one more process, and says nothing about values.
+    checks = {"load_check": "off"} if rounding else {}
+    config = ModelConfig(name="m", max_batch_size=8, inputs=inputs, parameters=checks)
     source = ModelSource("m", 1, file.parent, file.parent, file, config, InstanceKind.CPU, None, 1)
     try:
-        result = eager.load(source).execute(
-            Batch({"INPUT__0": tensor_from_numpy("INPUT__0", x)}, ("scores",), (len(x),))
-        )
+        model = eager.load(source)
+        names = [spec.name for spec in model.signature.outputs]
+        # A package does not name its outputs.
+        scores = "scores" if "scores" in names else names[0]
+        result = model.execute(Batch({"INPUT__0": tensor_from_numpy("INPUT__0", x)}, (scores,), (len(x),)))
     except ServeError:
         return "refused"
     except Exception as error:
         print(f"{type(error).__name__}: {error}"[:200], file=sys.stderr)
         return "failed"
-    return "served" if np.allclose(np.asarray(result.outputs["scores"]), expected, rtol=0, atol=rounding) else "wrong"
+    return "served" if np.allclose(np.asarray(result.outputs[scores]), expected, rtol=0, atol=rounding) else "wrong"
 
 
 def ended(file: Path, x: np.ndarray, expected: np.ndarray, rounding: float = 0.0) -> str:
