@@ -255,12 +255,13 @@ def test_a_folder_as_exports_leave_it_is_served_and_its_files_followed(tmp_path:
 
 
 def test_each_request_gets_the_old_or_the_new_encoders_vector_while_encoders_with_other_inputs_are_swapped(
-    tmp_path: Path,
+    server: RocserveProcess, models: Path, tmp_path: Path
 ) -> None:
     """The tokenizer, the encoder and the ensemble are replaced together, also for requests between two steps."""
     encoders = (encoder(), encoder(inputs=("input_ids", "attention_mask")))
-    folder = write_encoder(tmp_path / "repository", "swapped", encoders[0], SENTENCE_FILES, {})
+    folder = write_encoder(tmp_path, "swapped", encoders[0], SENTENCE_FILES, {})
     tokenizer = write_tokenizer(folder)
+    folder = folder.rename(models / "swapped")
     means = [BareEncoder(tokenizer, model, 32)(SENTENCES[0]).mean(axis=0) for model in encoders]
     vectors = [mean / np.linalg.norm(mean) for mean in means]
     assert not np.allclose(*vectors, atol=1e-2)
@@ -276,20 +277,19 @@ def test_each_request_gets_the_old_or_the_new_encoders_vector_while_encoders_wit
             except Exception as error:
                 answers.append(f"{type(error).__name__}: {error}")
 
-    with RocserveProcess([tmp_path / "repository"], log=tmp_path / "server.log") as server:
-        server.wait_until_ready()
-        with ThreadPoolExecutor(2) as clients:
-            asked = [clients.submit(ask_on, f"127.0.0.1:{server.port}") for _ in range(2)]
-            try:
-                wait_until(lambda: answers, "an answer before the first swap")
-                for swap in range(1, SWAPS + 1):
-                    (tmp_path / "new.onnx").write_bytes(encoders[swap % 2])
-                    (tmp_path / "new.onnx").rename(folder / "1" / "model.onnx")
-                    wait_until(lambda wanted=swap % 2: answers[-1:] == [wanted], f"the answer after swap {swap}")
-            finally:
-                has_ended.set()
-        for one in asked:
-            one.result()
+    Client(server.address).wait_until_ready(PATIENCE_SECONDS, model="swapped_text")
+    with ThreadPoolExecutor(2) as clients:
+        asked = [clients.submit(ask_on, server.address) for _ in range(2)]
+        try:
+            wait_until(lambda: answers, "an answer before the first swap")
+            for swap in range(1, SWAPS + 1):
+                (tmp_path / "new.onnx").write_bytes(encoders[swap % 2])
+                (tmp_path / "new.onnx").rename(folder / "1" / "model.onnx")
+                wait_until(lambda wanted=swap % 2: answers[-1:] == [wanted], f"the answer after swap {swap}")
+        finally:
+            has_ended.set()
+    for one in asked:
+        one.result()
     assert Counter(answer for answer in answers if isinstance(answer, str)) == {}, server.log_text
     changes = sum(one != other for one, other in itertools.pairwise(answers))
     assert changes >= SWAPS
