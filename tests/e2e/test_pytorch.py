@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,14 +21,7 @@ from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve import cli
-from rocserve_client import Client, Internal, Unavailable
-
-TRACED = """
-platform: "pytorch_libtorch"
-max_batch_size: 8
-input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }
-"""
-
+from rocserve_client import Client, Internal
 
 PLACED = "instance_group { kind: KIND_MODEL count: 2 }"
 TWO_AT_ONCE = """
@@ -49,7 +43,6 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("pytorch-server")
     repository = folder / "repository"
     drop(repository, "exported", torch_files.data("classifier"), filename="model.pt2")
-    drop(repository, "traced", torch_files.data("traced"), TRACED, filename="model.pt")
     drop(repository, "placed", torch_files.data("few"), PLACED, filename="model.pt2")
     drop(repository, "two", torch_files.data("classifier"), TWO_AT_ONCE, filename="model.pt2")
     drop(repository, "finding", torch_files.data("finding"), FINDING, filename="model.pt")
@@ -67,7 +60,7 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
 def test_dropped_files_are_served(server: RocserveProcess, torch_files: TorchFiles) -> None:
     inputs, expected = torch_files.values("classifier")
     with Client(server.address) as client:
-        for model, name in (("exported", "x"), ("traced", "INPUT__0"), ("archived", "INPUT__0")):
+        for model, name in (("exported", "x"), ("archived", "INPUT__0")):
             client.wait_until_ready(PATIENCE_SECONDS, model=model)
             for rows in (1, 5):
                 answer = client.infer(model, {name: inputs["x"][:rows]})
@@ -141,17 +134,11 @@ output [
 
 
 def test_what_a_program_may_do_hurts_its_own_request_only(server: RocserveProcess, torch_files: TorchFiles) -> None:
-    """It raises, allocates all memory, or returns tensors without rows or no tensors: also views, and its inputs."""
-    repository = server.repositories[0]
-    large = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "o" data_type: TYPE_FP32 dims: -1 }'
-    sparse = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "o" data_type: TYPE_FP32 dims: 4 }'
-    drop(repository, "raising", torch_files.data("raising"), RAISING, filename="model.pt")
-    drop(repository, "large", torch_files.data("large"), large, filename="model.pt")
-    drop(repository, "sparse", torch_files.data("sparse"), sparse, filename="model.pt")
+    """It raises, or returns tensors without rows: also views, and its inputs."""
+    drop(server.repositories[0], "raising", torch_files.data("raising"), RAISING, filename="model.pt")
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     with Client(server.address) as client:
-        for name in ("raising", "large", "sparse"):
-            client.wait_until_ready(PATIENCE_SECONDS, model=name)
+        client.wait_until_ready(PATIENCE_SECONDS, model="raising")
         for _ in range(2):
             with pytest.raises(Internal, match="nothing negative"):
                 client.infer("raising", {"x": -x})
@@ -161,11 +148,6 @@ def test_what_a_program_may_do_hurts_its_own_request_only(server: RocserveProces
             np.testing.assert_array_equal(answer["repeated"], x[[0, 0, 0]])
             assert answer["rest"].shape == (0, 4) and answer["sum"].tolist() == [np.inf]
             assert client.infer("raising", {"x": x[:1]})["same"].shape == (1, 4)
-            with pytest.raises(Unavailable, match="can't allocate memory"):
-                client.infer("large", {"x": np.array([1e15], np.float32)})
-            assert client.infer("large", {"x": np.array([2], np.float32)})["o"].tolist() == [0, 0]
-            with pytest.raises(Internal, match=r"output 'o' is a tensor in torch.sparse_coo of torch.float32"):
-                client.infer("sparse", {"x": x[0]})
     assert "ended unexpectedly" not in server.log_text
 
 
@@ -205,7 +187,7 @@ print(json.dumps(network(torch.tensor(json.loads(sys.argv[1]))).tolist()))
 """
 
 
-def test_a_class_and_its_weights_are_served_as_the_page_says(torch_files: TorchFiles, tmp_path: Path) -> None:
+def test_a_class_and_its_weights_are_served_as_the_page_says(server: RocserveProcess, tmp_path: Path) -> None:
     page = (CHECKOUT / "docs/reference/pytorch.md").read_text()
     files = re.findall(r"`(model_repository/scorer/[\w./]+)`:\n\n```\w*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     for name, text in files:
@@ -215,8 +197,8 @@ def test_a_class_and_its_weights_are_served_as_the_page_says(torch_files: TorchF
     command = [sys.executable, "-c", WRITE_WEIGHTS, json.dumps(features.tolist())]
     version = tmp_path / "model_repository/scorer/1"
     expected = np.array(json.loads(subprocess.run(command, cwd=version, check=True, capture_output=True).stdout))
-    log = tmp_path / "server.log"
-    with RocserveProcess([tmp_path / "model_repository"], log=log) as server, Client(server.address) as client:
+    shutil.copytree(tmp_path / "model_repository", server.repositories[0], dirs_exist_ok=True)
+    with Client(server.address) as client:
         client.wait_until_ready(PATIENCE_SECONDS, model="scorer")
         with ThreadPoolExecutor(8) as threads:
             answers = threads.map(lambda row: client.infer("scorer", {"FEATURES": row[None]})["SCORES"], features)

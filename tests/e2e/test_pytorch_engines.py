@@ -23,23 +23,19 @@ from rocserve_client import Client, Internal, InvalidArgument, Unavailable
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason=NO_COMPILER)
 
 ENGINE = 'parameters {{ key: "engine" value {{ string_value: "{}" }} }}\n'
-PACKAGE = """
+TEXTS = """
 backend: "pytorch"
 platform: "torch_aoti"
 max_batch_size: 8
-input { name: "ARGS[0]" data_type: TYPE_FP32 dims: 4 }
-output [ { name: "RESULT[scores]" data_type: TYPE_FP32 dims: 3 }, { name: "RESULT[best]" data_type: TYPE_INT64 dims: 1 reshape {} } ]
-"""  # noqa: E501
-
-
-TEXTS = """
-backend: "pytorch"
-max_batch_size: 8
-input [ { name: "ARGS[0]" data_type: TYPE_INT64 dims: -1 }, { name: "ARGS[1]" data_type: TYPE_INT64 dims: -1 } ]
+input [ { name: "ARGS[0]" data_type: TYPE_INT64 dims: -1 }, { name: "ARGS[1]" data_type: TYPE_INT64 dims: -1 },
+        { name: "ARGS[2]" data_type: TYPE_INT64 dims: -1 }, { name: "ARGS[3]" data_type: TYPE_INT64 dims: -1 } ]
 output [
-  { name: "RESULT[states]" data_type: TYPE_FP32 dims: [ -1, 8 ] }, { name: "RESULT[mean]" data_type: TYPE_FP32 dims: 8 }
+  { name: "RESULT[states]" data_type: TYPE_FP32 dims: [ -1, 8 ] },
+  { name: "RESULT[mean]" data_type: TYPE_FP32 dims: 8 },
+  { name: "RESULT[all_states]" data_type: TYPE_FP32 dims: [ -1, 8 ] },
+  { name: "RESULT[all_mean]" data_type: TYPE_FP32 dims: 8 }
 ]
-parameters { key: "sizes" value { string_value: "ARGS[0]:0=8,16" } }
+parameters { key: "sizes" value { string_value: "ARGS[0]:0=8,16; ARGS[2]:0=8,16" } }
 """
 
 
@@ -53,53 +49,10 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
         assert server.terminate() == 0
 
 
-def check(
-    server: RocserveProcess, torch_files: TorchFiles, model: str, names: tuple[str, str, str] = ("x", "scores", "best")
-) -> None:
-    """Check that the model returns what PyTorch returned. `names`: of the input and the outputs."""
-    inputs, expected = torch_files.values("classifier")
-    with Client(server.address) as client:
-        client.wait_until_ready(PATIENCE_SECONDS, model=model)
-        for rows in (2, 1):
-            answer = client.infer(model, {names[0]: inputs["x"][:rows]})
-            np.testing.assert_allclose(answer[names[1]], expected["scores"][:rows], atol=1e-6)
-            assert answer[names[2]].ravel().tolist() == expected["best"][:rows].tolist()
-
-
-def wait_until_refused(server: RocserveProcess, model: str, why: str) -> None:
-    """Wait for the reason, and remove the model: each retry would import PyTorch again."""
-    wait_until(
-        lambda: any(f"'{model}' version" in line and why in line for line in server.log_text.splitlines()),
-        f"why {model} is refused",
-    )
-    shutil.rmtree(server.repositories[0] / model)
-
-
-@needs_compiler
-def test_inductor_compiles_once_and_its_package_is_a_model_too(
-    server: RocserveProcess, torch_files: TorchFiles
-) -> None:
-    (repository,) = server.repositories
-    drop(repository, "compiled", torch_files.data("classifier"), ENGINE.format("inductor"), filename="model.pt2")
-    check(server, torch_files, "compiled")
-    (package,) = (repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")
-    written = package.stat().st_mtime_ns
-    shutil.copytree(repository / "compiled", repository / "again")
-    check(server, torch_files, "again")
-    assert [file.stat().st_mtime_ns for file in package.parent.parent.glob("*/program.pt2")] == [written]
-    drop(repository, "package", package.read_bytes(), PACKAGE, filename="model.pt2")
-    check(server, torch_files, "package", ("ARGS[0]", "RESULT[scores]", "RESULT[best]"))
-    drop(repository, "single", package.read_bytes(), PACKAGE.replace("size: 8", "size: 1"), filename="model.pt2")
-    # The compiled code would read beyond the ends of its rows.
-    narrow = PACKAGE.replace("FP32 dims: 4", "FP32 dims: 3")
-    drop(repository, "narrow", package.read_bytes(), narrow, filename="model.pt2")
-    wait_until_refused(server, "narrow", "compiled for FP32 [-1, 4]; change config.pbtxt, or compile")
-    with Client(server.address) as client:
-        client.wait_until_ready(PATIENCE_SECONDS, model="single")
-        assert client.infer("single", {"ARGS[0]": np.ones((1, 4), np.float32)})["RESULT[scores]"].shape == (1, 3)
-    with Client(server.address) as client:
-        assert client.model_metadata("package").properties["program"] == "a package of AOTInductor"
-        assert client.model_metadata("again").properties["engine"] == "inductor"
+def compiled(server: RocserveProcess) -> dict[Path, int]:
+    """The compiled programs in the server's cache, with the times at which they were written."""
+    programs = (server.repositories[0].parent / "cache/pytorch").glob("inductor-*/program.pt2")
+    return {path: path.stat().st_mtime_ns for path in programs}
 
 
 BOTH = """
@@ -120,8 +73,7 @@ def both(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Callable[
     drop(repository, "both", torch_files.data("pair_and_look_up"), ENGINE.format("inductor"), filename="model.pt2")
     with Client(server.address) as client:
         client.wait_until_ready(PATIENCE_SECONDS, model="both")
-        programs = (repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")
-        (package,) = [path for path in programs if b"pairs" in path.with_name("signature.json").read_bytes()]
+        (package,) = [path for path in compiled(server) if b"pairs" in path.with_name("signature.json").read_bytes()]
         drop(repository, "both_package", package.read_bytes(), BOTH, filename="model.pt2")
         client.wait_until_ready(PATIENCE_SECONDS, model="both_package")
 
@@ -153,6 +105,18 @@ def test_sizes_that_do_not_go_together_are_refused(both: Callable[..., Any], mod
         with pytest.raises(InvalidArgument) as refused:
             both(model, sizes)
         assert any(text in str(refused.value) for text in texts), (model, sizes, refused.value)
+
+
+@needs_compiler
+def test_a_program_is_compiled_once(server: RocserveProcess, both: Callable[..., Any]) -> None:
+    (repository,) = server.repositories
+    before = compiled(server)
+    shutil.copytree(repository / "both", repository / "again")
+    with Client(server.address) as client:
+        client.wait_until_ready(PATIENCE_SECONDS, model="again")
+        assert client.model_metadata("again").properties["engine"] == "inductor"
+    assert both("again", (2, 2, 4))[0].tolist() == [4, 4]
+    assert compiled(server) == before
 
 
 @pytest.fixture(scope="module")
@@ -188,14 +152,12 @@ def test_conditions_that_compiled_code_leaves_out_are_checked(of_columns: Callab
 
 @needs_compiler
 def test_inputs_are_laid_out_in_memory_as_compiled_code_reads_them(
-    server: RocserveProcess, torch_files: TorchFiles, of_columns: Callable[..., Any]
+    torch_files: TorchFiles, of_columns: Callable[..., Any]
 ) -> None:
-    """The example was a transposed tensor, and a slice of another one."""
+    """The example was a transposed tensor."""
     inputs, expected = torch_files.values("columns")
     for rows in (5, 1):
         np.testing.assert_array_equal(of_columns(inputs["x"][:rows])[0], expected["OUTPUT__0"][:rows])
-    drop(server.repositories[0], "part", torch_files.data("part"), ENGINE.format("inductor"), filename="model.pt2")
-    wait_until_refused(server, "part", "an example for input 'x' that is a part of another tensor, or expanded")
 
 
 @needs_compiler
@@ -236,37 +198,23 @@ def on_migraphx(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -
         assert server.terminate() == 0
 
 
-def test_migraphx_by_way_of_onnx(on_migraphx: RocserveProcess, torch_files: TorchFiles) -> None:
-    names = 'input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }\n'
-    text = config(2, "pytorch_libtorch", names, engine="migraphx-onnx")
-    drop(on_migraphx.repositories[0], "named", torch_files.data("classifier"), text, filename="model.pt2")
-    check(on_migraphx, torch_files, "named", ("INPUT__0", "scores", "best"))
-    with Client(on_migraphx.address) as client:
-        properties = client.model_metadata("named").properties
-    assert properties["note"] == "written as ONNX from a program of torch.export"
-    assert "rows are independent" in properties["load_check"]
-    assert "inputs on MIGraphX and PyTorch, largest error" in properties["load_check"]
-
-
-def test_packages_of_encoders_are_padded(
+def test_a_package_of_encoders_is_padded(
     server: RocserveProcess, torch_files: TorchFiles, torch_packages: TorchFiles
 ) -> None:
-    """Nothing tells where their ids end, nor that the second input is a mask."""
-    found: dict[str, str] = {}
-    names = ("encoder", "seeing_all")
-    for name in names:
-        drop(server.repositories[0], name, torch_packages.data(name), TEXTS, filename="model.pt2")
+    """Nothing tells where their ids end, nor that an input is a mask. One of them sees what its mask hides."""
+    drop(server.repositories[0], "encoders", torch_packages.data("encoders"), TEXTS, filename="model.pt2")
+    inputs, expected = torch_files.values("encoders")
     with Client(server.address) as client:
-        for name in names:
-            client.wait_until_ready(PATIENCE_SECONDS, model=name)
-            found[name] = client.model_metadata(name).properties["load_check"]
-        assert "rows are independent" in found["encoder"]
-        assert "dimension 'ARGS[0]:0' may be padded" in found["encoder"]
-        assert "dimension 'ARGS[0]:0' must not be padded: output 'RESULT[states]'" in found["seeing_all"]
-        inputs, expected = torch_files.values("encoder")
-        answer = client.infer("encoder", {"ARGS[0]": inputs["ids"], "ARGS[1]": inputs["mask"]})
-    for name, values in expected.items():
-        np.testing.assert_allclose(answer[f"RESULT[{name}]"], values, atol=1e-6)
+        client.wait_until_ready(PATIENCE_SECONDS, model="encoders")
+        properties = client.model_metadata("encoders").properties
+        answer = client.infer("encoders", {f"ARGS[{place}]": values for place, values in enumerate(inputs.values())})
+    assert properties["program"] == "a package of AOTInductor"
+    assert "rows are independent" in properties["load_check"]
+    assert "dimension 'ARGS[0]:0' may be padded" in properties["load_check"]
+    assert "dimension 'ARGS[2]:0' must not be padded: output 'RESULT[all_states]'" in properties["load_check"]
+    # The request's texts are padded, which the encoder `all` sees.
+    for name in ("states", "mean"):
+        np.testing.assert_allclose(answer[f"RESULT[{name}]"], expected[name], atol=1e-6)
 
 
 def int8_kernels(package: Path) -> set[str]:
@@ -310,10 +258,10 @@ def quantised(program: Path, data: np.ndarray, method: str, suffix: str = ".pt2"
     return out
 
 
-def answers(client: Client, model: str, images: np.ndarray) -> np.ndarray:
-    """The scores of the images, 30 at a time."""
+def answers(client: Client, model: str, images: np.ndarray, name: str = "input") -> np.ndarray:
+    """The scores of the images, 30 at a time. `name`: of the input."""
     batches = np.split(images, len(images) // 30)
-    return np.concatenate([client.infer(model, {"input": batch})["OUTPUT__0"] for batch in batches])
+    return np.concatenate([client.infer(model, {name: batch})["OUTPUT__0"] for batch in batches])
 
 
 @needs_compiler
@@ -332,7 +280,7 @@ def test_fixed_sizes_have_int8_kernels(server: RocserveProcess, digits: Digits, 
             "fixed": np.concatenate([bare(torch.from_numpy(batch)).numpy() for batch in batches]),
             "open": digits.scores,
         }
-    before = {*(repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")}
+    before = compiled(server)
     drop(repository, "fixed", fixed.read_bytes(), ENGINE.format("inductor"), filename="model.pt2")
     drop(repository, "open", digits.static, ENGINE.format("inductor"), filename="model.pt2")
     with Client(server.address) as client:
@@ -343,23 +291,32 @@ def test_fixed_sizes_have_int8_kernels(server: RocserveProcess, digits: Digits, 
             assert properties["precision"].startswith("int8")
             # Scores go up to 20. A tie may be rounded to either whole number.
             np.testing.assert_allclose(answers(client, name, digits.images), scores, atol=0.1)
-    packages = {*(repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")} - before
+    packages = {*compiled(server)} - {*before}
     assert sorted(map(int8_kernels, packages), key=len) == [set(), {"qconv", "qlinear"}]
 
 
 def test_quantised_programs_are_served_as_bare_ones(on_migraphx: RocserveProcess, digits: Digits) -> None:
     (repository,) = on_migraphx.repositories
-    text = config(30, "pytorch_libtorch", engine="migraphx-onnx", batch_sizes=30)
+    names = 'input { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 1, 16, 16 ] }\n'
+    text = config(30, "pytorch_libtorch", names, engine="migraphx-onnx", batch_sizes=30)
     drop(repository, "static", digits.static, filename="model.pt2")
     drop(repository, "static_mgx", digits.static, text, filename="model.pt2")
     drop(repository, "dynamic_onnx", digits.dynamic_onnx)
     right = (digits.scores.argmax(1) == digits.labels).sum()
     with Client(on_migraphx.address) as client:
-        for model, engine in (("static", "eager"), ("static_mgx", "migraphx-onnx"), ("dynamic_onnx", "onnxruntime")):
+        for model, engine, name in (
+            ("static", "eager", "input"),
+            ("static_mgx", "migraphx-onnx", "INPUT__0"),
+            ("dynamic_onnx", "onnxruntime", "input"),
+        ):
             client.wait_until_ready(PATIENCE_SECONDS, model=model)
             properties = client.model_metadata(model).properties
             assert properties["engine"] == engine
-            assert engine != "migraphx-onnx" or properties["precision"] == "int8"
-            read = (answers(client, model, digits.images).argmax(1) == digits.labels).sum()
+            if engine == "migraphx-onnx":
+                assert properties["precision"] == "int8"
+                assert properties["note"] == "written as ONNX from a program of torch.export"
+                assert "rows are independent" in properties["load_check"]
+                assert "inputs on MIGraphX and PyTorch, largest error" in properties["load_check"]
+            read = (answers(client, model, digits.images, name).argmax(1) == digits.labels).sum()
             # Another engine may round a tie to the other whole number.
             assert abs(read - right) <= (0 if engine == "eager" else 1)

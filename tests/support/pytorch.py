@@ -24,7 +24,7 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder + "/work"
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 import torch
 settings = {"cpp.dynamic_threads": True, "aot_inductor.precompile_headers": False}
-for name in ("classifier", "encoder", "seeing_all"):
+for name in ("classifier", "encoders"):
     program = torch.export.load(f"{files}/{name}.pt2")
     path = f"{folder}/{name}.pt2"
     torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)

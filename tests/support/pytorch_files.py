@@ -329,6 +329,18 @@ class Encoder(nn.Module):
         return {"states": states, "mean": (states * weights).sum(1) / weights.sum(1)}
 
 
+class Encoders(nn.Module):
+    """An encoder of each kind in one program, for engines that compile for long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.all = Encoder(False), Encoder(True)
+
+    def forward(self, ids: Tensor, mask: Tensor, all_ids: Tensor, all_mask: Tensor) -> dict[str, Tensor]:
+        seen = {f"all_{name}": values for name, values in self.all(all_ids, all_mask).items()}
+        return {**self.own(ids, mask), **seen}
+
+
 class Shares(nn.Module):
     """Divides a row by its largest element, which must not be 0."""
 
@@ -364,6 +376,11 @@ def main(folder: Path) -> None:
         encoder = Encoder(seen_all).eval()
         exported = torch.export.export(encoder, (texts, mask), dynamic_shapes=(place, place))
         _save(folder, name, exported, {"ids": texts, "mask": mask}, encoder(texts, mask))
+    encoders, all_place = Encoders().eval(), {0: rows, 1: Dim("all_length", min=2, max=40)}
+    # Not the same tensors twice, which the program would take as one.
+    given = {"ids": texts, "mask": mask, "all_ids": texts.clone(), "all_mask": mask.clone()}
+    exported = torch.export.export(encoders, tuple(given.values()), dynamic_shapes=(place, place, all_place, all_place))
+    _save(folder, "encoders", exported, given, encoders(*given.values()))
     traced = torch.jit.trace(Encoder(False).eval(), (texts, mask), strict=False)
     _save(folder, "traced_encoder", traced, {"ids": texts, "mask": mask}, traced(texts, mask))
     torch.jit.script(Spelled()).save(folder / "spelled.pt")

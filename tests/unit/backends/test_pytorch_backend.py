@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from support.pytorch import TorchFiles
+from support.pytorch import NO_COMPILER, TorchFiles, has_compiler
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource
 from rocserve.core.datatypes import DataType
@@ -179,6 +179,40 @@ def test_torchscript_is_not_inductor_s(saved: SourceMaker) -> None:
     text = "model.pt is a TorchScript program; export the module with torch.export, or remove the parameter"
     with pytest.raises(ServeError, match=text):
         inductor.load(saved("traced", inputs=[ROWS_OF_4], parameters={"engine": "inductor"}))
+
+
+def test_inductor_takes_no_example_that_is_a_part_of_another_tensor(
+    torch_files: TorchFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rocserve.backends.pytorch.inductor import InductorJob
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    job = InductorJob("m", str(torch_files.path("part")), str(tmp_path), "cpu", "", "", "{}")
+    with pytest.raises(ServeError, match="an example for input 'x' that is a part of another tensor, or expanded"):
+        job.perform(lambda text: None)
+
+
+@pytest.mark.skipif(not has_compiler(), reason=NO_COMPILER)
+def test_a_package_takes_what_it_was_compiled_for(
+    model_source: SourceMaker, torch_files: TorchFiles, torch_packages: TorchFiles
+) -> None:
+    outputs = [OutputConfig("RESULT[scores]", FP32, (3,)), OutputConfig("RESULT[best]", INT64, (1,), reshape=())]
+
+    def package(most: int, columns: int = 4) -> ModelSource:
+        inputs = [InputConfig("ARGS[0]", FP32, (columns,))]
+        data = torch_packages.data("classifier")
+        return model_source("model.pt2", data, inputs=inputs, outputs=outputs, max_batch_size=most)
+
+    values, expected = torch_files.values("classifier")
+    for most, sizes in ((8, (2, 1)), (1, (1,))):
+        model = load(package(most))
+        assert model.properties["program"] == "a package of AOTInductor"
+        for rows in sizes:
+            given = run(model, {"ARGS[0]": values["x"][:rows]})
+            np.testing.assert_allclose(given["RESULT[scores]"], expected["scores"][:rows], atol=1e-6)
+            assert given["RESULT[best]"].ravel().tolist() == expected["best"][:rows].tolist()
+    # The compiled code would read beyond the ends of its rows.
+    assert "compiled for FP32 [-1, 4]; change config.pbtxt, or compile" in refusal(package(8, columns=3))
 
 
 @pytest.mark.parametrize(
@@ -398,6 +432,15 @@ def test_memory_that_does_not_suffice(saved: SourceMaker) -> None:
         run(model, {"x": np.array([1e15], np.float32)})
     assert raised.value.code is StatusCode.UNAVAILABLE
     assert run(model, {"x": np.array([3], np.float32)})["OUTPUT__0"].tolist() == [0, 0, 0]
+
+
+def test_an_output_that_no_answer_can_hold(saved: SourceMaker) -> None:
+    model = load(saved("sparse", inputs=[ROWS_OF_4], outputs=[OutputConfig("o", FP32, (4,))]))
+    for _ in range(2):
+        with pytest.raises(ServeError) as raised:
+            run(model, {"x": np.ones(4, np.float32)})
+        assert raised.value.code is StatusCode.INTERNAL
+        assert "output 'o' is a tensor in torch.sparse_coo of torch.float32" in raised.value.text
 
 
 def test_torchscript_needs_a_configuration_of_its_inputs(saved: SourceMaker) -> None:
