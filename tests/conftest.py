@@ -40,6 +40,8 @@ OF_ONE_SERVER = {
     "http_server": [f"tests/e2e/test_{name}.py" for name in _HTTP],
 }
 """Fixture of the whole session -> the files that use it: each process would start the server again."""
+OF_ONE_PROCESS = ("tests/parity", "tests/e2e/page")
+"""Folders whose tests share Triton, or a browser with a server."""
 
 pytest_plugins = ("support.migraphx", "support.pytorch", "support.parity.summary")
 
@@ -135,13 +137,14 @@ def pytest_collection_finish() -> None:
 
 
 class FilesTogether(LoadFileScheduling):
-    """Hands whole files to the processes of `make test` in their order. One process gets all of tests/parity, which
-    starts Triton once, and one the files of each entry of OF_ONE_SERVER."""
+    """Hands whole files to the processes of `make test` in their order. One process gets all of a folder of
+    OF_ONE_PROCESS, and one the files of each entry of OF_ONE_SERVER."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         server = next((name for name, files in OF_ONE_SERVER.items() if file in files), "")
-        return "tests/parity" if file.startswith("tests/parity/") else server or file
+        folder = next((name for name in OF_ONE_PROCESS if file.startswith(f"{name}/")), "")
+        return folder or server or file
 
 
 @pytest.hookimpl(optionalhook=True)

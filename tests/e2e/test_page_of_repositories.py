@@ -93,6 +93,11 @@ def test_ten_thousand_real_models(page: Any, server_of_many: RocserveProcess, wi
     page.locator(".box").evaluate("box => { box.scrollTop = box.scrollHeight; }")
     page.get_by_role("link", name="model_09999").wait_for()
     assert rows.count() < 100
+    # The last rows are at the end, and nothing is behind them.
+    gap = (
+        "box => box.getBoundingClientRect().bottom - [...box.querySelectorAll('a')].at(-1).getBoundingClientRect().top"
+    )
+    assert page.locator(".box").evaluate(gap) < 300
     page.locator(".box").evaluate("box => { box.scrollTop = 0; }")
     headings.first.filter(has_text="even").press("Enter")
     page.get_by_role("link", name="model_00001").wait_for()

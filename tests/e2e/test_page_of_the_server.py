@@ -255,13 +255,14 @@ def test_where_acts_are_not_permitted_the_page_says_so(page: Any, tmp_path: Path
 
 def test_a_secret_for_admin_calls_is_asked_for(page: Any, tmp_path: Path) -> None:
     drop(tmp_path / "repository", "m", add_constant(1.0))
-    flags = ("--http-restricted-api=model-repository,logging:admin-key=secret",)
+    flags = ("--http-restricted-api=model-repository,statistics,logging:admin-key=secret",)
     with RocserveProcess([tmp_path / "repository"], *flags, log=tmp_path / "log") as server:
         server.wait_until_ready()
         visit(page, server)
         # Other parts of the page ask for it too.
         page.locator("#notice").get_by_label("value of admin-key").fill("secret")
         page.locator("#notice").get_by_role("button", name="Use").click()
+        page.locator(".events li", has_text="m version 1").first.wait_for()
         row(page, "m").get_by_role("link").click()
         page.get_by_role("region", name="Acts").get_by_role("button", name="Reload").press("Enter")
         page.get_by_role("status").get_by_text("Requested; the state shows the progress.").wait_for()
