@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import queue
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import answering, drop
-from support.server import RocserveProcess
+from support.repository_index import models_of
+from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -25,8 +26,8 @@ output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
 """
 DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }"
 
-# One response immediately, the next when the file `release` appears next to the repository, or an error once the client
-# has left. The model writes a file there for each request.
+# One response immediately, the next when the file `release-NAME` appears next to the repository, or an error once the
+# client has left. The model writes a file there for each request.
 HELD = """
 import pathlib
 import threading
@@ -38,7 +39,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.folder = pathlib.Path(__file__).parents[3]
+        self.name, self.folder = args["model_name"], pathlib.Path(__file__).parents[3]
 
     def execute(self, requests):
         for request in requests:
@@ -48,8 +49,8 @@ class TritonPythonModel:
         value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
         sender = request.get_response_sender()
         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
-        (self.folder / f"held-{value[0]}").touch()
-        while not (self.folder / "release").exists() and not request.is_cancelled():
+        (self.folder / f"{self.name}-{value[0]}").touch()
+        while not (self.folder / f"release-{self.name}").exists() and not request.is_cancelled():
             time.sleep(0.01)
         if request.is_cancelled():
             error = pb_utils.TritonError("nobody waits", pb_utils.TritonError.CANCELLED)
@@ -68,7 +69,7 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             call = pb_utils.InferenceRequest(
-                model_name="held", requested_output_names=["OUT"], inputs=request.inputs()
+                model_name="called", requested_output_names=["OUT"], inputs=request.inputs()
             )
             last = None
             for response in call.exec(decoupled=True):
@@ -95,6 +96,24 @@ class TritonPythonModel:
 """
 
 ECHO = answering("IN", "OUT")
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """Serves what the tests load; each has its own models."""
+    repository = tmp_path_factory.mktemp("open") / "repository"
+    repository.mkdir()
+    return start(repository, "--model-control-mode=explicit")
+
+
+def load(server: RocserveProcess, name: str, model: str, config: str) -> None:
+    drop(server.repositories[0], name, model, config)
+    with server.client() as client:
+        client.load_model(name)
+
+
+def release(server: RocserveProcess, name: str) -> None:
+    (server.repositories[0].parent / f"release-{name}").touch()
 
 
 def tensor(value: int) -> triton.InferInput:
@@ -141,10 +160,9 @@ def worker_of(server: RocserveProcess, model: str) -> psutil.Process:
     return worker
 
 
-def test_a_kill_fails_the_open_requests_and_nothing_else(serve, repository: Path):
-    drop(repository, "held", HELD, DECOUPLED)
-    drop(repository, "echo", ECHO, CONFIG)
-    server = serve(repository)
+def test_a_kill_fails_the_open_requests_and_nothing_else(server: RocserveProcess):
+    load(server, "held", HELD, DECOUPLED)
+    load(server, "echo", ECHO, CONFIG)
     with Stream(server) as stream:
         for value in range(5):
             stream.ask("held", value, request_id=str(value))
@@ -156,7 +174,7 @@ def test_a_kill_fails_the_open_requests_and_nothing_else(serve, repository: Path
         # The stream is intact, and so is the model.
         stream.ask("echo", 7)
         assert stream.value() == 7
-        (repository.parent / "release").touch()
+        release(server, "held")
         stream.ask("held", 8)
         assert [stream.value(), stream.value()] == [8, 9]
     # The model ends its request after the last response; the client need not wait for that.
@@ -164,81 +182,76 @@ def test_a_kill_fails_the_open_requests_and_nothing_else(serve, repository: Path
     wait_until(lambda: counters(client, "held") == (1, 5), "the end of the request")
 
 
-def test_a_kill_on_either_side_of_a_call(serve, repository: Path):
-    drop(repository, "held", HELD, DECOUPLED)
-    drop(repository, "caller", CALLER, CONFIG)
-    server = serve(repository)
-    client = server.client()
+def test_a_kill_on_either_side_of_a_call(server: RocserveProcess):
+    load(server, "called", HELD, DECOUPLED)
+    load(server, "asking", CALLER, CONFIG)
+    client, folder = server.client(), server.repositories[0].parent
     with Stream(server) as stream:
         # Kill the called model: the call fails with the reason, and the caller goes on.
-        caller = worker_of(server, "caller")
-        stream.ask("caller", 1)
-        wait_until((repository.parent / "held-1").exists, "the call")
-        worker_of(server, "held").kill()
-        assert "worker of model 'held' version 1 ended unexpectedly (killed by signal 9)" in stream.error()
+        caller = worker_of(server, "asking")
+        stream.ask("asking", 1)
+        wait_until((folder / "called-1").exists, "the call")
+        worker_of(server, "called").kill()
+        assert "worker of model 'called' version 1 ended unexpectedly (killed by signal 9)" in stream.error()
         # Kill the caller: the called model sees its call cancelled, and goes on.
-        stream.ask("caller", 2)
-        wait_until(lambda: len(server.workers()) == 2, "the new worker")
-        held = worker_of(server, "held")
-        wait_until((repository.parent / "held-2").exists, "the call")
+        stream.ask("asking", 2)
+        wait_until(lambda: server.workers("called"), "the new worker")
+        held = worker_of(server, "called")
+        wait_until((folder / "called-2").exists, "the call")
         caller.kill()
-        assert "worker of model 'caller' version 1 ended unexpectedly (killed by signal 9)" in stream.error()
-        wait_until(lambda: counters(client, "held") == (0, 2), "the end of the cancelled call")
-        assert worker_of(server, "held").pid == held.pid
-        (repository.parent / "release").touch()
-        stream.ask("caller", 3)
+        assert "worker of model 'asking' version 1 ended unexpectedly (killed by signal 9)" in stream.error()
+        wait_until(lambda: counters(client, "called") == (0, 2), "the end of the cancelled call")
+        assert worker_of(server, "called").pid == held.pid
+        release(server, "called")
+        stream.ask("asking", 3)
         assert stream.value() == 4
 
 
-def test_an_unload_waits_for_open_requests(serve, repository: Path):
-    drop(repository, "held", HELD, DECOUPLED)
-    server = serve(repository, "--model-control-mode=explicit", "--load-model=held")
+def test_an_unload_waits_for_open_requests(server: RocserveProcess):
+    load(server, "gone", HELD, DECOUPLED)
     client = server.client()
     with Stream(server) as stream:
-        stream.ask("held", 1)
+        stream.ask("gone", 1)
         assert stream.value() == 1
-        client.unload_model("held")
-        assert not client.is_model_ready("held")
-        states = [row.state for row in client.get_model_repository_index().models]
-        assert states == ["UNLOADING"]
-        stream.ask("held", 2)
-        assert "held" in stream.error()
-        (repository.parent / "release").touch()
+        client.unload_model("gone")
+        assert not client.is_model_ready("gone")
+        assert models_of(server)["gone"][0] == "UNLOADING"
+        stream.ask("gone", 2)
+        assert "gone" in stream.error()
+        release(server, "gone")
         assert stream.value() == 2
-        wait_until(lambda: not server.workers(), "the end of the worker")
+        wait_until(lambda: not server.workers("gone"), "the end of the worker")
 
 
-def test_two_hundred_open_streams(serve, repository: Path):
-    drop(repository, "held", HELD, DECOUPLED)
-    server = serve(repository)
+def test_two_hundred_open_streams(server: RocserveProcess):
+    load(server, "many", HELD, DECOUPLED)
     process = server.server_process()
     client = server.client()
     descriptors = process.num_fds()
     with ExitStack() as open_streams:
         streams = [open_streams.enter_context(Stream(server)) for _ in range(STREAMS)]
         for value, stream in enumerate(streams):
-            stream.ask("held", value)
+            stream.ask("many", value)
         assert [stream.value() for stream in streams] == list(range(STREAMS))
         # Half of the clients leave.
         for stream in streams[: STREAMS // 2]:
             stream.client.stop_stream(cancel_requests=True)
-        wait_until(lambda: counters(client, "held") == (0, STREAMS // 2), "the end of what nobody waits for")
-        (repository.parent / "release").touch()
+        wait_until(lambda: counters(client, "many") == (0, STREAMS // 2), "the end of what nobody waits for")
+        release(server, "many")
         assert [stream.value() for stream in streams[STREAMS // 2 :]] == list(range(STREAMS // 2 + 1, STREAMS + 1))
-        wait_until(lambda: counters(client, "held") == (STREAMS // 2, STREAMS // 2), "the end of all requests")
+        wait_until(lambda: counters(client, "many") == (STREAMS // 2, STREAMS // 2), "the end of all requests")
     # Besides descriptors for clients: the memory of concurrent batches, eight before Python 3.13.
     wait_until(lambda: process.num_fds() <= descriptors + 12, "as many descriptors as before")
 
 
-def test_a_flood_is_bounded_and_holds_nobody_up(serve, repository: Path):
-    drop(repository, "flood", FLOOD, DECOUPLED)
-    drop(repository, "echo", ECHO, CONFIG)
-    server = serve(repository)
+def test_a_flood_is_bounded_and_holds_nobody_up(server: RocserveProcess):
+    load(server, "flood", FLOOD, DECOUPLED)
+    load(server, "another", ECHO, CONFIG)
     client = server.client()
     with Stream(server) as stream:
         stream.ask("flood", 5_000)
         for value in range(50):
-            assert int(client.infer("echo", [tensor(value)]).as_numpy("OUT")[0]) == value
+            assert int(client.infer("another", [tensor(value)]).as_numpy("OUT")[0]) == value
         assert [stream.value() for _ in range(5_000)] == list(range(5_000))
     wait_until(lambda: counters(client, "flood") == (1, 0), "the end of the flood")
     # A batch whose client has left runs to its end, and its answer is discarded.
