@@ -15,7 +15,7 @@ from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, answering, drop
 from support.repository_index import models_of
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -81,12 +81,44 @@ SCHEDULERS = {
 }
 
 
-def test_what_costs_only_as_it_is_used_is_served(serve, repository: Path) -> None:
+STRANGE = {
+    b"caf\xe9": r"caf\xe9",
+    b"two\nlines": r"two\nlines",
+    b"\x1b[31mred\x07": r"\x1b[31mred\x07",
+}
+LONG = "long" * 63
+ODD_BUT_GOOD = ("a b", "dots..", "back\\slash", "quote'\"", "Модель", LONG)
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """A server that finds all kinds of odd folders at its start."""
+    repository = tmp_path_factory.mktemp("odd") / "repository"
     config = PYTHON.replace("max_batch_size: 8", "max_batch_size: 2147483647")
     for name, scheduler in SCHEDULERS.items():
         drop(repository, name, SCRIPT, config + scheduler)
-    server = serve(repository, SETTLE)
-    assert models_of(server) == dict.fromkeys(SCHEDULERS, ("READY", ""))
+    full = drop(repository, "full", add_constant(1.0), MODEL)
+    for number in range(300):
+        (full / "1" / f"{number}.txt").touch()
+    many = drop(repository, "many", add_constant(1.0), MODEL + "version_policy { all { } }")
+    for number in range(2, 6):
+        (many / str(number)).mkdir()
+        os.link(many / "1" / "model.onnx", many / str(number) / "model.onnx")
+    for name in (*map(os.fsdecode, STRANGE), *ODD_BUT_GOOD):
+        drop(repository, name, add_constant(1.0), MODEL)
+    good = drop(repository, "good", add_constant(1.0), MODEL)
+    (good / "1" / os.fsdecode(b"caf\xe9\n.txt")).touch()
+    (good / os.fsdecode(b"\xff")).mkdir()
+    lacking = repository / "lacking"
+    (lacking / "1").mkdir(parents=True)
+    (lacking / "config.pbtxt").write_text(MODEL)
+    (lacking / "1" / os.fsdecode(b"model\xe9.onnx")).touch()
+    limits = ("--max-folder-entries=200", "--max-model-versions=4")
+    return start(repository, SETTLE, *limits, "--strict-readiness=false")
+
+
+def test_what_costs_only_as_it_is_used_is_served(server: RocserveProcess) -> None:
+    assert [models_of(server)[name] for name in SCHEDULERS] == [("READY", "")] * len(SCHEDULERS)
     before = server.resident_bytes()
     client = server.client()
     for name, scheduler in SCHEDULERS.items():
@@ -106,16 +138,7 @@ def tensor() -> triton.InferInput:
     return infer_input("X", np.zeros((1, 2), np.float32))
 
 
-def test_a_folder_with_too_many_files_and_a_model_with_too_many_versions(serve, repository: Path) -> None:
-    full = drop(repository, "full", add_constant(1.0), MODEL)
-    for number in range(300):
-        (full / "1" / f"{number}.txt").touch()
-    many = drop(repository, "many", add_constant(1.0), MODEL + "version_policy { all { } }")
-    for number in range(2, 6):
-        (many / str(number)).mkdir()
-        os.link(many / "1" / "model.onnx", many / str(number) / "model.onnx")
-    drop(repository, "good", add_constant(1.0), MODEL)
-    server = serve(repository, SETTLE, "--max-folder-entries=200", "--max-model-versions=4", "--strict-readiness=false")
+def test_a_folder_with_too_many_files_and_a_model_with_too_many_versions(server: RocserveProcess) -> None:
     rows = models_of(server)
     assert rows["good"] == ("READY", "")
     assert "holds more than 200 files and folders" in rows["full"][1]
@@ -124,28 +147,8 @@ def test_a_folder_with_too_many_files_and_a_model_with_too_many_versions(serve, 
     assert "--max-model-versions" in rows["many"][1]
 
 
-STRANGE = {
-    b"caf\xe9": r"caf\xe9",
-    b"two\nlines": r"two\nlines",
-    b"\x1b[31mred\x07": r"\x1b[31mred\x07",
-}
-LONG = "long" * 63
-ODD_BUT_GOOD = ("a b", "dots..", "back\\slash", "quote'\"", "Модель", LONG)
-
-
-def test_names_that_cannot_be_printed_are_refused_by_themselves(serve, repository: Path) -> None:
-    for name in STRANGE:
-        drop(repository, os.fsdecode(name), add_constant(1.0), MODEL)
-    for name in ODD_BUT_GOOD:
-        drop(repository, name, add_constant(1.0), MODEL)
-    good = drop(repository, "good", add_constant(1.0), MODEL)
-    (good / "1" / os.fsdecode(b"caf\xe9\n.txt")).touch()
-    (good / os.fsdecode(b"\xff")).mkdir()
-    lacking = repository / "lacking"
-    (lacking / "1").mkdir(parents=True)
-    (lacking / "config.pbtxt").write_text(MODEL)
-    (lacking / "1" / os.fsdecode(b"model\xe9.onnx")).touch()
-    server = serve(repository, SETTLE, "--strict-readiness=false")
+def test_names_that_cannot_be_printed_are_refused_by_themselves(server: RocserveProcess) -> None:
+    repository = server.repositories[0]
     rows = models_of(server)
     for shown in STRANGE.values():
         assert rows[shown][0] == "UNAVAILABLE"

@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 from support.load import ConstantLoad
 from support.models import add_constant, drop
-from support.server import RocserveProcess
+from support.repository_index import models_of
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
-SETTLE = "--repository-settle-secs=0.1"
-_TAKEN = re.compile(
-    r"failed to read model folder '[^']*\bm'|failed to load 'm' version 1|successfully loaded 'm' version 1"
-)
+_TAKEN = r"failed to read model folder '[^']*\b{0}'|failed to load '{0}' version 1|successfully loaded '{0}' version 1"
 
 TENSORS = """
 parameters { key: "add" value { string_value: "1" } }
@@ -52,93 +50,89 @@ class TritonPythonModel:
 """
 
 
-def reason(server: RocserveProcess) -> str:
-    client = server.client()
-    (row,) = client.get_model_repository_index().models
-    client.close()
-    assert row.state == "READY", row
-    return str(row.reason)
+@pytest.fixture(scope="module")
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """Serves a model for each test."""
+    repository = tmp_path_factory.mktemp("cut") / "repository"
+    for name in ("python", "emptied"):
+        drop(repository, name, SCRIPT, 'backend: "python"' + TENSORS)
+    drop(repository, "onnx", add_constant(1.0), 'platform: "onnx_onnxv1"' + TENSORS)
+    for folder in repository.iterdir():
+        (folder / "names.txt").write_text("no\nyes\n")
+    shutil.copytree(Path(__file__).parents[2] / "model_repository" / "digits_preprocess", repository / "pipeline")
+    config = repository / "pipeline" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"digits_preprocess"', '"pipeline"'))
+    return start(repository, "--repository-settle-secs=0.1")
 
 
-def write_and_wait(server: RocserveProcess, path: Path, content: bytes) -> None:
+def reason(server: RocserveProcess, model: str) -> str:
+    state, text = models_of(server)[model]
+    assert state == "READY", text
+    return text
+
+
+def write_and_wait(server: RocserveProcess, model: str, path: Path, content: bytes) -> None:
     """Write in place, as an editor or a full disk would, and wait until the server has read the folder."""
-    taken = len(_TAKEN.findall(server.log_text))
+    words = re.compile(_TAKEN.format(model))
+    taken = len(words.findall(server.log_text))
     path.write_bytes(content)
-    wait_until(lambda: len(_TAKEN.findall(server.log_text)) > taken, f"the server's word on {path.name}")
+    wait_until(lambda: len(words.findall(server.log_text)) > taken, f"the server's word on {path.name}")
 
 
-def write_python_model(repository: Path) -> Path:
-    drop(repository, "m", SCRIPT, 'backend: "python"' + TENSORS)
-    (repository / "m" / "names.txt").write_text("no\nyes\n")
-    return repository / "m"
-
-
-def write_onnx_model(repository: Path) -> Path:
-    folder = drop(repository, "m", add_constant(1.0), 'platform: "onnx_onnxv1"' + TENSORS)
-    (folder / "names.txt").write_text("no\nyes\n")
-    return folder
-
-
-@pytest.mark.parametrize("write", [write_python_model, write_onnx_model])
-def test_a_configuration_that_is_cut_takes_nothing_away(serve, repository: Path, write) -> None:
-    folder = write(repository)
+@pytest.mark.parametrize("model", ["python", "onnx"])
+def test_a_configuration_that_is_cut_takes_nothing_away(server: RocserveProcess, model: str) -> None:
+    folder = server.repositories[0] / model
     path = folder / "config.pbtxt"
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
-    server = serve(repository, SETTLE)
-    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2, pause_seconds=0.01) as load:
+    with ConstantLoad(server.address, model, {1.0, 2.0}, threads=2, pause_seconds=0.05) as load:
         load.wait_until_answered_by(1.0)
         for count in range(len(lines) - 1, 0, -1):
-            write_and_wait(server, path, b"".join(lines[:count]))
+            write_and_wait(server, model, path, b"".join(lines[:count]))
             load.wait_until_answered_by(1.0, times=5)
             # Settings that clients do not see may be removed on purpose: here the dynamic batcher, at the end of the
             # file.
             is_explained = count < len(lines) - 1
-            wait_until(lambda expected=is_explained: bool(reason(server)) == expected, f"the word on {count} lines")
+            wait_until(lambda due=is_explained: bool(reason(server, model)) == due, f"the word on {count} lines")
         path.write_bytes(b"")
         time.sleep(1.0)
-        assert reason(server)
+        assert reason(server, model)
         assert load.answered[2.0] == 0
         # After the repair the server serves it at once.
-        if write is write_python_model:
-            write_and_wait(server, path, whole.replace(b'"1"', b'"2"'))
+        if model == "python":
+            write_and_wait(server, model, path, whole.replace(b'"1"', b'"2"'))
         else:
             path.write_bytes(whole)
-            write_and_wait(server, folder / "1" / "model.onnx", add_constant(2.0))
+            write_and_wait(server, model, folder / "1" / "model.onnx", add_constant(2.0))
         load.wait_until_answered_by(2.0)
     assert load.failures == []
     assert load.wrong == []
-    wait_until(lambda: reason(server) == "", "the end of the failure")
+    wait_until(lambda: reason(server, model) == "", "the end of the failure")
 
 
-def test_other_files_that_are_emptied_take_nothing_away(serve, repository: Path) -> None:
-    folder = write_python_model(repository)
-    server = serve(repository, SETTLE)
+def test_other_files_that_are_emptied_take_nothing_away(server: RocserveProcess) -> None:
+    folder = server.repositories[0] / "emptied"
     kept = {name: (folder / name).read_bytes() for name in ("names.txt", "1/model.py")}
     expected = {"names.txt": "lost 2 of the 2 labels of output 'Y'", "1/model.py": "TritonPythonModel"}
-    with ConstantLoad(server.address, "m", {1.0}, threads=2, pause_seconds=0.01) as load:
+    with ConstantLoad(server.address, "emptied", {1.0}, threads=2, pause_seconds=0.05) as load:
         load.wait_until_answered_by(1.0)
         for name, content in kept.items():
-            write_and_wait(server, folder / name, b"")
-            wait_until(lambda text=expected[name]: text in reason(server), f"the reason of {name}")
+            write_and_wait(server, "emptied", folder / name, b"")
+            wait_until(lambda text=expected[name]: text in reason(server, "emptied"), f"the reason of {name}")
             (folder / name).write_bytes(content)
-            wait_until(lambda: reason(server) == "", "the end of the failure")
+            wait_until(lambda: reason(server, "emptied") == "", "the end of the failure")
         load.wait_until_answered_by(1.0, times=5)
     assert load.failures == []
     assert load.wrong == []
 
 
-def test_a_pipeline_that_is_cut_takes_nothing_away(serve, repository: Path) -> None:
-    shutil.copytree(Path(__file__).parents[2] / "model_repository" / "digits_preprocess", repository / "m")
-    config = repository / "m" / "config.pbtxt"
-    config.write_text(config.read_text().replace('"digits_preprocess"', '"m"'))
-    server = serve(repository, SETTLE)
-    path = repository / "m" / "1" / "pipeline.json"
+def test_a_pipeline_that_is_cut_takes_nothing_away(server: RocserveProcess) -> None:
+    path = server.repositories[0] / "pipeline" / "1" / "pipeline.json"
     whole = path.read_bytes()
     json.loads(whole)
     for size in (0, len(whole) // 2):
-        write_and_wait(server, path, whole[:size])
-        wait_until(lambda: "pipeline.json" in reason(server), "the failure")
-        assert server.client().is_model_ready("m", "1")
+        write_and_wait(server, "pipeline", path, whole[:size])
+        wait_until(lambda: "pipeline.json" in reason(server, "pipeline"), "the failure")
+        assert server.client().is_model_ready("pipeline", "1")
     path.write_bytes(whole)
-    wait_until(lambda: reason(server) == "", "the end of the failure")
+    wait_until(lambda: reason(server, "pipeline") == "", "the end of the failure")

@@ -14,11 +14,10 @@ import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
-EXPLICIT = "--model-control-mode=explicit"
 SOFT_LIMIT = 64
 """Descriptors; twelve models take more."""
 ENSEMBLE = """
@@ -63,11 +62,20 @@ def check_growth(server: RocserveProcess, cycle: Callable[[], None]) -> None:
     wait_until(lambda: descriptors_when_idle(server) <= before, f"at most {before} descriptors")
 
 
-def test_loading_and_unloading_leaves_nothing_behind(serve, repository: Path):
+@pytest.fixture(scope="module")
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """A server without a loaded model before and after each test."""
+    repository = tmp_path_factory.mktemp("cycles") / "repository"
+    repository.mkdir()
+    flags = ("--model-control-mode=explicit", "--allow-remote-files=true", "--allow-remote-models=true")
+    return start(repository, *flags)
+
+
+def test_loading_and_unloading_leaves_nothing_behind(server: RocserveProcess):
+    repository = server.repositories[0]
     drop(repository, "a", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop(repository, "b", add_constant(2.0), ADD_CONSTANT_CONFIG)
     drop(repository, "both", None, ENSEMBLE)
-    server = serve(repository, EXPLICIT)
     client = server.client()
 
     def cycle() -> None:
@@ -78,8 +86,7 @@ def test_loading_and_unloading_leaves_nothing_behind(serve, repository: Path):
     check_growth(server, cycle)
 
 
-def test_failing_loads_leave_nothing_behind(serve, repository: Path):
-    server = serve(repository, EXPLICIT, "--allow-remote-files=true", "--allow-remote-models=true")
+def test_failing_loads_leave_nothing_behind(server: RocserveProcess):
     client = server.client()
     config = json.dumps({"platform": "onnx_onnxv1", "backend": "onnxruntime", "max_batch_size": 8})
     files = {"file:1/model.onnx": b"this is no ONNX file" * 50_000}
@@ -91,13 +98,12 @@ def test_failing_loads_leave_nothing_behind(serve, repository: Path):
     check_growth(server, cycle)
 
 
-def test_a_model_costs_few_descriptors(serve, repository: Path):
+def test_a_model_costs_few_descriptors(server: RocserveProcess):
     # The process, its control socket, its output, the doorbell, and the heaps of its inputs and outputs.
     idle, asked = 6, 6
     names = [f"m{index}" for index in range(6)]
     for name in names:
-        drop(repository, name, add_constant(1.0), ADD_CONSTANT_CONFIG)
-    server = serve(repository, EXPLICIT)
+        drop(server.repositories[0], name, add_constant(1.0), ADD_CONSTANT_CONFIG)
     client = server.client()
 
     process = server.server_process()
