@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from support.migraphx import CHECKOUT
 
 PACKAGE = CHECKOUT / "server/rocserve"
@@ -25,21 +24,20 @@ def _named(readme: Path) -> set[str]:
     return set(re.findall(r"[\w/]+\.py\b", readme.read_text()))
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=_name)
-def test_each_module_is_named(folder: Path) -> None:
-    modules = {path.name for path in folder.glob("*.py") if not re.match("_|.*_pb2", path.name)}
-    assert not modules - {name for name in _named(folder / "README.md") if "/" not in name}
+def test_each_module_is_named() -> None:
+    modules = {path for folder in FOLDERS for path in folder.glob("*.py") if not re.match("_|.*_pb2", path.name)}
+    named = {folder / name for folder in FOLDERS for name in _named(folder / "README.md") if "/" not in name}
+    assert sorted(map(_name, modules - named)) == []
 
 
-@pytest.mark.parametrize("readme", READMES, ids=_name)
-def test_what_is_named_exists(readme: Path) -> None:
-    for name in _named(readme):
-        assert (CHECKOUT / name).is_file() or any(path.endswith(f"/{name}") for path in FILES), f"there is no {name}"
+def test_what_is_named_exists() -> None:
+    named = {(_name(readme), name) for readme in READMES for name in _named(readme)}
+    exist = {name for _, name in named if (CHECKOUT / name).is_file() or any(p.endswith(f"/{name}") for p in FILES)}
+    assert sorted((readme, name) for readme, name in named if name not in exist) == []
 
 
-@pytest.mark.parametrize("readme", READMES, ids=_name)
-def test_it_is_a_screen(readme: Path) -> None:
-    assert len(readme.read_text().split()) <= LONGEST
+def test_each_is_a_screen() -> None:
+    assert [_name(readme) for readme in READMES if len(readme.read_text().split()) > LONGEST] == []
 
 
 def test_the_readme_of_the_tests_support_names_its_modules() -> None:
