@@ -15,6 +15,8 @@ from support.parity.models import SCRIPTS
 from support.waiting import PATIENCE_SECONDS
 
 SCRIPT = "identity"
+_PAUSE_SECONDS = 0.05
+"""Between two questions that Triton cannot answer for the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class IndexRows:
         end = time.monotonic() + PATIENCE_SECONDS
         # Triton fails here if the folder of another model disappears while it reads.
         while server.name == "triton" and outcome.status != "OK" and time.monotonic() < end:
+            time.sleep(_PAUSE_SECONDS)
             outcome = call.ask(server)
         rows = [row for row in (outcome.answer or {}).get("models", []) if row["name"] == self.model]
         return Outcome(outcome.status, outcome.text, rows)
