@@ -122,7 +122,16 @@ def test_files_that_are_no_model(tmp_path: Path, content: bytes, text: str) -> N
 
 def test_a_truncated_file(tmp_path: Path) -> None:
     whole = migraphx_models.mini_resnet()
-    assert "is damaged or not an ONNX file" in _refusal(_write(tmp_path, whole[: len(whole) // 2]))
+    refused = _refusal(_write(tmp_path, whole[: len(whole) // 2]))
+    assert "ONNX file model.onnx is damaged or not an ONNX file" in refused
+    assert f"; it looks cut short, at {len(whole) // 2} bytes; copy it again" in refused
+
+
+def test_a_file_without_outputs(tmp_path: Path) -> None:
+    model = _model([_float("x", [1])])
+    del model.graph.output[:]
+    refused = _refusal(_write(tmp_path, model))
+    assert "ONNX file model.onnx is not an ONNX model, or is damaged: it has no outputs; copy or export it" in refused
 
 
 def test_weights_that_are_too_short(tmp_path: Path) -> None:
