@@ -28,7 +28,7 @@ def wait_until_state(server: RocserveProcess, version: str, state: str) -> None:
 def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
     model = drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository, f"--repository-settle-secs={SETTLE_SECONDS}")
-    with ConstantLoad(server.address, "m", {1.0, 2.0, 3.0, 5.0, 6.0}) as load:
+    with ConstantLoad(server.address, "m", {1.0, 2.0, 3.0, 5.0, 6.0}, pause_seconds=0.05) as load:
         load.wait_until_answered_by(1.0)
 
         # A good version, written in one go.
@@ -89,7 +89,7 @@ def test_a_folder_that_is_renamed_and_renamed_back_within_the_settle_time_is_no_
 def test_many_swaps_under_load(serve, repository: Path):
     drop(repository, "m", add_constant(0.0), ADD_CONSTANT_CONFIG)
     server = serve(repository, "--repository-settle-secs=0.05")
-    swaps = 30
+    swaps = 15
     with ConstantLoad(server.address, "m", {float(number) for number in range(swaps + 1)}) as load:
         for number in range(1, swaps + 1):
             (repository / "m" / "1" / "next.tmp").write_bytes(add_constant(float(number)))

@@ -39,8 +39,8 @@ ROUND_ROBIN: list[tuple[str, str | int]] = [
 ]
 THREADS = 2
 """Threads of each client, and so its requests in flight."""
-PAUSE_SECONDS = 0.0 if ROUNDS > 1 else 0.03
-"""The pause after each request: within a drain of 5 s each client still sends hundreds, on a busy machine some."""
+PAUSE_SECONDS = 0.0 if ROUNDS > 1 else 0.1
+"""The pause after each request: within a drain of 5 s each client still sends a hundred, on a busy machine some."""
 SECONDS = 60
 """A request without an answer by then has failed."""
 X = np.array([[1, 2]], np.float32)

@@ -95,9 +95,7 @@ def code_of(call: grpc.Call) -> grpc.StatusCode:
     return call.code()
 
 
-@settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=75, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=damaged())
 @example(data=WRONG_SEQUENCE_ID)
 @example(data=b"\xff")
