@@ -67,15 +67,6 @@ def test_as_people_read_it_where_migraphx_is_broken(command: Command, tmp_path: 
     assert "\n1 broken\nworks here: ONNX Runtime, rocAL's CPU engine\n" in ran.out
 
 
-def test_a_root_without_migraphx_that_is_named_is_a_fault(command: Command, tmp_path: Path) -> None:
-    ran = command("doctor", "--migraphx-root", tmp_path, "--cache-directory", command.cache)
-    assert ran.status == 1
-    assert ran.row("MIGraphX  ")[0] == "BROKEN"
-    assert f"MIGraphX is not in {tmp_path}, which --migraphx-root or $ROCSERVE_MIGRAPHX_ROOT names" in ran.out
-    assert "\n1 broken\nworks here: ONNX Runtime, rocAL's CPU engine\n" in ran.out
-    assert not [line for line in ran.out.splitlines() if line != line.rstrip()]
-
-
 def doctor_of_its_own(*words: str | Path) -> Ran:
     """Run the doctor in another process: this one has read $ROCSERVE_MIGRAPHX_ROOT when it imported the verb."""
     command = [sys.executable, "-m", "rocserve.cli", "doctor", *map(str, words)]
@@ -144,14 +135,6 @@ def test_plugins_of_onnx_runtime_and_packages_that_are_empty(
         assert (findings[name]["state"], findings[name]["text"]) == ("broken", "an empty package")
         assert findings[name]["advice"].startswith(f"pip uninstall {name}: PyPI has only the name")
     assert "onnxruntime-ep-migraphx" not in findings
-
-
-def test_a_cache_that_others_may_write_to(command: Command) -> None:
-    command.cache.mkdir()
-    command.cache.chmod(0o777)
-    ran = command("doctor", "--cache-directory", command.cache)
-    assert ran.status == 1
-    assert ran.row("directory")[0] == "BROKEN"
 
 
 def _found(tmp_path: Path, tree: GpuTree, variables: dict[str, str]) -> dict[str, Finding]:
@@ -240,18 +223,25 @@ def test_pytorch_is_advised_in_the_build_for_the_machine(tmp_path: Path, rocm: s
     assert torch_command(Host(tree.system, tmp_path / "proc", tmp_path / "rocm", {})).startswith(command)
 
 
-def test_two_packages_of_onnx_runtime_are_a_fault(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = tmp_path / "onnxruntime_rocm-1.20.0.dist-info"
-    info.mkdir()
+def test_faults_are_found_together(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two packages of ONNX Runtime, a named root without MIGraphX, and a cache that others may write to."""
+    info = tmp_path / "packages" / "onnxruntime_rocm-1.20.0.dist-info"
+    info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-rocm\nVersion: 1.20.0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    ran = command("doctor", "--cache-directory", command.cache)
+    monkeypatch.syspath_prepend(info.parent)
+    root = tmp_path / "root"
+    root.mkdir()
+    command.cache.mkdir()
+    command.cache.chmod(0o777)
+    ran = command("doctor", "--migraphx-root", root, "--cache-directory", command.cache)
     assert ran.status == 1
-    assert ran.row("onnxruntime  ")[0] == "BROKEN"
+    for row in ("onnxruntime  ", "MIGraphX  ", "directory"):
+        assert ran.row(row)[0] == "BROKEN"
     assert "onnxruntime-rocm 1.20.0, providers: " in ran.out
     assert "advice: onnxruntime: pip uninstall onnxruntime onnxruntime-rocm, then pip install only one: " in ran.out
+    assert f"MIGraphX is not in {root}, which --migraphx-root or $ROCSERVE_MIGRAPHX_ROOT names" in ran.out
+    assert "\n3 broken\nworks here: ONNX Runtime, rocAL's CPU engine\n" in ran.out
+    assert not [line for line in ran.out.splitlines() if line != line.rstrip()]
 
 
 @pytest.mark.parametrize(
