@@ -40,8 +40,15 @@ OF_ONE_SERVER = {
     "http_server": [f"tests/e2e/test_{name}.py" for name in _HTTP],
 }
 """Fixture of the whole session -> the files that use it: each process would start the server again."""
-OF_ONE_PROCESS = ("tests/parity", "tests/e2e/page")
-"""Folders whose tests share Triton, or a browser with a server."""
+_ENGINE = ("default_sizes", "engine", "engine_program_files", "model_check", "padded_programs")
+OF_ONE_PROCESS = {
+    **OF_ONE_SERVER,
+    "migraphx_engine": [f"tests/unit/backends/migraphx/test_{name}.py" for name in _ENGINE],
+    "migraphx_contract": ["tests/unit/backends/migraphx/contract/"],
+    "page": ["tests/e2e/page/"],
+    "parity": ["tests/parity/"],
+}
+"""Group -> its files, or its folder. They share a server, a process with MIGraphX, a browser, or Triton."""
 
 pytest_plugins = ("support.migraphx", "support.pytorch", "support.parity.summary")
 
@@ -84,6 +91,11 @@ def folder_of(path: Path) -> str:
     return path.parts[len(HERE.parts)]
 
 
+def group_of(file: str) -> str:
+    """The group in OF_ONE_PROCESS of this path from the checkout's folder; else the path, as a group of one file."""
+    return next((name for name, files in OF_ONE_PROCESS.items() if any(map(file.startswith, files))), file)
+
+
 def is_quick(path: Path, config: pytest.Config) -> bool:
     """Whether the file, or its folder, has no tests marked as long."""
     folder = folder_of(path)
@@ -102,9 +114,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    groups: dict[Path, str] = {}
     for item in items:
         if HERE in item.path.parents and not is_quick(item.path, config):
             item.add_marker(pytest.mark.long)
+        group = groups.setdefault(item.path, group_of(item.nodeid.partition("::")[0]))
+        item.add_marker(pytest.mark.xdist_group(group))
     # The longest tests begin first, so that no process is left alone with them at the end: tests/parity, which one
     # process runs; files whose tests have their own time limits, longest first; those of LONGEST_FILES; then folders by
     # the number of servers that they start. tests/unit computes and the others mostly wait: from then on each kind has
@@ -123,11 +138,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return -limits[path], longest.get(path, len(longest)), folder, -counts[path], path
 
     shares: dict[bool, list[Path]] = {False: [], True: []}
+    # A group has the place of its first file.
+    leaders: dict[str, Path] = {}
     for path in sorted(counts, key=place):
-        if not limits[path] and path not in longest:
+        is_first = leaders.setdefault(groups[path], path) == path
+        if is_first and not limits[path] and path not in longest:
             shares[folder_of(path) == "unit"].append(path)
     turns = {path: turn / len(share) for share in shares.values() for turn, path in enumerate(share, 1)}
-    items.sort(key=lambda item: (turns.get(item.path, 0.0), place(item.path)))
+
+    def when(item: pytest.Item) -> tuple[object, ...]:
+        leader = leaders[groups[item.path]]
+        return turns.get(leader, 0.0), place(leader), place(item.path)
+
+    items.sort(key=when)
 
 
 def pytest_collection_finish() -> None:
@@ -137,14 +160,10 @@ def pytest_collection_finish() -> None:
 
 
 class FilesTogether(LoadFileScheduling):
-    """Hands whole files to the processes of `make test` in their order. One process gets all of a folder of
-    OF_ONE_PROCESS, and one the files of each entry of OF_ONE_SERVER."""
+    """Hands whole groups of OF_ONE_PROCESS, and other whole files, to the processes of `make test` in their order."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        server = next((name for name, files in OF_ONE_SERVER.items() if file in files), "")
-        folder = next((name for name in OF_ONE_PROCESS if file.startswith(f"{name}/")), "")
-        return folder or server or file
+        return group_of(super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)

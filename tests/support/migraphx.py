@@ -3,8 +3,8 @@
 MIGraphX needs a newer C library than the tests' interpreter has, so it runs in separate processes:
 - a test that starts such processes (servers, workers, children) takes the fixture `migraphx_root`;
 - a test that calls MIGraphX itself has `pytestmark = pytest.mark.in_migraphx_process`: it is collected and reported
-  here as any other test, but runs in a pytest under the root's loader (one process a file, and another one after a
-  crash);
+  here as any other test, but runs in a pytest under the root's loader (one process for a group of files, and another
+  one after a crash);
 - `run_with_migraphx` runs a Python text there.
 All of them skip if there is no root.
 """
@@ -109,7 +109,7 @@ class ChildRuns:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._root = find_root()
-        self._waiting: list[str] = []
+        self._waiting: list[pytest.Item] = []
         self._child: ChildPytest | None = None
 
     def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
@@ -118,7 +118,7 @@ class ChildRuns:
                 item.add_marker(pytest.mark.skip(reason=NO_ROOT))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._waiting = [item.nodeid for item in session.items if item.get_closest_marker(MARK)]
+        self._waiting = [item for item in session.items if item.get_closest_marker(MARK)]
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if self._root is None or not item.get_closest_marker(MARK):
@@ -138,9 +138,9 @@ class ChildRuns:
 
     def _reports(self, root: Path, item: pytest.Item) -> list[pytest.TestReport]:
         if self._child is None:
-            # Collect this file only: another process may run the others, and nobody would read their reports here.
-            left = self._waiting[self._waiting.index(item.nodeid) :]
-            here = [test for test in left if test.partition("::")[0] == item.nodeid.partition("::")[0]]
+            # Collect this group only: another process may run the others, and nobody would read their reports here.
+            left = self._waiting[self._waiting.index(item) :]
+            here = [test.nodeid for test in left if group_of(test) == group_of(item)]
             self._child = ChildPytest(root, here, self._config.rootpath)
         try:
             received, complete = self._child.reports(item.nodeid)
@@ -218,6 +218,13 @@ class ChildPytest:
             text = output.read()
         cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         return f"{cause}; its last words:\n{text[-4000:]}"
+
+
+def group_of(item: pytest.Item) -> str:
+    """The group of files that one process runs one after another; tests/conftest.py marks all tests with theirs."""
+    mark = item.get_closest_marker("xdist_group")
+    assert mark is not None
+    return str(mark.args[0])
 
 
 def failure(item: pytest.Item, text: str) -> pytest.TestReport:
