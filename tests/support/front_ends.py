@@ -14,7 +14,7 @@ import psutil
 from support.waiting import wait_until
 
 CLIENTS = 12
-PAUSE_SECONDS = 0.02
+PAUSE_SECONDS = 0.05
 """A client's pause after each answer: without one, twelve clients take the processors that the next front end needs."""
 KILLS = int(os.environ.get("KILLS", "4"))
 """Front ends that one run kills, one after another, under load."""
