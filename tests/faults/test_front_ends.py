@@ -111,7 +111,8 @@ def clients(server: RocserveProcess) -> AbstractContextManager[list[Client]]:
 
 def kill_and_wait(server: RocserveProcess, front_end: psutil.Process) -> None:
     front_end.kill()
-    wait_until(lambda: both_listen(server) and front_end not in server.front_ends(), "the new front end")
+    wait_until_ended([front_end])
+    wait_until(lambda: both_listen(server), "the new front end")
 
 
 def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess) -> None:
