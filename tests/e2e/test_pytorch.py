@@ -174,7 +174,7 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
             return client.model_metadata("exported").versions == ("2",)
 
         wait_until(is_swapped)
-        wait_until(lambda: len(workers()) == len(before) and not workers() & before)
+        wait_until(lambda: (now := workers()).isdisjoint(before) and len(now) == len(before))
 
 
 WRITE_WEIGHTS = """
