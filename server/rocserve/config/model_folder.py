@@ -38,7 +38,7 @@ _FILES_OF_EACH_MODEL = (
 def is_version_name(name: str) -> bool:
     """Whether a folder of this name holds a version: digits only, at most 63 bits, no leading zero except for "0"."""
     has_digits = name.isascii() and name.isdigit() and len(name) <= 19
-    return has_digits and name == str(min(int(name), LARGEST_VERSION))
+    return has_digits and name == str(int(name)) and int(name) <= LARGEST_VERSION
 
 
 def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[int, ...]:
