@@ -1,7 +1,8 @@
 """Texts of unlike lengths on a GPU: an encoder as large as BERT-base, served, and in a bare loop over captured graphs.
 
 usage: python -m benchmarks.encoder [--server 'NAME=TREE [FLAG ...]'] [--in-flight 256 1024] [--rounds 3] [--seconds 4]
-                                    [--checked 20000] [--flags '--front-ends=8'] [--gpus 4] [--write NAME]
+                                    [--checked 20000] [--warm-up 25] [--flags '--front-ends=8'] [--gpus 4]
+                                    [--write NAME]
 
 The encoder (12 layers, 768 wide, fp16, random weights, the mean of its states as the answer) is exported by
 torch.export for up to 512 tokens, and has no parameter `sizes`: the server chooses them. Requests are single texts as
@@ -37,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.front_ends import parse_server
-from benchmarks.gpu import cpu_milliseconds
+from benchmarks.gpu import WARM_UP_SECONDS, cpu_milliseconds
 from benchmarks.load_generator import Load, frame, run_load
 from benchmarks.machine import processor, version
 from benchmarks.ratios import Spread
@@ -263,6 +264,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--checked", type=int, default=20_000, help="answers that are compared")
+    parser.add_argument("--warm-up", type=float, default=WARM_UP_SECONDS, help="seconds of load that count for nothing")
     parser.add_argument("--flags", default="", help="further flags of this checkout's server")
     parser.add_argument("--gpus", type=int, default=1, help="more: the same encoder on so many, beside one")
     parser.add_argument("--write", metavar="NAME", help="also write benchmarks/results/NAME.md")
@@ -283,6 +285,9 @@ def main() -> int:
             facts = dict(client.model_metadata(_MODEL).properties)
         wrong, worst = wrong_answers(running[_OURS], encoder, options.checked)
         print(f"{options.checked} answers, {wrong} wrong, largest difference {worst:.2g}", file=sys.stderr, flush=True)
+        for server in running.values():
+            load = Load(1, max(1, _MOST_OF_OTHERS // _LENGTHS), options.warm_up)
+            measure(server, load, 1, bare, folder)
         measured: dict[tuple[str, int, int], list[Served]] = {}
         contenders = [*itertools.product(running, sorted({1, options.gpus}))]
         for turn, in_flight in itertools.product(range(options.rounds), options.in_flight):

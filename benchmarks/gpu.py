@@ -38,6 +38,8 @@ ONNX = "onnxruntime"
 READY_SECONDS = 300.0
 MOST_LOAD_THREADS = 8
 """Threads of h2load for each GPU: one sends about 3,000 images a second."""
+WARM_UP_SECONDS = 25.0
+"""Front ends come after two seconds of load, and by then they have all connections."""
 SCORES_BYTES = 4000
 """Size of an image's scores; no answer is smaller."""
 GRAPH_SWITCHES = {"CUDAExecutionProvider": "enable_cuda_graph", "ROCMExecutionProvider": "enable_hip_graph"}
@@ -309,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches-at-once", type=int, default=2)
     parser.add_argument("--delay", type=int, default=0, help="max_queue_delay_microseconds")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--warm-up", type=float, default=WARM_UP_SECONDS, help="seconds of load that count for nothing")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 16, 32, 64], help="of the bare loop's batches")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256], help="requests at once")
     parser.add_argument("--connections", type=int, default=8, help="of h2load for each GPU, at most one a request")
@@ -366,9 +369,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 file = np.array([[photograph()]], np.object_)
                 asked |= {"decode": {"encoded": file}, "jpeg": {"encoded": file}}
             best = dict.fromkeys([*asked, "jpeg"], 0.0)
-            for model, inputs in asked.items():
+            for number, (model, inputs) in enumerate(asked.items()):
                 client.wait_until_ready(READY_SECONDS, model=model)
                 request = encode_infer_request(model, inputs, None, RequestOptions())
+                if not number:
+                    streams = max(1, max(options.in_flight) // options.connections)
+                    warm_up = Load(options.connections, streams, options.warm_up, 1)
+                    measure(client, port, model, request, warm_up, Path(folder))
                 for in_flight in options.in_flight:
                     # Each GPU has the same work.
                     gpus = options.gpus if model == many else 1

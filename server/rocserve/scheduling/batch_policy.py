@@ -58,6 +58,8 @@ class BatchDecision(NamedTuple):
     """The requests go to the worker in one message, but the engine runs them one after another."""
     chosen: Sequence[InferRequest] = ()
     """The requests of the batch, if not the first of the queue; those that wait together if none runs now."""
+    missing: int = 0
+    """If the batch is not full: about how many more requests must wait before another decision may be."""
 
     def members(self, queue: Iterable[InferRequest]) -> Sequence[InferRequest]:
         """Return the requests of the batch; all that wait for it if none runs now."""

@@ -30,6 +30,8 @@ class ModelScheduler(Scheduler):
         if parts.padding.dimensions and isinstance(policy, DynamicBatcher):
             self._policy = BucketBatcher(policy, parts.padding, keeps_order)
         self._triage = Triage(self._queue, self._policy, self._times, keeps_order)
+        self._fewest_for_busy = 0
+        """Waiting requests with which the next batch may be full; with fewer, busy instances are sent none."""
 
     # Requests
 
@@ -66,6 +68,8 @@ class ModelScheduler(Scheduler):
             instance = idle or pool.ahead()
             if instance is None:
                 return
+            if idle is None and queue.count < self._fewest_for_busy and not queue.deadline_count:
+                return
             now_ns = time.monotonic_ns()
             if queue.deadline_count:
                 batches_before = max(0, len(pool.in_flight[instance]) + 1 - instance.batches_at_once)
@@ -77,6 +81,7 @@ class ModelScheduler(Scheduler):
                 decision = self._policy.decide(queue, now_ns)
             if not decision.is_full:
                 if idle is None:
+                    self._fewest_for_busy = queue.count + decision.missing
                     return
                 next_return_ns = pool.next_return_ns
                 if now_ns < next_return_ns:
@@ -90,6 +95,7 @@ class ModelScheduler(Scheduler):
             if claimed is None:
                 return
             instance = claimed
+            self._fewest_for_busy = 0
             count, chosen = decision.request_count, decision.chosen
             requests = queue.take_chosen(chosen[:count]) if chosen else queue.take(count)
             batch = FormedBatch(requests, now_ns, decision.is_grouped)

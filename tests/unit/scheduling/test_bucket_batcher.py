@@ -14,7 +14,7 @@ from rocserve.core.model_config import DynamicBatching
 from rocserve.core.padding import PaddedDimension, Padding
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.validation import RequestValidator
-from rocserve.scheduling.batch_policy import DynamicBatcher, Triage
+from rocserve.scheduling.batch_policy import BatchDecision, DynamicBatcher, Triage
 from rocserve.scheduling.bucket_batcher import MOST_PADDED, BucketBatcher
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import QueueLimits, RequestQueue
@@ -87,6 +87,31 @@ def test_a_lower_level_does_not_pass_a_higher_one(make_bench) -> None:
     bench.finish_all(_ENGINE_NS)
     batches = [[len(data) // 4 for (data,) in execution.requests] for execution in bench.executions[1:]]
     assert batches == [[20], [3, 4], [21]]
+
+
+def test_a_busy_instance_is_sent_a_full_batch_and_few_decisions_find_that(
+    make_bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[int] = []
+    decide = BucketBatcher.decide
+
+    def noted(batcher: BucketBatcher, queue: RequestQueue, now_ns: int) -> BatchDecision:
+        decided.append(queue.count)
+        return decide(batcher, queue, now_ns)
+
+    bench = make_bench(BATCHING, padding=PADDING)
+    bench.warm_up(1)
+    bench.submit(0.0, rows=8, width=32)
+    before = len(bench.executions)
+    monkeypatch.setattr(BucketBatcher, "decide", noted)
+    for width in (20, 4, 21, 3, 22, 23, 24, 25, 26):
+        bench.submit(1.0, width=width)
+    assert len(bench.executions) == before, "seven of the oldest's bucket wait, and it takes eight"
+    bench.submit(1.0, width=27)
+    (ahead,) = bench.executions[before:]
+    assert [len(data) // 4 for (data,) in ahead.requests] == [20, 21, 22, 23, 24, 25, 26, 27]
+    # With eight waiting, the batch was found to lack two; after it, two wait for a free instance.
+    assert decided == [1, 8, 10, 2]
 
 
 def test_what_is_padded_is_counted(make_bench) -> None:
