@@ -300,6 +300,14 @@ def model_executions(model: LoadedModel) -> Sequence[Execution]:
     return executions or (SequentialExecution(model),)
 
 
+def model_preparation(model: LoadedModel) -> Callable[[], bool]:
+    """Return the model's attribute `prepare_more`, or what prepares nothing. For a fraction of a second, it does work
+    that makes later batches faster, on the thread of the executions while none of them runs a batch, and returns
+    whether more is left. Only a model with one calling thread may have it."""
+    prepare: Callable[[], bool] = getattr(model, "prepare_more", bool)
+    return prepare
+
+
 def model_reads_files(model: LoadedModel) -> bool:
     """Return the model's attribute `reads_files`, or False. True lets a lone request's inputs stay in its client's
     file, which may be truncated at any time. Only a model that never holds the GIL while it reads may set it."""

@@ -14,7 +14,7 @@ import torch
 from rocserve.backends.base import BatchResult
 from rocserve.backends.pytorch.datatypes import datatype_of, from_torch, to_torch, torch_dtype
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import DeviceReference, References, pack_references, references_of
+from rocserve.core.device_references import UNCOUNTED, DeviceReference, References, pack_references, references_of
 from rocserve.core.errors import unavailable
 from rocserve.core.tensors import Tensor
 
@@ -22,8 +22,6 @@ _SMALLEST_BLOCK = 512
 """Bytes; the allocator returns no smaller blocks."""
 _MOST_OPENED = 256
 """Bound for the opened blocks of other processes."""
-_UNCOUNTED = b"/gone"
-"""The name of PyTorch's counter of the memory's users, which does not exist here: the server counts the users."""
 
 
 def instance_gpu(number: int | None) -> torch.device:
@@ -90,7 +88,7 @@ class DeviceTensors:
             try:
                 storage = torch.UntypedStorage._new_shared_cuda(
                     self._device.index, reference.handle, reference.block_bytes, reference.block_offset,
-                    _UNCOUNTED, 0, b"", False,
+                    UNCOUNTED, 0, b"", False,
                 )  # fmt: skip
             except RuntimeError as error:
                 why = str(error).partition("\n")[0]

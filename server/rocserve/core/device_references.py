@@ -22,6 +22,10 @@ from rocserve.core.tensors import Tensor, encode_bytes_elements
 DEVICE_PROPERTY = "device_tensors"
 """Property of a version: the GPU on which the model takes and makes references; all processes use this name."""
 
+UNCOUNTED = b"/gone"
+"""The name of PyTorch's counter of the users of a GPU's memory, which does not exist: the server counts them, and other
+programs than PyTorch do not."""
+
 _FIXED = struct.Struct("<QQQBBxx")
 """Block offset, block bytes, offset, index in DataType, number of dimensions. The dimensions and the handle follow."""
 _DATATYPES = tuple(DataType)

@@ -22,6 +22,7 @@ from rocserve.backends.base import (
     LoadedModel,
     ModelSource,
     model_executions,
+    model_preparation,
     model_reads_files,
 )
 from rocserve.backends.request_model import (
@@ -190,6 +191,10 @@ class TensorService(ModelService):
         end.close()
 
 
+_MOST_WITHOUT_PREPARING_NS = 1_000_000_000
+"""A model that always has batches prepares once in this time: a part takes a tenth of it."""
+
+
 class TensorExecutor:
     """Runs the batches of one instance on the engine and sends the results. On one thread."""
 
@@ -201,13 +206,21 @@ class TensorExecutor:
         """In the order in which their batches began and are answered."""
         self._engine_free_ns = 0
         """time.monotonic_ns() when the engine ended its last batch."""
+        self._prepare_more = model_preparation(model)
+        self._is_prepared = False
+        self._prepared_ns = time.monotonic_ns()
+        """The time of the last preparation, or of the beginning."""
 
     def run(self) -> None:
         """Run batches until the server closes the connection or the link's `stop`. Raises ServerGone."""
         try:
             # With one lane, each batch is finished right after its start.
             run_started = self._finish_done_batches if len(self._free) > 1 else None
-            for batch in self._end.batches(run_started):
+            for batch in self._end.batches(run_started, self._prepare):
+                if not self._is_prepared and batch.taken_ns - self._prepared_ns > _MOST_WITHOUT_PREPARING_NS:
+                    while self._running:
+                        self._finish_first()
+                    self._prepare()
                 if batch.is_grouped:
                     while self._running:
                         self._finish_first()
@@ -229,6 +242,12 @@ class TensorExecutor:
                 return True
             self._finish_first()
         return False
+
+    def _prepare(self) -> bool:
+        """Prepare more while no batch runs. Returns whether more is left."""
+        if not self._is_prepared:
+            self._is_prepared, self._prepared_ns = not self._prepare_more(), time.monotonic_ns()
+        return not self._is_prepared
 
     def _finish_first(self) -> None:
         lane = self._running.popleft()

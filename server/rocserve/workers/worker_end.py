@@ -144,10 +144,12 @@ class WorkerEnd:
 
     # Batches
 
-    def batches(self, run_started: Callable[[], bool] | None = None) -> Iterator[ReceivedBatch]:
+    def batches(
+        self, run_started: Callable[[], bool] | None = None, prepare: Callable[[], bool] = bool
+    ) -> Iterator[ReceivedBatch]:
         """Yield batches until the server closes the connection, or `stop`. `run_started`: works on batches in flight;
         returns False if there are none, so that waiting is allowed. None = each batch is done when the next is
-        requested."""
+        requested. `prepare`: works while there are no batches; returns False if it has nothing to do."""
         work, is_open, idle_since = self._work, True, time.monotonic()
         while True:
             is_busy = run_started is not None and run_started()
@@ -173,6 +175,8 @@ class WorkerEnd:
                 continue
             elif not is_open:
                 return
+            elif prepare():
+                idle_since = time.monotonic()
             else:
                 is_open = self._sleep(time.monotonic() - idle_since)
 

@@ -15,7 +15,14 @@ import numpy as np
 import pytest
 from support.pytorch import TorchFiles
 
-from rocserve.backends.base import Batch, Execution, LoadedModel, ModelSource, model_executions
+from rocserve.backends.base import (
+    Batch,
+    Execution,
+    LoadedModel,
+    ModelSource,
+    model_executions,
+    model_preparation,
+)
 from rocserve.backends.warmup import as_served
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY
@@ -57,8 +64,14 @@ def model(model_source: SourceMaker, torch_files: TorchFiles) -> Iterator[Loaded
     )
     model = eager.load(replace(source, device=0))
     model.warm_up([])
+    prepare_all(model)
     yield model
     model.close()
+
+
+def prepare_all(model: LoadedModel) -> None:
+    while model_preparation(model)():
+        pass
 
 
 def start(execution: Execution, x: np.ndarray) -> None:
@@ -86,6 +99,37 @@ def test_two_batches_in_flight_have_their_own_results(model: LoadedModel, torch_
             check(second, y, turned)
             check(first, x, expected)
             assert first.is_done and second.is_done
+
+
+def test_a_model_serves_with_its_first_size_and_prepares_the_others_between_batches(
+    model_source: SourceMaker, torch_files: TorchFiles
+) -> None:
+    from rocserve.backends.pytorch import eager
+
+    reports: list[str] = []
+    source = model_source(
+        "model.pt2",
+        torch_files.data("classifier"),
+        inputs=[InputConfig("x", DataType.FP32, (4,))],
+        max_batch_size=LARGEST,
+        kind=InstanceKind.GPU,
+    )
+    inputs, expected = torch_files.values("classifier")
+    with closing(eager.load(replace(source, device=0, report=reports.append))) as model:
+        assert reports[-2:] == ["preparing batch size 1", ""]
+        model.warm_up([])
+        executions = model_executions(model)
+        for sizes in ([1], [1, 2], [1, 2, 4], [1, 2, 4, 8]):
+            assert all(execution.batch_sizes == sizes for execution in executions)
+            for count in (1, 2, 3, min(len(inputs["x"]), LARGEST)):
+                for execution in executions:
+                    start(execution, inputs["x"][:count])
+                for execution in executions:
+                    check(execution, inputs["x"][:count], expected)
+            is_more = model_preparation(model)()
+            assert is_more == (sizes != [1, 2, 4, 8])
+        assert reports[2:] == [*(f"serving; preparing batch size {size}" for size in (2, 4, 8)), ""]
+        assert model.properties["batch_sizes"] == "1, 2, 4, 8"
 
 
 def test_a_batch_above_the_largest_size_runs_in_pieces(model: LoadedModel, torch_files: TorchFiles) -> None:
@@ -126,6 +170,12 @@ def test_open_lengths_run_on_graphs_of_chosen_sizes_beside_each_other(
         rng, executions = np.random.default_rng(0), model_executions(model)
         running: list[tuple[Execution, Batch]] = []
         for turn in range(300):
+            if turn % 10 == 0:
+                for execution, _ in running:
+                    execution.result()
+                running.clear()
+                # 16 pairs of a batch size and a length
+                model_preparation(model)()
             if len(running) == len(executions):
                 execution, batch = running.pop(0)
                 alone = on_cpu.execute(batch).outputs

@@ -4,7 +4,9 @@ and files."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +30,10 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceKind, ModelConfig, OutputConfig, WarmupInput, WarmupSample
 from rocserve.core.tensors import Tensor, encode_bytes_elements
+from rocserve.workers import model_service
 from rocserve.workers.messages import WorkerPlan
 from rocserve.workers.results import BatchOutcome
+from rocserve.workers.worker_end import ReceivedBatch
 
 ROWS = 100
 """Of 16 INT32: their sums are too large to be copied anyway, so that a batch gets room for them."""
@@ -58,6 +62,71 @@ async def test_a_batch_of_requests_is_cut_by_their_sizes(workshop: Workshop) -> 
         for array, outputs in zip(arrays, answer.outputs, strict=True):
             np.testing.assert_array_equal(outputs["SUM"], 2 * array)
             assert outputs["DIFFERENCE"].shape == array.shape and not outputs["DIFFERENCE"].any()
+
+
+async def test_what_is_left_to_prepare_is_prepared_while_there_is_no_batch(workshop: Workshop) -> None:
+    group = await workshop.serving("prepares")
+    (instance,) = group.instances
+    prepared: list[int] = []
+    while not prepared or prepared[-1] < 3:
+        outputs = (await run_add_sub(instance, 2)).outputs[0]
+        np.testing.assert_array_equal(outputs["SUM"], np.arange(32, dtype=np.int32).reshape(2, 16) + 3)
+        prepared += np.unique(outputs["DIFFERENCE"]).tolist()
+    assert prepared == sorted(prepared)
+    assert (await run_add_sub(instance, 2)).outputs[0]["DIFFERENCE"].max() == 3, "three parts, and no more"
+
+
+class _Lane:
+    """A lane of an executor; writes what it does into a log."""
+
+    is_done = False
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    def start(self, batch: ReceivedBatch) -> None:
+        self._log.append(f"start {batch.id}")
+
+    def finish(self, engine_free_ns: int) -> int:
+        self._log.append("finish")
+        return engine_free_ns
+
+    def drop(self) -> None:
+        self._log.append("drop")
+
+
+def test_a_model_that_always_has_batches_prepares_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    now_ns = 0
+    parts = iter((True, False))
+    monkeypatch.setattr(model_service, "BatchLane", lambda *_: _Lane(log))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+
+    class Model:
+        executions = (None, None)
+
+        def prepare_more(self) -> bool:
+            log.append("prepare")
+            return next(parts)
+
+    class End:
+        def batches(self, run_started: Callable[[], bool], prepare: Callable[[], bool]) -> Iterator[ReceivedBatch]:
+            nonlocal now_ns
+            for number, tenths in enumerate((9, 11, 20, 22, 40)):
+                now_ns = tenths * 100_000_000
+                yield ReceivedBatch(number, False, [], now_ns)
+            assert not prepare(), "nothing is left"
+
+    executor = model_service.TensorExecutor(
+        End(),  # type: ignore[arg-type]
+        Model(),  # type: ignore[arg-type]
+        config_of("add_sub"),
+        logging.getLogger("test"),
+    )
+    executor.run()
+    # Two lanes: a batch is finished when the other lane's begins, or before a part is prepared.
+    begins = ["start 0", "finish", "prepare", "start 1", "start 2", "finish", "finish", "prepare"]
+    assert log == [*begins, "start 3", "start 4", "finish", "drop"]
 
 
 @pytest.mark.parametrize("names", [("SUM", "DIFFERENCE"), ("DIFFERENCE", "SUM")])

@@ -19,6 +19,7 @@ from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.requests import Signature
+from rocserve.core.steps import result_of
 from rocserve.core.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -83,10 +84,12 @@ def device_executions(
     for captures in (True, False):
         try:
             with sized.mode():
-                executions = sized_executions(
+                executions, steps = sized_executions(
                     sized, sized.call, signature.inputs, tuple(sessions), BATCHES_ON_GPU, captures, model.report,
                     device.stream,
                 )  # fmt: skip
+                # A session takes only its own batch size, so none can stand in for another.
+                result_of(steps)
         except Exception as error:
             how = "by captured graphs" if captures else "in PyTorch's memory"
             _LOG.warning("model '%s' cannot run %s: %s", model.name, how, error)

@@ -4,6 +4,9 @@ A graph replays all kernels of a program in one call, on memory at fixed address
 the smallest size that fits, and the surplus rows of the results are dropped. Several batches may be in flight, each
 with a separate stream and memory: while one batch is computed, the next is copied in, and the results of the previous
 one are copied out.
+
+A model serves with its first size. The others are prepared one by one between its batches; until all are, a batch of
+another size runs operator by operator.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.core.errors import ServeError
 from rocserve.core.padding import NO_PADDING, Buckets, Lengths, Padding
 from rocserve.core.requests import TensorSpec
+from rocserve.core.steps import Steps
 from rocserve.core.tensors import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -110,6 +114,8 @@ class SizedExecution:
         the memory, and waits for it."""
         self.sizes: dict[Lengths, dict[int, _Size]] = {}
         """Sizes of the padded dimensions -> batch size, ascending -> what runs it."""
+        self.is_complete = False
+        """No further size will be prepared."""
         self.staged_inputs = [_Memory() for _ in specs]
         self.staged_outputs: list[_Memory] = []
         self.outputs: list[_Memory] = []
@@ -145,10 +151,9 @@ class SizedExecution:
         with model.errors(), model.mode(), torch.cuda.stream(self._stream):
             given, self._failures = model.inputs_of(batch)
             inputs = [model.value(tensor, copies=False) for tensor in given]
-            by_rows = self.sizes.get(self._buckets.lengths((tensor.name, tensor.shape) for tensor in given))
-            if by_rows is None:
-                self._outputs = [output.cpu() for output in self._call([value.to(model.device) for value in inputs])]
-                self._ended.record(self._stream)
+            by_rows = self.sizes.get(self._buckets.lengths((tensor.name, tensor.shape) for tensor in given), {})
+            if not by_rows or (len(inputs[0]) > max(by_rows) and not self.is_complete):
+                self._run_unprepared(inputs, model.outputs_on_gpu(batch))
                 return
             *others, (rest, smallest) = pieces(len(inputs[0]), tuple(by_rows))
             parts = []
@@ -172,6 +177,15 @@ class SizedExecution:
         named = self._model.batch_result(self._outputs, self._batch, self._failures)
         outputs = {name: _copied(value, self._batch.room.get(name)) for name, value in named.outputs.items()}
         return replace(named, outputs=outputs)
+
+    def _run_unprepared(self, inputs: Sequence[Any], outputs_on_gpu: Collection[int]) -> None:
+        model = self._model
+        outputs = self._call([value.to(model.device) for value in inputs])
+        self._outputs = [
+            model.tensors.share(output) if model.tensors is not None and index in outputs_on_gpu else output.cpu()
+            for index, output in enumerate(outputs)
+        ]
+        self._ended.record(self._stream)
 
     def _run(self, inputs: Sequence[Any], size: _Size, outputs_on_gpu: Collection[int] = ()) -> None:
         """Run one size on the current stream. `outputs_on_gpu`: the positions of outputs that stay on the GPU."""
@@ -209,11 +223,13 @@ def sized_executions(
     report: Callable[[str], None],
     stream: Any = None,
     padding: Padding = NO_PADDING,
-) -> list[SizedExecution]:
-    """Make `count` executions of the ascending batch sizes, each at all sizes of the padded dimensions, as many as fit
-    into memory. `specs`: the inputs in the program's order, with fixed dimensions apart from the batch and those of
-    `padding`. `captures`: whether graphs are captured. `stream`: the stream for the captures; None = a new one. Any
-    exception is possible if the program cannot be captured, or memory does not suffice for the first size."""
+) -> tuple[Sequence[SizedExecution], Steps[None]]:
+    """Make `count` executions of the ascending batch sizes, each at all sizes of the padded dimensions. Returns them
+    with their first size, and the steps that prepare the others, as many as fit into memory. `specs`: the inputs in the
+    program's order, with fixed dimensions apart from the batch and those of `padding`. `captures`: whether graphs are
+    captured. `stream`: the stream for the captures; None = a new one. Any exception is possible, also in the steps, if
+    the program cannot be captured, or memory does not suffice for the first size. The steps may run on another thread,
+    while none of the executions runs a batch."""
     computed = torch.cuda.Event()
     executions = [SizedExecution(model, call, specs, padding, computed) for _ in range(count)]
     # All captures use one stream, so that a graph may reuse the memory of another.
@@ -263,20 +279,31 @@ def sized_executions(
         size = _Size(captured(run, own_outputs) if captures else run, inputs)
         execution.sizes.setdefault(lengths, {})[rows] = size
 
-    for lengths in itertools.product(*(dimension.sizes for dimension in padding.dimensions)):
-        of = "".join(f", {own.label} {size}" for own, size in zip(padding.dimensions, lengths, strict=True))
-        for rows in batch_sizes:
-            report(f"preparing batch size {rows}{of}")
-            try:
-                for execution in executions:
-                    add(execution, rows, lengths)
-            except torch.OutOfMemoryError:
-                if not executions[-1].sizes:
-                    raise
-                torch.cuda.empty_cache()
-                _LOG.warning("the GPU's memory does not suffice for batches of %d rows%s; they run in pieces", rows, of)
-                break
-    return executions
+    def prepare() -> Steps[None]:
+        for lengths in itertools.product(*(dimension.sizes for dimension in padding.dimensions)):
+            of = "".join(f", {own.label} {size}" for own, size in zip(padding.dimensions, lengths, strict=True))
+            for rows in batch_sizes:
+                report(f"preparing batch size {rows}{of}")
+                try:
+                    # Threads begin with the first GPU.
+                    with torch.cuda.device(model.device):
+                        for execution in executions:
+                            add(execution, rows, lengths)
+                except torch.OutOfMemoryError:
+                    if not executions[-1].sizes:
+                        raise
+                    torch.cuda.empty_cache()
+                    _LOG.warning(
+                        "the GPU's memory does not suffice for batches of %d rows%s; they run in pieces", rows, of
+                    )
+                    break
+                yield
+        for execution in executions:
+            execution.is_complete = True
+
+    steps = prepare()
+    next(steps)
+    return executions, steps
 
 
 def _copied(value: Array | Tensor, room: Array | None) -> Array | Tensor:

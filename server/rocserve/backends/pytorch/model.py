@@ -107,6 +107,8 @@ class TorchModel:
             # operators. The leftovers of loading are returned to the system.
             deque(FreedMemory(of_any_size=True).give_back(), 0)
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
+        self._preparation: Iterator[bool] = iter(())
+        """Prepares a size with each step, and yields whether more are left."""
         self._bound: BoundProgram = bind(program, source.config, self._trial)
         self._output_specs = {spec.name: spec for spec in self.signature.outputs}
         limits = [tensor.limits for tensor in program.signature.inputs]
@@ -197,20 +199,39 @@ class TorchModel:
         sizes = fixed_batch_sizes(self._config, self._bound)
         if not sizes:
             return
-        count = self._options.batches_at_once or _BATCHES_AT_ONCE
+        self._preparation = self._prepare(sizes, captures, source)
+        next(self._preparation)
+
+    def _prepare(self, batch_sizes: Sequence[int], captures: bool, source: ModelSource) -> Iterator[bool]:
+        """Prepare a size with each step; see `_use_fixed_sizes`. The first step ends before the model is READY."""
+        count, is_serving = self._options.batches_at_once or _BATCHES_AT_ONCE, False
+
+        def report(text: str) -> None:
+            source.report(f"serving; {text}" if is_serving else text)
+
         free, _ = torch.cuda.mem_get_info(self.device)
         try:
             with self.mode():
-                executions = sized_executions(
-                    self, self._outputs, self._bound.inputs, sizes, count, captures, source.report,
+                executions, steps = sized_executions(
+                    self, self._outputs, self._bound.inputs, batch_sizes, count, captures, report,
                     padding=self.signature.padding,
                 )  # fmt: skip
-        except Exception as error:
-            if not captures:
-                raise
-            _LOG.warning("model '%s' runs operator by operator, as it cannot be captured: %s", self._config.name, error)
-        else:
             self.executions = executions
+            self.properties = {**self.properties, "batch_sizes": ", ".join(map(str, batch_sizes))}
+            is_serving = True
+            source.report("")
+            while not executions[0].is_complete:
+                yield True
+                with self.mode():
+                    next(steps, None)
+        except Exception as error:
+            if not captures and not is_serving:
+                raise
+            what = "batches of further sizes " if is_serving else ""
+            _LOG.warning(
+                "model '%s' runs %soperator by operator, as it cannot be captured: %s", self._config.name, what, error
+            )
+        else:
             self.properties = {**self.properties, "batch_sizes": ", ".join(map(str, executions[0].batch_sizes))}
             taken = free - torch.cuda.mem_get_info(self.device)[0]
             _LOG.info(
@@ -219,6 +240,11 @@ class TorchModel:
             )  # fmt: skip
         finally:
             source.report("")
+        yield False
+
+    def prepare_more(self) -> bool:
+        """See `model_preparation`."""
+        return next(self._preparation, False)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Run the samples; without samples, run zeros in the example's sizes. A program may fail on zeros. Raises
@@ -352,6 +378,7 @@ class TorchModel:
         return self._bound.outputs_in(self.program.call(inputs))
 
     def close(self) -> None:
+        self._preparation = iter(())
         self.executions = ()
         del self.program
         _free_gpu_cache()

@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import Any
 
+from rocserve.core.device_references import UNCOUNTED
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.plane import anonymous_file
@@ -31,8 +32,6 @@ _OPEN, _READ, _WRITE, _CLOSE = range(4)
 """The commands. Only _CLOSE has no answer."""
 _DONE = b"+"
 """The answer to a command that succeeded. Any other answer is the reason of a failure."""
-_GONE = b"/gone"
-"""Replaces PyTorch's counter of the memory's users, which other programs do not maintain."""
 
 
 class DeviceProcess:
@@ -152,7 +151,7 @@ def main(arguments: list[str]) -> None:
 def _open(torch: Any, handle: bytes, device: int, nbytes: int) -> Any:
     if device >= torch.cuda.device_count():
         raise ValueError(f"there is no GPU {device}; this machine has {torch.cuda.device_count()} GPUs")
-    storage = torch.UntypedStorage._new_shared_cuda(device, handle, nbytes, 0, _GONE, 0, b"", False)
+    storage = torch.UntypedStorage._new_shared_cuda(device, handle, nbytes, 0, UNCOUNTED, 0, b"", False)
     region = torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", device)).set_(storage)
     # The region's end shows whether it is as large as its client says.
     region[-1:].cpu()

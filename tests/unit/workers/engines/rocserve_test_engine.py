@@ -62,6 +62,9 @@ class Model:
         self._source = source
         self._warm_ups: list[tuple[object, ...]] = []
         self._four = threading.Barrier(4)
+        self._prepared = 0
+        if behaviour == "prepares":
+            self.prepare_more = self._prepare_more
 
     def warm_up(self, samples: list[Batch]) -> None:
         if self._behaviour == "warm_up_fails":
@@ -79,6 +82,15 @@ class Model:
     def _add_sub(self, batch: Batch) -> BatchResult:
         a, b = batch.inputs["A"].numpy(), batch.inputs["B"].numpy()
         return BatchResult({"SUM": a + b, "DIFFERENCE": a - b})
+
+    def _prepares(self, batch: Batch) -> BatchResult:
+        """DIFFERENCE is the number of preparations so far."""
+        a, b = batch.inputs["A"].numpy(), batch.inputs["B"].numpy()
+        return BatchResult({"SUM": a + b, "DIFFERENCE": np.full_like(a, self._prepared)})
+
+    def _prepare_more(self) -> bool:
+        self._prepared += 1
+        return self._prepared < 3
 
     def _in_room(self, batch: Batch) -> BatchResult:
         """Use the batch's room if there is some; DIFFERENCE is as wide as B says, and of ones if SUM's room was
