@@ -177,6 +177,7 @@ class WorkerEnd:
                 return
             elif prepare():
                 idle_since = time.monotonic()
+                is_open = self._sleeper.sleep(0.0, work.has_mail)
             else:
                 is_open = self._sleep(time.monotonic() - idle_since)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.outputs import tensors_of
+from support.waiting import PATIENCE_SECONDS
 from support.workers import (
     BatchInput,
     Workshop,
@@ -74,6 +75,15 @@ async def test_what_is_left_to_prepare_is_prepared_while_there_is_no_batch(works
         prepared += np.unique(outputs["DIFFERENCE"]).tolist()
     assert prepared == sorted(prepared)
     assert (await run_add_sub(instance, 2)).outputs[0]["DIFFERENCE"].max() == 3, "three parts, and no more"
+
+
+async def test_a_worker_that_prepares_ends_when_its_model_is_unloaded(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = await workshop.serving("prepares_for_long")
+    assert (await run_add_sub(group.instances[0], 2)).error is None
+    await group.stop(PATIENCE_SECONDS)
+    assert not any("did not stop" in line for line in caplog.messages)
 
 
 class _Lane:

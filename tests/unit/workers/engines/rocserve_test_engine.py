@@ -63,7 +63,7 @@ class Model:
         self._warm_ups: list[tuple[object, ...]] = []
         self._four = threading.Barrier(4)
         self._prepared = 0
-        if behaviour == "prepares":
+        if behaviour in ("prepares", "prepares_for_long"):
             self.prepare_more = self._prepare_more
 
     def warm_up(self, samples: list[Batch]) -> None:
@@ -88,9 +88,11 @@ class Model:
         a, b = batch.inputs["A"].numpy(), batch.inputs["B"].numpy()
         return BatchResult({"SUM": a + b, "DIFFERENCE": np.full_like(a, self._prepared)})
 
+    _prepares_for_long = _prepares
+
     def _prepare_more(self) -> bool:
         self._prepared += 1
-        return self._prepared < 3
+        return self._prepared < 3 or self._behaviour == "prepares_for_long"
 
     def _in_room(self, batch: Batch) -> BatchResult:
         """Use the batch's room if there is some; DIFFERENCE is as wide as B says, and of ones if SUM's room was
