@@ -1,7 +1,7 @@
 """Texts of unlike lengths on a GPU: an encoder as large as BERT-base, served, and in a bare loop over captured graphs.
 
 usage: python -m benchmarks.encoder [--server 'NAME=TREE [FLAG ...]'] [--in-flight 256 1024] [--rounds 3] [--seconds 4]
-                                    [--checked 20000] [--warm-up 25] [--flags '--front-ends=8'] [--gpus 4]
+                                    [--checked 20000] [--warm-up 12] [--flags '--front-ends=8'] [--gpus 4]
                                     [--write NAME]
 
 The encoder (12 layers, 768 wide, fp16, random weights, the mean of its states as the answer) is exported by
@@ -285,9 +285,7 @@ def main() -> int:
             facts = dict(client.model_metadata(_MODEL).properties)
         wrong, worst = wrong_answers(running[_OURS], encoder, options.checked)
         print(f"{options.checked} answers, {wrong} wrong, largest difference {worst:.2g}", file=sys.stderr, flush=True)
-        for server in running.values():
-            load = Load(1, max(1, _MOST_OF_OTHERS // _LENGTHS), options.warm_up)
-            measure(server, load, 1, bare, folder)
+        measure(running[_OURS], Load(1, max(1, _MOST_OF_OTHERS // _LENGTHS), options.warm_up), 1, bare, folder)
         measured: dict[tuple[str, int, int], list[Served]] = {}
         contenders = [*itertools.product(running, sorted({1, options.gpus}))]
         for turn, in_flight in itertools.product(range(options.rounds), options.in_flight):

@@ -38,8 +38,8 @@ ONNX = "onnxruntime"
 READY_SECONDS = 300.0
 MOST_LOAD_THREADS = 8
 """Threads of h2load for each GPU: one sends about 3,000 images a second."""
-WARM_UP_SECONDS = 25.0
-"""Front ends come after two seconds of load, and by then they have all connections."""
+WARM_UP_SECONDS = 12.0
+"""Front ends come after two seconds of load. After 18 s the server renews connections: h2load then fails."""
 SCORES_BYTES = 4000
 """Size of an image's scores; no answer is smaller."""
 GRAPH_SWITCHES = {"CUDAExecutionProvider": "enable_cuda_graph", "ROCMExecutionProvider": "enable_hip_graph"}
