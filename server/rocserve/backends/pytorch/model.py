@@ -200,7 +200,10 @@ class TorchModel:
         if not sizes:
             return
         self._preparation = self._prepare(sizes, captures, source)
-        next(self._preparation)
+        is_more = next(self._preparation)
+        while is_more and not captures:
+            # The first batch of a size would have to wait until the engine has compiled for it.
+            is_more = next(self._preparation)
 
     def _prepare(self, batch_sizes: Sequence[int], captures: bool, source: ModelSource) -> Iterator[bool]:
         """Prepare a size with each step; see `_use_fixed_sizes`. The first step ends before the model is READY."""
@@ -218,14 +221,14 @@ class TorchModel:
                 )  # fmt: skip
             self.executions = executions
             self.properties = {**self.properties, "batch_sizes": ", ".join(map(str, batch_sizes))}
-            is_serving = True
+            is_serving = captures
             source.report("")
             while not executions[0].is_complete:
                 yield True
                 with self.mode():
                     next(steps, None)
         except Exception as error:
-            if not captures and not is_serving:
+            if not captures:
                 raise
             what = "batches of further sizes " if is_serving else ""
             _LOG.warning(
