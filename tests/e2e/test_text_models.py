@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 from support.http_requests import ask
-from support.models import add_constant
+from support.models import add_constant, drop
 from support.server import RocserveProcess, Start
 from support.text_encoders import (
     SENTENCE_FILES,
     SENTENCES,
+    VOCABULARY,
     WIDTH,
     BareEncoder,
     encoder,
+    lookup_encoder,
     write_encoder,
     write_json,
     write_tokenizer,
@@ -130,6 +132,67 @@ def test_a_vector_is_what_the_files_say_alone_and_in_company(client: Client, bar
         np.testing.assert_allclose(together["EMBEDDING"][row], expected, atol=1e-5)
         assert together["TOKEN_COUNT"][row] == alone["TOKEN_COUNT"][0] == len(encode(text))
     assert together["TOKEN_COUNT"][-1] == 32
+
+
+WIDE = 384
+WIDE_TEXTS = [text for text in TEXTS for _ in range(8)]
+OWN_STEP = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        hidden = [pb_utils.get_input_tensor_by_name(request, "HIDDEN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("FIRST", one[:, 0])]) for one in hidden]
+"""
+OWN_STEP_CONFIG = """
+max_batch_size: 64
+input [{ name: "HIDDEN" data_type: TYPE_FP32 dims: [-1, 384] }, { name: "COUNT" data_type: TYPE_INT32 dims: [1] }]
+output [{ name: "FIRST" data_type: TYPE_FP32 dims: [384] }]
+"""
+OWN_CHAIN_CONFIG = """
+platform: "ensemble" max_batch_size: 64
+input [{ name: "TEXT" data_type: TYPE_STRING dims: [1] }]
+output [{ name: "FIRST" data_type: TYPE_FP32 dims: [384] }]
+ensemble_scheduling { step [
+    { model_name: "wide_tokenize" model_version: -1 input_map { key: "TEXT" value: "TEXT" }
+      output_map [{ key: "input_ids" value: "i" }, { key: "attention_mask" value: "m" },
+                  { key: "TOKEN_COUNT" value: "c" }] },
+    { model_name: "wide" model_version: -1
+      input_map [{ key: "input_ids" value: "i" }, { key: "attention_mask" value: "m" }]
+      output_map { key: "last_hidden_state" value: "h" } },
+    { model_name: "first" model_version: -1 input_map [{ key: "HIDDEN" value: "h" }, { key: "COUNT" value: "c" }]
+      output_map { key: "FIRST" value: "FIRST" } }] }
+"""
+
+
+def maps_outputs_of(model: str, reader: RocserveProcess, process: str) -> bool:
+    """Whether the worker of `process` can read all outputs of the worker of `model`."""
+    (worker,) = reader.workers(process)
+    return f"memfd:rocserve:{model} " in Path(f"/proc/{worker.pid}/maps").read_text()
+
+
+def test_many_texts_are_pooled_where_the_encoder_has_left_them(start: Start, tmp_path: Path) -> None:
+    """Their vectors are numpy's to the bit. A Python model of the user's sees nothing but its inputs."""
+    table = np.random.default_rng(3).standard_normal((VOCABULARY, WIDE), np.float32)
+    folder = write_encoder(
+        tmp_path, "wide", lookup_encoder(table), {}, {"pooling": "mean", "normalise": "true", "max_tokens": "32"}
+    )
+    tokenizer = write_tokenizer(folder)
+    tokenizer.enable_truncation(32)
+    drop(tmp_path, "first", OWN_STEP, OWN_STEP_CONFIG, filename="model.py")
+    drop(tmp_path, "chain", None, OWN_CHAIN_CONFIG)
+    server = start(tmp_path)
+    client = Client(f"127.0.0.1:{server.port}")
+    means = np.stack([table[tokenizer.encode(text).ids].mean(axis=0) for text in WIDE_TEXTS])
+    expected = means / np.linalg.norm(means, axis=1, keepdims=True)
+    for _ in range(2):
+        result = client.infer("wide_text", {"TEXT": rows(*WIDE_TEXTS)})
+        np.testing.assert_array_equal(result["EMBEDDING"], expected)
+        result = client.infer("chain", {"TEXT": rows(*WIDE_TEXTS)})
+        np.testing.assert_array_equal(result["FIRST"], [table[tokenizer.encode("").ids[0]]] * len(WIDE_TEXTS))
+    assert maps_outputs_of("wide", server, "wide_postprocess")
+    assert not maps_outputs_of("wide", server, "first")
 
 
 def test_a_client_may_send_the_ids_of_its_tokens(client: Client, bare, tmp_path: Path) -> None:

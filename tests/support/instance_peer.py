@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
@@ -27,15 +28,22 @@ HEAD = TensorHead("SUM", DataType.INT32, (1, 16))
 class Peer:
     """An instance and the worker's end of its link, which the test drives."""
 
-    def __init__(self, plane: PlaneLoop, heap_bytes: int = 1 << 30, start_call: CallStarter | None = None) -> None:
-        """`start_call`: see RequestInstance; None = an Instance."""
+    def __init__(
+        self,
+        plane: PlaneLoop,
+        heap_bytes: int = 1 << 30,
+        start_call: CallStarter | None = None,
+        is_ours: bool = False,
+    ) -> None:
+        """`start_call`: see RequestInstance; None = an Instance. `is_ours`: see Instance."""
         self.plane = plane
         self.broken: list[str] = []
         self.broken_event = threading.Event()
         self.inputs = SharedHeap("test", heap_bytes)
         self.mail = mail_of(plane)
         shared = ("m", self.mail, self.inputs, self._on_broken, LOG)
-        self.instance = Instance(*shared) if start_call is None else RequestInstance(*shared, start_call=start_call)
+        make = Instance if start_call is None else partial(RequestInstance, start_call=start_call)
+        self.instance = make(*shared, is_ours=is_ours)
         self.socket = self.instance.peer
         self.end_of_worker = WorkerEnd(self.socket, GUARD)
         if start_call is None:

@@ -127,6 +127,17 @@ def encoder(
     return model.SerializeToString()
 
 
+def lookup_encoder(table: np.ndarray) -> bytes:
+    """Return an ONNX encoder whose vector of a token is the row of the table."""
+    takes = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"]) for name in BERT_INPUTS[:2]]
+    gives = helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["batch", "sequence", table.shape[1]])
+    node = helper.make_node("Gather", ["table", "input_ids"], ["last_hidden_state"])
+    graph = helper.make_graph([node], "lookup", takes, [gives], [numpy_helper.from_array(table, "table")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
 class _Graph:
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []

@@ -71,6 +71,8 @@ class ModelDefinition:
     """The folder defines a chain, and this is one of its members."""
     class_names: ClassNames | None = None
     """Names for the classes of an output, if the configuration names no file of labels."""
+    is_generated: bool = False
+    """The server has generated the folder, code included."""
     is_preset_guessed: bool = False
     """The files suggest the parameter `preprocess`; the user has not set it."""
 

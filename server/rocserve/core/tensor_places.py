@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import overload
 
 from rocserve.core.datatypes import DataType
@@ -177,6 +177,19 @@ class PlacedTensors(PackedTensors):
         if self._block is None:
             self._block = self._view(self.offset, self._nbytes)
         return self._block
+
+
+class ScatteredTensors(list[Buffer]):
+    """Tensors of a request, at least one of which lies in a heap that other processes map too."""
+
+    __slots__ = ("elsewhere", "kept")
+
+    def __init__(self, data: Iterable[Buffer], elsewhere: Mapping[int, tuple[object, int]], kept: object) -> None:
+        """`elsewhere`: a tensor's index -> its heap, compared by identity, and its offset there. While `kept` lives,
+        the memory is not reused."""
+        super().__init__(data)
+        self.elsewhere = elsewhere
+        self.kept = kept
 
 
 def _not_packed(nbytes: int) -> ValueError:

@@ -22,7 +22,7 @@ ended, and its outputs were ready."""
 # Both links.
 TEXT, REQUEST, CALL, RESPONSE, FAILURE, END, CANCEL, FORGET, RETURN = range(1, 10)
 # Server and worker.
-AGAIN, BATCH, DONE, OPEN = range(16, 20)
+AGAIN, BATCH, DONE, OPEN, INPUT = range(16, 21)
 # Front end and server.
 RESPONSES, MANY, LENT, OUTPUTS, ORIGINS, REFUSED, LISTENING, WORKED, EXIT, STOP = range(32, 42)
 

@@ -15,12 +15,28 @@ Array = np.ndarray[Any, Any]
 
 _LEAST_NORM = 1e-12
 """PyTorch's and sentence-transformers' bound, below which a vector is not made longer."""
-# Each row is pooled separately, so that its vector is bit-identical beside any other rows.
-_POOLINGS: Mapping[str, Callable[[Array], Array]] = {
-    "mean": lambda tokens: np.asarray(tokens.mean(axis=0)),
-    "cls": lambda tokens: tokens[0],
-    "last": lambda tokens: tokens[-1],
-}
+
+
+def _means(hidden: Array, counts: Array) -> Array:
+    sums = np.empty((len(hidden), hidden.shape[2]), np.float32)
+    # Each row is added up separately, so that its vector is bit-identical beside any other rows.
+    for tokens, count, own in zip(hidden, counts.tolist(), sums, strict=True):
+        np.add.reduce(tokens[:count], axis=0, out=own)
+    # In float64, as ndarray.mean divides.
+    np.true_divide(sums, counts[:, np.newaxis], out=sums, casting="unsafe")
+    return sums
+
+
+def _firsts(hidden: Array, counts: Array) -> Array:
+    return hidden[:, 0].copy()
+
+
+def _lasts(hidden: Array, counts: Array) -> Array:
+    lasts: Array = hidden[np.arange(len(hidden)), counts - 1]
+    return lasts
+
+
+_POOLINGS: Mapping[str, Callable[[Array, Array], Array]] = {"mean": _means, "cls": _firsts, "last": _lasts}
 
 
 class TritonPythonModel:
@@ -38,11 +54,12 @@ class TritonPythonModel:
         if self._pool is None:
             vectors = _numbers(request, "POOLED")
         else:
-            hidden = _numbers(request, "HIDDEN")
-            counts = pb_utils.get_input_tensor_by_name(request, "TOKEN_COUNT").as_numpy().ravel().tolist()
-            vectors = np.stack([self._pool(row[:count]) for row, count in zip(hidden, counts, strict=True)])
+            counts = pb_utils.get_input_tensor_by_name(request, "TOKEN_COUNT").as_numpy().ravel()
+            vectors = self._pool(_numbers(request, "HIDDEN"), counts)
         if self._normalises:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _LEAST_NORM)
+            # As numpy.linalg.norm computes it.
+            norms = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))
+            vectors = vectors / np.maximum(norms, _LEAST_NORM)
         return vectors
 
 

@@ -66,6 +66,7 @@ class ConnectedWorkers(VersionWorkers):
             start_call=self.start_call if definition.backend.answers_requests else None,
             limits=limits,
             reported=order.reported_warnings,
+            is_ours=definition.is_generated,
         )
         self.checked = NOT_CHECKED
         """The findings of the load check that apply to the completed configuration."""

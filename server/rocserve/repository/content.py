@@ -210,7 +210,8 @@ class ContentReader:
         contents: list[ModelContent] = []
         for model in made:
             scan, private = self._write(model.name, model.files)
-            contents += self._define(replace(scan, namespace=namespace), private)
+            defined = self._define(replace(scan, namespace=namespace), private)
+            contents += [replace(one, definition=replace(one.definition, is_generated=True)) for one in defined]
         return tuple(contents)
 
     def _write(

@@ -18,7 +18,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.padding import NO_PADDING, Buckets, Lengths, Padding, largest
 from rocserve.core.ragged import RaggedBatching, Shape
 from rocserve.core.requests import RequestForm
-from rocserve.core.tensor_places import aligned
+from rocserve.core.tensor_places import aligned, lay_out
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, filled_up, tensor_from_numpy
 from rocserve.links.texts import REMEMBERED
 from rocserve.plane.guarded_mapping import GuardedFile
@@ -27,23 +27,38 @@ from rocserve.workers.worker_end import ReceivedRequest, WorkerEnd
 
 _REMEMBERED_BATCHES = 256
 """Batches in each memo."""
-_READ_IN_FILES = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64))
-"""Datatypes of inputs that a model may read in a client's file, although the client may change them meanwhile. Engines
-never check a value of these types and then use it as an index."""
+READ_IN_PLACE = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64))
+"""Datatypes of inputs that a model may read in a client's file or another worker's heap, although its owner may change
+them meanwhile. Engines never check a value of these types and then use it as an index."""
 
 _Gathered = tuple[Batch, Sequence[memoryview]]
 """A batch of requests of one form, and for each input the memory that the requests' data is copied to."""
 
 
-def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -> list[memoryview]:
-    """Return the bytes of a request's inputs, in place. `source`: the heap or client's file that contains them."""
-    places = request.form.places
+def request_inputs(request: ReceivedRequest, files: Mapping[int, HeapReader | GuardedFile]) -> list[memoryview]:
+    """Return the bytes of a request's inputs, in place. `files`: see ReceivedFiles."""
+    places, source = request.form.places, files[request.file]
+    if request.elsewhere:
+        return _scattered_inputs(request, request.elsewhere, files)
     if places.sizes is not None:
         bounds, size = places.bounds, places.end
     else:
         bounds, size = places.of(source.view(request.place, places.table_bytes))
     view = source.view(request.place, size)
     return [view[begin:end] for begin, end in bounds]
+
+
+def _scattered_inputs(
+    request: ReceivedRequest,
+    elsewhere: Mapping[int, tuple[int, int]],
+    files: Mapping[int, HeapReader | GuardedFile],
+) -> list[memoryview]:
+    sizes = request.form.places.sizes
+    assert sizes is not None, "only inputs whose sizes follow from their shapes are scattered"
+    others = [index for index in range(len(sizes)) if index not in elsewhere]
+    offsets, _ = lay_out([sizes[index] for index in others], request.place)
+    places = {**dict(zip(others, ((0, offset) for offset in offsets), strict=True)), **elsewhere}
+    return [files[places[index][0]].view(places[index][1], size) for index, size in enumerate(sizes)]
 
 
 class BatchGatherer:
@@ -76,6 +91,7 @@ class BatchGatherer:
         """Join the requests to one batch. Its inputs are valid until the batch is done or the next one is made."""
         form = requests[0].form
         alike = len(requests) == 1 or not any(request.form is not form for request in requests)
+        alike = alike and not any(request.elsewhere for request in requests)
         lengths, sizes = self._bucket_of(requests) if self._buckets else ((), ())
         if form.places.sizes is None or self._is_ragged or not alike or (lengths and lengths[0] != sizes):
             return self._joined_batch(requests, lengths, sizes)
@@ -131,8 +147,13 @@ class BatchGatherer:
 
     def _inputs(self, request: ReceivedRequest) -> Sequence[Buffer]:
         """Return a request's inputs in place, or copies if they are in a client's file that the model may not read."""
-        data, heads = request_inputs(request, self._files[request.file]), request.form.layout.inputs
-        if not request.file or (self._reads_files and all(head.datatype in _READ_IN_FILES for head in heads)):
+        data, heads = request_inputs(request, self._files), request.form.layout.inputs
+        if request.elsewhere:
+            return [
+                bytes(one) if index in request.elsewhere and not self._reads_files else one
+                for index, one in enumerate(data)
+            ]
+        if not request.file or (self._reads_files and all(head.datatype in READ_IN_PLACE for head in heads)):
             return data
         return [*map(bytes, data)]
 

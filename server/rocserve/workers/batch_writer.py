@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rocserve.core.memo import Memo
 from rocserve.core.plain import to_json
 from rocserve.core.requests import Member, RequestForm
-from rocserve.core.tensor_places import PlacedTensors, aligned, padded
+from rocserve.core.tensor_places import PlacedTensors, ScatteredTensors, aligned, padded
 from rocserve.core.tensors import Buffer
 from rocserve.links import entries
 from rocserve.links.entries import BATCH_ENTRY, ENTRY, REQUEST
@@ -32,7 +32,7 @@ class SentBatch:
     on_outcome: Callable[[BatchOutcome], None]
     slot: Slot
     """The slot of the batch's table and inputs; it goes back to the heap when this object is deleted."""
-    placed: Sequence[PlacedTensors]
+    placed: Sequence[PlacedTensors | ScatteredTensors]
     """Inputs elsewhere in the heap, in clients' files or in other workers' heaps, kept until the batch is done."""
     view: memoryview
     large: Sequence[tuple[int, Buffer]]
@@ -45,10 +45,12 @@ class SentBatch:
 class BatchWriter:
     """Writes the batches of one instance. On one thread."""
 
-    def __init__(self, inputs: SharedHeap, files: PassedFiles | None) -> None:
-        """`files`: None = the worker may read no clients' files and no other workers' heaps."""
+    def __init__(self, inputs: SharedHeap, files: PassedFiles | None, heaps: PassedFiles | None) -> None:
+        """`files`: for requests that lie in a client's file or another worker's heap; None = they are copied. `heaps`:
+        for single inputs in other workers' heaps; None = they are copied."""
         self._inputs = inputs
         self._files = files
+        self._heaps = heaps
         self._texts = Memo[bytes, Text]()
         """Request layouts by their JSON. Forms of equal JSON share a text, because the worker gathers requests of one
         layout faster."""
@@ -66,7 +68,7 @@ class BatchWriter:
         sizes: list[int] = []
         table: list[bytes] = []
         pieces: list[Buffer] = []
-        placed: list[PlacedTensors] = []
+        placed: list[PlacedTensors | ScatteredTensors] = []
         large, end = b"", 0
         try:
             for form, data, number, details in members:
@@ -97,6 +99,11 @@ class BatchWriter:
                     of_member, nbytes = form.places.packed(data), form.places.end
                     if of_member is None:
                         of_member, nbytes = form.places.pieces(data)
+                    elif type(data) is ScatteredTensors and (named := self._named(data)):
+                        table += named.values()
+                        placed.append(data)
+                        of_member = padded([one for index, one in enumerate(data) if index not in named])
+                        nbytes = sum(map(len, of_member))
                     pieces += of_member
                     end += nbytes
                 table.append(pack(REQUEST, flags, 0, text.number, number, place, end, len(details)))
@@ -117,6 +124,16 @@ class BatchWriter:
             table.append(bytes(start - nbytes))
         later = fill(view, [*table, *pieces], COPIED_AT_ONCE)
         return SentBatch(batch_id, entry, tuple(sizes), on_outcome, slot, placed, view, later)
+
+    def _named(self, data: ScatteredTensors) -> dict[int, bytes]:
+        """Return the entries of the inputs that the worker may read in other workers' heaps, by the inputs' indices."""
+        entries_of: dict[int, bytes] = {}
+        if self._heaps is not None:
+            for index, (heap, offset) in data.elsewhere.items():
+                number = self._heaps.number(heap) if isinstance(heap, HeapReader) else 0
+                if number:
+                    entries_of[index] = BATCH_ENTRY.pack(entries.INPUT, 0, index, 0, number, offset, 0, 0)
+        return entries_of
 
     def _text_of(self, form: RequestForm) -> tuple[Text, bytes]:
         """Return the text of a form's layout, and its JSON if it must be sent."""

@@ -70,6 +70,8 @@ class Instance:
     """The resources that the instance needs while it runs a batch, and its priority."""
     name: str = ""
     """Triton's name, <group>_<instance>."""
+    is_ours: bool = False
+    """The server itself has written the model's code."""
 
     def __post_init__(self) -> None:
         self.plane = self._mail.plane
@@ -87,7 +89,8 @@ class Instance:
         self._attach()
         self._files = PassedFiles(self._socket, self._file_gone)
         # A model that brings its own code must see nothing of a client's memory except the tensors of its requests.
-        self._writer = BatchWriter(self.inputs, None if self.sees_requests else self._files)
+        files = None if self.sees_requests else self._files
+        self._writer = BatchWriter(self.inputs, files, self._files if self.is_ours else files)
 
     def _attach(self) -> None:
         """Make the memory and sockets that both ends share, and send the worker its part through the socket."""

@@ -418,7 +418,7 @@ class RequestService(ModelService):
         layout, heap = received.form.layout, self._end.inputs
         inputs = {
             head.name: Tensor(*head, self._own_memory(content))
-            for head, content in zip(layout.inputs, request_inputs(received, heap), strict=True)
+            for head, content in zip(layout.inputs, request_inputs(received, self._end.files), strict=True)
         }
         for head in layout.references:
             inputs[head.name] = Tensor(*head, References(inputs[head.name].data))

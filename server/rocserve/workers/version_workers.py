@@ -55,9 +55,10 @@ class VersionWorkers:
         start_call: CallStarter | None = None,
         limits: TimeLimits = NO_TIME_LIMITS,
         reported: set[str] | None = None,
+        is_ours: bool = False,
     ) -> None:
         """`start_call`: runs the model's calls, on the data plane's thread; only for a backend that answers requests.
-        `reported`: what loads of the same files have logged."""
+        `reported`: what loads of the same files have logged. `is_ours`: see Instance."""
         load = planned.load
         self.name = f"model '{load.model_name}' version {load.version}"
         self.mail = mail
@@ -67,6 +68,7 @@ class VersionWorkers:
         self._log = log
         self._backoff = backoff
         self._start_call = start_call
+        self._is_ours = is_ours
         self._limits = limits
         self._reported = set() if reported is None else reported
         self._fields = about(model=load.model_name, version=load.version)
@@ -205,7 +207,7 @@ class VersionWorkers:
         make = Instance if starter is None else functools.partial(RequestInstance, start_call=starter)
         try:
             for name in plan.names:
-                instances.append(make(*shared, name))
+                instances.append(make(*shared, name, self._is_ours))
             worker.session = session = await self._launcher.launch(worker.options, instances, self._log)
         except BaseException as error:
             for instance in instances:

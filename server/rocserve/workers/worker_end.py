@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 
@@ -47,6 +47,9 @@ class ReceivedRequest:
     details_bytes: int
     file: int
     """Number of a client's file or of another worker's heap; 0 = the inputs are in the version's heap."""
+    elsewhere: Mapping[int, tuple[int, int]] | None = None
+    """The index of an input that lies in another worker's heap -> the heap's number, and the place there. `place` has
+    the other inputs."""
 
 
 @dataclass(slots=True)
@@ -199,8 +202,9 @@ class WorkerEnd:
     def _requests(self, place: int, nbytes: int) -> list[ReceivedRequest]:
         requests: list[ReceivedRequest] = []
         forms, inputs = self._forms, self.inputs
-        start = place + data_start(nbytes // ENTRY_BYTES)
-        for kind, flags, _, text, number, at, more, more_bytes in BATCH_ENTRY.iter_unpack(inputs.view(place, nbytes)):
+        start, table = place + data_start(nbytes // ENTRY_BYTES), inputs.view(place, nbytes)
+        elsewhere: dict[int, tuple[int, int]] = {}
+        for kind, flags, count, text, number, at, more, more_bytes in BATCH_ENTRY.iter_unpack(table):
             if kind == REQUEST:
                 if not flags:
                     requests.append(ReceivedRequest(forms[text], number, start + at, start + more, more_bytes, 0))
@@ -209,6 +213,11 @@ class WorkerEnd:
                 else:
                     self._await_file(number)
                     requests.append(ReceivedRequest(forms[text], 0, at, start + more, more_bytes, number))
+                if elsewhere:
+                    requests[-1].elsewhere, elsewhere = elsewhere, {}
+            elif kind == entries.INPUT:
+                self._await_file(number)
+                elsewhere[count] = (number, at)
             elif kind == entries.TEXT:
                 forms[text] = RequestForm(from_json(RequestLayout, bytes(inputs.view(start + more, more_bytes))))
             else:

@@ -178,7 +178,7 @@ class Ends:
         batch = next(self.batches)
         for request in batch.requests:
             assert request.form.layout == self.layouts[request.number].layout
-            (data,) = request_inputs(request, self.worker.inputs)
+            (data,) = request_inputs(request, self.worker.files)
             assert np.frombuffer(data, np.int32).tolist() == [request.number, 7]
         self.running.append((batch, [self.back.open_request(request.number) for request in batch.requests]))
 

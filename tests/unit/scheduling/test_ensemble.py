@@ -598,6 +598,41 @@ def test_a_tensor_lies_where_its_worker_has_left_it_until_its_reader_has_answere
     assert first.reader.offset_of(last.requests[0].data[0]) == first.placed[-1]
 
 
+class Sum(Member):
+    """Adds up two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__("sum", plus(0), max_batch_size=ROWS, held=True)
+        inputs = tuple(InputConfig(name, FP32, (2,)) for name in ("IN", "MORE"))
+        self.config = replace(self.config, inputs=inputs)
+        self._validator = RequestValidator(self.config)
+
+    def _answer(self, request, plan, responder) -> None:
+        more = np.frombuffer(request.data[1], np.float32)
+        self._rule = lambda values: values + more
+        super()._answer(request, plan, responder)
+
+
+@pytest.mark.parametrize("least", [8 * ROWS, 8 * ROWS + 1])
+def test_of_several_inputs_the_large_ones_lie_where_their_workers_have_left_them(
+    monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    monkeypatch.setattr(step_tensors, "_NAMED_FROM", least)
+    first, last = InAHeap("first", plus(1)), Sum()
+    steps = [step("first", "X", "m"), EnsembleStep("sum", -1, {"IN": "X", "MORE": "m"}, {"OUT": "Y"})]
+    version = ensemble(first, last, steps=steps, max_batch_size=ROWS)
+    answer = ask(version, *range(2 * ROWS))
+    (request,) = last.requests
+    named = getattr(request.data, "elsewhere", {})
+    assert named == ({1: (first.reader, first.placed[0])} if least == 8 * ROWS else {})
+    del request, named
+    last.requests.clear()
+    assert first.returned == []
+    last.finish()
+    assert answer.value() == [2 * value + 1 for value in range(2 * ROWS)]
+    assert first.returned == first.placed
+
+
 def test_of_large_tensors_only_those_that_may_not_stay_are_copied_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "MOST_KEPT_BYTES", 2 * 8 * ROWS)
     monkeypatch.setattr(step_tensors, "COPIED_AT_ONCE", 0)

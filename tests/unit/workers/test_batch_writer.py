@@ -32,11 +32,11 @@ from rocserve.core.requests import (
     client_parameters,
 )
 from rocserve.core.sequences import SequenceTag
-from rocserve.core.tensor_places import PlacedTensors, padded
+from rocserve.core.tensor_places import PlacedTensors, ScatteredTensors, padded
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.links.details import NO_DETAILS, read_details, write_details
 from rocserve.links.texts import REMEMBERED
-from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, SharedHeap
+from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, HeapReader, SharedHeap, Slot
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_sample
@@ -80,7 +80,7 @@ def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
     for turn in range(2):
         for width in range(REMEMBERED + 20):
             batch = peer.execute([batch_input("A", np.full((1, width + 1), turn, np.int32))])
-            (data,) = request_inputs(batch.requests[0], peer.end_of_worker.inputs)
+            (data,) = request_inputs(batch.requests[0], peer.end_of_worker.files)
             assert batch.requests[0].form.layout.inputs[0].shape == (1, width + 1)
             peer.finish(batch, peer.result(bytes(data), TensorHead("SUM", DataType.INT32, (1, width + 1))))
             assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
@@ -193,9 +193,9 @@ def test_large_inputs_are_copied_in_steps_and_batches_keep_their_order(peer: Pee
     on_plane(peer.plane, send)
     assert posted == [0, 0]
     first, second = peer.take(), peer.take()
-    (data,) = request_inputs(first.requests[0], peer.end_of_worker.inputs)
+    (data,) = request_inputs(first.requests[0], peer.end_of_worker.files)
     assert data == large[0][1][0]
-    assert [*map(bytes, request_inputs(second.requests[0], peer.end_of_worker.inputs))] == [*map(bytes, small[0][1])]
+    assert [*map(bytes, request_inputs(second.requests[0], peer.end_of_worker.files))] == [*map(bytes, small[0][1])]
 
 
 def test_inputs_that_lie_in_a_share_of_the_heap_are_named_and_kept_until_the_worker_reports(peer: Peer) -> None:
@@ -216,7 +216,7 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_named_and_kept_until_the_wor
     batch = peer.take()
     assert [request.place == place for request, place in zip(batch.requests, places, strict=True)] == [True, False]
     for request in batch.requests:
-        a, b = request_inputs(request, peer.end_of_worker.inputs)
+        a, b = request_inputs(request, peer.end_of_worker.files)
         assert [bytes(a), bytes(b)] == [bytes(data) for data in members_of(add_sub_inputs(), ("SUM",), (1,))[0][1]]
         heap = peer.end_of_worker.inputs
         assert heap.view(request.details_place, request.details_bytes) == b"details"
@@ -226,6 +226,87 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_named_and_kept_until_the_wor
     peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))
     assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
     wait_until(lambda: held() is None, "the inputs to be let go")
+
+
+class NextStep:
+    """A request to an ensemble's step: its input WIDE lies in the heap of the worker before."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.heap = Heap("the worker before", 1 << 20)
+        self.reader = HeapReader(self.heap.open_for_reading())
+        self.arrays = [np.arange(2) + number, np.full((2, 40), number, np.float32), np.arange(3, dtype=np.int8)]
+        self.heads = tuple(
+            TensorHead(name, datatype, array.shape)
+            for name, datatype, array in zip(
+                ("N", "WIDE", "M"), (DataType.INT64, DataType.FP32, DataType.INT8), self.arrays, strict=True
+            )
+        )
+        place, view = self.heap.allocate(self.arrays[1].nbytes)
+        view[:] = self.data[1]
+        self.slot = Slot(self.heap.free, place, self.reader)
+        form = RequestForm(RequestLayout(self.heads, ("SUM",), 2))
+        elsewhere = {1: (self.reader, place)}
+        self.member: Member = (form, ScatteredTensors(self.data, elsewhere, self.slot), number, b"details")
+
+    @property
+    def data(self) -> list[bytes]:
+        return [array.tobytes() for array in self.arrays]
+
+    def write_again(self) -> bytes:
+        """Change the tensor, as no worker does, to show where it is read."""
+        view = self.heap.view(self.slot.offset, self.arrays[1].nbytes)
+        view[:] = changed = np.full((2, 40), -1, np.float32).tobytes()
+        return changed
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+@pytest.mark.parametrize("sees_requests", [False, True])
+def test_an_input_is_read_in_the_heap_of_the_step_before(plane: PlaneLoop, sees_requests: bool, is_ours: bool) -> None:
+    """But not by a Python model of the user's."""
+    peer = Peer(plane, 1 << 24, (lambda call, opened: None) if sees_requests else None, is_ours)
+    near, far = members_of(add_sub_inputs(), ("SUM",), (1,))[0], NextStep(7)
+    peer.submit([near, far.member, near])
+    batch, files = peer.take(), peer.end_of_worker.files
+    expected = far.data
+    if is_ours or not sees_requests:
+        expected[1] = far.write_again()
+    for request, data in zip(batch.requests, (near[1], expected, near[1]), strict=True):
+        assert [*map(bytes, request_inputs(request, files))] == [*map(bytes, data)]
+    second = batch.requests[1]
+    assert second.number == 7
+    assert bytes(files[0].view(second.details_place, second.details_bytes)) == b"details"
+    peer.end()
+    peer.end_of_worker.close()
+
+
+@pytest.mark.parametrize("reads_files", [False, True])
+def test_requests_with_inputs_in_the_heap_of_the_step_before_are_joined(peer: Peer, reads_files: bool) -> None:
+    first, second = NextStep(1), NextStep(2)
+    peer.submit([first.member, second.member])
+    batch = peer.take()
+    config = ModelConfig("m", max_batch_size=8)
+    gatherer = BatchGatherer(peer.end_of_worker, config, lambda rows, sizes: {}, reads_files)
+    for requests, steps in ((batch.requests, (first, second)), (batch.requests[:1], (first,))):
+        joined = gatherer.batch(requests)
+        for index, head in enumerate(first.heads):
+            expected = np.concatenate([one.arrays[index] for one in steps])
+            np.testing.assert_array_equal(joined.inputs[head.name].numpy(), expected)
+    # The last batch has one request, whose input is read in place if the model reads files.
+    first.write_again()
+    assert (joined.inputs["WIDE"].numpy()[0, 0] == -1) is np.bool_(reads_files)
+
+
+def test_the_heap_of_the_step_before_keeps_an_input_until_the_batch_is_done(peer: Peer) -> None:
+    step = NextStep()
+    held = weakref.ref(step.slot)
+    peer.submit([step.member])
+    batch = peer.take()
+    del step
+    gc.collect()
+    assert held() is not None
+    peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))
+    assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
+    wait_until(lambda: held() is None, "the input to be released")
 
 
 def test_a_worker_that_ends_while_inputs_are_copied_has_not_had_them(peer: Peer) -> None:
@@ -341,7 +422,7 @@ def test_inputs_and_details_of_requests_side_by_side(both: Peer) -> None:
     batch = both.take()
     heap = both.end_of_worker.inputs
     for request, (data, name) in zip(batch.requests, expected, strict=True):
-        assert [bytes(part) for part in request_inputs(request, heap)] == data
+        assert [bytes(part) for part in request_inputs(request, both.end_of_worker.files)] == data
         assert read_details(bytes(heap.view(request.details_place, request.details_bytes))).request_id == name
     assert [request.number for request in batch.requests] == [0, 1]
 

@@ -36,7 +36,7 @@ from rocserve.workers.worker_end import ReceivedBatch
 def test_an_answer_by_hand(peer: Peer) -> None:
     batch = peer.execute()
     (request,) = batch.requests
-    a, b = request_inputs(request, peer.end_of_worker.inputs)
+    a, b = request_inputs(request, peer.end_of_worker.files)
     assert np.frombuffer(a, np.int32).tolist() == list(range(16))
     assert a.readonly and np.frombuffer(b, np.int32).tolist() == [3] * 16
     assert request.form.layout.requested_outputs == ("SUM",)
@@ -163,7 +163,7 @@ def test_batches_of_many(plane: PlaneLoop) -> None:
 
     def serve() -> None:
         for batch in peer._batches:
-            row = bytes(request_inputs(batch.requests[0], peer.end_of_worker.inputs)[0])
+            row = bytes(request_inputs(batch.requests[0], peer.end_of_worker.files)[0])
             peer.finish(batch, peer.result(row))
 
     def use(seed: int) -> None:

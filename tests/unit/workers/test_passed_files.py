@@ -93,7 +93,7 @@ def end(peer: Peer, batch: ReceivedBatch) -> None:
 def seen(peer: Peer, batch: ReceivedBatch) -> bytes:
     """The first bytes of its request's input, as the worker reads them."""
     (request,) = batch.requests
-    (data,) = request_inputs(request, peer.end_of_worker.files[request.file])
+    (data,) = request_inputs(request, peer.end_of_worker.files)
     assert len(data) == 4 * COUNT
     return bytes(data[:4])
 
@@ -103,7 +103,7 @@ def test_an_input_is_read_where_it_lies_and_cannot_be_written(peer: Peer, file: 
     file.put(BEGIN, b"abcd")
     assert seen(peer, batch) == b"abcd"
     (request,) = batch.requests
-    assert request_inputs(request, peer.end_of_worker.files[request.file])[0].readonly
+    assert request_inputs(request, peer.end_of_worker.files)[0].readonly
     end(peer, batch)
 
 

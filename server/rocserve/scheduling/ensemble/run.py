@@ -288,7 +288,7 @@ class EnsembleRun:
         names: list[tuple[str, str, tuple[int, ...]]] = []
         data = []
         references: set[str] = set()
-        slots: list[object] = []
+        slots: dict[int, object] = {}
         for name, source in step.input_map.items():
             held = self._tensors[source, iteration]
             sequence = held.sequence
@@ -303,7 +303,7 @@ class EnsembleRun:
                         )
                     references.add(name)
                 if held.slot is not None:
-                    slots.append(held.slot)
+                    slots[len(data) - 1] = held.slot
         reference_outputs = self._may_stay(index, member, device) if device else frozenset()
         head, places = step_head(
             step.member,
@@ -319,7 +319,7 @@ class EnsembleRun:
         request = InferRequest(
             head,
             self._request.id,
-            placed(data[0], places, slots[0]) if len(data) == len(slots) == 1 and not references else data,
+            placed(data, places, slots) if slots and not references else data,
             self._request.deadline,
             self._request.in_turn,
             phases=self._phases,
