@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ Array = np.ndarray[Any, Any]
 _FILE = "tokenizer.json"
 _PADDINGS = ("[PAD]", "<pad>", "<|endoftext|>")
 """The padding tokens if no file names one. The mask hides them."""
+
+_IDS_OF, _TYPES_OF = attrgetter("ids"), attrgetter("type_ids")
 
 _SHOWN_IDS = 8
 """Ids up to which an error shows a whole list."""
@@ -88,7 +91,7 @@ class TritonPythonModel:
             raise ValueError(f"expected TEXT, or IDS (the ids of its tokens) in its place; got {got}")
         if ids is not None:
             rows = self._given(ids.as_numpy())
-            return self._inputs(rows, np.zeros_like(rows), [rows.shape[1]] * len(rows))
+            return self._inputs(rows, None, [rows.shape[1]] * len(rows))
         first = self._texts("TEXT", texts)
         query = pb_utils.get_input_tensor_by_name(request, "QUERY")
         pairs: list[Any] = first
@@ -100,12 +103,10 @@ class TritonPythonModel:
             if not count:
                 raise ValueError(f"row {row} of TEXT has no token; expected a text")
         width = self._length or max(counts)
-        rows = np.full((len(counts), width), self._padding, np.int64)
-        types = np.zeros_like(rows)
-        for row, (encoding, count) in enumerate(zip(encodings, counts, strict=True)):
-            rows[row, :count] = encoding.ids
-            if "types" in self._roles:
-                types[row, :count] = encoding.type_ids
+        rows = _filled(list(map(_IDS_OF, encodings)), counts, width, self._padding)
+        types = None
+        if "types" in self._roles:
+            types = _filled(list(map(_TYPES_OF, encodings)), counts, width, 0)
         if self._may_exceed:
             self._check_ids("TEXT", rows)
         outputs = self._inputs(rows, types, counts)
@@ -122,7 +123,8 @@ class TritonPythonModel:
                 raise ValueError(
                     f"row {row} of {name} is not UTF-8 text: {error.reason} at byte {error.start}"
                 ) from None
-            text = f"{self._prompt}{text}"
+            if self._prompt:
+                text = self._prompt + text
             texts.append(text.lower() if self._lowers else text)
         return texts
 
@@ -152,19 +154,38 @@ class TritonPythonModel:
                 f" {self._vocabulary - 1}; expected ids from this model's tokenizer"
             )
 
-    def _inputs(self, rows: Array, types: Array, counts: Sequence[int]) -> dict[str, Array]:
+    def _inputs(self, rows: Array, types: Array | None, counts: Sequence[int]) -> dict[str, Array]:
+        """Return the outputs. `types`: None = all are 0."""
         width = self._length or rows.shape[1]
         if rows.shape[1] < width:
             padded = np.full((len(rows), width), self._padding, np.int64)
             padded[:, : rows.shape[1]] = rows
-            rows, types = padded, np.zeros_like(padded)
+            rows = padded
         numbers = np.array(counts, np.int32)[:, np.newaxis]
-        places = np.arange(width)
-        arrays = {"ids": rows, "types": types, "mask": places < numbers}
-        if "positions" in self._roles:
-            arrays["positions"] = np.broadcast_to(places, rows.shape)
-        outputs = {name: arrays[role].astype(datatype, copy=False) for role, (name, datatype) in self._roles.items()}
-        return {**outputs, "TOKEN_COUNT": numbers}
+        outputs: dict[str, Array] = {}
+        for role, (name, datatype) in self._roles.items():
+            if role == "ids":
+                outputs[name] = rows.astype(datatype, copy=False)
+            elif role == "types":
+                outputs[name] = np.zeros(rows.shape, datatype) if types is None else types.astype(datatype, copy=False)
+            elif role == "positions":
+                outputs[name] = np.broadcast_to(np.arange(width, dtype=datatype), rows.shape)
+            elif min(counts) == width:
+                outputs[name] = np.ones(rows.shape, datatype)
+            else:
+                outputs[name] = (np.arange(width) < numbers).astype(datatype)
+        outputs["TOKEN_COUNT"] = numbers
+        return outputs
+
+
+def _filled(values: Sequence[Sequence[int]], counts: Sequence[int], width: int, padding: int) -> Array:
+    """Return one row for each text, filled up with `padding`."""
+    if min(counts) == width:
+        return np.array(values, np.int64)
+    rows = np.full((len(counts), width), padding, np.int64)
+    for row, count, own in zip(rows, counts, values, strict=True):
+        row[:count] = own
+    return rows
 
 
 def _open(path: Path) -> Any:
