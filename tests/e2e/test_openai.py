@@ -137,7 +137,8 @@ def test_shorter_vectors(served: Served) -> None:
     status, answer = served.embed("letters", "banana", dimensions=4)
     assert (status, answer["data"][0]["embedding"]) == (200, vector_of("banana"))
     status, answer = served.embed("letters", "banana", dimensions=2)
-    assert (status, answer["data"][0]["embedding"]) == (200, cut(vector_of("banana"), 2))
+    # The text of a number has the digits of FP32.
+    assert (status, np.float32(answer["data"][0]["embedding"]).tolist()) == (200, cut(vector_of("banana"), 2))
     status, message, param, _ = served.fault("/v1/embeddings", {"model": "letters", "input": "a", "dimensions": 1})
     assert (status, param) == (400, "dimensions")
     assert message == "dimensions: expected 2 or 3 or 4, the length of the vectors of model 'letters_text', got 1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from rocserve.core.responses import InferResponse
 from rocserve.core.steps import result_of
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http.infer_bodies import InferRequestReader
-from rocserve.frontends.http.openai.answers import rerank_answer
+from rocserve.frontends.http.openai.answers import embeddings_answer, rerank_answer
 from rocserve.frontends.http.openai.bodies import Fault, RerankBody, attempted, read_embeddings, read_rerank
 from rocserve.frontends.http.openai.calls import TextOutputs, infer_request, rows_of_ids, rows_of_texts, run_texts
 from rocserve.frontends.http.openai.errors import FieldFault, openai_error
@@ -329,6 +330,29 @@ async def test_a_deadline_that_passes_ends_a_call() -> None:
     assert raised.value.code is StatusCode.DEADLINE_EXCEEDED
     models.plane.turn()
     assert models.cancelled == list(range(len(models.held)))
+
+
+@pytest.mark.parametrize("is_base64", [False, True])
+def test_the_numbers_of_a_vector_are_read_back_to_the_bit(is_base64: bool) -> None:
+    bits = np.random.default_rng(0).integers(0, 1 << 32, (200, 50), dtype=np.uint32)
+    found = bits.view(np.float32)
+    found = found[np.isfinite(found).all(axis=1)]
+    whole = np.array([0, -0.0, 1, -1, 0.1, 1e-45, 99_999_992, -1e8, 123_456_789, 3.4e38], np.float32).repeat(5)
+    small = found / np.float32(2.0**100)
+    for vectors in (found, whole[np.newaxis], whole[np.newaxis, :30], small):
+        outputs = TextOutputs(vectors, 0)
+        answer = json.loads(b"".join(result_of(embeddings_answer("m", outputs, is_base64))))
+        assert [entry["index"] for entry in answer["data"]] == [*range(len(vectors))]
+        read = [
+            np.frombuffer(base64.b64decode(entry["embedding"]), "<f4")
+            if is_base64
+            else np.array(entry["embedding"], np.float32)
+            for entry in answer["data"]
+        ]
+        np.testing.assert_array_equal(np.stack(read).view(np.uint32), vectors.view(np.uint32))
+        if not is_base64:
+            # Also whole numbers have a point.
+            assert {type(number) for entry in answer["data"] for number in entry["embedding"]} == {float}
 
 
 def test_long_documents_are_written_in_steps() -> None:
