@@ -24,8 +24,6 @@ _FILE = "tokenizer.json"
 _PADDINGS = ("[PAD]", "<pad>", "<|endoftext|>")
 """The padding tokens if no file names one. The mask hides them."""
 
-_IDS_OF, _TYPES_OF = attrgetter("ids"), attrgetter("type_ids")
-
 _SHOWN_IDS = 8
 """Ids up to which an error shows a whole list."""
 
@@ -103,10 +101,10 @@ class TritonPythonModel:
             if not count:
                 raise ValueError(f"row {row} of TEXT has no token; expected a text")
         width = self._length or max(counts)
-        rows = _filled(list(map(_IDS_OF, encodings)), counts, width, self._padding)
+        rows = _filled(list(map(attrgetter("ids"), encodings)), counts, width, self._padding)
         types = None
         if "types" in self._roles:
-            types = _filled(list(map(_TYPES_OF, encodings)), counts, width, 0)
+            types = _filled(list(map(attrgetter("type_ids"), encodings)), counts, width, 0)
         if self._may_exceed:
             self._check_ids("TEXT", rows)
         outputs = self._inputs(rows, types, counts)
