@@ -48,6 +48,7 @@ def onnx_cases() -> dict[str, Case]:
         return Case(_MLP, config(4, **parameters))
 
     fixed, mixing = migraphx_models.reshaped_to_constant(), migraphx_models.mixing_rows()
+    within_a_second = config(1, compile_timeout_secs="1", fast_math="false", load_check="off")
     named_gpu = "instance_group [ { kind: KIND_GPU gpus: [0] } ]"
     return {
         "an operator that MIGraphX lacks": Case(migraphx_models.unknown_operator(), batching),
@@ -62,7 +63,7 @@ def onnx_cases() -> dict[str, Case]:
         "target gpu on a machine without one": configured(target="gpu"),
         "KIND_GPU on a machine without one": configured(target="gpu", tensors="instance_group [ { kind: KIND_GPU } ]"),
         "the library of target gpu is not installed": configured(target="gpu", tensors=named_gpu),
-        "a compile that takes longer than it may": Case(slow(), config(1, compile_timeout_secs="1", fast_math="false")),
+        "a compile that takes longer than it may": Case(slow(), within_a_second),
     }
 
 
