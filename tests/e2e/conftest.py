@@ -6,11 +6,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tritonclient.http as http_client
-from support.browser import faultless_page, running_browser
 from support.metrics import FLAGS as METRICS
 from support.parity.models import parity_models, write_model
 from support.server import RocserveProcess
@@ -32,18 +30,6 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., RocserveProcess]]:
             return running.enter_context(RocserveProcess(repositories, *flags, log=tmp_path / f"server-{count}.log"))
 
         yield start
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with running_browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    with faultless_page(browser) as page:
-        yield page
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,9 @@ from support.waiting import PATIENCE_SECONDS
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 COPIES = ("Copy as curl", "Copy as Python", "Copy as Triton client")
-WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+_DESKTOP, _PHONE = (1280, "light"), (390, "dark")
+WIDTHS = pytest.mark.parametrize(("width", "scheme"), [_DESKTOP, _PHONE])
+"""For tests of what is drawn elsewhere on a phone; others work as on a phone, and see that the page fits."""
 
 
 @contextmanager
@@ -50,6 +52,22 @@ def faultless_page(browser: Any) -> Iterator[Any]:
     yield page
     context.close()
     assert not faults
+
+
+def as_on_a_phone(page: Any) -> None:
+    width, scheme = _PHONE
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+
+
+def assert_fits(page: Any) -> None:
+    """Fail if the page is wider than its window on a desktop, or on a phone, whose window it has afterwards."""
+    for width, _ in (_DESKTOP, _PHONE):
+        page.set_viewport_size({"width": width, "height": 900})
+        # Scripts may draw graphs anew.
+        page.wait_for_function(
+            "width => innerWidth === width && document.documentElement.scrollWidth <= width", arg=width
+        )
 
 
 def visit(page: Any, server: RocserveProcess, model: str = "", version: str = "1") -> None:

@@ -1,4 +1,4 @@
-"""One browser and one server for all tests of the page's models, requests and versions."""
+"""One browser for all tests of the page, and one server for those of its models, requests and versions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import running_browser
+from support.browser import faultless_page, running_browser
 from support.page_models import drop_page_models
 from support.server import RocserveProcess
 
@@ -16,6 +16,12 @@ from support.server import RocserveProcess
 def browser() -> Iterator[Any]:
     with running_browser() as browser:
         yield browser
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    with faultless_page(browser) as page:
+        yield page
 
 
 @pytest.fixture(scope="package")

@@ -37,6 +37,10 @@ def test_states_change_as_they_do(page: Any, server: RocserveProcess, models: Pa
     shutil.rmtree(models / "broken")
 
 
+def test_a_repository_of_one_has_no_name(server: RocserveProcess) -> None:
+    assert {model["repository"] for model in ask(server, "GET", "/v2/overview")[1]["models"]} == {""}
+
+
 def names(page: Any) -> list[str]:
     return page.locator(".models tbody a").all_inner_texts()  # type: ignore[no-any-return]
 

@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.browser import COPIES, NEEDS_CHROMIUM, WIDTHS, copied, ran, row, send_json, visit
+from support.browser import (
+    COPIES,
+    NEEDS_CHROMIUM,
+    WIDTHS,
+    as_on_a_phone,
+    assert_fits,
+    copied,
+    ran,
+    row,
+    send_json,
+    visit,
+)
 from support.models import drop
 from support.page_models import MARKUP
 from support.server import RocserveProcess
@@ -196,12 +207,8 @@ def test_a_text_gets_its_labels_which_are_no_vector(page: Any, server: RocserveP
         assert page.get_by_text("Nearest of the last texts").count() == 0
 
 
-@WIDTHS
-def test_answers_are_shown_as_they_come(
-    page: Any, server: RocserveProcess, models: Path, width: int, scheme: str
-) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
+def test_answers_are_shown_as_they_come(page: Any, server: RocserveProcess, models: Path) -> None:
+    as_on_a_phone(page)
     gate = models.parent / "go on"
     gate.unlink(missing_ok=True)
     for model, name, output in (("stories", "prompt", "token"), ("stories_text", "text_input", "text_output")):
@@ -228,7 +235,7 @@ def test_answers_are_shown_as_they_come(
         assert shown.inner_text() == "two "
         gate.unlink()
     assert page.evaluate("document.body.dataset.hacked") is None
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_fits(page)
 
 
 def test_a_request_is_copied_as_what_sends_it_again(page: Any, server: RocserveProcess, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import NEEDS_CHROMIUM, WIDTHS, row, visit
+from support.browser import NEEDS_CHROMIUM, WIDTHS, as_on_a_phone, assert_fits, row, visit
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.page_models import HOSTILE, HOSTILE_CONFIG, MARKUP
 from support.server import RocserveProcess
@@ -29,12 +29,8 @@ class TritonPythonModel:
 """
 
 
-@WIDTHS
-def test_a_failed_version_shows_what_helps(
-    page: Any, server: RocserveProcess, models: Path, width: int, scheme: str
-) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
+def test_a_failed_version_shows_what_helps(page: Any, server: RocserveProcess, models: Path) -> None:
+    as_on_a_phone(page)
     drop(models, "raises", RAISES % MARKUP, HOSTILE_CONFIG)
     drop(models, "typo", add_constant(1.0), "# <b>\n" * 60 + "max_batch_sise: 5\n# end")
     drop(models, "swapped", add_constant(1.0), ADD_CONSTANT_CONFIG)
@@ -60,7 +56,7 @@ def test_a_failed_version_shows_what_helps(
     visit(page, server, "swapped")
     row_of.get_by_text("changed").wait_for()
     page.locator("h2 .badge.ready").wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_fits(page)
     drop(models, "swapped", add_constant(2.0), ADD_CONSTANT_CONFIG)
     row_of.wait_for(state="detached")
     assert page.evaluate("document.body.dataset.hacked") is None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import NEEDS_CHROMIUM, WIDTHS
+from support.browser import NEEDS_CHROMIUM, as_on_a_phone, assert_fits
 from support.http_requests import ask
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.server import RocserveProcess
@@ -16,9 +15,8 @@ pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture
-def page(page: Any, width: int, scheme: str) -> Any:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
+def page(page: Any) -> Any:
+    as_on_a_phone(page)
     return page
 
 
@@ -33,8 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
         yield running
 
 
-@WIDTHS
-def test_models_are_below_the_name_of_their_repository(page: Any, server: RocserveProcess, width: int) -> None:
+def test_models_are_below_the_name_of_their_repository(page: Any, server: RocserveProcess) -> None:
     page.goto(f"http://{server.http_address}/")
     headings = page.locator(".models .group button")
     headings.filter(has_text="1 failed, 1 ready").wait_for()
@@ -56,7 +53,7 @@ def test_models_are_below_the_name_of_their_repository(page: Any, server: Rocser
     page.get_by_role("link", name="model_0").wait_for(state="detached")
     assert names.all_inner_texts() == ["model_1"]
     assert headings.all_inner_texts() == ["other/models 1 ready"]
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_fits(page)
 
 
 MANY = 10_000
@@ -77,8 +74,7 @@ def server_of_many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rocserv
         yield running
 
 
-@WIDTHS
-def test_ten_thousand_real_models(page: Any, server_of_many: RocserveProcess, width: int) -> None:
+def test_ten_thousand_real_models(page: Any, server_of_many: RocserveProcess) -> None:
     asked: list[int] = []
     page.on(
         "request", lambda request: asked.append(request.url.count("name=")) if "/v2/overview" in request.url else None
@@ -114,11 +110,4 @@ def test_ten_thousand_real_models(page: Any, server_of_many: RocserveProcess, wi
     page.get_by_role("link", name="model_07777").press("Enter")
     page.locator("h2", has_text="model_07777").wait_for()
     assert max(asked) <= 100
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_a_repository_of_one_has_no_name(serve: Any, repository: Path) -> None:
-    drop(repository, "m", add_constant(1.0))
-    alone = serve(repository)
-    alone.wait_until_ready()
-    assert [model["repository"] for model in ask(alone, "GET", "/v2/overview")[1]["models"]] == [""]
+    assert_fits(page)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import NEEDS_CHROMIUM, WIDTHS, row, visit
+from support.browser import NEEDS_CHROMIUM, WIDTHS, as_on_a_phone, assert_fits, row, visit
 from support.http_requests import ask
 from support.models import add_constant, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 pytestmark = NEEDS_CHROMIUM
@@ -59,10 +59,8 @@ def test_a_query_that_the_state_does_not_know_is_refused(server: RocserveProcess
     assert ask(server, "GET", "/v2/load-report?model=good")[0] == 400
 
 
-@WIDTHS
-def test_figures_and_graphs_outlast_the_page(page: Any, server: RocserveProcess, width: int, scheme: str) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
+def test_figures_and_graphs_outlast_the_page(page: Any, server: RocserveProcess) -> None:
+    as_on_a_phone(page)
 
     def has_answered() -> bool:
         add(server)
@@ -83,7 +81,7 @@ def test_figures_and_graphs_outlast_the_page(page: Any, server: RocserveProcess,
     lines.first.wait_for(state="attached")
     # As many points as before, at least: each but the first is a line to it.
     assert lines.first.get_attribute("d").count("L") >= drawn.count("L") > 0
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_fits(page)
 
 
 def test_only_new_points_are_asked_for(page: Any, server: RocserveProcess) -> None:
@@ -96,10 +94,8 @@ def test_only_new_points_are_asked_for(page: Any, server: RocserveProcess) -> No
     assert int(asked[1].partition("after=")[2]) > 0
 
 
-@WIDTHS
-def test_what_needs_attention_is_first(page: Any, server: RocserveProcess, width: int, scheme: str) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
+def test_what_needs_attention_is_first(page: Any, server: RocserveProcess) -> None:
+    as_on_a_phone(page)
     status, real = ask(server, "GET", "/v2/overview?name=good")
     assert status == 200
     silent = "1 of 2 instances has not answered for 40 s"
@@ -132,7 +128,7 @@ def test_what_needs_attention_is_first(page: Any, server: RocserveProcess, width
     needs.get_by_role("link").nth(1).focus()
     page.keyboard.press("Enter")
     page.locator("h2", has_text="hung version 1").wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_fits(page)
     rows |= {f"bad_{number}": {"state": "UNAVAILABLE", "reason": "broken"} for number in range(10)}
     visit(page, server)
     needs.get_by_text("and 9 more").wait_for()
@@ -177,12 +173,8 @@ def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProce
         yield running
 
 
-@WIDTHS
-def test_an_operator_reloads_unloads_and_reads_the_log(
-    page: Any, explicit: RocserveProcess, width: int, scheme: str
-) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
+def test_an_operator_reloads_unloads_and_reads_the_log(page: Any, explicit: RocserveProcess) -> None:
+    as_on_a_phone(page)
     page.on("dialog", lambda dialog: dialog.accept())
     visit(page, explicit, "chatty")
     page.locator("h2 .badge.ready").wait_for()
@@ -206,7 +198,7 @@ def test_an_operator_reloads_unloads_and_reads_the_log(
     page.locator("h2 .badge.unavailable").wait_for()
     acts.get_by_role("button", name="Load").press("Enter")
     page.locator("h2 .badge.ready").wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_fits(page)
     visit(page, explicit)
     events = page.locator(".events li", has_text="by the page at 127.0.0.1")
     events.filter(has_text="unload chatty").first.wait_for()
@@ -235,22 +227,24 @@ def test_a_failed_model_is_tried_again(page: Any, server: RocserveProcess) -> No
     wait_until(lambda: failed_ms() > before)
 
 
-@WIDTHS
-def test_where_acts_are_not_permitted_the_page_says_so(page: Any, tmp_path: Path, width: int, scheme: str) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
-    drop(tmp_path / "repository", "m", add_constant(1.0))
-    flags = ("--admin-address=10.0.0.0/8",)
-    with RocserveProcess([tmp_path / "repository"], *flags, log=tmp_path / "log") as server:
-        server.wait_until_ready()
-        visit(page, server, "m")
-        acts = page.get_by_role("region", name="Acts")
-        acts.get_by_text("not permitted from here").wait_for()
-        acts.get_by_text("takes from 10.0.0.0/8").wait_for()
-        assert acts.get_by_role("button").count() == 0
-        visit(page, server)
-        page.get_by_text("Log verbosity: not permitted from here").wait_for()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+@pytest.fixture(scope="module")
+def closed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """Takes admin calls from elsewhere only."""
+    repository = tmp_path_factory.mktemp("closed")
+    drop(repository, "m", add_constant(1.0))
+    return start(repository, "--admin-address=10.0.0.0/8")
+
+
+def test_where_acts_are_not_permitted_the_page_says_so(page: Any, closed: RocserveProcess) -> None:
+    as_on_a_phone(page)
+    visit(page, closed, "m")
+    acts = page.get_by_role("region", name="Acts")
+    acts.get_by_text("not permitted from here").wait_for()
+    acts.get_by_text("takes from 10.0.0.0/8").wait_for()
+    assert acts.get_by_role("button").count() == 0
+    visit(page, closed)
+    page.get_by_text("Log verbosity: not permitted from here").wait_for()
+    assert_fits(page)
 
 
 def test_a_secret_for_admin_calls_is_asked_for(page: Any, tmp_path: Path) -> None:
