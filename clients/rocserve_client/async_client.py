@@ -26,7 +26,7 @@ from rocserve_client.embedding import (
 )
 from rocserve_client.errors import InvalidArgument, NotFound, RocserveError
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
-from rocserve_client.readiness import PAUSE_S, ReadinessWait
+from rocserve_client.readiness import ReadinessWait
 from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
 from rocserve_client.tensors import Array
 
@@ -199,7 +199,7 @@ class AsyncClient(BaseClient):
             except RocserveError as error:
                 wait.note_failure(error)
             wait.check_time()
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(wait.pause)
 
     async def _call(self, call: calls.UnaryCall[Answer], timeout: float | None, headers: Headers) -> Answer:
         method = self._methods.get(call.path)

@@ -26,7 +26,7 @@ from rocserve_client.embedding import (
 )
 from rocserve_client.errors import CLOSED, Cancelled, InvalidArgument, NotFound, RocserveError, error_from_grpc
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
-from rocserve_client.readiness import PAUSE_S, ReadinessWait
+from rocserve_client.readiness import ReadinessWait
 from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
 from rocserve_client.stream import Stream
 from rocserve_client.tensors import Array
@@ -203,7 +203,7 @@ class Client(BaseClient):
             except RocserveError as error:
                 wait.note_failure(error)
             wait.check_time()
-            time.sleep(PAUSE_S)
+            time.sleep(wait.pause)
 
     def _call(self, call: calls.UnaryCall[Answer], timeout: float | None, headers: Headers) -> Answer:
         method = self._method(call.path)

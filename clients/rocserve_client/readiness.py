@@ -9,18 +9,21 @@ from rocserve_client.calls import UnaryCall, model_ready, server_ready
 from rocserve_client.errors import DeadlineExceeded, RocserveError, Unavailable
 from rocserve_client.results import IndexEntry
 
-PAUSE_S = 0.05
-"""Pause between two probes."""
-
 PROBE_S = 2.0
 """The longest time for one probe."""
+
+_PAUSES_S = (0.05, 0.5)
+"""The shortest and the longest pause between two probes: a model may load for minutes."""
+_PAUSE_SHARE = 0.05
+"""A pause is this share of the time that has passed."""
 
 
 class ReadinessWait:
     """The state of one wait. The clients probe and sleep."""
 
     def __init__(self, timeout: float, model: str | None) -> None:
-        self._end = time.monotonic() + timeout
+        self._begin = time.monotonic()
+        self._end = self._begin + timeout
         self._timeout = timeout
         self._subject = "the server" if model is None else f"model '{model}'"
         self._model = model
@@ -30,6 +33,13 @@ class ReadinessWait:
     def probe_timeout(self) -> float:
         """Seconds for the next probe; at least 0.1, so that a reachable server can answer."""
         return max(0.1, min(PROBE_S, self._end - time.monotonic()))
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next probe."""
+        now = time.monotonic()
+        shortest, longest = _PAUSES_S
+        return max(0.0, min(max(shortest, _PAUSE_SHARE * (now - self._begin)), longest, self._end - now))
 
     def probe(self) -> UnaryCall[bool]:
         return server_ready() if self._model is None else model_ready(self._model, "")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from socket import SO_REUSEPORT, SOL_SOCKET, socket
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -277,6 +278,14 @@ def test_a_probe_that_the_end_of_the_wait_cuts_short_hides_no_answer() -> None:
     without_answer.note_failure(DeadlineExceeded("Deadline Exceeded"))
     with pytest.raises(DeadlineExceeded, match=r"after 0 s: Deadline Exceeded$"):
         without_answer.check_time()
+
+
+def test_probes_become_rarer_while_a_wait_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 0.0, 4.0, 60.0, 99.9])
+    monkeypatch.setattr("rocserve_client.readiness.time", SimpleNamespace(monotonic=lambda: next(times)))
+    wait = ReadinessWait(100.0, None)
+    pauses = [wait.pause for _ in range(4)]
+    assert pauses == pytest.approx([0.05, 0.2, 0.5, 0.1]), "the last one ends with the wait"
 
 
 def test_keepalive_and_further_channel_options(call: Any, loopback: Any) -> None:
