@@ -24,6 +24,7 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder + "/work"
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 import torch
 settings = {"cpp.dynamic_threads": True, "aot_inductor.precompile_headers": False}
+settings["aot_inductor.compile_wrapper_opt_level"] = "O0"
 for name in ("classifier", "encoders"):
     program = torch.export.load(f"{files}/{name}.pt2")
     path = f"{folder}/{name}.pt2"

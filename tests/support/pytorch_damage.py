@@ -30,7 +30,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
 
-MEMBERS_OF = 10
+MEMBERS_OF = 4
 """Percentage of files in which a member is replaced, with a right checksum, so that PyTorch must find the damage."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 16 << 30
