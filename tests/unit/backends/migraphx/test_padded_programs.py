@@ -80,7 +80,7 @@ def test_half_precisions(engine: Engine, precision: str, step: float) -> None:
 )
 def test_dimensions_with_other_names_that_must_be_equal(engine: Engine, name: str, sizes: str) -> None:
     network = with_own_names(encoder(layers=1), name).SerializeToString()
-    loaded = engine.complete(network, 2, sizes=sizes, **TENSORS)
+    loaded = engine.load(network, 2, sizes=sizes, **TENSORS)
     (dimension,) = loaded.signature.padding.dimensions
     assert dimension.inputs == {"input_ids": (1,), "attention_mask": (1,)}
     assert loaded.signature.padding.properties == {"sizes": sizes.partition(";")[0]}
