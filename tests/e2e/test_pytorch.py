@@ -23,9 +23,10 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 from rocserve import cli
 from rocserve_client import Client, Internal
 
-PLACED = "instance_group { kind: KIND_MODEL count: 2 }"
+PLACED = "instance_group { kind: KIND_MODEL }"
 TWO_AT_ONCE = """
 max_batch_size: 4
+input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }
 dynamic_batching { }
 parameters { key: "batches_at_once" value { string_value: "2" } }
 """
@@ -44,7 +45,7 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
     repository = folder / "repository"
     drop(repository, "exported", torch_files.data("classifier"), filename="model.pt2")
     drop(repository, "placed", torch_files.data("few"), PLACED, filename="model.pt2")
-    drop(repository, "two", torch_files.data("classifier"), TWO_AT_ONCE, filename="model.pt2")
+    drop(repository, "two", torch_files.data("traced"), TWO_AT_ONCE, filename="model.pt")
     drop(repository, "finding", torch_files.data("finding"), FINDING, filename="model.pt")
     with zipfile.ZipFile(folder / "archived.mar", "w") as archive:
         model = {"modelName": "archived", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "own.py"}
@@ -94,7 +95,7 @@ def test_a_model_places_its_parts_itself(server: RocserveProcess, torch_files: T
         properties = client.model_metadata("placed").properties
         assert (properties["devices"], properties["device"]) == ("chosen by the model", "cpu")
         (group,) = client.model_config("placed").instance_group
-        assert (group.kind, group.count) == (group.KIND_MODEL, 2)
+        assert group.kind == group.KIND_MODEL
 
 
 def test_an_instance_with_two_batches_under_way_answers_each_request_with_its_own(
@@ -106,7 +107,7 @@ def test_an_instance_with_two_batches_under_way_answers_each_request_with_its_ow
 
         def ask(number: int) -> None:
             row = number % len(inputs["x"])
-            answer = client.infer("two", {"x": inputs["x"][row : row + 1]})
+            answer = client.infer("two", {"INPUT__0": inputs["x"][row : row + 1]})
             np.testing.assert_allclose(answer["scores"], expected["scores"][row : row + 1], atol=1e-6)
 
         rounds = 0
