@@ -62,17 +62,16 @@ class RequestValidator:
         return plan
 
     def _check_bytes(self, entry: InputPlan, data: Buffer, request: InferRequest, index: int) -> None:
-        prefix = request_prefix([request.id])
         if entry.nbytes >= 0:
             raise invalid_argument(
-                f"{prefix}input byte size mismatch for input '{entry.name}' for model '{self._config.name}'. Expected"
-                f" {entry.nbytes}, got {len(data)}"
+                f"{request_prefix([request.id])}input byte size mismatch for input '{entry.name}' for model"
+                f" '{self._config.name}'. Expected {entry.nbytes}, got {len(data)}"
             )
         counted = request.element_faults
         fault = counted[index] if counted is not None else element_fault(data, entry.element_count)
         if fault:
             where = f"inference input '{entry.name}' for model '{self._config.name}'"
-            raise invalid_argument(prefix + fault.format(where=where))
+            raise invalid_argument(request_prefix([request.id]) + fault.format(where=where))
 
     def plan(self, head: RequestHead, prefix: str) -> RequestPlan:
         """Plan any request with this head. `prefix` begins error texts. Raises ServeError (INVALID_ARGUMENT)."""

@@ -72,6 +72,8 @@ class ConnectedWorkers(VersionWorkers):
         """The findings of the load check that apply to the completed configuration."""
         self._order = order
         self._plan = plan
+        # Kept, because each request of an ensemble's step looks for its member's device.
+        self._planned = plan.properties
         self._described: Mapping[str, str] = {}
         self._run_call = functools.partial(start_call, dispatcher)
         self._has_called = False
@@ -94,7 +96,7 @@ class ConnectedWorkers(VersionWorkers):
     def properties(self) -> Mapping[str, str]:
         """How the version runs. Properties that the engine reports override the plan's."""
         checked = {"load_check": self.checked.text} if self.checked.parts else {}
-        return {**self._plan.properties, **checked, **self._described}
+        return {**self._planned, **checked, **self._described}
 
     @property
     def status(self) -> str:

@@ -15,6 +15,7 @@ from rocserve.core.requests import InputHead, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedModel, ServedVersion
 from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import TensorHead
+from rocserve.scheduling.ensemble.step_tensors import member_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,50 @@ class EnsemblePlan:
     """Ensemble tensor -> the needed steps that read it."""
     reads: dict[int, frozenset[str]]
     """Needed step -> the ensemble tensors that it waits for."""
-    wanted_from: dict[int, tuple[str, ...]]
-    """Needed step -> the member's outputs that a step or the answer reads."""
     reader_counts: dict[str, int]
     """Ensemble tensor -> how many needed steps, and the answer, read it. After the last read its memory is released."""
+    steps: dict[int, PlannedStep]
+    """The needed steps."""
+
+
+class PlannedStep:
+    """What the requests of a step have in common."""
+
+    def __init__(self, step: EnsembleStep, wanted: tuple[str, ...]) -> None:
+        self.member = step.member
+        self.version = "" if step.model_version < 0 else str(step.model_version)
+        self.inputs = tuple(step.input_map.items())
+        """The member's inputs with the ensemble's tensors."""
+        self.wanted = {output: step.output_map[output] for output in wanted}
+        """The member's outputs that a step or the answer reads, with the ensemble's tensors."""
+        self._wanted = wanted
+        # The requests of an ensemble mostly have the same form.
+        self._last_form: _StepForm | None = None
+        self._last_head: tuple[RequestHead, TensorPlaces] | None = None
+
+    def head(self, form: _StepForm) -> tuple[RequestHead, TensorPlaces]:
+        """Return the head of a request to the member, and its inputs' places. Equal heads are one object."""
+        if self._last_head is not None and form == self._last_form:
+            return self._last_head
+        client, member, inputs, references, reference_outputs = form
+        head = step_head(
+            self.member,
+            self.version,
+            tuple([(name, datatype.value, member_shape(shape, member, name)) for name, datatype, shape in inputs]),
+            self._wanted,
+            client.parameters,
+            references,
+            reference_outputs,
+            client.is_small,
+        )
+        if client.is_small:
+            self._last_form, self._last_head = form, head
+        return head
+
+
+_StepForm = tuple[RequestHead, ModelConfig, Sequence[TensorHead], frozenset[str], frozenset[str]]
+"""What decides on the head of a step's request: the head of the ensemble's request, the member, its inputs as the
+ensemble has them, which of them are References, and which outputs may be."""
 
 
 class EnsembleGraph:
@@ -62,11 +103,14 @@ class EnsembleGraph:
         return EnsemblePlan(
             readers={tensor: tuple(indices) for tensor, indices in readers.items()},
             reads={index: frozenset(self._steps[index].input_map.values()) for index in steps},
-            wanted_from={
-                index: tuple(output for output, tensor in self._steps[index].output_map.items() if counts[tensor])
+            reader_counts=dict(counts),
+            steps={
+                index: PlannedStep(
+                    self._steps[index],
+                    tuple(output for output, tensor in self._steps[index].output_map.items() if counts[tensor]),
+                )
                 for index in steps
             },
-            reader_counts=dict(counts),
         )
 
 

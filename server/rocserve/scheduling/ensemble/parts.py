@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rocserve.core.datatypes import DataType
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig, OutputConfig
-from rocserve.core.parameters import NO_PARAMETERS, Parameters
+from rocserve.core.parameters import Parameters
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
-from rocserve.core.responses import LARGE_RESPONSE, InferResponse
-from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTag
+from rocserve.core.responses import LARGE_RESPONSE, InferResponse, ResponseHead
+from rocserve.core.sequences import NO_SEQUENCE, SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTag
 from rocserve.core.serving import ServingTable
 from rocserve.core.statistics import ModelStatistics
-from rocserve.core.tensors import Tensor, classify
+from rocserve.core.tensors import Tensor, TensorHead, classify
 from rocserve.core.validation import reshape_dims
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
 
@@ -70,37 +72,59 @@ class EnsembleParts:
     limits: Sequence[InflightLimit]
     """One limit for each step; empty = no limit."""
     outputs: Mapping[str, OutputConfig]
+    heads: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], ResponseHead] = field(
+        default_factory=Memo, init=False, compare=False, repr=False
+    )
+    """Outputs as members make them -> head of the ensemble's response."""
 
     def response(
-        self, request: InferRequest, tensors: Sequence[tuple[str, Tensor]], sequence: SequenceTag
+        self, request: InferRequest, tensors: Sequence[Tensor], sequence: SequenceTag
     ) -> InferResponse | ServeError:
         """Return the response with these outputs, or an error if an output contradicts the configuration. `sequence`:
         the one that the members' answers name."""
         try:
-            outputs = [self._output(name, tensor, request) for name, tensor in tensors]
+            if request.plan.classifications:
+                classified = [self._classified(tensor, request) for tensor in tensors]
+                response = InferResponse.of(self.config.name, self.version, request.id, classified)
+            else:
+                made = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
+                head = self.heads.get(made) or self._head(made, request.plan.is_small)
+                response = InferResponse(head, request.id, [tensor.data for tensor in tensors])
         except ServeError as error:
             return error
-        parameters: Parameters = NO_PARAMETERS
-        if outputs:
+        if tensors:
             # As in Triton, the answer of every ensemble names the request's sequence; 0 = none.
-            parameters = {SEQUENCE_ID: sequence.id, SEQUENCE_START: sequence.starts, SEQUENCE_END: sequence.ends}
-        response = InferResponse.of(self.config.name, self.version, request.id, outputs, parameters)
-        response.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
+            response.parameters = _NO_SEQUENCE if sequence is NO_SEQUENCE else _sequence_parameters(sequence)
+        response.is_large = sum([len(data) for data in response.data]) > LARGE_RESPONSE
         return response
 
-    def _output(self, name: str, tensor: Tensor, request: InferRequest) -> Tensor:
+    def _head(self, made: Sequence[tuple[str, DataType, tuple[int, ...]]], is_small: bool) -> ResponseHead:
+        outputs = [TensorHead(name, datatype, self._shape(name, shape)) for name, datatype, shape in made]
+        head = ResponseHead(self.config.name, self.version, tuple(outputs))
+        return self.heads.keep(tuple(made), head) if is_small else head
+
+    def _classified(self, tensor: Tensor, request: InferRequest) -> Tensor:
+        name = tensor.name
+        whole = Tensor(name, tensor.datatype, self._shape(name, tensor.shape), tensor.data)
+        count = request.plan.classifications.get(name, 0)
+        if not count:
+            return whole
+        return classify(whole, count, _labels(self.config, name, self.dispatcher.table), self.config.max_batch_size > 0)
+
+    def _shape(self, name: str, made: tuple[int, ...]) -> tuple[int, ...]:
+        """Return an output's shape as the ensemble declares it. `made`: the member's."""
         config = self.outputs[name]
         batching = self.config.max_batch_size > 0
         dims = config.model_dims
         rank = len(dims) + (1 if batching else 0)
-        shape = tensor.shape
+        shape = made
         if len(shape) == rank - 1:
             shape = (1, *shape)
         elif len(shape) == rank + 1 and shape[0] == 1:
             shape = shape[1:]
         if len(shape) != rank:
             raise internal(
-                f"in ensemble '{self.config.name}', output '{name}' has shape {list(tensor.shape)}, but the ensemble"
+                f"in ensemble '{self.config.name}', output '{name}' has shape {list(made)}, but the ensemble"
                 f" declares {len(dims)} dimensions{' after the batch' if batching else ''}"
             )
         if config.reshape is not None:
@@ -108,13 +132,18 @@ class EnsembleParts:
             reshaped = (*lead, *reshape_dims(shape[len(lead) :], dims, config.dims))
             if math.prod(reshaped) != math.prod(shape):
                 raise internal(
-                    f"in ensemble '{self.config.name}', output '{name}' has shape {list(tensor.shape)}, which is not"
+                    f"in ensemble '{self.config.name}', output '{name}' has shape {list(made)}, which is not"
                     f" the {list(dims)} that the ensemble reshapes"
                 )
             shape = reshaped
-        whole = Tensor(name, tensor.datatype, shape, tensor.data)
-        count = request.plan.classifications.get(name, 0)
-        return classify(whole, count, _labels(self.config, name, self.dispatcher.table), batching) if count else whole
+        return shape
+
+
+def _sequence_parameters(sequence: SequenceTag) -> Parameters:
+    return {SEQUENCE_ID: sequence.id, SEQUENCE_START: sequence.starts, SEQUENCE_END: sequence.ends}
+
+
+_NO_SEQUENCE = _sequence_parameters(NO_SEQUENCE)
 
 
 def _labels(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:

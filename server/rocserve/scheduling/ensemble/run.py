@@ -11,7 +11,7 @@ each iteration, on its tensors. The ensemble answers once for each iteration, in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from rocserve.core.datatypes import DataType
@@ -31,13 +31,13 @@ from rocserve.core.sequences import (
     take_sequence,
 )
 from rocserve.core.statistics import PhaseTotals
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import Tensor, TensorHead
 from rocserve.core.timing import RequestTiming
 from rocserve.plane.heap import Slot
 from rocserve.scheduling.batch import send_copied
-from rocserve.scheduling.ensemble.graph import EnsemblePlan, step_head
+from rocserve.scheduling.ensemble.graph import EnsemblePlan
 from rocserve.scheduling.ensemble.parts import EnsembleParts
-from rocserve.scheduling.ensemble.step_tensors import may_be_kept, member_shape, placed, stays
+from rocserve.scheduling.ensemble.step_tensors import may_be_kept, placed, stays
 from rocserve.scheduling.scheduler import cancelled
 
 
@@ -120,6 +120,7 @@ class _HeldTensor:
 
 
 _Place = tuple[str, int]
+_NONE = frozenset[str]()
 
 
 class EnsembleRun:
@@ -182,40 +183,41 @@ class EnsembleRun:
         """Take a member's answer. Tensors stay in the worker's memory if it has room, else they are copied."""
         if self.ended:
             return
-        step = request.step
         iteration = request.iteration
         if request.is_decoupled:
             iteration = self._iterations.get(request.index, 0)
             self._iterations[request.index] = iteration + 1
-        wanted = self._graph.wanted_from[request.index]
+        wanted = self._graph.steps[request.index].wanted
         outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
         new_tensors: dict[str, _HeldTensor] = {}
         try:
             # In one call: if other requests could take the memory of the tensors that the step has read, many requests
             # might fail together.
-            more = sum(len(tensor.data) for tensor in outputs) - (request.last_read_bytes if is_last else 0)
+            more = sum([len(tensor.data) for tensor in outputs]) - (request.last_read_bytes if is_last else 0)
             if more > 0:
                 self.parts.memory.steps.admit(self._holding, more)
-            else:
+            elif more < 0:
                 self.parts.memory.steps.release(self._holding, -more)
             sequence = request.sequence
             if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
                 # A model may give the steps after it a separate sequence.
                 sequence, _ = take_sequence(response.parameters)
             for tensor in outputs:
-                name, data, slot = step.output_map[tensor.name], tensor.data, response.slot
+                output, slot = tensor.name, response.slot
+                tensor.name = name = wanted[output]
                 if slot is not None and not (isinstance(slot, Slot) and may_be_kept(tensor, slot)):
-                    data, slot = bytes(data), None
-                held = Tensor(name, tensor.datatype, tensor.shape, data)
-                if tensor.name in request.reference_outputs and tensor.datatype is DataType.BYTES:
-                    held, slot = join_references(held, request.is_batched), request.slot
-                new_tensors[name] = _HeldTensor(held, sequence, len(data), slot)
+                    tensor.data, slot = bytes(tensor.data), None
+                nbytes = len(tensor.data)
+                if output in request.reference_outputs and tensor.datatype is DataType.BYTES:
+                    tensor, slot = join_references(tensor, request.is_batched), request.slot
+                new_tensors[name] = _HeldTensor(tensor, sequence, nbytes, slot)
         except ServeError as error:
             # The memory is full, or the outputs are invalid.
             self.step_failed(error)
             return
-        for output in wanted:
-            new_tensors.setdefault(step.output_map[output], _HeldTensor(None, sequence))
+        if len(new_tensors) < len(wanted):
+            for name in wanted.values():
+                new_tensors.setdefault(name, _HeldTensor(None, sequence))
         self.advance(iteration, new_tensors, is_step_over=is_last)
 
     def step_over(self, request: StepRequest) -> None:
@@ -256,10 +258,7 @@ class EnsembleRun:
                 if readers := self._graph.reader_counts.get(name, 0):
                     held.readers_left = readers
                     self._tensors[name, iteration] = held
-            steps = dict.fromkeys(index for name in new_tensors for index in self._graph.readers.get(name, ()))
-            reads = self._graph.reads
-            ready = [index for index in steps if all((name, iteration) in self._tensors for name in reads[index])]
-            requests = [self._step_request(index, iteration) for index in ready]
+            requests = [self._step_request(index, iteration) for index in self._ready(iteration, new_tensors)]
             self._steps_running += len(requests) - is_step_over
             answer = self._answer(iteration, new_tensors)
         except ServeError as error:
@@ -278,23 +277,39 @@ class EnsembleRun:
             elif not limits[request.index].begin(request.begin, may_wait=self._request.caller is None):
                 self.watch_cancellation(request, lambda: self.step_failed(cancelled()))
 
+    def _ready(self, iteration: int, new_tensors: Iterable[str]) -> list[int]:
+        """Return the steps that waited only for the new tensors."""
+        ready: list[int] = []
+        for name in new_tensors:
+            for index in self._graph.readers.get(name, ()):
+                if index not in ready and self._has_all(self._graph.reads[index], iteration):
+                    ready.append(index)
+        return ready
+
+    def _has_all(self, names: Iterable[str], iteration: int) -> bool:
+        tensors = self._tensors
+        # Not all(), because each answer of a step comes here several times.
+        for name in names:  # noqa: SIM110
+            if (name, iteration) not in tensors:
+                return False
+        return True
+
     def _step_request(self, index: int, iteration: int) -> StepRequest:
         """Make the request to a step's member, and release the tensors of which it is the last reader."""
-        step = self._config.ensemble_steps[index]
-        version = "" if step.model_version < 0 else str(step.model_version)
-        served = self.parts.dispatcher.table.find(step.member, version)
+        step, planned = self._config.ensemble_steps[index], self._graph.steps[index]
+        served = self.parts.dispatcher.table.find(planned.member, planned.version)
         member, device = served.config, device_of(served)
         sequence = self._request.sequence
-        names: list[tuple[str, str, tuple[int, ...]]] = []
+        inputs: list[TensorHead] = []
         data = []
         references: set[str] = set()
         slots: dict[int, object] = {}
-        for name, source in step.input_map.items():
+        for name, source in planned.inputs:
             held = self._tensors[source, iteration]
             sequence = held.sequence
             tensor = held.tensor
             if tensor is not None:
-                names.append((name, tensor.datatype.value, member_shape(tensor.shape, member, name)))
+                inputs.append(TensorHead(name, tensor.datatype, tensor.shape))
                 data.append(tensor.data)
                 if type(tensor.data) is References:
                     if not device:
@@ -304,18 +319,10 @@ class EnsembleRun:
                     references.add(name)
                 if held.slot is not None:
                     slots[len(data) - 1] = held.slot
-        reference_outputs = self._may_stay(index, member, device) if device else frozenset()
-        head, places = step_head(
-            step.member,
-            version,
-            tuple(names),
-            self._graph.wanted_from[index],
-            self._request.head.parameters,
-            frozenset(references),
-            reference_outputs,
-            self._request.head.is_small,
-        )
-        last_read_bytes = sum(self._release((source, iteration)) for source in self._graph.reads[index])
+        reference_outputs = self._may_stay(index, member, device) if device else _NONE
+        read = frozenset(references) if references else _NONE
+        head, places = planned.head((self._request.head, member, inputs, read, reference_outputs))
+        last_read_bytes = sum([self._release((source, iteration)) for source in self._graph.reads[index]])
         request = InferRequest(
             head,
             self._request.id,
@@ -344,16 +351,14 @@ class EnsembleRun:
 
     def _may_stay(self, index: int, member: ModelConfig, device: str) -> frozenset[str]:
         """Return the outputs of a step that only members on the same GPU read."""
-        find, steps = self.parts.dispatcher.table.find, self._config.ensemble_steps
+        find, steps = self.parts.dispatcher.table.find, self._graph.steps
         possible = referable_outputs(member)
         staying: set[str] = set()
-        for output in self._graph.wanted_from[index]:
-            tensor = steps[index].output_map[output]
+        for output, tensor in steps[index].wanted.items():
             readers = [steps[reader] for reader in self._graph.readers.get(tensor, ())]
             if output not in possible or tensor in self._plan.outputs or not readers:
                 continue
-            versions = ("" if reader.model_version < 0 else str(reader.model_version) for reader in readers)
-            if all(device_of(find(one.member, v)) == device for one, v in zip(readers, versions, strict=True)):
+            if all(device_of(find(one.member, one.version)) == device for one in readers):
                 staying.add(output)
         return frozenset(staying)
 
@@ -373,11 +378,11 @@ class EnsembleRun:
     ) -> tuple[InferResponse, int] | ServeError | None:
         """Return the answer of an iteration, and the bytes counted for it, if its last tensor is among the new ones."""
         wanted = self._plan.outputs
-        if new_tensors.keys().isdisjoint(wanted) or not all((name, iteration) in self._tensors for name in wanted):
+        if new_tensors.keys().isdisjoint(wanted) or not self._has_all(wanted, iteration):
             return None
         held = {name: self._tensors[name, iteration] for name in wanted}
         counted_bytes = sum([self._release((name, iteration)) for name in wanted])
-        given = [(name, entry.tensor) for name, entry in held.items() if entry.tensor is not None]
+        given = [entry.tensor for entry in held.values() if entry.tensor is not None]
         sequence = next(iter(held.values())).sequence or NO_SEQUENCE
         answer = self.parts.response(self._request, given, sequence)
         if isinstance(answer, ServeError):
@@ -433,7 +438,8 @@ class EnsembleRun:
     def _end(self, failed: bool) -> None:
         """End the run before the last answer is sent, because its client may then ask for the statistics."""
         now = time.monotonic_ns()
-        self.parts.memory.steps.release(self._holding)
+        if self._holding.held_bytes:
+            self.parts.memory.steps.release(self._holding)
         # The callbacks refer to the steps' requests, which refer to this run.
         self.watchers.clear()
         if failed:
