@@ -367,6 +367,7 @@ class ResponseEncoder:
     def __init__(self) -> None:
         # Two threads may both build a new head; the operations of Memo are atomic.
         self._heads = Memo[ResponseHead, _EncodedHead]()
+        self._last_parameters: tuple[Parameters, bytes] = ({}, b"")
         self._finality = {final: _parameters({_FINAL_RESPONSE: final}) for final in (False, True)}
 
     def parts(self, response: InferResponse, further_parameter: bytes = b"") -> list[Buffer]:
@@ -379,7 +380,7 @@ class ResponseEncoder:
                 request_id = response.id.encode(errors="replace")
                 length = len(request_id)
                 request_id = (_ID_PREFIXES[length] if length < 128 else length_prefix(_ID, length)) + request_id
-            parameters = _parameters(response.parameters) if response.parameters else b""
+            parameters = self._parameters(response.parameters) if response.parameters else b""
             lead = b"".join((head.model, request_id, parameters, further_parameter, head.outputs))
         contents, prefixes = [*response.data], head.prefixes
         if [*map(len, contents)] != head.sizes:
@@ -411,6 +412,13 @@ class ResponseEncoder:
         if final is not None:
             message.infer_response.parameters[_FINAL_RESPONSE].bool_param = final
         return message.SerializeToString()
+
+    def _parameters(self, values: Parameters) -> bytes:
+        # Many responses may share one object, as those of an ensemble do.
+        last = self._last_parameters
+        if last[0] is not values:
+            last = self._last_parameters = (values, _parameters(values))
+        return last[1]
 
     def _build_head(self, response_head: ResponseHead) -> _EncodedHead:
         model = pb.ModelInferResponse(model_name=response_head.model_name, model_version=response_head.model_version)

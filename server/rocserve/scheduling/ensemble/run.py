@@ -188,12 +188,13 @@ class EnsembleRun:
             iteration = self._iterations.get(request.index, 0)
             self._iterations[request.index] = iteration + 1
         wanted = self._graph.steps[request.index].wanted
-        outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
+        made = zip(response.head.outputs, response.data, strict=True)
+        outputs = [(head, data) for head, data in made if head.name in wanted]
         new_tensors: dict[str, _HeldTensor] = {}
         try:
             # In one call: if other requests could take the memory of the tensors that the step has read, many requests
             # might fail together.
-            more = sum([len(tensor.data) for tensor in outputs]) - (request.last_read_bytes if is_last else 0)
+            more = sum([len(data) for _, data in outputs]) - (request.last_read_bytes if is_last else 0)
             if more > 0:
                 self.parts.memory.steps.admit(self._holding, more)
             elif more < 0:
@@ -202,15 +203,14 @@ class EnsembleRun:
             if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
                 # A model may give the steps after it a separate sequence.
                 sequence, _ = take_sequence(response.parameters)
-            for tensor in outputs:
-                output, slot = tensor.name, response.slot
-                tensor.name = name = wanted[output]
+            for (output, datatype, shape), data in outputs:
+                name, slot = wanted[output], response.slot
+                tensor = Tensor(name, datatype, shape, data)
                 if slot is not None and not (isinstance(slot, Slot) and may_be_kept(tensor, slot)):
                     tensor.data, slot = bytes(tensor.data), None
-                nbytes = len(tensor.data)
-                if output in request.reference_outputs and tensor.datatype is DataType.BYTES:
+                if output in request.reference_outputs and datatype is DataType.BYTES:
                     tensor, slot = join_references(tensor, request.is_batched), request.slot
-                new_tensors[name] = _HeldTensor(tensor, sequence, nbytes, slot)
+                new_tensors[name] = _HeldTensor(tensor, sequence, len(data), slot)
         except ServeError as error:
             # The memory is full, or the outputs are invalid.
             self.step_failed(error)
@@ -395,6 +395,8 @@ class EnsembleRun:
     def _send_answers(self) -> None:
         """Send the answers whose turn it is, in the order of iterations, and then the end."""
         if self._is_sending:
+            return
+        if not (self.ended or self._answers):
             return
         self._is_sending = True
         while self._exchange.state < ANSWERED and (self.ended or self._answer_count in self._answers):
