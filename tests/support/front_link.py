@@ -43,7 +43,6 @@ class Client:
         self.many = False
         self.ended = threading.Event()
         self.on_leave: Callable[[], None] | None = None
-        self.watched = threading.Event()
         self.held_bytes = 0
 
     def origin(self) -> RequestOrigin:
@@ -63,7 +62,6 @@ class Client:
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self.on_leave = callback
-        self.watched.set()
 
 
 class Service:
@@ -117,9 +115,9 @@ class Service:
         elif name == "break":
             raise ValueError("a fault of the server's own")
         elif name == "never":
-            self.requests.append(request)
             request.exchange = Exchange(responder)
             responder.watch_cancellation(self.left.set)
+            self.requests.append(request)
         else:
             responder.send(self._echo(request))
 

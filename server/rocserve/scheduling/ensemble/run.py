@@ -120,7 +120,6 @@ class _HeldTensor:
 
 
 _Place = tuple[str, int]
-_NONE = frozenset[str]()
 
 
 class EnsembleRun:
@@ -319,8 +318,8 @@ class EnsembleRun:
                     references.add(name)
                 if held.slot is not None:
                     slots[len(data) - 1] = held.slot
-        reference_outputs = self._may_stay(index, member, device) if device else _NONE
-        read = frozenset(references) if references else _NONE
+        reference_outputs = self._may_stay(index, member, device) if device else frozenset()
+        read = frozenset(references) if references else frozenset()
         head, places = planned.head((self._request.head, member, inputs, read, reference_outputs))
         last_read_bytes = sum([self._release((source, iteration)) for source in self._graph.reads[index]])
         request = InferRequest(

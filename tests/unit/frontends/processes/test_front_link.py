@@ -168,7 +168,8 @@ def test_nothing_travels_too(ends: Ends, inputs: tuple[InputHead, ...]) -> None:
 def test_tensors_of_other_sizes_than_their_heads_say_travel_too(ends: Ends, request_id: str, sent: int) -> None:
     request = request_of("never", np.arange(6, dtype=np.int32), id=request_id)
     request.data = [request.data[0][: 4 * sent]]
-    assert ends.ask(request).watched.wait(PATIENCE_SECONDS)
+    ends.ask(request)
+    wait_until(lambda: ends.service.requests)
     (arrived,) = ends.service.requests
     assert (arrived.id, [bytes(data) for data in arrived.data]) == (
         request_id,
@@ -215,7 +216,7 @@ def test_failures_travel_whole(ends: Ends, make: Callable[[str], ServeError], is
     client = ends.ask(request_of("fail" if is_refusal else "never"))
     if not is_refusal:
         # The model has the request.
-        assert client.watched.wait(PATIENCE_SECONDS)
+        wait_until(lambda: ends.service.requests)
         ends.server.call_soon(lambda: ends.service.requests[0].exchange.send(error))
     assert client.ended.wait(PATIENCE_SECONDS)
     (arrived,) = client.errors
@@ -300,13 +301,14 @@ def test_a_fault_of_the_server_is_one_requests_own(ends: Ends) -> None:
 def test_deadlines_travel_as_far_as_somebody_may_live_to_see_them(
     ends: Ends, deadline: float | None, known: float | None
 ) -> None:
-    assert ends.ask(request_of("never", deadline=deadline)).watched.wait(PATIENCE_SECONDS)
+    ends.ask(request_of("never", deadline=deadline))
+    wait_until(lambda: ends.service.requests)
     assert ends.service.requests[0].deadline == known
 
 
 def test_when_the_front_goes_its_requests_are_cancelled(ends: Ends) -> None:
-    client = ends.ask(request_of("never"))
-    assert client.watched.wait(PATIENCE_SECONDS)
+    ends.ask(request_of("never"))
+    wait_until(lambda: ends.service.requests)
     ends.connection.shutdown(socket.SHUT_RDWR)
     wait_until(lambda: ends.reasons)
     assert ends.reasons == ["it closed its link"]
@@ -354,8 +356,8 @@ def test_little_is_copied_in_a_step(ends: Ends, monkeypatch: pytest.MonkeyPatch)
     heap_module_copy = heap.copy_bytes
     monkeypatch.setattr(heap, "copy_bytes", note)
     many = [np.full(50_000, number, np.int32) for number in range(20)]
-    client = ends.ask(request_of("never", *many, LARGE))
-    assert client.watched.wait(PATIENCE_SECONDS)
+    ends.ask(request_of("never", *many, LARGE))
+    wait_until(lambda: ends.service.requests)
     (arrived,) = ends.service.requests
     assert [bytes(data) for data in arrived.data] == [array.tobytes() for array in (*many, LARGE)]
     assert max(copied) <= COPIED_AT_ONCE
@@ -364,16 +366,13 @@ def test_little_is_copied_in_a_step(ends: Ends, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_sequence_keeps_its_order_while_a_large_request_of_it_is_copied(ends: Ends, pause: threading.Event) -> None:
-    first = ends.ask(request_of("never", LARGE, id="first", sequence=SequenceTag("s", True, False)))
-    others = [
+    ends.ask(request_of("never", LARGE, id="first", sequence=SequenceTag("s", True, False)))
+    for name, array in (("second", np.arange(3, dtype=np.int32)), ("third", LARGE), ("fourth", LARGE[:1])):
         ends.ask(request_of("never", array, id=name, sequence=SequenceTag("s", False, False)))
-        for name, array in (("second", np.arange(3, dtype=np.int32)), ("third", LARGE), ("fourth", LARGE[:1]))
-    ]
-    other = ends.ask(request_of("never", LARGE[:1], id="other", sequence=SequenceTag("t", True, False)))
-    assert other.watched.wait(PATIENCE_SECONDS)
+    ends.ask(request_of("never", LARGE[:1], id="other", sequence=SequenceTag("t", True, False)))
+    wait_until(lambda: ends.service.requests)
     pause.set()
-    for client in (first, *others):
-        assert client.watched.wait(PATIENCE_SECONDS)
+    wait_until(lambda: len(ends.service.requests) == 5)
     assert [request.id for request in ends.service.requests] == ["other", "first", "second", "third", "fourth"]
     wait_until(lambda: not ends.remote._order.held)
 
@@ -398,7 +397,8 @@ def head_of(shape: tuple[int, ...]) -> RequestHead:
 def asked_and_held(ends: Ends, array: np.ndarray, **fields: object) -> InferRequest:
     """A request that is never answered, as it arrived."""
     request = InferRequest(head_of(array.shape), data=[memoryview(array.tobytes())], **{"id": "", **fields})  # type: ignore[arg-type]
-    assert ends.ask(request).watched.wait(PATIENCE_SECONDS)
+    ends.ask(request)
+    wait_until(lambda: ends.service.requests)
     return ends.service.requests.pop()
 
 
@@ -436,7 +436,7 @@ def test_a_share_of_a_version_that_goes_is_kept_while_a_request_is_copied_into_i
     pause.set()
     asked_and_held(ends, LARGE)
     pause.clear()
-    client = ends.ask(InferRequest(head_of(LARGE.shape), "", [memoryview(LARGE.tobytes())]))
+    ends.ask(InferRequest(head_of(LARGE.shape), "", [memoryview(LARGE.tobytes())]))
     wait_until(lambda: ends.remote._copies.total() == 1, "the beginning of its copy")
     ends.service.heap = None
     ends.server.call_soon(heap.close)
@@ -445,7 +445,7 @@ def test_a_share_of_a_version_that_goes_is_kept_while_a_request_is_copied_into_i
     few = np.arange(100, dtype=np.int32)
     assert not isinstance(asked_and_held(ends, few).data, PlacedTensors)
     pause.set()
-    assert client.watched.wait(PATIENCE_SECONDS)
+    wait_until(lambda: ends.service.requests)
     arrived = ends.service.requests.pop()
     assert isinstance(arrived.data, PlacedTensors)
     assert [bytes(data) for data in arrived.data] == [LARGE.tobytes()]
