@@ -319,7 +319,7 @@ class EnsembleRun:
                 if held.slot is not None:
                     slots[len(data) - 1] = held.slot
         reference_outputs = self._may_stay(index, member, device) if device else frozenset()
-        read = frozenset(references) if references else frozenset()
+        read = frozenset(references)
         head, places = planned.head((self._request.head, member, inputs, read, reference_outputs))
         last_read_bytes = sum([self._release((source, iteration)) for source in self._graph.reads[index]])
         request = InferRequest(

@@ -38,17 +38,6 @@ NETWORKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def engine(tmp_path: Path, cache: Path) -> Engine:
-    """An engine with the shared cache: programs of earlier tests are not compiled again."""
-    return Engine(tmp_path, cache)
-
-
 @pytest.fixture
 def first_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine with an empty cache."""

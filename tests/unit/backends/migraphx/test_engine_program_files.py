@@ -37,17 +37,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return compiled(Path(os.environ[ROOT_VARIABLE]), NETWORK, tmp_path_factory.mktemp("program"), batch=2)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def engine(tmp_path: Path, cache: Path) -> Engine:
-    """An engine with the shared cache: a program that an earlier test has loaded is not tried again."""
-    return Engine(tmp_path, cache)
-
-
 @pytest.fixture
 def first_engine(tmp_path: Path) -> Engine:
     """An engine with an empty cache."""

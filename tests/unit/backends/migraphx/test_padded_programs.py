@@ -27,16 +27,6 @@ TENSORS = {
 }
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def engine(tmp_path: Path, cache: Path) -> Engine:
-    return Engine(tmp_path, cache)
-
-
 def assert_right(found: dict[str, Array], inputs: dict[str, Array], size: int) -> None:
     tokens, pooled = onnxruntime.InferenceSession(NETWORK).run(["tokens", "pooled"], inputs)
     assert found["tokens"].shape == (len(tokens), size, 16)
