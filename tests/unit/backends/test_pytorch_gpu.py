@@ -52,9 +52,7 @@ torch._inductor.aoti_load_package(sys.argv[2])
 
 
 @pytest.fixture
-def model(model_source: SourceMaker, torch_files: TorchFiles) -> Iterator[LoadedModel]:
-    from rocserve.backends.pytorch import eager
-
+def classifier(model_source: SourceMaker, torch_files: TorchFiles) -> ModelSource:
     source = model_source(
         "model.pt2",
         torch_files.data("classifier"),
@@ -62,7 +60,14 @@ def model(model_source: SourceMaker, torch_files: TorchFiles) -> Iterator[Loaded
         max_batch_size=LARGEST,
         kind=InstanceKind.GPU,
     )
-    model = eager.load(replace(source, device=0))
+    return replace(source, device=0)
+
+
+@pytest.fixture
+def model(classifier: ModelSource) -> Iterator[LoadedModel]:
+    from rocserve.backends.pytorch import eager
+
+    model = eager.load(classifier)
     model.warm_up([])
     prepare_all(model)
     yield model
@@ -102,20 +107,13 @@ def test_two_batches_in_flight_have_their_own_results(model: LoadedModel, torch_
 
 
 def test_a_model_serves_with_its_first_size_and_prepares_the_others_between_batches(
-    model_source: SourceMaker, torch_files: TorchFiles
+    classifier: ModelSource, torch_files: TorchFiles
 ) -> None:
     from rocserve.backends.pytorch import eager
 
     reports: list[str] = []
-    source = model_source(
-        "model.pt2",
-        torch_files.data("classifier"),
-        inputs=[InputConfig("x", DataType.FP32, (4,))],
-        max_batch_size=LARGEST,
-        kind=InstanceKind.GPU,
-    )
     inputs, expected = torch_files.values("classifier")
-    with closing(eager.load(replace(source, device=0, report=reports.append))) as model:
+    with closing(eager.load(replace(classifier, report=reports.append))) as model:
         assert reports[-2:] == ["preparing batch size 1", ""]
         model.warm_up([])
         executions = model_executions(model)

@@ -42,7 +42,6 @@ class PlannedStep:
         """The member's inputs with the ensemble's tensors."""
         self.wanted = {output: step.output_map[output] for output in wanted}
         """The member's outputs that a step or the answer reads, with the ensemble's tensors."""
-        self._wanted = wanted
         # The requests of an ensemble mostly have the same form.
         self._last_form: _StepForm | None = None
         self._last_head: tuple[RequestHead, TensorPlaces] | None = None
@@ -56,7 +55,7 @@ class PlannedStep:
             self.member,
             self.version,
             tuple([(name, datatype.value, member_shape(shape, member, name)) for name, datatype, shape in inputs]),
-            self._wanted,
+            tuple(self.wanted),
             client.parameters,
             references,
             reference_outputs,

@@ -393,9 +393,7 @@ class EnsembleRun:
 
     def _send_answers(self) -> None:
         """Send the answers whose turn it is, in the order of iterations, and then the end."""
-        if self._is_sending:
-            return
-        if not (self.ended or self._answers):
+        if self._is_sending or not (self.ended or self._answers):
             return
         self._is_sending = True
         while self._exchange.state < ANSWERED and (self.ended or self._answer_count in self._answers):
