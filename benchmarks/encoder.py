@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.encoder [--server 'NAME=TREE [FLAG ...]'] [--in-flight 256 1024] [--rounds 3] [--seconds 4]
                                     [--checked 20000] [--warm-up 12] [--flags '--front-ends=8'] [--gpus 4]
-                                    [--write NAME]
+                                    [--onnx] [--write NAME]
 
 The encoder (12 layers, 768 wide, fp16, random weights, the mean of its states as the answer) is exported by
 torch.export for up to 512 tokens, and has no parameter `sizes`: the server chooses them. Requests are single texts as
@@ -13,7 +13,8 @@ The bare loop has the same sizes, sorts the texts, and runs batches of 64, one a
 pinned memory. Its rate is that of the texts that the server was sent in the same round. Each --server is measured on
 the same repository in turn. First a client sends texts of random lengths, and compares every answer with that of the
 encoder to the text alone. With --gpus, the same encoder on so many GPUs of the host is measured in turn with that on
-one; each GPU then has --in-flight requests.
+one; each GPU then has --in-flight requests. --onnx: the same encoder as ONNX, on ONNX Runtime, and a bare loop of that:
+one session of any size on the inputs in the GPU's memory.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.front_ends import parse_server
-from benchmarks.gpu import WARM_UP_SECONDS, cpu_milliseconds
+from benchmarks.gpu import GRAPH_SWITCHES, WARM_UP_SECONDS, cpu_milliseconds
 from benchmarks.load_generator import Load, frame, run_load
 from benchmarks.machine import processor, version
 from benchmarks.ratios import Spread
@@ -51,6 +52,7 @@ from rocserve_client.messages import RequestOptions, encode_infer_request
 
 _RESULTS = Path(__file__).parent / "results"
 _MODEL = "encoder"
+_INPUTS, _OUTPUT = ["input_ids", "attention_mask"], "pooled"
 _LAYERS, _HEADS, _WIDTH, _INNER, _VOCABULARY, _MOST = 12, 12, 768, 3072, 30_522, 512
 _MEDIAN, _SPREAD, _FEWEST = 40, 0.8, 8
 """The law of lengths: of its logarithm the spread is the standard deviation."""
@@ -68,7 +70,7 @@ _MOST_OF_OTHERS, _LONGER = 256, 4
 """Requests in flight with which other servers are loaded, and for how many times as long: else some h2loads may have no
 answer in their time."""
 _CONFIG = f"""
-backend: "pytorch"
+backend: "{{backend}}"
 max_batch_size: {_ROWS}
 dynamic_batching {{{{ }}}}
 instance_group {{{{ kind: KIND_GPU count: 1 gpus: {{gpus}} }}}}
@@ -109,7 +111,7 @@ class Encoder(nn.Module):
         return (states * weights).sum(1) / weights.sum(1)
 
 
-def write_repository(folder: Path, gpus: int) -> Any:
+def write_repository(folder: Path, gpus: int, onnx: bool) -> Any:
     """Export the encoder for one GPU and, if there are more, for all of them; return it, on the first GPU."""
     torch.manual_seed(_SEED)
     encoder = Encoder().half().cuda().eval()
@@ -117,12 +119,19 @@ def write_repository(folder: Path, gpus: int) -> Any:
     examples = tuple(torch.ones((2, 24), dtype=torch.int64, device="cuda") for _ in range(2))
     batch, sequence = torch.export.Dim("batch", max=_ROWS), torch.export.Dim("sequence", min=2, max=_MOST)
     dimensions = {0: batch, 1: sequence}
-    program = torch.export.export(encoder, examples, dynamic_shapes=(dimensions, dimensions))
+    shapes = (dimensions, dimensions)
+    program = None if onnx else torch.export.export(encoder, examples, dynamic_shapes=shapes)
     for count in sorted({1, gpus}):
         model = folder / model_name(count)
         (model / "1").mkdir(parents=True)
-        torch.export.save(program, model / "1" / "model.pt2")
-        (model / "config.pbtxt").write_text(_CONFIG.format(gpus=[*range(count)]))
+        if program is None:
+            file = onnx_file(folder, count)
+            names: dict[str, Any] = {"input_names": _INPUTS, "output_names": [_OUTPUT], "dynamic_shapes": shapes}
+            torch.onnx.export(encoder, examples, file, dynamo=True, external_data=False, verbose=False, **names)
+        else:
+            torch.export.save(program, model / "1" / "model.pt2")
+        backend = "pytorch" if program is not None else "onnxruntime"
+        (model / "config.pbtxt").write_text(_CONFIG.format(backend=backend, gpus=[*range(count)]))
     return encoder
 
 
@@ -130,8 +139,38 @@ def model_name(gpus: int) -> str:
     return _MODEL if gpus == 1 else f"{_MODEL}_on_{gpus}"
 
 
+def onnx_file(folder: Path, gpus: int) -> Path:
+    return folder / model_name(gpus) / "1" / "model.onnx"
+
+
+class OnnxEncoder:
+    """Runs the encoder's ONNX file on inputs in the GPU's memory, on a separate stream."""
+
+    def __init__(self, file: Path) -> None:
+        import onnxruntime
+
+        self._stream = torch.cuda.Stream()
+        options = {"device_id": "0", "user_compute_stream": str(self._stream.cuda_stream)}
+        provider = next(name for name in onnxruntime.get_available_providers() if name in GRAPH_SWITCHES)
+        self._session = onnxruntime.InferenceSession(file, providers=[(provider, options)])
+        self._options = onnxruntime.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        output = torch.empty((len(inputs[0]), _WIDTH), dtype=torch.float16, device="cuda")
+        binding = self._session.io_binding()
+        for name, value in zip(_INPUTS, inputs, strict=True):
+            binding.bind_input(name, "cuda", 0, np.int64, tuple(value.shape), value.data_ptr())
+        binding.bind_output(_OUTPUT, "cuda", 0, np.float16, tuple(output.shape), output.data_ptr())
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        self._session.run_with_iobinding(binding, self._options)
+        current.wait_stream(self._stream)
+        return output
+
+
 class BareLoop:
-    """The encoder as a captured graph of 64 rows for each size."""
+    """The encoder in batches of 64 rows of each size; PyTorch's as captured graphs."""
 
     def __init__(self, encoder: Any) -> None:
         self.seconds: dict[int, float] = {}
@@ -147,9 +186,16 @@ class BareLoop:
             for _ in range(3):
                 encoder(ids, mask)
         stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            output = encoder(ids, mask)
+        output = torch.empty((_ROWS, _WIDTH), dtype=torch.float16, device="cuda")
+
+        def run() -> None:
+            output.copy_(encoder(ids, mask), non_blocking=True)
+
+        if not isinstance(encoder, OnnxEncoder):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                run()
+            run = graph.replay
         staged = [torch.ones((_ROWS, size), dtype=torch.int64, pin_memory=True) for _ in range(2)]
         result = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
         times = []
@@ -157,7 +203,7 @@ class BareLoop:
             began = time.perf_counter()
             for own, given in zip((ids, mask), staged, strict=True):
                 own.copy_(given, non_blocking=True)
-            graph.replay()
+            run()
             result.copy_(output, non_blocking=True)
             torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
@@ -267,12 +313,13 @@ def main() -> int:
     parser.add_argument("--warm-up", type=float, default=WARM_UP_SECONDS, help="seconds of load that count for nothing")
     parser.add_argument("--flags", default="", help="further flags of this checkout's server")
     parser.add_argument("--gpus", type=int, default=1, help="more: the same encoder on so many, beside one")
+    parser.add_argument("--onnx", action="store_true", help="the encoder as ONNX, on ONNX Runtime")
     parser.add_argument("--write", metavar="NAME", help="also write benchmarks/results/NAME.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
-        encoder = write_repository(folder / "models", options.gpus)
-        bare = BareLoop(encoder)
+        encoder = write_repository(folder / "models", options.gpus, options.onnx)
+        bare = BareLoop(OnnxEncoder(onnx_file(folder / "models", 1)) if options.onnx else encoder)
         running = {
             name: stack.enter_context(
                 rocserve_server(
@@ -318,9 +365,10 @@ def main() -> int:
     for name, (p50, p99) in alone.items():
         lines.append([name, "1", "1", f"{1 / p50:,.0f}", "-", f"{p50 * 1e3:.2f}", f"{p99 * 1e3:.2f}"])
     mean = float(np.mean(lengths()))
+    engine = f"; ONNX Runtime {version('onnxruntime')}" if options.onnx else ""
     page = (
         f"# An encoder on a GPU\n\n- {torch.cuda.get_device_name(0)}; {processor()}, {os.cpu_count()} cores; PyTorch"
-        f" {version('torch')}\n- bare loop, batches of {_ROWS}, mean length {mean:.0f}:"
+        f" {version('torch')}{engine}\n- bare loop, batches of {_ROWS}, mean length {mean:.0f}:"
         f" {bare.texts_per_second(dict.fromkeys(lengths(), 1)):,.0f} texts/s\n- {options.checked:,} answers of random"
         f" lengths: {wrong} wrong, largest difference {worst:.1g}\n- sizes: {facts.get('sizes', 'none')}; load check:"
         f" {facts.get('load_check', '')}\n\n"

@@ -16,11 +16,12 @@ from rocserve.backends.migraphx.compiling.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.compiling.probe_jobs import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.compiling.program_cache import CachedProgram, open_cache
 from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe, program_environment
-from rocserve.backends.migraphx.default_sizes import equal_dimensions, with_default_sizes
+from rocserve.backends.migraphx.default_sizes import with_default_sizes
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.mxr_file import sibling_model
 from rocserve.backends.migraphx.options import Target, compile_options, serving_options
+from rocserve.backends.onnx.checked_sizes import equal_dimensions
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.jobs.runner import JobEngine, JobRunner

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.encoders import VOCABULARY, encoder
 from support.models import add_sub
 
-from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_executions, model_properties
+from rocserve.backends.base import Batch, LoadedModel, ModelSource, model_executions, model_load_check, model_properties
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.model_config import InstanceKind
+from rocserve.core.padding import Buckets
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 
 
@@ -88,3 +90,50 @@ def test_outputs_that_may_stay_are_references(model: LoadedModel) -> None:
     assert isinstance(result.outputs["OUTPUT1"], Tensor)
     assert result.outputs["OUTPUT1"].datatype is DataType.BYTES
     assert len(result.kept) == 1
+
+
+def test_texts_of_unlike_lengths_are_padded_to_default_sizes(model_source: Callable[..., ModelSource]) -> None:
+    import onnxruntime
+
+    from rocserve.backends.onnx import backend
+    from rocserve.backends.warmup import as_served
+
+    content = encoder(longest=64).SerializeToString()
+    source = model_source("model.onnx", content, max_batch_size=LARGEST, kind=InstanceKind.GPU)
+    loaded = backend.load(replace(source, device=0))
+    padding, properties = loaded.signature.padding, model_properties(loaded)
+    assert [one.sizes for one in padding.dimensions] == [(16, 24, 32, 48, 64)]
+    assert (properties["graphs"], properties["batch_sizes"]) == ("none", "1, 2, 4")
+    assert DEVICE_PROPERTY not in properties
+    assert "dimension 'sequence' may be padded" in model_load_check(loaded).parts
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    executions = model_executions(loaded)
+    assert len(executions) == 2
+    # Values are around 1; the provider computes with TF32, which has three digits.
+    draw = np.random.default_rng(0)
+    for _ in range(30):
+        served, expected = [], []
+        for execution in executions:
+            # 5 rows run in two pieces; as many as a size has, in the engine's own memory.
+            rows, length = int(draw.integers(1, LARGEST + 2)), int(draw.integers(1, 65))
+            ids = draw.integers(0, VOCABULARY, (rows, length))
+            mask = np.ones_like(ids)
+            feed = {"input_ids": ids, "attention_mask": mask}
+            expected.append(dict(zip(("tokens", "pooled"), session.run(("tokens", "pooled"), feed), strict=True)))
+            tensors = {name: tensor_from_numpy(name, values, DataType.INT64) for name, values in feed.items()}
+            one = Batch(tensors, ("tokens", "pooled"), (rows,))
+            served.append(as_served(one, source.config, padding))
+            execution.start(served[-1])
+        for execution, batch, wanted in zip(executions, served, expected, strict=True):
+            found = execution.result().outputs
+            for name, values in wanted.items():
+                own = found[name]
+                assert isinstance(own, np.ndarray)
+                cut = batch.padded.get(name)
+                np.testing.assert_allclose(own if cut is None else own[tuple(cut.own(0, own.shape))], values, atol=2e-2)
+    unlisted = [tensor_from_numpy(name, np.ones((3, 20), np.int64), DataType.INT64) for name in feed]
+    executions[0].start(Batch({tensor.name: tensor for tensor in unlisted}, ("pooled",), (3,)))
+    (pooled,) = session.run(("pooled",), {tensor.name: tensor.numpy() for tensor in unlisted})
+    assert Buckets(padding).lengths((tensor.name, tensor.shape) for tensor in unlisted) == (20,)
+    np.testing.assert_allclose(executions[0].result().outputs["pooled"], pooled, atol=2e-2)
+    loaded.close()

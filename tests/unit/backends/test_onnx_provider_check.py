@@ -10,17 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.encoders import encoder
 from support.load_check import model, normal
 from support.models import map_classifier
 
 from rocserve.backends.base import LoadedModel, ModelSource, model_load_check
 from rocserve.backends.onnx import backend, provider_check
+from rocserve.backends.onnx.external_weights import NO_WEIGHTS
 from rocserve.backends.onnx.provider_options import MIGRAPHX_PROVIDER, OPENVINO
+from rocserve.backends.onnx.provider_padding import ProviderPadding
 from rocserve.backends.onnx.providers import Provider, ProviderPlan
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.load_check import REFERENCE, ROWS, LoadCheckFailed
+from rocserve.core.load_check import NOT_CHECKED, PADDING, REFERENCE, ROWS, LoadCheckFailed
 from rocserve.core.model_config import WarmupInput, WarmupSample
+from rocserve.core.padding import NO_PADDING
 
 SourceMaker = Callable[..., ModelSource]
 Array = np.ndarray[Any, Any]
@@ -29,6 +33,7 @@ Load = Callable[..., LoadedModel]
 CPU = "CPUExecutionProvider"
 LINEAR = "net (float[n, 4] x) => (float[n, 3] y) { y = MatMul (x, w) }"
 WEIGHTS = {"w": normal(4, 3)}
+MEAN = "net (float[n, time, 4] x) => (float[n, 4] y) { y = ReduceMean <axes = [1], keepdims = 0> (x) }"
 OVER_ROWS = "net (float[n, 4] x) => (float[n, 4] y) { y = Softmax <axis = 0> (x) }"
 
 
@@ -38,6 +43,8 @@ class Stand:
     def __init__(self) -> None:
         self.plan = ProviderPlan((Provider(replace(OPENVINO, provider=CPU), {}),), accepts_cpu=False)
         self.error = 0.0
+        self.wrong_at = 0
+        """The length of inputs, in the second dimension, at which answers are wrong."""
         self.sizes: list[int] = []
 
     def plan_providers(self, *_: object) -> ProviderPlan:
@@ -45,9 +52,11 @@ class Stand:
 
     def session_run(self, session: Any, signature: object) -> Callable[..., Sequence[Array]]:
         def run(wanted: Sequence[str], inputs: Mapping[str, Array]) -> Sequence[Array]:
-            self.sizes.append(len(next(iter(inputs.values()))))
+            first = next(iter(inputs.values()))
+            self.sizes.append(len(first))
             outputs: Sequence[Array] = session.run(wanted, inputs)
-            return [output + self.error if output.dtype == np.float32 else output for output in outputs]
+            error = 0.5 if first.shape[1] == self.wrong_at else self.error
+            return [output + error if output.dtype == np.float32 else output for output in outputs]
 
         return run
 
@@ -65,7 +74,8 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Stand:
 def load(model_source: SourceMaker, tmp_path: Path) -> Load:
     def load(content: bytes, mode: str = "on", **options: Any) -> LoadedModel:
         source = model_source("model.onnx", content)
-        config = replace(source.config, parameters={"load_check": mode}, **options)
+        parameters = {name: options.pop(name) for name in ("sizes", "version") if name in options}
+        config = replace(source.config, parameters={"load_check": mode, **parameters}, **options)
         settings = replace(source.settings, cache_directory=str(tmp_path / "cache"))
         return backend.load(replace(source, config=config, settings=settings))
 
@@ -174,3 +184,55 @@ def test_a_model_that_takes_only_its_samples(provider: Stand, load: Load, tmp_pa
 )
 def test_what_a_provider_computes_in(kind: Any, options: Mapping[str, str], precision: str) -> None:
     assert provider_check.precision_of(Provider(kind, options)) == precision
+
+
+@pytest.mark.long
+def test_written_sizes_are_padded_and_compared_as_they_serve(provider: Stand, load: Load) -> None:
+    content, sizes = bytes(encoder().SerializeToString()), {"sizes": "sequence=512"}
+    report = model_load_check(loaded := load(content, max_batch_size=4, **sizes))
+    assert report.parts[:2] == ("rows are independent", "dimension 'sequence' may be padded")
+    assert f" inputs on {CPU} and on the CPU, largest error" in report.parts[2]
+    (dimension,) = loaded.signature.padding.dimensions
+    assert (dimension.sizes, dimension.outputs) == ((512,), {"tokens": (1,)})
+    # No input of the check is as long.
+    provider.wrong_at = 512
+    with pytest.raises(LoadCheckFailed, match="output 'tokens' is wrong"):
+        load(content, max_batch_size=4, **sizes, version="2")
+
+
+@pytest.mark.long
+def test_written_sizes_that_change_answers(provider: Stand, load: Load) -> None:
+    content = bytes(model(MEAN).SerializeToString())
+    report = model_load_check(load(content, max_batch_size=4, sizes="time=16,32"))
+    assert report.warning.startswith("padded as configured, but dimension 'time' must not be padded")
+    assert report.failures == (PADDING,)
+    with pytest.raises(LoadCheckFailed, match="parameter 'sizes' pads requests, but"):
+        load(content, "strict", max_batch_size=4, sizes="time=16,32")
+    assert model_load_check(load(content, "off", max_batch_size=4, sizes="time=16,32")) == NOT_CHECKED
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("proto", "mode", "sizes", "reason"),
+    [
+        (encoder(longest=40), "on", (16, 24, 32, 40), "dimension 'sequence' may be padded"),
+        (MEAN, "on", (), "dimension 'time' must not be padded: output 'y' changes by "),
+        (encoder(longest=40), "off", (), ""),
+        (LINEAR, "on", (), ""),
+    ],
+)
+def test_default_sizes(
+    model_source: SourceMaker, proto: Any, mode: str, sizes: tuple[int, ...], reason: str, tmp_path: Path
+) -> None:
+    graph = model(proto, **(WEIGHTS if proto == LINEAR else {})) if isinstance(proto, str) else proto
+    parameters = {"load_check": mode, "engine": "cpu"}
+    source = model_source("model.onnx", graph.SerializeToString(), max_batch_size=4, parameters=parameters)
+    source = replace(source, settings=replace(source.settings, cache_directory=str(tmp_path / "cache")))
+    loaded = backend.load(source)
+    assert isinstance(loaded, backend.OnnxModel)
+    found = ProviderPadding(source, NO_WEIGHTS, loaded.signature, loaded.shapes_on_zeros)
+    padding, report = found.chosen(by_default=True)
+    assert [one.sizes for one in padding.dimensions] == [sizes] * bool(sizes)
+    assert all(one.takes_others for one in padding.dimensions)
+    assert " ".join(report.parts).startswith(reason) and bool(report.parts) == bool(reason)
+    assert found.chosen(by_default=False)[0] == NO_PADDING

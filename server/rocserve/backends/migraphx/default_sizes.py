@@ -1,14 +1,13 @@
 """Chooses the sizes to which open dimensions without written sizes are padded: those that a check allows, within the
-limits of compile time and memory. Also checks sizes that are written, and finds which outputs follow them."""
+limits of compile time and memory; and finds which outputs follow padded dimensions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.host import Host
-from rocserve.backends.installed import is_installed
 from rocserve.backends.migraphx.binding import ProgramTensor
 from rocserve.backends.migraphx.compiling.context import CompileContext
 from rocserve.backends.migraphx.compiling.memory import compiled_memory, free_memory
@@ -16,24 +15,15 @@ from rocserve.backends.migraphx.compiling.plan import ProgramPlan
 from rocserve.backends.migraphx.compiling.probe_jobs import InspectJob, InspectResult
 from rocserve.backends.migraphx.compiling.program_cache import CachedProgram
 from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe, SourceKind
-from rocserve.backends.migraphx.compiling.wanted_sizes import USUAL, SizesMissing, WantedSizes
+from rocserve.backends.migraphx.compiling.wanted_sizes import SizesMissing
 from rocserve.backends.migraphx.tensors import client_tensor
-from rocserve.backends.onnx.padding_job import (
-    DefaultSizes,
-    EqualDimensions,
-    OnnxDefaultSizesJob,
-    OnnxEqualDimensionsJob,
-    OnnxPaddingJob,
-)
-from rocserve.backends.written_sizes import with_measured_outputs, written_values
-from rocserve.cache.folders import cache_directory
+from rocserve.backends.onnx.checked_sizes import default_sizes
+from rocserve.backends.written_sizes import with_measured_outputs
 from rocserve.core.load_check import LoadCheckReport
 from rocserve.core.padding import NO_PADDING, Lengths, Padding, Shape
 from rocserve.core.printable import readable_size
-from rocserve.jobs.messages import Job, JobError
 from rocserve.jobs.runner import JobRunner
-from rocserve.load_check.padding_verdict import PaddingState, PaddingVerdict, undecided
-from rocserve.load_check.verdict_cache import Verdict, VerdictCache, verdict_key
+from rocserve.load_check.padding_verdict import PaddingState
 
 _MOST_SECONDS = 3600.0
 """The limit of the estimated time of all compiles. The user has not asked for these programs, and each takes a compile
@@ -53,99 +43,12 @@ def with_default_sizes(
     except SizesMissing as missing:
         if (wanted := missing.wanted) is None:
             raise
-        found, took = _found(
-            model,
-            onnxruntime,
-            wanted,
-            wanted.has_rows,
-            "padding short inputs",
-            lambda check: OnnxDefaultSizesJob(check, USUAL),
-            DefaultSizes,
-            lambda why: DefaultSizes(wanted.padding, undecided(wanted.padding, why)),
-            lambda sizes: sizes.verdict.is_lasting,
-        )
+        found, took = default_sizes(model, onnxruntime, wanted)
         refused = [one for one in found.verdict.dimensions if one.state is not PaddingState.ALLOWED]
         if refused:
             raise missing.because(refused[0].reason) from None
         parts = tuple(dict.fromkeys(one.reason for one in found.verdict.dimensions))
         return plan(found.padding), LoadCheckReport(parts, seconds=took)
-
-
-def equal_dimensions(model: ModelSource, onnxruntime: JobRunner, wanted: WantedSizes) -> Sequence[Sequence[int]]:
-    """Return the dimensions by their indices, in groups: the lengths of those of a group must be equal. Each is alone
-    if nothing can be found out."""
-    alone = EqualDimensions(tuple((index,) for index in range(len(wanted.padding.dimensions))), is_lasting=False)
-    found, _ = _found(
-        model,
-        onnxruntime,
-        wanted,
-        wanted.has_rows,
-        "looking for equal dimensions",
-        OnnxEqualDimensionsJob,
-        EqualDimensions,
-        lambda why: alone,
-        lambda equal: equal.is_lasting,
-    )
-    return found.groups
-
-
-def checked_sizes(
-    model: ModelSource, onnxruntime: JobRunner, wanted: WantedSizes, has_company: bool
-) -> tuple[PaddingVerdict, float]:
-    """Return whether dimensions may be padded to sizes that are written, and the seconds that the check took; 0 = it
-    was known. `has_company`: requests share batches."""
-    return _found(
-        model,
-        onnxruntime,
-        wanted,
-        has_company,
-        "padding short inputs",
-        lambda check: check,
-        PaddingVerdict,
-        lambda why: undecided(wanted.padding, why),
-        lambda verdict: verdict.is_lasting,
-    )
-
-
-def _found(
-    model: ModelSource,
-    onnxruntime: JobRunner,
-    wanted: WantedSizes,
-    has_company: bool,
-    what: str,
-    job: Callable[[OnnxPaddingJob], Job],
-    kind: type[Verdict],
-    unknown: Callable[[str], Verdict],
-    is_lasting: Callable[[Verdict], bool],
-) -> tuple[Verdict, float]:
-    """Return a job's result on ONNX Runtime, and the seconds that it took; 0 = it was known. `what`: the job's name for
-    users. `unknown`: makes the verdict from the reason if the job cannot run."""
-    if not is_installed("onnxruntime"):
-        return unknown("ONNX Runtime is not installed"), 0.0
-    seconds = model.settings.load_check_seconds
-    check = OnnxPaddingJob(
-        model.name,
-        wanted.source.path,
-        wanted.shapes,
-        wanted.padding,
-        tuple(sorted(written_values(model.config))),
-        has_rows=wanted.has_rows,
-        has_company=has_company,
-        seconds=seconds,
-    )
-
-    def found() -> Verdict:
-        with model.checking(what):
-            try:
-                return onnxruntime.run_check(job(check), kind, seconds)
-            except JobError as error:
-                return unknown(error.text)
-
-    written = repr((check.written_values, check.has_rows, has_company))
-    facts = (repr(check.padding), repr(sorted(check.shapes.items())), written)
-    key = verdict_key(kind.__name__, wanted.source.digest, "ONNX Runtime", *facts)
-    # A worker waits for another's job, which may take a minute more.
-    return VerdictCache(cache_directory(model.settings)).find_or_check(key, kind, found, is_lasting, seconds + 60)
 
 
 def with_padded_outputs(context: CompileContext, plan: ProgramPlan) -> ProgramPlan:

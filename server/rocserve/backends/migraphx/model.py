@@ -21,12 +21,7 @@ from rocserve.backends.migraphx.compiling.memory import check_memory, compiled_m
 from rocserve.backends.migraphx.compiling.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.compiling.program_cache import CachedProgram, ProgramAbout
 from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe
-from rocserve.backends.migraphx.default_sizes import (
-    equal_dimensions,
-    planned_sizes,
-    with_default_sizes,
-    with_padded_outputs,
-)
+from rocserve.backends.migraphx.default_sizes import planned_sizes, with_default_sizes, with_padded_outputs
 from rocserve.backends.migraphx.layout import ProgramLayout
 from rocserve.backends.migraphx.model_check import (
     CheckedModel,
@@ -36,6 +31,7 @@ from rocserve.backends.migraphx.model_check import (
 )
 from rocserve.backends.migraphx.program_runner import LoadedProgram, ProgramRunner
 from rocserve.backends.migraphx.tensors import varies_with_values
+from rocserve.backends.onnx.checked_sizes import equal_dimensions
 from rocserve.backends.parameters import asked_engine
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.load_check import LoadCheckReport

@@ -20,9 +20,9 @@ from rocserve.backends.migraphx.compiling.plan import ProgramPlan
 from rocserve.backends.migraphx.compiling.program_cache import CachedProgram
 from rocserve.backends.migraphx.compiling.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.compiling.wanted_sizes import WantedSizes
-from rocserve.backends.migraphx.default_sizes import checked_sizes
 from rocserve.backends.migraphx.options import Target
 from rocserve.backends.migraphx.program_runner import ProgramTensors
+from rocserve.backends.onnx.checked_sizes import checked_sizes
 from rocserve.backends.onnx.reference_job import OnnxReferenceJob, OnnxReferenceResult
 from rocserve.backends.parameters import asked_engine, load_check_mode
 from rocserve.backends.written_sizes import padding_report

@@ -23,7 +23,7 @@ from rocserve.backends.base import (
     ThreadedExecution,
     model_executions,
 )
-from rocserve.backends.batch_sizes import rows_that_fit
+from rocserve.backends.batch_sizes import default_batch_sizes, rows_that_fit, wanted_batch_sizes
 from rocserve.backends.migraphx.options import PARAMETERS
 from rocserve.backends.onnx import BACKEND
 from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, DeviceStream, device_executions, device_stream
@@ -33,6 +33,7 @@ from rocserve.backends.onnx.padding_check import PaddingCheck
 from rocserve.backends.onnx.plugins import installed_plugins
 from rocserve.backends.onnx.provider_check import ProviderCheck
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
+from rocserve.backends.onnx.provider_padding import ProviderPadding
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
 from rocserve.backends.onnx.rows_check import with_checked_rows
 from rocserve.backends.onnx.runs import Array, InPlaceRun, Run, SizedRun, is_on_cpu, session_run
@@ -145,7 +146,10 @@ def _load_session(
         )
         signature = replace(signature, inputs=inputs, outputs=outputs, supports_batching=True)
         opened = OnnxModel(run, signature, model.config, session_facts(session))
-        _pad(opened, session, PaddingCheck(model, opener, weights))
+        if check is None:
+            _pad(opened, session, PaddingCheck(model, opener, weights))
+        else:
+            _pad_on_provider(opened, check, by_default=False)
         return opened
     shapes = [spec.shape[1:] for spec in signature.inputs]
     if plan.on_gpu and signature.supports_batching and not any(-1 in shape for shape in shapes):
@@ -155,9 +159,7 @@ def _load_session(
         runs = {size: session_run(one, signature) for size, one in sessions.items()}
         opened = _sized(model, runs, signature, session)
         if device is not None:
-            executions, properties = device_executions(model, device, sessions, signature)
-            opened.executions = executions
-            opened.properties = {**opened.properties, **properties}
+            opened.run_on_device(model, device, sessions.__getitem__, tuple(sessions))
         return opened
     # Large outputs are written in place if all of them lie on the CPU.
     are_numbers = all(spec.datatype not in (DataType.BYTES, DataType.BF16) for spec in signature.outputs)
@@ -168,17 +170,23 @@ def _load_session(
     opened = OnnxModel(
         session_run(session, signature), signature, model.config, session_facts(session), _in_place=in_place
     )
+    if check is not None:
+        _pad_on_provider(opened, check, by_default=device is not None and signature.supports_batching)
+        largest = _largest_batch(model, opened.signature)
+        if device is not None and opened.signature.padding.dimensions and largest:
+            # Nothing is compiled, so that no size costs more than a few runs.
+            sizes = wanted_batch_sizes(model.config.parameters, largest, model.name) or default_batch_sizes(largest)
+            opened.run_on_device(model, device, lambda rows: session, sizes)
+        return opened
     padding_check = PaddingCheck(model, opener, weights)
-    if check is None:
-        padding = written_padding(model.config, signature, _padding_runs(opened, session, padding_check).groups)
-        opened.signature = replace(signature, padding=padding)
-    if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
+    padding = written_padding(model.config, signature, _padding_runs(opened, session, padding_check).groups)
+    opened.signature = replace(signature, padding=padding)
+    if model.config.has_open_batch and signature.supports_batching:
         # First, because it measures how much memory the first batches take.
         opened.bound_batches(model.instance_count, model.memory_bytes)
-    if check is None:
-        opened.signature, opened.load_check = with_checked_rows(model, opener, weights, session, opened.signature)
-        # Without independent rows, the first dimension is like the others.
-        _pad(opened, session, padding_check)
+    opened.signature, opened.load_check = with_checked_rows(model, opener, weights, session, opened.signature)
+    # Without independent rows, the first dimension is like the others.
+    _pad(opened, session, padding_check)
     return opened
 
 
@@ -191,6 +199,15 @@ def _pad(opened: OnnxModel, session: Any, check: PaddingCheck) -> None:
     signature = replace(opened.signature, padding=padding)
     opened.signature, report = check.run(session, signature, max(seconds, 0.0))
     opened.load_check = opened.load_check.then(report)
+
+
+def _pad_on_provider(opened: OnnxModel, check: ProviderCheck, by_default: bool) -> None:
+    """Pad the dimensions that the parameter `sizes` names; without it, and with `by_default`, all open dimensions, if
+    the check allows it. Raises as `ProviderPadding.written`."""
+    sizes = ProviderPadding(check.model, check.weights, opened.signature, opened.shapes_on_zeros)
+    padding, report = sizes.chosen(by_default)
+    opened.signature = replace(opened.signature, padding=padding)
+    check.report = check.report.then(report)
 
 
 def _padding_runs(opened: OnnxModel, session: Any, check: PaddingCheck) -> PaddingRuns:
@@ -269,6 +286,13 @@ class OnnxModel:
         inputs, outputs = self.signature.inputs, self.signature.outputs
         self._takes_text = any(spec.datatype is DataType.BYTES for spec in inputs)
         self._bfloat16 = frozenset(spec.name for spec in outputs if spec.datatype is DataType.BF16)
+
+    def run_on_device(
+        self, model: ModelSource, device: DeviceStream, session_for: Callable[[int], Any], batch_sizes: Sequence[int]
+    ) -> None:
+        """Run batches in PyTorch's memory, if the model can. `session_for`: see device_executions."""
+        self.executions, properties = device_executions(model, device, session_for, batch_sizes, self.signature)
+        self.properties = {**self.properties, **properties}
 
     def shapes_on_zeros(self, padding: Padding, lengths: Lengths) -> Mapping[str, Shape]:
         """Return the shapes of the outputs for zeros of these lengths. Raises ServeError."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from rocserve.backends.onnx.provider_options import CUDA, ROCM
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, unavailable
+from rocserve.core.padding import Buckets
 from rocserve.core.requests import Signature
 from rocserve.core.steps import result_of
 from rocserve.core.tensors import Tensor
@@ -67,28 +68,40 @@ def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None
 
 
 def device_executions(
-    model: ModelSource, device: DeviceStream, sessions: Mapping[int, Any], signature: Signature
+    model: ModelSource,
+    device: DeviceStream,
+    session_for: Callable[[int], Any],
+    batch_sizes: Sequence[int],
+    signature: Signature,
 ) -> tuple[Sequence[Execution], Mapping[str, str]]:
-    """Return executions over the sessions of each batch size, and facts for the model's metadata. No executions = the
-    sessions cannot run in PyTorch's memory. Sessions that cannot be captured run operator by operator."""
-    tensors = (*signature.inputs, *signature.outputs)
+    """Return executions of the batch sizes, and facts for the model's metadata. No executions = the sessions cannot run
+    in PyTorch's memory. Sessions that cannot be captured run operator by operator. `session_for`: returns the session
+    of a batch size; if dimensions are padded, one that takes any size."""
+    padding = signature.padding
+    buckets = Buckets(padding)
     # ONNX Runtime binds memory by numpy's types, which lack these two.
     if signature.optional_inputs or any(
-        spec.datatype in (DataType.BYTES, DataType.BF16) or -1 in spec.shape[1:] for spec in tensors
+        spec.datatype in (DataType.BYTES, DataType.BF16)
+        or -1 in buckets.padded_shape(spec.name, spec.shape, padding.smallest)[1:]
+        for spec in (*signature.inputs, *signature.outputs)
     ):
         return (), {}
     from rocserve.backends.pytorch.fixed_sizes import sized_executions
     from rocserve.core.device_references import DEVICE_PROPERTY
 
-    sized = _DeviceSessions(model, device, sessions, signature)
-    for captures in (True, False):
+    sized = _DeviceSessions(model, device, session_for, signature)
+    # A session of any length computes with lengths on the CPU, which no graph can hold. A session for each pair of a
+    # length and a batch size could be captured, but each has its own weights (330 MB for a BERT-base in half
+    # precision), takes a second to open, and runs 64 texts no faster.
+    for captures in (False,) if buckets else (True, False):
         try:
             with sized.mode():
                 executions, steps = sized_executions(
-                    sized, sized.call, signature.inputs, tuple(sessions), BATCHES_ON_GPU, captures, model.report,
-                    device.stream,
+                    sized, sized.call, signature.inputs, batch_sizes, BATCHES_ON_GPU, captures, model.report,
+                    device.stream, padding,
                 )  # fmt: skip
-                # A session takes only its own batch size, so none can stand in for another.
+                # A session takes only its own batch size, so none can stand in for another. Without graphs all sizes
+                # take a few runs each.
                 result_of(steps)
         except Exception as error:
             how = "by captured graphs" if captures else "in PyTorch's memory"
@@ -98,7 +111,8 @@ def device_executions(
                 # Memory may not suffice for all sizes.
                 "batch_sizes": ", ".join(map(str, executions[0].batch_sizes)),
                 "graphs": "captured" if captures else "none",
-                DEVICE_PROPERTY: sized.tensors.name,
+                # Outputs are cut back in the worker's memory.
+                **({} if buckets else {DEVICE_PROPERTY: sized.tensors.name}),
             }
         finally:
             model.report("")
@@ -106,19 +120,20 @@ def device_executions(
 
 
 class _DeviceSessions:
-    """Makes a SizedModel of sessions that each take one batch size."""
+    """Makes a SizedModel of sessions that each take one batch size, or of one that takes any size."""
 
     def __init__(
-        self, model: ModelSource, device: DeviceStream, sessions: Mapping[int, Any], signature: Signature
+        self, model: ModelSource, device: DeviceStream, session_for: Callable[[int], Any], signature: Signature
     ) -> None:
         from rocserve.backends.device_tensors import DeviceTensors
 
         self.device = device.device
         self.tensors: DeviceTensors = DeviceTensors(device.device)
         self._stream = device.stream
-        self._sessions = sessions
+        self._session_for = session_for
         self._inputs, self._outputs = signature.inputs, signature.outputs
         self._output_index = {spec.name: index for index, spec in enumerate(signature.outputs)}
+        self._buckets = Buckets(signature.padding)
         self._batches = model.config.max_batch_size > 0
         self._options = onnxruntime.RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
@@ -131,11 +146,15 @@ class _DeviceSessions:
         from rocserve.backends.pytorch.datatypes import torch_dtype
 
         rows = len(inputs[0])
-        session = self._sessions[rows]
+        lengths = self._buckets.lengths(
+            (spec.name, tuple(value.shape)) for spec, value in zip(self._inputs, inputs, strict=True)
+        )
+        session = self._session_for(rows)
         binding = session.io_binding()
+        shapes = [self._buckets.padded_shape(spec.name, (rows, *spec.shape[1:]), lengths) for spec in self._outputs]
         outputs = [
-            torch.empty((rows, *spec.shape[1:]), dtype=torch_dtype(spec.datatype), device=self.device)
-            for spec in self._outputs
+            torch.empty(shape, dtype=torch_dtype(spec.datatype), device=self.device)
+            for spec, shape in zip(self._outputs, shapes, strict=True)
         ]
         index = self.device.index
         for bind, specs, values in (

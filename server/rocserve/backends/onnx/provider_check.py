@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,9 +26,12 @@ from rocserve.backends.onnx.rows_check import (
     without_experiment,
 )
 from rocserve.backends.parameters import load_check_mode
+from rocserve.backends.warmup import as_served
 from rocserve.cache.folders import cache_directory
 from rocserve.cache.temporary_folder import temporary_folder
-from rocserve.core.load_check import NOT_CHECKED, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
+from rocserve.core.errors import ServeError
+from rocserve.core.load_check import NOT_CHECKED, PADDING, REFERENCE, LoadCheckFailed, LoadCheckMode, LoadCheckReport
+from rocserve.core.padding import NO_PADDING
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.jobs.messages import JobError
@@ -159,6 +163,9 @@ class ProviderCheck:
     def _candidate(self, opened: LoadedModel) -> Run:
         """Return a function that runs the model as it serves."""
         execution, *_ = model_executions(opened)
+        config = self.model.config
+        # Sizes that are written although they change answers change them here, too.
+        padding = NO_PADDING if PADDING in self.report.failures else opened.signature.padding
         inputs = {spec.name: spec for spec in opened.signature.inputs}
         outputs = {spec.name: spec for spec in opened.signature.outputs}
         batches = any(given.shape[:1] == (-1,) for given in inputs.values())
@@ -166,16 +173,22 @@ class ProviderCheck:
         def answer(feed: Feed) -> Feed:
             tensors = {name: tensor_from_numpy(name, values, inputs[name].datatype) for name, values in feed.items()}
             rows = max((tensor.shape[0] for tensor in tensors.values() if tensor.shape), default=1) if batches else 1
-            execution.start(Batch(tensors, tuple(outputs), (rows,)))
-            found = execution.result().outputs
-            return {
+            batch = Batch(tensors, tuple(outputs), (rows,))
+            if padding.dimensions:
+                # Requests beyond the largest size are refused, but the provider takes them.
+                with suppress(ServeError):
+                    batch = as_served(batch, config, padding)
+            execution.start(batch)
+            found = {
                 name: served_output(
                     outputs[name],
                     np.array(values) if isinstance(values, np.ndarray) else values.numpy(),
                     batches and rows == 1,
                 )
-                for name, values in found.items()
+                for name, values in execution.result().outputs.items()
             }
+            own = {name: tuple(cut.own(0, found[name].shape)) for name, cut in batch.padded.items()}
+            return {name: values[own.get(name, ())] for name, values in found.items()}
 
         return answer
 

@@ -19,7 +19,7 @@ Sizes = tuple[int, ...]
 
 USUAL = 512
 """The largest size if the file gives none: the usual limit of text encoders."""
-_MOST = 2048
+MOST = 2048
 """The largest size that is taken from a file. The first program has it, and attention's memory grows with its square;
 users who know their requests can write larger sizes."""
 
@@ -68,7 +68,7 @@ def wanted_padding(
     left = {(name, place) for name, places in unknown.items() for place in places}
     if covered != left or not all(place for _, place in left) or text_inputs(signature) & {name for name, _ in left}:
         return NO_PADDING
-    padded = tuple(replace(one, sizes=half_steps(_MOST)) for one in found)
+    padded = tuple(replace(one, sizes=half_steps(MOST)) for one in found)
     return Padding(padded, padding_values(config, signature, padded))
 
 
