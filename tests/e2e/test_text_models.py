@@ -134,6 +134,19 @@ def test_a_vector_is_what_the_files_say_alone_and_in_company(client: Client, bar
     assert together["TOKEN_COUNT"][-1] == 32
 
 
+async def test_texts_that_come_together_get_the_bits_of_each_alone(server: RocserveProcess, client: Client) -> None:
+    alone = [client.infer("sentences_text", {"TEXT": rows(text)})["EMBEDDING"] for text in TEXTS]
+    before = client.statistics("sentences_postprocess")[0]
+    async with AsyncClient(f"127.0.0.1:{server.port}") as many:
+        for _ in range(20):
+            answers = await asyncio.gather(*[many.infer("sentences_text", {"TEXT": rows(text)}) for text in TEXTS * 4])
+            for answer, expected in zip(answers, alone * 4, strict=True):
+                np.testing.assert_array_equal(answer["EMBEDDING"], expected)
+    after = client.statistics("sentences_postprocess")[0]
+    runs, texts = after.execution_count - before.execution_count, after.inference_count - before.inference_count
+    assert texts == 80 * len(TEXTS) > runs, "their lengths differ, and some share a batch"
+
+
 WIDE = 384
 WIDE_TEXTS = [text for text in TEXTS for _ in range(8)]
 OWN_STEP = """

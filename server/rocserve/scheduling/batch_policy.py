@@ -34,12 +34,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import groupby, islice, zip_longest
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.ragged import RaggedBatching
 from rocserve.core.requests import InferRequest, RequestPlan
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.queue import RequestQueue
@@ -82,24 +81,21 @@ class NoBatching:
     largest = 1
 
     def __init__(self, times: ComputeTimes | None) -> None:
-        """`times`: the model's; None = no groups, because inputs cannot be joined or outputs cannot be cut apart."""
         self._times = times
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
         if queue.count == 1 or self._times is None:
             return _ONE
-        longest = min(queue.count, LARGEST_GROUP, LONGEST_GROUP_NS // max(self._times.request_ns, 1))
-        if longest < 2:
-            return _ONE
-        count = 0
-        plan = None
-        for request in queue:
-            if plan is None:
-                plan = request.plan
-            if count == longest or request.plan is not plan:
-                break
-            count += 1
-        return BatchDecision(count, is_full=True, is_grouped=count > 1)
+        _, alike = next(groupby(islice(queue, _longest_group(self._times)), attrgetter("plan")))
+        return _group(len([*alike]))
+
+
+def _longest_group(times: ComputeTimes) -> int:
+    return max(1, min(LARGEST_GROUP, LONGEST_GROUP_NS // max(times.request_ns, 1)))
+
+
+def _group(count: int) -> BatchDecision:
+    return BatchDecision(count, is_full=True, is_grouped=True) if count > 1 else _ONE
 
 
 class DynamicBatcher:
@@ -107,14 +103,22 @@ class DynamicBatcher:
     batch ends at the largest preferred size that the requests reach in their order. If they skip all preferred sizes,
     it ends before the request that exceeds the largest one. A batch that reaches no preferred size runs unchanged if
     there is no delay, if it cannot grow, or if its oldest request has waited for the delay. After the delay a batch is
-    as large as possible."""
+    as large as possible. Without a delay, requests that share no batch, such as texts of different lengths, are grouped
+    as by NoBatching."""
 
-    def __init__(self, max_batch_size: int, preferred_batch_sizes: tuple[int, ...], max_queue_delay_ns: int) -> None:
-        """`preferred_batch_sizes`: at least one."""
+    def __init__(
+        self,
+        max_batch_size: int,
+        preferred_batch_sizes: tuple[int, ...],
+        max_queue_delay_ns: int,
+        times: ComputeTimes | None = None,
+    ) -> None:
+        """`preferred_batch_sizes`: at least one. `times`: the model's; None = no groups."""
         self._max_batch_size = self.largest = max_batch_size
         self._preferred = frozenset(preferred_batch_sizes)
         self._largest_preferred = max(preferred_batch_sizes)
         self._delay_ns = max_queue_delay_ns
+        self._times = None if max_queue_delay_ns else times
 
     def decide(self, queue: Iterable[InferRequest], now_ns: int) -> BatchDecision:
         rows = count = preferred_count = 0
@@ -130,7 +134,12 @@ class DynamicBatcher:
             else:
                 if total > largest_preferred and not preferred_count:
                     preferred_count = count
-                if total > most or (plan is not first and plan.batch_key != first.batch_key):
+                if total > most:
+                    can_grow = False
+                    break
+                if plan is not first and plan.batch_key != first.batch_key:
+                    if count == 1 and self._times is not None:
+                        return self._group_alone(queue, self._times)
                     can_grow = False
                     break
             rows = total
@@ -150,6 +159,19 @@ class DynamicBatcher:
             return BatchDecision(count, is_full=not can_grow)
         return BatchDecision(0, oldest_ns + self._delay_ns)
 
+    @staticmethod
+    def _group_alone(queue: Iterable[InferRequest], times: ComputeTimes) -> BatchDecision:
+        """Group the first requests, of which each would otherwise be a batch."""
+        longest = _longest_group(times)
+        waiting = [*islice(queue, longest + 1)]
+        first, count = waiting[0], 0
+        for one, after in zip_longest(waiting[:longest], waiting[1:]):
+            is_like_first = one.level == first.level and one.plan.batch_size == first.plan.batch_size
+            if not is_like_first or (after is not None and after.plan.batch_key == one.plan.batch_key):
+                break
+            count += 1
+        return _group(count)
+
 
 class BatchPolicy(Protocol):
     """Decides which requests of a model run together."""
@@ -162,27 +184,16 @@ class BatchPolicy(Protocol):
         """Decide for a free instance; the queue must not be empty."""
 
 
-def batch_policy(
-    config: ModelConfig, times: ComputeTimes, answers_requests: bool = False
-) -> NoBatching | DynamicBatcher:
-    """Return the policy that a model's configuration asks for. `answers_requests`: the model sees each request
-    separately."""
+def batch_policy(config: ModelConfig, times: ComputeTimes) -> NoBatching | DynamicBatcher:
+    """Return the policy that a model's configuration asks for."""
     batching = config.dynamic_batching
     if batching is None or config.max_batch_size == 0:
-        # Grouped requests travel as one batch: unless the model answers each of them, all rows must have one size.
-        may_group = config.max_batch_size > 0 and (
-            answers_requests
-            or (
-                not RaggedBatching(config)
-                and all(tensor.datatype is not DataType.BYTES for tensor in config.inputs)
-                and all(size >= 0 for tensor in config.outputs for size in tensor.dims)
-            )
-        )
-        return NoBatching(times if may_group else None)
+        return NoBatching(times if config.max_batch_size > 0 else None)
     return DynamicBatcher(
         config.max_batch_size,
         batching.preferred_batch_sizes or (config.max_batch_size,),
         batching.max_queue_delay_microseconds * 1000,
+        times,
     )
 
 

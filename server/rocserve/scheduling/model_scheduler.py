@@ -25,7 +25,7 @@ class ModelScheduler(Scheduler):
         super().__init__(parts, sends_ahead=not self._queue.has_policies)
         self._sequencer = ResponseSequencer() if batching is not None and batching.preserve_ordering else None
         keeps_order = self._sequencer is not None
-        policy = batch_policy(parts.config, self._times, parts.answers_requests)
+        policy = batch_policy(parts.config, self._times)
         self._policy: BatchPolicy = policy
         if parts.padding.dimensions and isinstance(policy, DynamicBatcher):
             self._policy = BucketBatcher(policy, parts.padding, keeps_order)

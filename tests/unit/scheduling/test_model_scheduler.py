@@ -59,8 +59,9 @@ def test_an_answered_request_is_let_go_of_long_before_its_deadline(make_bench):
     assert gone() is None
 
 
-def test_waiting_requests_of_a_quick_model_travel_together_and_run_one_by_one(make_bench):
-    bench = make_bench(width=2)
+@pytest.mark.parametrize("width", [2, -1])
+def test_waiting_requests_of_a_quick_model_travel_together_and_run_one_by_one(make_bench, width: int):
+    bench = make_bench(width=width)
     for value in range(40):
         bench.submit(float(value))
     # The engine must first prove that it is fast; until then each request runs alone.
@@ -98,6 +99,34 @@ def test_different_heads_do_not_travel_together(make_bench):
         bench.submit(1.0, rows=1)
         bench.submit(1.0, rows=2)
     assert len(bench.finish_all()) == 60
+
+
+@pytest.mark.parametrize(
+    ("delay", "engine_ns", "batches"),
+    [
+        # Two of one shape share a batch.
+        (0, 1_000, [(1, 1, 1), (1, 1), (1, 1), (2,)]),
+        (0, 10_000_000, [(1,), (1,), (1,), (1, 1), (1,), (1,), (2,)]),
+        # With a delay requests wait for others of their shape; the last one still does.
+        (1, 1_000, [(1,), (1,), (1,), (1, 1), (1,), (1,)]),
+    ],
+)
+def test_requests_of_unlike_shapes_travel_together_to_a_quick_model(make_bench, delay, engine_ns, batches):
+    bench = make_bench(DynamicBatching(max_queue_delay_microseconds=delay))
+    for _ in range(20):
+        bench.submit(0.0, rows=8)
+        bench.executions[-1].engine_ns = engine_ns
+        bench.executions[-1].finish()
+    for _ in range(3):
+        # No more is sent ahead.
+        bench.submit(0.0, rows=8)
+    answers = [bench.submit(float(width), width=width) for width in (2, 3, 2, 3, 3, 4, 2)]
+    bench.submit(9.0, rows=2, width=5)
+    assert [*map(sum, bench.finish_all(engine_ns)[20:23])] == [8, 8, 8]
+    formed = bench.executions[23:]
+    assert [execution.request_sizes for execution in formed] == batches
+    assert [execution.is_grouped for execution in formed[:3]] == [len(batches[0]) > 1, False, len(batches[0]) > 1]
+    assert [answer.number for answer in answers] == [4.0, 6.0, 4.0, 6.0, 6.0, 8.0, 4.0]
 
 
 def test_requests_that_come_in_one_turn_run_together(make_bench):

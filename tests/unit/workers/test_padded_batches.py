@@ -139,12 +139,13 @@ async def test_an_answer_without_padded_outputs_has_rows_only(workshop: Workshop
 
 async def test_grouped_requests_are_padded_one_by_one(workshop: Workshop) -> None:
     instance = await serving(workshop)
-    inputs = [made(1, 3, 2), made(1, 3, 2, seed=1)]
+    inputs = [made(1, 3, 2), made(1, 3, 2, seed=1), made(1, 4, 1, seed=2), made(1, 7, 3, seed=3)]
     form, *_ = member(inputs[0])
-    members: list[Member] = [(form, member(own)[1], 0, b"") for own in inputs]
-    _, answers = await run(instance, members, is_grouped=True)
-    for answer, own in zip(answers, inputs, strict=True):
-        check(answer, own, 4, 4)
+    members: list[Member] = [(form, member(own)[1], 0, b"") for own in inputs[:2]] + [*map(member, inputs[2:])]
+    for _ in range(2):
+        _, answers = await run(instance, members, is_grouped=True)
+        for answer, own, height in zip(answers, inputs, (4, 4, 4, 8), strict=True):
+            check(answer, own, height, 4)
 
 
 async def test_an_output_of_another_length_is_no_answer(workshop: Workshop) -> None:

@@ -77,6 +77,9 @@ def text_models(config: PlainConfig, files: TextFiles, found: ClassNames | None)
     limit = _limit(facts, encoder)
     post = {EMBEDDING: _embedding, LABEL: _label, TOKENS: _tokens, SCORE: _score}[facts.output](config, facts, found)
     tokenizer = _tokenizer(config, facts, encoder, limit)
+    for entry in (*tokenizer.input, *post.message.input):
+        # These models see each request by itself, so texts of different lengths may share a batch.
+        entry.allow_ragged_batch = -1 in entry.dims
     told = {"output": facts.output, "max_tokens": "as tokenizer.json says" if limit is None else str(limit)}
     told |= {key: entry.string_value for key, entry in post.message.parameters.items()}
     if prompt := facts.prompt:
