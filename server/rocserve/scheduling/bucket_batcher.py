@@ -90,7 +90,7 @@ class BucketBatcher:
             if bucket is own:
                 rows += plan.batch_size
                 if rows >= most:
-                    break
+                    return {bucket: group}
         return groups
 
     def _missing(self, own: Sequence[InferRequest]) -> int:
@@ -106,8 +106,6 @@ class BucketBatcher:
             return own
         filling = _Filling(own[0].plan, self._rows)
         filling.add(own)
-        if filling.rows >= self._rows:
-            return own
         members = own.copy()
         for other in sorted(groups, key=_row_elements, reverse=True):
             if other is not bucket and filling.takes(groups[other]):
