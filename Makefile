@@ -102,14 +102,20 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses=
 test: setup
 	$(PYTEST) -m 'not long'
 
-# What takes long, and a running Triton instead of its recorded answers. With three processes two CPUs rest half of the time.
-test-long: setup
-	$(PYTEST) -m long --triton=live --numprocesses=$(shell echo $$(($$(nproc) * 2)))
+without = $(foreach name,$(1),--ignore=tests/parity/test_$(name).py)
 
-# What Triton's clients see, by way of front ends that are processes, and the memory that these have together. What
-# becomes of configurations is not theirs.
+# What takes long, and a running Triton instead of its recorded answers. Left out is what starts a Triton or a model for
+# each of its cases: the quick tests compare with the records, which only another version of Triton changes, and
+# `make record-triton` asks it. With three processes two CPUs rest half of the time.
+test-long: setup
+	$(PYTEST) -m long --triton=live --numprocesses=$(shell echo $$(($$(nproc) * 2))) \
+		$(call without,configurations namespaces readiness sequences statistics traces)
+
+# What Triton's clients see, by way of front ends that are processes, and the memory that these have together. Left out
+# is what the server's process decides alone.
 test-front-ends: setup
-	$(PYTEST) --front-ends=2 tests/parity --ignore=tests/parity/test_configurations.py tests/faults/test_request_memory.py
+	$(PYTEST) --front-ends=2 tests/parity $(call without,configurations namespaces readiness statistics) \
+		tests/faults/test_request_memory.py
 
 test-all: test test-long test-front-ends
 
