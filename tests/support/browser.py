@@ -35,9 +35,9 @@ def running_browser() -> Iterator[Any]:
 
 
 @contextmanager
-def faultless_page(browser: Any) -> Iterator[Any]:
-    """A page whose end fails if the content security policy has refused anything, or a script has raised an error."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+def opened_page(browser: Any) -> Iterator[tuple[Any, list[str]]]:
+    """A page, and what its content security policy has refused and the errors that its scripts have raised."""
+    context = browser.new_context()
     page = context.new_page()
     faults: list[str] = []
 
@@ -49,9 +49,17 @@ def faultless_page(browser: Any) -> Iterator[Any]:
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", note)
     page.set_default_timeout(1000 * PATIENCE_SECONDS)
-    yield page
+    yield page, faults
     context.close()
-    assert not faults
+
+
+def begin_anew(page: Any) -> None:
+    """Leave what a test has shown. The page at / stores nothing in the browser."""
+    page.goto("about:blank")
+    page.unroute_all()
+    page.mouse.move(0, 0)
+    page.set_viewport_size({"width": _DESKTOP[0], "height": 900})
+    page.emulate_media(color_scheme=_DESKTOP[1])
 
 
 def as_on_a_phone(page: Any) -> None:

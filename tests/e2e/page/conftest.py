@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import faultless_page, running_browser
+from support.browser import begin_anew, opened_page, running_browser
 from support.page_models import drop_page_models
 from support.server import RocserveProcess
 
@@ -18,10 +18,21 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
+@pytest.fixture(scope="package")
+def opened(browser: Any) -> Iterator[tuple[Any, list[str]]]:
+    """One page for all tests: a new one is a process of the browser, which costs as much as most tests."""
+    with opened_page(browser) as opened:
+        yield opened
+
+
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    with faultless_page(browser) as page:
-        yield page
+def page(opened: tuple[Any, list[str]]) -> Iterator[Any]:
+    """A page; fails at the end of a test if its content security policy or a script had a fault."""
+    page, faults = opened
+    begin_anew(page)
+    faults.clear()
+    yield page
+    assert not faults
 
 
 @pytest.fixture(scope="package")

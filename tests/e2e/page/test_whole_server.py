@@ -86,6 +86,7 @@ def test_figures_and_graphs_outlast_the_page(page: Any, server: RocserveProcess)
 
 def test_only_new_points_are_asked_for(page: Any, server: RocserveProcess) -> None:
     asked: list[str] = []
+
     page.on("request", lambda request: asked.append(request.url) if "server-state" in request.url else None)
     wait_until(lambda: points(server))
     visit(page, server)
@@ -174,8 +175,11 @@ def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProce
 
 
 def test_an_operator_reloads_unloads_and_reads_the_log(page: Any, explicit: RocserveProcess) -> None:
+    def accept(dialog: Any) -> None:
+        dialog.accept()
+
     as_on_a_phone(page)
-    page.on("dialog", lambda dialog: dialog.accept())
+    page.on("dialog", accept)
     visit(page, explicit, "chatty")
     page.locator("h2 .badge.ready").wait_for()
     acts = page.get_by_role("region", name="Acts")
@@ -210,6 +214,7 @@ def test_an_operator_reloads_unloads_and_reads_the_log(page: Any, explicit: Rocs
     choice.select_option("normal")
     wait_until(lambda: ask(explicit, "GET", "/v2/logging")[1]["log_verbose_level"] == 0)
     assert page.locator("img[src=x]").count() == 0
+    page.remove_listener("dialog", accept)
 
 
 def test_a_failed_model_is_tried_again(page: Any, server: RocserveProcess) -> None:
