@@ -19,7 +19,7 @@ from support.processes import has_ended
 from support.server import RocserveProcess
 from support.waiting import wait_until
 
-FILES = int(os.environ.get("ROCSERVE_DAMAGED_FILES", "12"))
+FILES = int(os.environ.get("ROCSERVE_DAMAGED_FILES", "6"))
 AT_ONCE = 6
 """Folders that exist at the same time."""
 
