@@ -25,8 +25,6 @@ from rocserve_client import Client, Internal
 
 PLACED = "instance_group { kind: KIND_MODEL }"
 TWO_AT_ONCE = """
-max_batch_size: 4
-input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }
 dynamic_batching { }
 parameters { key: "batches_at_once" value { string_value: "2" } }
 """
@@ -45,7 +43,6 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
     repository = folder / "repository"
     drop(repository, "exported", torch_files.data("classifier"), filename="model.pt2")
     drop(repository, "placed", torch_files.data("few"), PLACED, filename="model.pt2")
-    drop(repository, "two", torch_files.data("traced"), TWO_AT_ONCE, filename="model.pt")
     drop(repository, "finding", torch_files.data("finding"), FINDING, filename="model.pt")
     with zipfile.ZipFile(folder / "archived.mar", "w") as archive:
         model = {"modelName": "archived", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "own.py"}
@@ -53,6 +50,8 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
         archive.writestr("net.pt", torch_files.data("traced"))
     flags = (f"--model-repository={repository}", "--input=INPUT__0:FP32:4", "--max-batch-size=8")
     assert cli.main(["convert-mar", str(folder / "archived.mar"), *flags]) == 0
+    config = repository / "archived" / "config.pbtxt"
+    config.write_text(config.read_text() + TWO_AT_ONCE)
     with RocserveProcess([repository], log=folder / "server.log") as server:
         yield server
         assert server.terminate() == 0
@@ -103,23 +102,23 @@ def test_an_instance_with_two_batches_under_way_answers_each_request_with_its_ow
 ) -> None:
     inputs, expected = torch_files.values("classifier")
     with Client(server.address) as client:
-        client.wait_until_ready(PATIENCE_SECONDS, model="two")
+        client.wait_until_ready(PATIENCE_SECONDS, model="archived")
 
         def ask(number: int) -> None:
             row = number % len(inputs["x"])
-            answer = client.infer("two", {"INPUT__0": inputs["x"][row : row + 1]})
+            answer = client.infer("archived", {"INPUT__0": inputs["x"][row : row + 1]})
             np.testing.assert_allclose(answer["scores"], expected["scores"][row : row + 1], atol=1e-6)
 
-        rounds = 0
+        rounds, before = 0, client.statistics("archived")[0].inference_count
 
         def were_batched() -> bool:
             nonlocal rounds
             rounds += 1
             with ThreadPoolExecutor(16) as threads:
                 list(threads.map(ask, range(400)))
-            statistics = client.statistics("two")[0]
-            assert statistics.inference_count == 400 * rounds
-            return statistics.execution_count < statistics.inference_count
+            statistics = client.statistics("archived")[0]
+            assert statistics.inference_count == before + 400 * rounds
+            return statistics.execution_count < 400 * rounds
 
         wait_until(were_batched, "a batch of several requests")
 

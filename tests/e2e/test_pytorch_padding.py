@@ -44,10 +44,9 @@ def server(start: Start, torch_files: TorchFiles, tmp_path_factory: pytest.TempP
     repository.mkdir()
     traced, exported = torch_files.data("traced_encoder"), torch_files.data("encoder")
     inputs, outputs = torch_files.values("traced_encoder")
-    recorded = drop(repository, "recorded", traced, ENCODER, filename="model.pt")
-    write_recorded(recorded / "check.npz", RecordedAnswers(inputs, outputs))
     # The second version sees what the mask hides, and has a bound of its length.
-    drop(repository, "two", traced, ENCODER, filename="model.pt")
+    folder = drop(repository, "two", traced, ENCODER, filename="model.pt")
+    write_recorded(folder / "check.npz", RecordedAnswers(inputs, outputs))
     drop(repository, "two", exported, ENCODER, version=2, filename="model.pt2")
     for strategy in ("direct", "oldest"):
         config = SEQUENCES % f"{strategy} {{ }}"
@@ -59,10 +58,10 @@ def test_recorded_answers(server: RocserveProcess, torch_files: TorchFiles) -> N
     """The request is shorter than the smallest size."""
     inputs, outputs = torch_files.values("traced_encoder")
     with Client(server.address) as client:
-        properties = client.model_metadata("recorded").properties
+        properties = client.model_metadata("two", "1").properties
         assert properties["sizes"] == "ids:0=8,16"
         assert "recorded answers" in properties["load_check"]
-        answer = client.infer("recorded", inputs)
+        answer = client.infer("two", inputs, version="1")
     for name, values in outputs.items():
         np.testing.assert_allclose(answer[name], values, atol=1e-6)
 
