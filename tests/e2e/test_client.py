@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -212,21 +210,3 @@ def test_the_status_verb(rocserve_server: RocserveProcess):
     absent = run("-m", "rocserve.cli", "status", "--once", "--url", "127.0.0.1:1")
     assert absent.returncode == 1
     assert "no answer from a server at 127.0.0.1:1" in absent.stderr
-
-
-def test_the_demo(tmp_path: Path):
-    """On the sample as a clone has it. Without a network the demo shows no photographs, and says so."""
-    script = ROOT / "clients" / "examples" / "demo.py"
-    sample = tmp_path / "sample"
-    shutil.copytree(ROOT / "model_repository", sample)
-    shown = run(script, "--model-repository", sample, "--output", tmp_path / "out")
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert f"of {len(DIGITS)} right" in shown.stdout
-    assert float(re.search(r"mAP@0.5 (\S+) on", shown.stdout)[1]) >= 0.9
-    sheets = ["demo-contact-sheet.png", "demo-shapes.png"]
-    if "could not be fetched" not in shown.stdout:
-        assert re.search(r"(\d+) of \1 photographs right", shown.stdout)
-        sheets.append("demo-photographs.png")
-    for sheet in sheets:
-        assert (tmp_path / "out" / sheet).read_bytes().startswith(b"\x89PNG")
-        assert f"/{sheet}" in shown.stdout

@@ -120,16 +120,7 @@ def test_the_post_processing_refuses_an_image_without_size(rocserve_server):
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-@pytest.mark.parametrize("labels", [["circle", "square"], ["circle", "square", "triangle", "star"]])
-def test_an_error_names_the_number_of_labels_and_the_shape_of_the_head(repository, serve, labels):
-    (copied(repository) / "labels.txt").write_text("\n".join(labels))
-    server = serve(repository)
-    server.wait_until_ready()
-    with pytest.raises(InferenceServerException, match=rf"there are {len(labels)} labels, but HEAD_0 has shape \[24"):
-        server.client().infer("detect_shapes_postprocess", empty_heads(9, 5))
-
-
-def test_a_wrong_parameter_is_the_reason_in_the_index(repository, serve):
+def test_errors_name_the_wrong_parameter_or_number_of_labels(repository, serve):
     faults = {
         "resize": ('"stretch"', '"squeeze"', "parameter 'resize' must be one of stretch, not_larger, letterbox"),
         "numbers": ('"1.2, 1.1"', '"1.2, wide"', "parameter 'xy_scale' must be numbers with commas between them"),
@@ -146,6 +137,12 @@ def test_a_wrong_parameter_is_the_reason_in_the_index(repository, serve):
         text = config.read_text()
         assert text.count(right) == 1
         config.write_text(text.replace(right, wrong).replace('"detect_shapes_postprocess"', f'"faulty_{name}"'))
+    labels = {"few_labels": ("circle", "square"), "many_labels": ("circle", "square", "triangle", "star")}
+    for name, lines in labels.items():
+        folder = copied(repository, name)
+        (folder / "labels.txt").write_text("\n".join(lines))
+        config = folder / "config.pbtxt"
+        config.write_text(config.read_text().replace('"detect_shapes_postprocess"', f'"{name}"'))
     client = serve(repository).client()
 
     def reason_holds(model: str, text: str) -> bool:
@@ -154,9 +151,15 @@ def test_a_wrong_parameter_is_the_reason_in_the_index(repository, serve):
     for name, (_, _, expected) in faults.items():
         is_reported = partial(reason_holds, f"faulty_{name}", expected)
         wait_until(is_reported, f'the reason "{expected}"')
+    for name, lines in labels.items():
+        wait_until(partial(client.is_model_ready, name), f"the model {name}")
+        with pytest.raises(
+            InferenceServerException, match=rf"there are {len(lines)} labels, but HEAD_0 has shape \[24"
+        ):
+            client.infer(name, empty_heads(9, 5))
 
 
-def copied(repository: Path, name: str = "detect_shapes_postprocess") -> Path:
+def copied(repository: Path, name: str) -> Path:
     """A repository with a copy of the post-processing."""
     return Path(shutil.copytree(POSTPROCESS, repository / name))
 

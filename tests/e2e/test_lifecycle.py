@@ -30,20 +30,8 @@ def ask(client: triton.InferenceServerClient, model: str, version: str = "") -> 
 
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_sigterm_finishes_the_work_in_hand(serve, repository: Path, whole_group: bool):
+    """An open stream does not hold the end up."""
     gate = drop_gated(repository)
-    server = serve(repository, flags=("--exit-timeout-secs=600",))
-    server.wait_until_ready()
-    with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(ask, server.client(), "gated") for _ in range(4)]
-        wait_until(lambda: waiting(server) == 3, "one request that runs, and those that wait")
-        server.begin_end(whole_group)
-        gate.touch()
-        assert server.process.wait(PATIENCE_SECONDS) == 0
-        assert [one.result() for one in asked] == [[1, 2]] * 4
-    assert "ended" in server.log_text
-
-
-def test_an_open_stream_does_not_hold_the_end_up(serve, repository: Path):
     drop(repository, "m", add_constant(1.0))
     server = serve(repository, flags=("--exit-timeout-secs=600",))
     server.wait_until_ready()
@@ -52,7 +40,14 @@ def test_an_open_stream_does_not_hold_the_end_up(serve, repository: Path):
     client.start_stream(lambda result, error: answers.put(error))
     client.async_stream_infer("m", [infer_input("X", np.ones((1, 2), np.float32))])
     assert answers.get(timeout=PATIENCE_SECONDS) is None
-    assert server.terminate() == 0
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(ask, server.client(), "gated") for _ in range(4)]
+        wait_until(lambda: waiting(server) == 3, "one request that runs, and those that wait")
+        server.begin_end(whole_group)
+        gate.touch()
+        assert server.process.wait(PATIENCE_SECONDS) == 0
+        assert [one.result() for one in asked] == [[1, 2]] * 4
+    assert "ended" in server.log_text
 
 
 def test_switched_off_subjects_are_fine(serve, repository: Path):

@@ -42,7 +42,7 @@ class PerfAnalyzer:
 
     def run(self, url: str, protocol: str, model: str, *options: str, table: Path) -> list[Row]:
         """Measure for a short time. A failure shows what perf_analyzer printed."""
-        command = [str(self.binary), "-m", model, "-i", protocol, "-u", url, "-p", "400", "-s", _ANY_STABILITY]
+        command = [str(self.binary), "-m", model, "-i", protocol, "-u", url, "-p", "200", "-s", _ANY_STABILITY]
         command += ["--max-trials", "3", "-f", str(table), "--verbose-csv", *options]
         environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, self.libraries))}
         done = None

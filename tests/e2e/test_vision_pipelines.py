@@ -1,4 +1,4 @@
-"""JPEG -> ResNet-50 -> labels and JPEG -> YOLOv4 -> boxes, complete, with untrained weights of the real size."""
+"""JPEG -> YOLOv4 -> boxes, complete, with untrained weights of the real size."""
 
 from __future__ import annotations
 
@@ -26,17 +26,14 @@ GEOMETRIES = (
 
 
 @pytest.fixture(scope="module")
-def server(
-    start: Start, tmp_path_factory: pytest.TempPathFactory, untrained_resnet50: Path, untrained_yolov4: Path
-) -> RocserveProcess:
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory, untrained_yolov4: Path) -> RocserveProcess:
     folder = tmp_path_factory.mktemp("vision")
-    for pattern in ("resnet50*", "classify_image", "yolov4*", "detect_objects"):
+    for pattern in ("yolov4*", "detect_objects"):
         for model in (ROOT / "model_repository").glob(pattern):
-            fetched = shutil.ignore_patterns("1") if model.name in ("resnet50", "yolov4") else None
+            fetched = shutil.ignore_patterns("1") if model.name == "yolov4" else None
             shutil.copytree(model, folder / "models" / model.name, ignore=fetched)
-    for name, file in (("resnet50", untrained_resnet50), ("yolov4", untrained_yolov4)):
-        (folder / "models" / name / "1").mkdir()
-        (folder / "models" / name / "1" / "model.onnx").hardlink_to(file)
+    (folder / "models" / "yolov4" / "1").mkdir()
+    (folder / "models" / "yolov4" / "1" / "model.onnx").hardlink_to(untrained_yolov4)
     return start(folder / "models")
 
 
