@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from support.dispatching import dispatcher_of
 from support.machine import ToldMachine
 from support.waiting import until
@@ -84,7 +85,7 @@ class Loads:
             await loaded.unload()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def loads(plane: PlaneLoop, launcher: WorkerLauncher, tmp_path: Path) -> AsyncIterator[Loads]:
     dispatcher = dispatcher_of(ServingTableHolder())
     loader = WorkerVersionLoader(launcher, mail_of(plane), dispatcher, ToldMachine(migraphx=""), LOG)

@@ -59,8 +59,7 @@ async def test_why_it_cannot_be_loaded(
         await group.warm_up(config_of(behaviour))
     assert (caught.value.code, caught.value.text) == (code, text)
     assert not group.instances and not pids(group)
-    # Only the zygote is left, though both workers were started.
-    await until(lambda: len(own_children()) == 1)
+    await until(lambda: not own_children(), "the end of both workers")
     assert not workshop.events.restarts
 
 
@@ -276,7 +275,7 @@ async def test_stop_between_two_restarts(workshop: Workshop, own_children: OwnCh
     await run_add_sub(group.instances[0])
     await until(lambda: len(workshop.events.restarts) >= 2)
     await group.stop(PATIENCE_SECONDS)
-    await until(lambda: len(own_children()) == 1)
+    await until(lambda: not own_children())
 
 
 async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 from support.migraphx import python_words
 from support.waiting import PATIENCE_SECONDS, until, wait_until
 from support.workers import LOG, OwnChildren, Workshop, config_of, open_descriptors, pids, run_add_sub, running
@@ -34,6 +35,11 @@ async def facts_of(workshop: Workshop, **changes: object) -> dict[str, str]:
     config = config_of("facts", name="facts", max_batch_size=0)
     group = await workshop.serving(config=config, **changes)
     return (await run_add_sub(group.instances[0])).facts
+
+
+def zygote_of(workshop: Workshop) -> psutil.Process:
+    assert workshop.launcher.zygote is not None
+    return psutil.Process(workshop.launcher.zygote.process.pid)
 
 
 @pytest.mark.parametrize("forked", [True, False])
@@ -143,7 +149,7 @@ async def test_too_many_instances_for_one_worker(workshop: Workshop) -> None:
 Preload = Callable[..., Workshop]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def preload(plane: PlaneLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Preload]:
     """Starts a zygote that imports these modules, with these sources of modules on its path."""
     started: list[tuple[Workshop, WorkerLauncher]] = []
@@ -184,11 +190,11 @@ async def test_the_cpu_engines_can_be_preloaded_without_threads(preload: Preload
 
 
 async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
-    workshop: Workshop, own_children: OwnChildren, caplog: pytest.LogCaptureFixture
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = await workshop.serving()
     (worker,) = pids(group)
-    zygote, *_ = own_children()
+    zygote = zygote_of(workshop)
     zygote.kill()
     await until(lambda: "the zygote, which starts workers, has ended" in caplog.text)
     assert (await run_add_sub(group.instances[0])).error is None
@@ -206,8 +212,8 @@ async def test_without_the_zygote_all_processes_of_a_worker_end_with_it(
 ) -> None:
     loading = asyncio.create_task(workshop.group("compiles", engine="rocserve_reporting_engine").load())
     await until((workshop.folder / "child").exists)
-    await until(lambda: len(own_children()) == 3)
-    zygote, worker, child = own_children()
+    await until(lambda: len(own_children()) == 2)
+    zygote, (worker, child) = zygote_of(workshop), own_children()
     zygote.kill()
     await until(lambda: workshop.launcher.zygote is None)
     worker.kill()
@@ -221,7 +227,7 @@ async def test_a_zygote_that_is_stuck_holds_no_unload_up(
 ) -> None:
     monkeypatch.setattr(process, "_STATUS_WAIT_SECONDS", 0.5)
     group = await workshop.serving()
-    zygote, worker = own_children()
+    zygote, (worker,) = zygote_of(workshop), own_children()
     zygote.suspend()
     async with asyncio.timeout(PATIENCE_SECONDS):
         await group.stop(0.5)
@@ -236,7 +242,7 @@ async def test_the_restart_has_the_workers_end_although_the_zygote_is_late(
         monkeypatch.setattr(process, name, PATIENCE_SECONDS)
     group = await workshop.serving()
     (session,) = group._sessions
-    zygote, worker = own_children()
+    zygote, (worker,) = zygote_of(workshop), own_children()
     zygote.suspend()
     worker.kill()
     await until(lambda: not session.process.runs)
@@ -247,9 +253,9 @@ async def test_the_restart_has_the_workers_end_although_the_zygote_is_late(
     assert workshop.events.restarts == [("worker ended unexpectedly (killed by signal 9)", 0.0)]
 
 
-async def test_launches_under_way_survive_the_zygote(workshop: Workshop, own_children: OwnChildren) -> None:
+async def test_launches_under_way_survive_the_zygote(workshop: Workshop) -> None:
     await workshop.serving()
-    zygote, *_ = own_children()
+    zygote = zygote_of(workshop)
     zygote.suspend()
     tasks = [asyncio.create_task(workshop.serving()) for _ in range(3)]
     await asyncio.sleep(0.2)
@@ -259,13 +265,11 @@ async def test_launches_under_way_survive_the_zygote(workshop: Workshop, own_chi
 
 
 @pytest.mark.long
-async def test_a_zygote_that_does_not_answer_is_killed(
-    preload: Preload, own_children: OwnChildren, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_zygote_that_does_not_answer_is_killed(preload: Preload, caplog: pytest.LogCaptureFixture) -> None:
     workshop = preload("numpy")
     launcher = workshop.launcher
     group = await workshop.serving()
-    zygote, *_ = own_children()
+    zygote = zygote_of(workshop)
     zygote.suspend()
     several = [asyncio.create_task(workshop.serving()) for _ in range(3)]
     assert (await run_add_sub(group.instances[0])).error is None, "the loop is not held up"
@@ -285,7 +289,7 @@ async def test_a_zygote_that_does_not_answer_is_killed(
 
 async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop, own_children: OwnChildren) -> None:
     await workshop.serving()
-    zygote, *_ = own_children()
+    zygote = zygote_of(workshop)
     before = open_descriptors()
     zygote.suspend()
     task = asyncio.create_task(workshop.group().load())
@@ -296,7 +300,7 @@ async def test_a_cancelled_launch_leaves_nothing(workshop: Workshop, own_childre
     zygote.resume()
     # The zygote answers in order: once this worker has been launched, the cancelled one has been killed.
     await (await workshop.serving()).stop(PATIENCE_SECONDS)
-    await until(lambda: len(own_children()) == 2)
+    await until(lambda: len(own_children()) == 1)
     await until(lambda: open_descriptors() <= before)
 
 

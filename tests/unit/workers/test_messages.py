@@ -46,7 +46,7 @@ st.register_type_strategy(float, st.floats(allow_nan=False))
 
 @pytest.mark.parametrize("kind", CONTROL + ZYGOTE)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_message_comes_back_as_it_went(kind: type, data: st.DataObject) -> None:
     message = data.draw(st.from_type(kind))
     assert decode_message(encode_message(message)) == message
@@ -189,7 +189,7 @@ def test_a_layout_is_sent_once_and_anew_when_it_is_no_longer_known(sides: Sides)
 
 def test_one_message_may_have_more_layouts_than_are_remembered(sides: Sides) -> None:
     """All have their numbers until it is posted."""
-    count = 5 * REMEMBERED
+    count = 2 * REMEMBERED
     sent = [
         sides.sender.put([tensor_from_numpy(f"x{number}", np.int8([number % 100]))], b"") for number in range(count)
     ]

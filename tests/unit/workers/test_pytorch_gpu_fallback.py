@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from support.dispatching import dispatcher_of
 from support.machine import ToldMachine
 from support.pytorch import NO_PYTORCH, TorchFiles
@@ -59,7 +60,7 @@ def fallbacks() -> Counter[Fallback]:
     return Counter()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def load(
     plane: PlaneLoop, launcher: WorkerLauncher, torch_files: TorchFiles, tmp_path: Path, fallbacks: Counter[Fallback]
 ) -> AsyncIterator[Load]:

@@ -35,7 +35,7 @@ async def test_models_of_a_group_are_in_one_process(workshop: Workshop, own_chil
     await asyncio.gather(*(sums(group, number) for number, group in enumerate(groups)))
     other = await workshop.serving(config=config_of("add_sub", name="alone"))
     assert pids(other) != pids(groups[0])
-    assert len(own_children()) == 3  # The zygote, and the two workers.
+    assert len(own_children()) == 2
 
 
 async def test_models_that_load_at_once_start_one_process(workshop: Workshop) -> None:
