@@ -89,7 +89,7 @@ def test_a_folder_that_is_renamed_and_renamed_back_within_the_settle_time_is_no_
 def test_many_swaps_under_load(serve, repository: Path):
     drop(repository, "m", add_constant(0.0), ADD_CONSTANT_CONFIG)
     server = serve(repository, "--repository-settle-secs=0.05")
-    swaps = 15
+    swaps = 8
     with ConstantLoad(server.address, "m", {float(number) for number in range(swaps + 1)}) as load:
         for number in range(1, swaps + 1):
             (repository / "m" / "1" / "next.tmp").write_bytes(add_constant(float(number)))

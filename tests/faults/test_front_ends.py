@@ -1,15 +1,17 @@
-"""Front ends that die, stand still, or lose their server: only their own clients notice."""
+"""Front ends that die, stand still, or lose their server: only their own clients notice, over gRPC and over HTTP."""
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from support import http_requests
 from support.certificates import make_authority
 from support.front_ends import (
     KILLS,
@@ -35,25 +38,25 @@ from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
+from benchmarks.server_process import free_port
+
 BOTH = ("--front-ends=2", "--exit-timeout-secs=2")
 FLAGS = (*BOTH, "--allow-http=false")
-
-
-def fill(repository: Path) -> None:
-    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    drop_gated(repository)
 
 
 @pytest.fixture(scope="module")
 def lasting_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     """A server that survives whatever happens to its front ends."""
-    repository = tmp_path_factory.mktemp("front-ends")
-    fill(repository)
+    repository = tmp_path_factory.mktemp("front-ends") / "repository"
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop_gated(repository)
     return start(repository, *BOTH)
 
 
 def both_listen(server: RocserveProcess) -> bool:
-    return [listens(one, server.port) for one in server.front_ends()] == [True, True]
+    front_ends = server.front_ends()
+    ports = (server.port, server.http_port)
+    return len(front_ends) == 2 and all(listens(one, port) for one in front_ends for port in ports)
 
 
 @pytest.fixture
@@ -62,76 +65,111 @@ def server(lasting_server: RocserveProcess) -> RocserveProcess:
     return lasting_server
 
 
-@pytest.fixture
-def ending_server(serve, repository: Path) -> RocserveProcess:
-    """A server that serves HTTP as well, for a test that ends it."""
-    fill(repository)
-    server: RocserveProcess = serve(repository, *BOTH)
-    return server
-
-
 def own_client(server: RocserveProcess) -> triton.InferenceServerClient:
     """A client with a separate connection, and so with a random front end."""
     return triton.InferenceServerClient(server.address, channel_args=[("grpc.use_local_subchannel_pool", 1)])
 
 
-def values() -> triton.InferInput:
-    return infer_input("X", np.array([[1.0, 2.0]], np.float32))
+class GrpcCalls:
+    """Requests on one connection."""
+
+    lost = r"\[StatusCode.UNAVAILABLE\]"
+    """What a request's error says if its front end has ended."""
+
+    def __init__(self, server: RocserveProcess) -> None:
+        self._client = own_client(server)
+
+    def ask(self, model: str, number: float) -> float:
+        """The model's answer to the number. Raises RuntimeError if there is none."""
+        values = infer_input("X", np.array([[number, 0]], np.float32))
+        try:
+            return float(self._client.infer(model, [values], client_timeout=PATIENCE_SECONDS).as_numpy("Y")[0, 0])
+        except InferenceServerException as error:
+            raise RuntimeError(str(error)) from error
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class HttpCalls:
+    """As GrpcCalls."""
+
+    lost = "^the connection has ended: "
+
+    def __init__(self, server: RocserveProcess) -> None:
+        self._client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
+
+    def ask(self, model: str, number: float) -> float:
+        values = {"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [number, 0]}
+        try:
+            self._client.request("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [values]}))
+            response = self._client.getresponse()
+            answer = json.loads(response.read())
+        except (OSError, http.client.HTTPException) as error:
+            self._client.close()
+            raise RuntimeError(f"the connection has ended: {error!r}") from error
+        if response.status != 200:
+            raise RuntimeError(str(answer))
+        return float(answer["outputs"][0]["data"][0])
+
+    def close(self) -> None:
+        self._client.close()
+
+
+Calls = type[GrpcCalls] | type[HttpCalls]
+over_both = pytest.mark.parametrize("calls", [GrpcCalls, HttpCalls], ids=["grpc", "http"])
 
 
 class Client:
-    """Sends one request after another, and counts outcomes."""
+    """Sends one request after another on one connection, and counts outcomes."""
 
-    def __init__(self, server: RocserveProcess, stop: threading.Event) -> None:
+    def __init__(self, calls: GrpcCalls | HttpCalls, number: int, stop: threading.Event) -> None:
         self.answers = 0
         self.failures: list[str] = []
         self.wrong = 0
-        self._client = own_client(server)
+        self._number = number * 100_000
+        self._calls = calls
         self._stop = stop
         self.thread = threading.Thread(target=self._ask, daemon=True)
         self.thread.start()
 
     def _ask(self) -> None:
         while not self._stop.is_set():
+            number = self._number + self.answers % 10_000
             try:
-                answer = self._client.infer("m", [values()], client_timeout=PATIENCE_SECONDS).as_numpy("Y").tolist()
-            except InferenceServerException as error:
-                self.failures.append(f"{error.status()}: {error.message()}")
+                self.wrong += self._calls.ask("m", number) != number + 1
+            except RuntimeError as error:
+                self.failures.append(str(error))
                 time.sleep(0.01)
-                continue
-            self.answers += 1
-            self.wrong += answer != [[2.0, 3.0]]
-            self._stop.wait(PAUSE_SECONDS)
-        self._client.close()
+            else:
+                self.answers += 1
+                self._stop.wait(PAUSE_SECONDS)
+        self._calls.close()
 
 
-def clients(server: RocserveProcess) -> AbstractContextManager[list[Client]]:
-    return asking_clients(lambda number, stop: Client(server, stop))
+def clients(server: RocserveProcess, calls: Calls) -> AbstractContextManager[list[Client]]:
+    return asking_clients(lambda number, stop: Client(calls(server), number, stop))
 
 
-def kill_and_wait(server: RocserveProcess, front_end: psutil.Process) -> None:
-    front_end.kill()
-    wait_until_ended([front_end])
-    wait_until(lambda: both_listen(server), "the new front end")
-
-
-def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess) -> None:
-    assert server.process is not None
+@over_both
+def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess, calls: Calls) -> None:
     process = server.server_process()
-    with clients(server) as asking:
+    with clients(server, calls) as asking:
         descriptors = 0
         for turn in range(KILLS):
             for client in asking:
                 client.failures.clear()
             victim = max(server.front_ends(), key=clients_of)
             hit = clients_of(victim)
-            kill_and_wait(server, victim)
+            victim.kill()
+            wait_until_ended([victim])
+            wait_until(lambda: both_listen(server), "the new front end")
             wait_for_more(asking)
             failed = [client for client in asking if client.failures]
             # gRPC retries a request by itself if the request had not left its client.
             assert len(failed) <= hit, "others than its clients have noticed"
             for client in failed:
-                assert all(failure.startswith("StatusCode.UNAVAILABLE") for failure in client.failures)
+                assert all(re.search(calls.lost, failure) for failure in client.failures)
             if turn == 0:
                 descriptors = process.num_fds()
         wait_until(lambda: process.num_fds() <= descriptors + 2, f"the return of all but {descriptors} descriptors")
@@ -140,57 +178,54 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
     assert len(server.workers()) == 2, "workers have died with it"
 
 
-def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess) -> None:
+@over_both
+def test_what_its_clients_waited_for_is_not_run(server: RocserveProcess, calls: Calls) -> None:
     count = 20
-    client, other = own_client(server), own_client(server)
-    told: list[object] = []
-    for _ in range(count):
-        client.async_infer("gated", [values()], lambda result, error: told.append(error))
-    wait_until(lambda: waiting(server) == count - 1, "one request that runs, and those that wait")
-    for front_end in server.front_ends():
-        if clients_of(front_end):
+    gate_of(server).unlink(missing_ok=True)
+    before = executed(server)
+
+    def is_answered(_: int = 0) -> bool:
+        own = calls(server)
+        try:
+            return own.ask("gated", 1.0) == 1.0
+        except RuntimeError:
+            return False
+        finally:
+            own.close()
+
+    with ThreadPoolExecutor(count) as pool:
+        answers = [pool.submit(is_answered, number) for number in range(count)]
+        wait_until(lambda: waiting(server) == count - 1, "one request that runs, and those that wait")
+        for front_end in server.front_ends():
             front_end.kill()
-    wait_until(lambda: len(told) == count, "the end of the calls")
-    assert all(error is not None for error in told)
+        assert not any(answer.result() for answer in answers)
     wait_until(lambda: none_waits(server), "the end of what waited")
     gate_of(server).touch()
-    wait_until(lambda: answers(other), "an answer by way of another front end")
-    assert executed(other) < count / 2
+    wait_until(is_answered, "an answer of the next front end")
+    wait_until(lambda: both_listen(server), "both front ends")
+    assert executed(server) - before < count / 2
 
 
-def executed(client: triton.InferenceServerClient) -> int:
-    return int(client.get_inference_statistics("gated").model_stats[0].execution_count)
+def executed(server: RocserveProcess) -> int:
+    status, told = http_requests.ask(server, "GET", "/v2/models/gated/stats")
+    assert status == 200, told
+    return int(told["model_stats"][0]["execution_count"])
+
+
+@over_both
+def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess, calls: Calls) -> None:
+    with clients(server, calls) as asking:
+        still, other = sorted(server.front_ends(), key=clients_of)
+        assert clients_of(other), "chance gave all clients to one front end"
+        check_others_go_on(asking, still, other)
+        wait_for_more(asking)
+        assert not any(client.failures for client in asking)
 
 
 def is_ready(server: RocserveProcess) -> bool:
     with suppress(InferenceServerException):
         return bool(own_client(server).is_server_ready(client_timeout=5))
     return False
-
-
-def answers(client: triton.InferenceServerClient) -> bool:
-    try:
-        answer = client.infer("gated", [values()], client_timeout=PATIENCE_SECONDS)
-        return bool(answer.as_numpy("Y").tolist() == [[1.0, 2.0]])
-    except InferenceServerException:
-        return False
-
-
-def test_one_that_stands_still_holds_nobody_up(server: RocserveProcess) -> None:
-    with clients(server) as asking:
-        still, other = sorted(server.front_ends(), key=clients_of)
-        assert clients_of(other), "chance gave all clients to one front end"
-        check_others_go_on(asking, still, other)
-        wait_for_more(asking)
-        assert all(not client.failures for client in asking)
-
-
-def test_the_server_ends_without_those_that_stand_still(ending_server: RocserveProcess) -> None:
-    front_ends = ending_server.front_ends()
-    front_ends[0].send_signal(signal.SIGSTOP)
-    assert ending_server.terminate() == 0
-    assert "did not end in time and is killed" in ending_server.log_text
-    wait_until_ended(front_ends)
 
 
 def begun(server: RocserveProcess) -> list[psutil.Process]:
@@ -223,27 +258,35 @@ def is_live(server: RocserveProcess) -> bool:
     return False
 
 
-def test_one_that_dies_before_all_others_listen_is_started_again(ending_server: RocserveProcess) -> None:
-    server = ending_server
-    before = len(server.log_text)
-    server.kill()
-    server.begin(f"--grpc-port={server.port}")
-    found: list[psutil.Process] = []
+def test_one_that_dies_before_all_others_listen_is_started_again(tmp_path: Path, repository: Path) -> None:
+    server = RocserveProcess([repository], *BOTH, log=tmp_path / "log")
+    server.port, server.http_port = free_port(), free_port()
+    server.begin(f"--grpc-port={server.port}", f"--http-port={server.http_port}")
+    try:
+        found: list[psutil.Process] = []
 
-    def are_begun() -> bool:
-        found[:] = begun(server)
-        return len(found) == 2
+        def are_begun() -> bool:
+            found[:] = begun(server)
+            return len(found) == 2
 
-    wait_until(are_begun, "the next server's front ends")
-    late, early = found
-    late.suspend()
-    # The front end has answered this, so the server knows that it listens.
-    wait_until(lambda: is_live(server), "one that serves")
-    early.kill()
-    end = re.compile(r"front end [01] has ended \(killed by SIGKILL\)")
-    wait_until(lambda: end.search(server.log_text[before:]), "its end in the log")
-    late.resume()
-    wait_until(lambda: both_listen(server), "both")
+        wait_until(are_begun, "the front ends")
+        late, early = found
+        late.suspend()
+        # The front end has answered this, so the server knows that it listens.
+        wait_until(lambda: is_live(server), "one that serves")
+        early.kill()
+        end = re.compile(r"front end [01] has ended \(killed by SIGKILL\)")
+        wait_until(lambda: end.search(server.log_text), "its end in the log")
+        late.resume()
+        wait_until(lambda: both_listen(server), "both")
+        # The server's end does not wait for one that stands still.
+        front_ends = server.front_ends()
+        front_ends[0].suspend()
+        assert server.terminate() == 0
+        assert "did not end in time and is killed" in server.log_text
+        wait_until_ended(front_ends)
+    finally:
+        server.kill()
 
 
 def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, repository: Path) -> None:
@@ -267,20 +310,6 @@ def test_one_that_cannot_listen_says_why_and_comes_once_it_can(tmp_path: Path, r
             )
 
         wait_until(all_listen, "both front ends on both ports")
-
-
-def test_a_killed_server_leaves_nothing_behind(
-    ending_server: RocserveProcess, repository: Path, tmp_path: Path
-) -> None:
-    server = ending_server
-    family = server.family()
-    assert len(server.front_ends()) == 2
-    with clients(server):
-        server.kill()
-    wait_until_ended(family)
-    with RocserveProcess([repository], *FLAGS, f"--grpc-port={server.port}", log=tmp_path / "next.log") as successor:
-        successor.wait_until_ready()
-        assert successor.port == server.port
 
 
 def test_a_port_that_somebody_else_has_is_an_error(tmp_path: Path, repository: Path) -> None:

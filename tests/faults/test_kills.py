@@ -13,7 +13,7 @@ from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.repository_index import models_of
 from support.waiting import wait_until
 
-KILLS = 30
+KILLS = 15
 THREADS = 8
 
 

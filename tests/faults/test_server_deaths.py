@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
-from support.processes import command_of, wait_until_ended
+from support.processes import command_of
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -68,51 +67,33 @@ def ask_in_background(server: RocserveProcess, model: str) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-def takes_connections(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 @pytest.mark.parametrize(
     ("number", "flags"),
     [(signal.SIGSEGV, ("--front-ends=0", "--shared-workers=1")), (signal.SIGKILL, ("--front-ends=1",))],
 )
-def test_nothing_stays_of_a_killed_server(
-    serve, repository: Path, number: signal.Signals, flags: tuple[str, ...]
-) -> None:
-    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    drop(repository, "stuck", STUCK, PYTHON_CONFIG)
-    server: RocserveProcess = serve(repository, *flags)
-    ask_in_background(server, "stuck")
-    wait_until((repository.parent / "inside").exists, "the request in the model")
-    family, ports = server.family(), (server.port, server.http_port)
-    assert server.zygote() in family and len(server.workers()) == 2
-    assert any(command_of(process) == "sleep 600" for process in family)
-    killed = server.server_process()
-    killed.send_signal(number)
-    # Tensors lie in files without a name, which end with the last process that has them.
-    wait_until_ended([killed, *family])
-    # A process shows as ended a moment before its last thread has closed its files.
-    wait_until(lambda: not any(map(takes_connections, ports)), "the ports to be free")
-
-
-@pytest.mark.parametrize("front_ends", [0, 1])
-def test_deaths_under_load(serve, repository: Path, front_ends: int) -> None:
-    """Clients lose the requests in flight, and no more once the next server listens."""
+def test_deaths_under_load(serve, repository: Path, number: signal.Signals, flags: tuple[str, ...]) -> None:
+    """Nothing stays of the server; clients lose the requests in flight, and no more once the next server listens."""
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop(repository, "python", answering("X", "Y", "x + 2"), PYTHON_CONFIG)
     drop(repository, "chain", None, CHAIN)
-    server: RocserveProcess = serve(repository, f"--front-ends={front_ends}", "--listen-when-loaded")
+    drop(repository, "stuck", STUCK, PYTHON_CONFIG)
+    server: RocserveProcess = serve(repository, *flags, "--listen-when-loaded")
     ports = (server.port, server.http_port)
+    ask_in_background(server, "stuck")
+    wait_until((repository.parent / "inside").exists, "the request in the model")
     with ExitStack() as running:
         loads = [
             (running.enter_context(ConstantLoad(server.address, model, {constant}, 2, pause_seconds=0.0)), constant)
             for model, constant in (("m", 1.0), ("python", 2.0), ("chain", 3.0))
         ]
-        for number in (signal.SIGKILL, signal.SIGSEGV):
-            for load, constant in loads:
-                load.wait_until_answered_by(constant, times=20)
-            server.restart(number)
+        for load, constant in loads:
+            load.wait_until_answered_by(constant, times=20)
+        family = server.family()
+        assert server.zygote() in family and len(server.workers()) == 3
+        assert any(command_of(process) == "sleep 600" for process in family)
+        # Waits for the end of the whole family. Tensors lie in files without a name, which end with the last process
+        # that has them. The next server listens on the same ports.
+        server.restart(number)
         for load, constant in loads:
             load.wait_until_answered_by(constant, times=20)
     assert (server.port, server.http_port) == ports

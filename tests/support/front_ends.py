@@ -16,7 +16,7 @@ from support.waiting import wait_until
 CLIENTS = 12
 PAUSE_SECONDS = 0.05
 """A client's pause after each answer: without one, twelve clients take the processors that the next front end needs."""
-KILLS = int(os.environ.get("KILLS", "4"))
+KILLS = int(os.environ.get("KILLS", "2"))
 """Front ends that one run kills, one after another, under load."""
 
 
