@@ -239,7 +239,7 @@ def test_what_is_made_of_long_sides_is_not_kept_for_many_of_them(kernel: str) ->
     kept = []
     tracemalloc.start()
     try:
-        for width in range(20_000, 20_006):
+        for width in range(20_000, 20_004):
             operation = make("resize", 1, resize_width=width, resize_height=1, interpolation_type=kernel)
             result(operation, pixels)
             kept.append(tracemalloc.get_traced_memory()[0])

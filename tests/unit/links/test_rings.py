@@ -129,11 +129,11 @@ def test_room_comes_back_when_the_other_end_has_taken(pair: Pair) -> None:
     assert writer.is_taken(before) and writer.is_taken(writer.posted)
 
 
-@pytest.mark.parametrize("rings", [(0,), (1,), (ENTRIES // 2,), (ENTRIES + 1,), (ENTRIES, -ENTRIES), (ENTRIES,) * 5])
-def test_rings_fill_pages(rings: tuple[int, ...]) -> None:
+def test_rings_fill_pages() -> None:
     before = open_descriptors()
-    with pytest.raises(ValueError, match="expected at most 4 rings of whole pages of entries, got"):
-        create_file("test", rings)
+    for wrong in ((0,), (1,), (ENTRIES // 2,), (ENTRIES + 1,), (ENTRIES, -ENTRIES), (ENTRIES,) * 5):
+        with pytest.raises(ValueError, match="expected at most 4 rings of whole pages of entries, got"):
+            create_file("test", wrong)
     assert open_descriptors() <= before
 
 

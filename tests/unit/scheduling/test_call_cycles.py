@@ -394,7 +394,7 @@ def random_script(numbers: random.Random, names: list[str], first: int = 0) -> S
     return Script(names[number], groups)
 
 
-@pytest.mark.parametrize("first_seed", range(0, 120, 20))
+@pytest.mark.parametrize("first_seed", range(0, 60, 20))
 def test_any_callers_over_any_resources_end(first_seed: int) -> None:
     """As long as a request is not answered, some execution waits for no call."""
     for seed in range(first_seed, first_seed + 20):
@@ -423,7 +423,7 @@ def random_recursion(numbers: random.Random, names: list[str], spare: dict[str, 
     return script(name, *[random_recursion(numbers, names, left) for _ in range(calls)])
 
 
-@pytest.mark.parametrize("first_seed", range(0, 120, 20))
+@pytest.mark.parametrize("first_seed", range(0, 60, 20))
 def test_one_client_may_use_models_that_call_each_other_in_any_way(first_seed: int) -> None:
     """Others only use single models meanwhile: no instance waits for ever but for resources."""
     for seed in range(first_seed, first_seed + 20):
