@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from support.pytorch import TorchFiles, has_compiler
 
-FILES = 500
+FILES = 150
 SCRIPT = Path(__file__).parents[2] / "support/pytorch_damage.py"
 """Runs as a separate process, so that PyTorch is imported once, and not here."""
 
 pytestmark = pytest.mark.long
 
 
-def test_500_damaged_files_and_hostile_ones(
+def test_damaged_files_and_hostile_ones(
     torch_files: TorchFiles, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     packages = str(request.getfixturevalue("torch_packages").folder) if has_compiler() else "-"

@@ -112,6 +112,25 @@ def test_each_method_leaves_the_digits_what_they_are(
     np.testing.assert_allclose(alone, run(written, digits.images)[:1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.fixture
+def conv2d_only(digits: Digits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchao exports patterns for each kind of convolution, for half a minute; `convolutions` has one kind."""
+    import torch
+    from torchao.quantization.pt2e import qat_utils
+
+    def restrict(name: str) -> None:
+        helper = getattr(qat_utils, name)
+
+        def helped(module: Any, kind: Any, *others: Any, **more: Any) -> Any:
+            return helper(module, kind, *others, **more) if kind is torch.nn.functional.conv2d else module
+
+        monkeypatch.setattr(qat_utils, name, helped)
+
+    restrict("_fuse_conv_bn_qat_helper")
+    restrict("_fold_conv_bn_qat_helper")
+
+
+@pytest.mark.usefixtures("conv2d_only")
 def test_convolutions_take_their_batch_normalisation_in_with_its_eps(
     digits: Digits, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

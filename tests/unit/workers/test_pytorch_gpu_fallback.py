@@ -112,6 +112,9 @@ async def test_a_model_that_asks_for_the_gpu_is_not_moved(
         await load(ON_GPU, engine)
     assert caught.value.code is StatusCode.UNAVAILABLE and "replaces it" not in caught.value.text
     assert not fallbacks
+
+
+async def test_a_model_that_takes_any_engine_moves(load: Load) -> None:
     assert (await load(ON_GPU, "auto")).properties["device"] == "cpu"
 
 

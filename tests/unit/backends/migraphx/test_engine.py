@@ -50,9 +50,9 @@ class TestBatches:
     @pytest.mark.parametrize("name", NETWORKS)
     def test_answers_are_those_of_onnx_runtime_at_every_size(self, engine: Engine, name: str) -> None:
         network = NETWORKS[name]
-        model = engine.complete(network, 4)
-        assert model.properties["batch_sizes"] == "1, 2, 4"
-        for rows in (1, 2, 3, 4, 7):
+        model = engine.complete(network, 2)
+        assert model.properties["batch_sizes"] == "1, 2"
+        for rows in (1, 2, 3, 5):
             inputs = migraphx_models.random_inputs(network, rows, seed=rows)
             found = answers(model, inputs)
             assert list(found) == list(expected(network, inputs))
