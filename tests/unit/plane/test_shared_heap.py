@@ -203,7 +203,7 @@ def test_a_file_that_is_cut_while_it_is_copied_again_and_again() -> None:
                 torn[way] += region.mapping.is_torn
             return all(torn.values())
 
-        for _ in range(20):
+        for _ in range(8):
             was_torn_both_ways()
         wait_until(was_torn_both_ways, "cuts while the file was copied")
         stopped.set()

@@ -296,7 +296,7 @@ def test_an_answer_for_which_there_is_no_room_is_an_error(both: Both) -> None:
     both.worker.start()
     heard = Heard()
     both.worker.call(ModelCall("m", (), ()), heard)
-    both.answer(both.opened(), (response(1, both.inputs.limit), True))
+    both.answer(both.opened(), (response(1, both.inputs.limit // 4 + 1), True))
     ((answer, _),) = heard.wait()
     assert isinstance(answer, ServeError)
     assert answer.code is StatusCode.INTERNAL
