@@ -7,10 +7,11 @@ import shutil
 import time
 from pathlib import Path
 
+import pytest
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.repository_index import index_of, reason_of
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 SETTLE_SECONDS = 0.5
@@ -25,9 +26,17 @@ def wait_until_state(server: RocserveProcess, version: str, state: str) -> None:
     wait_until(lambda: index_of(server, "m").get(version, ("", ""))[0] == state, f"version {version} {state}")
 
 
-def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
-    model = drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    server = serve(repository, f"--repository-settle-secs={SETTLE_SECONDS}")
+@pytest.fixture(scope="module")
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    repository = tmp_path_factory.mktemp("drops") / "repository"
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop(repository, "swapped", add_constant(0.0), ADD_CONSTANT_CONFIG)
+    return start(repository, f"--repository-settle-secs={SETTLE_SECONDS}")
+
+
+def test_drops_under_load_hurt_nobody(server: RocserveProcess, tmp_path: Path):
+    repository = server.repositories[0]
+    model = repository / "m"
     with ConstantLoad(server.address, "m", {1.0, 2.0, 3.0, 5.0, 6.0}, pause_seconds=0.05) as load:
         load.wait_until_answered_by(1.0)
 
@@ -75,7 +84,7 @@ def test_a_folder_that_is_renamed_and_renamed_back_within_the_settle_time_is_no_
     serve, repository: Path, tmp_path: Path
 ):
     model = drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    server = serve(repository, "--repository-settle-secs=60", "--repository-poll-secs=1")
+    server = serve(repository, "--repository-settle-secs=20", "--repository-poll-secs=1")
     with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
         load.wait_until_answered_by(1.0)
         shutil.move(model, tmp_path / "elsewhere")
@@ -86,15 +95,14 @@ def test_a_folder_that_is_renamed_and_renamed_back_within_the_settle_time_is_no_
     assert load.failures == load.wrong == []
 
 
-def test_many_swaps_under_load(serve, repository: Path):
-    drop(repository, "m", add_constant(0.0), ADD_CONSTANT_CONFIG)
-    server = serve(repository, "--repository-settle-secs=0.05")
+def test_many_swaps_under_load(server: RocserveProcess):
+    folder = server.repositories[0] / "swapped" / "1"
     swaps = 8
-    with ConstantLoad(server.address, "m", {float(number) for number in range(swaps + 1)}) as load:
+    with ConstantLoad(server.address, "swapped", {float(number) for number in range(swaps + 1)}) as load:
         for number in range(1, swaps + 1):
-            (repository / "m" / "1" / "next.tmp").write_bytes(add_constant(float(number)))
-            (repository / "m" / "1" / "next.tmp").rename(repository / "m" / "1" / "model.onnx")
+            (folder / "next.tmp").write_bytes(add_constant(float(number)))
+            (folder / "next.tmp").rename(folder / "model.onnx")
             load.wait_until_answered_by(float(number))
     assert load.failures == []
     assert load.wrong == []
-    wait_until(lambda: len(server.workers()) == 1, "the end of the replaced workers")
+    wait_until(lambda: len(server.workers("swapped")) == 1, "the end of the replaced workers")

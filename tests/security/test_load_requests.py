@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS
 from tritonclient.utils import InferenceServerException
 
@@ -245,34 +245,37 @@ def test_workers_of_amds_get_no_parameters_that_name_files(server: RocserveProce
     assert "parameters without effect: session.collect_node_memory_stats_to_file" in server.log_text
 
 
-def test_files_and_new_models_want_their_flags(tmp_path: Path, repository: Path) -> None:
-    drop(repository, "net", add_constant(1))
+def test_files_and_new_models_want_their_flags(plain_server: RocserveProcess, tmp_path: Path) -> None:
     files = {"1/model.onnx": add_constant(2)}
-    with RocserveProcess([repository], "--model-control-mode=explicit", log=tmp_path / "log-1") as running:
-        assert refusal(running.client(), "net", ONNX, **files).endswith(
-            "start the server with --allow-remote-files=true"
-        )
+    text = refusal(plain_server.client(), "net", ONNX, **files)
+    assert text.endswith("start the server with --allow-remote-files=true")
     flags = ("--model-control-mode=explicit", "--allow-remote-files=true")
-    with RocserveProcess([repository], *flags, log=tmp_path / "log-2") as running:
+    with RocserveProcess(plain_server.repositories, *flags, log=tmp_path / "log") as running:
         client = running.client()
         client.load_model("net", config=json.dumps(ONNX), files={"file:1/model.onnx": files["1/model.onnx"]})
         assert "start the server with --allow-remote-models=true" in refusal(client, "new", ONNX, **files)
-        assert [row.name for row in client.get_model_repository_index().models] == ["net"]
+        assert {row.name for row in client.get_model_repository_index().models} == {"net", "own"}
 
 
-def test_the_interpreter_of_the_repository_stays(tmp_path: Path, repository: Path) -> None:
+def test_the_interpreter_of_the_repository_stays(plain_server: RocserveProcess) -> None:
     """A request that does not name the interpreter must not run the model with another one."""
-    own = repository / "own"
-    (own / "1").mkdir(parents=True)
-    (own / "1" / "model.py").write_text(
-        TELLS_PARAMETER.replace("self.told = ", "import os; self.told = os.environ['OWN'] #")
+    client = plain_server.client()
+    client.load_model("own", config=json.dumps({**PYTHON, "instance_group": [{"count": 2}]}))
+    assert client.is_model_ready("own")
+
+
+@pytest.fixture(scope="module")
+def plain_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """A server without a flag that lets requests bring anything. Model `own` loads with its own interpreter only."""
+    repository = tmp_path_factory.mktemp("plain") / "repository"
+    drop(repository, "net", add_constant(1))
+    own = drop(
+        repository,
+        "own",
+        TELLS_PARAMETER.replace("self.told = ", "import os; self.told = os.environ['OWN'] #"),
+        CONFIG + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/python" } }',
     )
     interpreter = own / "python"
     interpreter.write_text(f'#!/bin/sh\nexport OWN=yes\nexec {sys.executable} "$@"\n')
     interpreter.chmod(0o755)
-    named = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/python" } }'
-    (own / "config.pbtxt").write_text(CONFIG + named)
-    with RocserveProcess([repository], "--model-control-mode=explicit", log=tmp_path / "log") as running:
-        client = running.client()
-        client.load_model("own", config=json.dumps({**PYTHON, "instance_group": [{"count": 2}]}))
-        assert client.is_model_ready("own")
+    return start(repository, "--model-control-mode=explicit")

@@ -202,8 +202,7 @@ def test_processes_that_a_model_leaves_behind_end_with_its_cgroup(grouping: Rocs
     infer(grouping.client(), "bomb")
 
 
-def test_a_bound_that_is_no_number_fails_the_load(tmp_path: Path):
-    drop(tmp_path / "models", "m", HOG, CONFIG + PARAMETER.format("worker_tasks", "many"))
-    with RocserveProcess([tmp_path / "models"], log=tmp_path / "server.log") as server:
-        text = "parameter 'worker_tasks': expected a whole number, 0 for no bound, got 'many'"
-        wait_until(lambda: text in server.log_text, "the reason")
+def test_a_bound_that_is_no_number_fails_the_load(watching: RocserveProcess):
+    drop(watching.repositories[0], "wrong", HOG, CONFIG + PARAMETER.format("worker_tasks", "many"))
+    text = "parameter 'worker_tasks': expected a whole number, 0 for no bound, got 'many'"
+    wait_until(lambda: text in watching.log_text, "the reason")
