@@ -104,17 +104,11 @@ async def test_a_model_that_does_not_insist_goes_on_on_the_cpu(
     assert warning.message == f"model 'm' version 1: {reason}; engine eager on the CPU replaces it"
 
 
-@pytest.mark.parametrize("engine", ["", "eager"])
-async def test_a_model_that_asks_for_the_gpu_is_not_moved(
-    load: Load, fallbacks: Counter[Fallback], engine: str
-) -> None:
+async def test_a_model_that_asks_for_the_gpu_is_not_moved(load: Load, fallbacks: Counter[Fallback]) -> None:
     with pytest.raises(ServeError, match=r"PyTorch .* finds no GPU that it can use; install PyTorch's ") as caught:
-        await load(ON_GPU, engine)
+        await load(ON_GPU)
     assert caught.value.code is StatusCode.UNAVAILABLE and "replaces it" not in caught.value.text
     assert not fallbacks
-
-
-async def test_a_model_that_takes_any_engine_moves(load: Load) -> None:
     assert (await load(ON_GPU, "auto")).properties["device"] == "cpu"
 
 
