@@ -74,9 +74,6 @@ from rocserve.start_table import print_sample, print_table, print_way_to_first_m
 from rocserve.workers.instance import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
-_END_SECONDS = 15.0
-"""How long the end may take after --drain-seconds and --exit-timeout-secs."""
-
 
 def run_server(
     settings: ServerSettings,
@@ -210,7 +207,8 @@ class Server:
         if history is not None:
             history.cancel()
         drain_seconds = self._settings.drain_seconds if status == 0 else 0.0
-        self._manager.stopping(drain_seconds + self._settings.exit_timeout_seconds + _END_SECONDS)
+        # The end may take 15 seconds beyond both settings.
+        self._manager.stopping(drain_seconds + self._settings.exit_timeout_seconds + 15.0)
         await self._drain(front_ends, ending, drain_seconds)
         self._manager.close()
         return 1 if ending.end_now.is_set() else status

@@ -13,8 +13,6 @@ from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 
 _SOCKET, _WATCHDOG, _WATCHDOG_PROCESS = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
-_PINGS_PER_LIMIT = 3
-"""Signs of life within the manager's time limit, so that a late one does not end the server."""
 _EXTENSION_SECONDS = 60
 """Time that each message of a start asks for. Loads have separate limits."""
 
@@ -27,7 +25,8 @@ class ServiceManager:
         self._address = environment.pop(_SOCKET, "")
         limit, process = environment.pop(_WATCHDOG, ""), environment.pop(_WATCHDOG_PROCESS, "")
         is_meant = process in ("", str(os.getpid()))
-        self._ping_seconds = int(limit) / 1e6 / _PINGS_PER_LIMIT if limit.isdecimal() and is_meant else 0.0
+        # Three signs of life within the manager's limit: a late one does not end the server.
+        self._ping_seconds = int(limit) / 1e6 / 3 if limit.isdecimal() and is_meant else 0.0
         self._log = log
         self._status = ""
         self._is_stopping = self._has_failed = False

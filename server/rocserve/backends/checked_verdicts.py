@@ -15,8 +15,6 @@ from rocserve.load_check.rows import Independence, RowsVerdict
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
 _LOG = logging.getLogger(__name__)
-_WAIT_SECONDS = 5.0
-"""The time beyond the check's own after which a worker no longer waits for another's verdict."""
 
 Verdict = TypeVar("Verdict", RowsVerdict, PaddingVerdict)
 
@@ -69,6 +67,7 @@ def _checked(
                 _LOG.warning("model '%s': the load check failed", model.name, exc_info=True)
                 return unknown(str(error))
 
+    # Five seconds beyond the check's own limit, a worker no longer waits for another's verdict.
     return VerdictCache(cache_directory(model.settings)).find_or_check(
-        key, kind, checked, lambda verdict: verdict.is_lasting, seconds + _WAIT_SECONDS
+        key, kind, checked, lambda verdict: verdict.is_lasting, seconds + 5.0
     )

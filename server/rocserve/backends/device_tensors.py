@@ -18,11 +18,6 @@ from rocserve.core.device_references import UNCOUNTED, DeviceReference, Referenc
 from rocserve.core.errors import unavailable
 from rocserve.core.tensors import Tensor
 
-_SMALLEST_BLOCK = 512
-"""Bytes; the allocator returns no smaller blocks."""
-_MOST_OPENED = 256
-"""Bound for the opened blocks of other processes."""
-
 
 def instance_gpu(number: int | None) -> torch.device:
     """Return the GPU of a worker's instance. Raises RuntimeError if PyTorch cannot use one."""
@@ -47,7 +42,8 @@ class DeviceTensors:
     def share(self, value: torch.Tensor) -> SharedTensor:
         """Copy a tensor to memory that others may open after the current stream has made the copy."""
         nbytes = value.numel() * value.element_size()
-        size = max(_SMALLEST_BLOCK, 1 << (nbytes - 1).bit_length())
+        # The allocator returns no blocks of fewer than 512 bytes.
+        size = max(512, 1 << (nbytes - 1).bit_length())
         free = self._free_blocks.setdefault(size, [])
         try:
             block = free.pop()
@@ -94,7 +90,7 @@ class DeviceTensors:
                 why = str(error).partition("\n")[0]
                 raise unavailable(f"the memory of another worker on the GPU cannot be opened: {why}") from None
             octets = self._opened_blocks[key] = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
-            if len(self._opened_blocks) > _MOST_OPENED:
+            if len(self._opened_blocks) > 256:
                 self._opened_blocks.popitem(last=False)
         self._opened_blocks.move_to_end(key)
         return octets

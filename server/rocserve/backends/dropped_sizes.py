@@ -7,14 +7,12 @@ from itertools import combinations
 
 from rocserve.core.validation import admits
 
-_MOST_DIMENSIONS = 8
-"""Declared dimensions; the ways to drop some of them are soon too many to try."""
-
 
 def with_dropped_sizes(declared: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the shape of one row that fits the `declared` shape and is `shape` without some sizes of 1; None if
     nothing was dropped, or if several shapes fit."""
-    if not len(shape) < len(declared) <= _MOST_DIMENSIONS:
+    # With more dimensions, the ways to drop some of them are too many to try.
+    if not len(shape) < len(declared) <= 8:
         return None
     found = set()
     for places in combinations(range(len(declared)), len(shape)):

@@ -23,9 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-_NO_LIMIT = 1 << 60
-"""Version 1 of control groups writes a number of about this size for "no limit"."""
-
 _Node = tuple[Path, Mapping[str, int]]
 
 
@@ -218,7 +215,8 @@ def _with_parents(mounted: Path, group: str) -> Iterator[Path]:
 
 def _limit(folder: Path, limit_file: str, usage_file: str, prefix: str) -> Iterator[FreeMemory]:
     limit, used = _number(folder / limit_file), _number(folder / usage_file)
-    if limit is None or used is None or limit >= _NO_LIMIT:
+    # Version 1 of control groups writes a number of about 1 << 60 for "no limit".
+    if limit is None or used is None or limit >= 1 << 60:
         return
     statistics = _fields(folder / "memory.stat")
     # The kernel frees the group's page cache when the memory is needed.

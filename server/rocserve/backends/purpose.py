@@ -9,16 +9,15 @@ from rocserve.core.model_config import Purpose
 
 _NAME = re.compile(r"""(\d{1,9})\s*:\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")""")
 """An entry of a dict from numbers to names, as Python prints it."""
-_MOST_CHARACTERS = 1 << 20
-"""Of `names`; a thousand names have 20,000."""
 
 
 def read_purpose(metadata: Mapping[str, str]) -> Purpose:
     """Return the purpose; without names if they are not numbered from 0 on."""
     task, text = metadata.get("task", ""), metadata.get("names", "")
+    # A thousand names have 20,000 characters.
     names = {
         int(found[1]): re.sub(r"\\(.)", r"\1", found[2] or found[3] or "", flags=re.DOTALL)
-        for found in _NAME.finditer(text if len(text) <= _MOST_CHARACTERS else "")
+        for found in _NAME.finditer(text if len(text) <= 1 << 20 else "")
     }
     # A name on several lines would be several labels.
     is_usable = sorted(names) == list(range(len(names))) and not any("\n" in name for name in names.values())

@@ -29,8 +29,6 @@ _MASK = "mask"
 """Part of the names of inputs that say which elements are real."""
 _SHORTEST = 16
 """The smallest size that is chosen for a model: shorter requests take an engine as long."""
-_LARGEST = 2**53
-"""Larger whole numbers are not exact as floats."""
 
 
 def is_mask(name: str) -> bool:
@@ -270,7 +268,7 @@ def _value(text: str, spec: TensorSpec, config: ModelConfig) -> float:
         value = float(text)
         kind = np.dtype(np.float32) if spec.datatype is DataType.BF16 else spec.datatype.numpy_dtype
         # Whole numbers beyond 2^53 are not exact as floats.
-        fits = kind.kind == "f" or (abs(value) <= _LARGEST and float(np.array(int(value), kind)) == value)
+        fits = kind.kind == "f" or (abs(value) <= 2**53 and float(np.array(int(value), kind)) == value)
     except (ValueError, OverflowError):
         fits = False
     if not fits:

@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from rocserve.config.pbtxt import format_model_config
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
-_MOST_LINES = 3000
-"""Lines that are compared; the time grows with their square in the worst case."""
-
 
 def config_lines(message: ModelConfig) -> Sequence[str]:
     """Return a configuration in protobuf's text format."""
@@ -21,7 +18,8 @@ def compared(written: ModelConfig, completed: ModelConfig) -> Sequence[tuple[str
     """Return the lines of both, each with "+" if it was completed, "-" if it was written and replaced, "" if it is in
     both; None if they are too long to compare. Order, comments and brackets of the file do not count."""
     before, after = config_lines(written), config_lines(completed)
-    if len(before) + len(after) > _MOST_LINES:
+    # In the worst case the time grows with the square of the lines.
+    if len(before) + len(after) > 3000:
         return None
     lines: list[tuple[str, str]] = []
     for what, first, end, other_first, other_end in difflib.SequenceMatcher(

@@ -16,8 +16,6 @@ from rocserve.config.bounds import MOST_CONFIG_BYTES, check_config_size
 from rocserve.core.errors import invalid_argument, unreadable
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
-_LONGEST_NAME = 100
-"""Compared characters of a wrong name, because the comparison's time grows with the square of the length."""
 _YAML = re.compile(r"^---[^\S\n]*$|^[^\S\n]*- \S|^\w+:[^\S\n]*$|^(name|platform|backend): *[A-Za-z].*$", re.MULTILINE)
 """A document mark, a list entry, a name without a value, or an unquoted text. Each match stays within its line, because
 a search across a million empty lines would take quadratic time."""
@@ -100,7 +98,8 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     """Return the end of an error about a wrong name: the name that was probably meant, or all known names."""
     names = sorted(known)
     by_lower = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(wrong[:_LONGEST_NAME].lower(), by_lower, n=1, cutoff=0.6)
+    # The comparison's time grows with the square of the length.
+    close = difflib.get_close_matches(wrong[:100].lower(), by_lower, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{by_lower[close[0]]}'?"
     return f"; expected one of: {', '.join(names)}" if names else ""

@@ -29,8 +29,6 @@ from rocserve.core.printable import readable_size
 
 LARGEST_DEFAULT_BYTES = 8 << 30
 """The largest default limit: more memory would only make queues longer."""
-_PART_OF_MEMORY = 4
-"""The default limit is the memory divided by this: responses may use as much again, and half remains for models."""
 
 _FLAG = "--max-request-memory"
 _ALL = 1 << 62
@@ -39,7 +37,8 @@ _ALL = 1 << 62
 
 def default_limit(total_bytes: int | None) -> int:
     """Return the limit if none is configured. `total_bytes`: memory of the container or the machine; None = unknown."""
-    return LARGEST_DEFAULT_BYTES if total_bytes is None else min(LARGEST_DEFAULT_BYTES, total_bytes // _PART_OF_MEMORY)
+    # A quarter of the memory: responses may use as much again, and half remains for models.
+    return LARGEST_DEFAULT_BYTES if total_bytes is None else min(LARGEST_DEFAULT_BYTES, total_bytes // 4)
 
 
 class Holder(Protocol):

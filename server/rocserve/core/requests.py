@@ -31,8 +31,6 @@ SHARED_REGION = "shared_memory_region"
 SHARED_OFFSET = "shared_memory_offset"
 SHARED_BYTE_SIZE = "shared_memory_byte_size"
 """Parameters of a tensor in a client's shared memory."""
-_LARGEST_REMEMBERED = 32 << 10
-"""Limit of `is_small`, in characters of the head's repr."""
 _SHARED_MEMORY = frozenset((SHARED_REGION, SHARED_OFFSET, SHARED_BYTE_SIZE))
 
 MOST_ENTRIES = 16384
@@ -104,7 +102,7 @@ class RequestHead:
         object.__setattr__(self, "has_strings", any(entry.datatype == DataType.BYTES.value for entry in self.inputs))
         object.__setattr__(self, "wants_timing", self.parameters.get(TIMING) is True)
         described = repr((self.inputs, self.outputs, self.parameters))
-        object.__setattr__(self, "is_small", len(described) <= _LARGEST_REMEMBERED)
+        object.__setattr__(self, "is_small", len(described) <= 32 << 10)
 
 
 def client_parameters(head: RequestHead) -> dict[str, ParameterValue]:

@@ -18,8 +18,6 @@ from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.statistics import ModelStatistics
 
 LARGEST_VERSION = 2**63 - 1
-_MOST_HINTED = 100
-"""With more models, the error for an unknown one lists no names: comparing all would delay the data plane's thread."""
 
 
 ReadinessCheck = Callable[[], Coroutine[Any, Any, bool]]
@@ -132,7 +130,8 @@ class ServingTable:
                     f"There are {self.ambiguous[name]} identifiers of model '{name}' in global map, model namespace"
                     " must be provided to resolve ambiguity."
                 )
-            models = self.models.items() if len(self.models) <= _MOST_HINTED else ()
+            # With more models the error names none: comparing all would delay the data plane's thread.
+            models = self.models.items() if len(self.models) <= 100 else ()
             served = [known for known, one in models if one.latest is not None]
             hint = names_hint("served are", name, served)
             raise not_found(f"Request for unknown model: '{name}' is not found{hint}")

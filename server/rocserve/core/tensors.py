@@ -18,8 +18,6 @@ Buffer = bytes | bytearray | memoryview
 
 ELEMENT_LENGTH = struct.Struct("<I")
 """Precedes each element of BYTES in raw contents."""
-_LARGEST_EXTENT = (1 << 63) - 1
-"""The protocol's maximum of a dimension."""
 COPIED_SOONER = 4096
 """Bytes up to which a copy takes less time than a view."""
 COUNTED_AT_ONCE = 32768
@@ -70,7 +68,8 @@ def heads_of(tensors: Iterable[Tensor]) -> tuple[TensorHead, ...]:
 
 def can_hold(datatype: DataType, shape: tuple[int, ...], nbytes: int) -> bool:
     """Return whether a tensor of this shape may have `nbytes` bytes. A BYTES element has at least 4, its length."""
-    if any(not 0 <= extent <= _LARGEST_EXTENT for extent in shape):
+    # The protocol has int64 for a dimension.
+    if any(not 0 <= extent <= (1 << 63) - 1 for extent in shape):
         return False
     count = math.prod(shape)
     return count * ELEMENT_LENGTH.size <= nbytes if datatype is DataType.BYTES else count * datatype.itemsize == nbytes

@@ -18,10 +18,6 @@ TOTAL = f"{_PREFIX}total_ns"
 """The parameter that all answers with times have."""
 MOST_STEPS = 64
 """Reported steps of an ensemble. Decoupled ones may run endlessly, and each response reports all steps."""
-_LONGEST_HEADER = 2048
-"""Bytes of `Server-Timing`; further steps are left out, because some proxies refuse more than 4 KiB of headers."""
-_LONGEST_TEXT = 256
-"""Characters of a text in the header."""
 _DURATIONS = ("total", "queue", "compute_input", "compute_infer", "compute_output")
 
 
@@ -110,7 +106,8 @@ def _header(parameters: Parameters) -> str:
     header = ", ".join(_metrics(report))
     for index, step in enumerate(json.loads(str(report.get("steps", "[]")))):
         more = ", ".join(_durations(step, f"step{index}_", str(step["model"])))
-        if len(header) + len(more) > _LONGEST_HEADER:
+        # Some proxies refuse more than 4 KiB of headers, so further steps are left out.
+        if len(header) + len(more) > 2048:
             break
         header += f", {more}"
     return header
@@ -135,5 +132,5 @@ def _durations(report: Mapping[str, Any], prefix: str = "", model: str = "") -> 
 
 def _quoted(text: str) -> str:
     """Return a text as a header's quoted string, cut, and in ASCII: other characters become question marks."""
-    plain = "".join(letter if " " <= letter <= "~" else "?" for letter in text[:_LONGEST_TEXT])
+    plain = "".join(letter if " " <= letter <= "~" else "?" for letter in text[:256])
     return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-_ALIKE = 0.7
-"""Least similarity of two words (SequenceMatcher.ratio). "secs" and "seconds" have 0.73, "cpu" and "gpu" 0.67."""
-
 
 def meant_flag(word: str, flags: Sequence[str]) -> str:
     """Return the flag of `flags` that `word` spells wrongly; "" = uncertain. A flag that begins with the word is
@@ -18,7 +15,8 @@ def meant_flag(word: str, flags: Sequence[str]) -> str:
         return begun.pop()
     spelt = word.replace("_", "-")
     best = max(flags, key=lambda flag: _likeness(spelt, flag), default="")
-    return best if best and _likeness(spelt, best) >= _ALIKE else ""
+    # "secs" and "seconds" have 0.73, "cpu" and "gpu" 0.67.
+    return best if best and _likeness(spelt, best) >= 0.7 else ""
 
 
 def _likeness(spelt: str, flag: str) -> float:

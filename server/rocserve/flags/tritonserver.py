@@ -13,12 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_DEFAULT_CACHES = Path("/opt/tritonserver/caches")
-"""tritonserver's default of --cache-directory."""
 _PREFIX = "tritonserver."
 """Begins the arguments' names of flags that no setting declares."""
-_FALSE = ("false", "0", "off")
-"""Values that turn a boolean flag off."""
 
 
 class Handling(enum.Enum):
@@ -60,7 +56,6 @@ trace-config trace-count trace-file trace-level trace-log-frequency trace-rate
 
 _FRONT_END_PROCESSES = "rocserve has no gRPC threads and queues; --front-ends=N sets the processes that serve clients"
 _LOADED_AS_PARTS = "are parts of rocserve; it loads none from a folder"
-_DEVICE_POOLS = "rocserve has no pool of GPU memory; engines allocate it"
 _NO_TENSORFLOW = "remove the flag: no model runs in TensorFlow (docs/guides/from-triton.md has the backends)"
 
 
@@ -88,7 +83,7 @@ TRITON_FLAGS = {
         _unneeded("repoagent-directory", f"repository agents (checksum) {_LOADED_AS_PARTS}"),
         _unneeded("buffer-manager-thread-count", "the server's request thread and the models' workers copy tensors"),
         _unneeded("pinned-memory-pool-byte-size", "rocserve has no pool of pinned memory; engines copy to the GPU"),
-        _unneeded("cuda-memory-pool-byte-size", _DEVICE_POOLS),
+        _unneeded("cuda-memory-pool-byte-size", "rocserve has no pool of GPU memory; engines allocate it"),
         _unneeded(
             "cuda-virtual-address-size", "rocserve reserves no address space for the implicit state of sequences"
         ),
@@ -160,7 +155,8 @@ def without_effect(arguments: argparse.Namespace) -> list[str]:
 
 def is_of_triton_caches(folder: Path) -> bool:
     """Return whether the folder is tritonserver's --cache-directory, which has a different meaning here."""
-    return folder == _DEFAULT_CACHES or any(folder.glob("*/libtritoncache*.so"))
+    # tritonserver's default of --cache-directory.
+    return folder == Path("/opt/tritonserver/caches") or any(folder.glob("*/libtritoncache*.so"))
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Sequence[str]]:
@@ -169,4 +165,4 @@ def _given(arguments: argparse.Namespace) -> dict[str, Sequence[str]]:
 
 
 def _is_false(values: Sequence[str]) -> bool:
-    return bool(values) and values[-1].lower() in _FALSE
+    return bool(values) and values[-1].lower() in {"false", "0", "off"}

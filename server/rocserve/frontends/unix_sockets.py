@@ -26,8 +26,6 @@ from pathlib import Path
 from rocserve.settings.server import USER
 from rocserve.settings.unix_place import UnixPlace
 
-_LOCK_SECONDS = 5.0
-"""Another server has the folder for less than a millisecond."""
 _CREDENTIALS = struct.Struct("iII")
 """struct ucred: process, user, group."""
 
@@ -122,7 +120,8 @@ def _identity(path: str) -> tuple[int, int]:
 def _locked(place: UnixPlace) -> Iterator[None]:
     """Hold the lock of the place's folder. Raises OSError if another program keeps it."""
     folder = os.open(Path(place.path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    end = time.monotonic() + _LOCK_SECONDS
+    # Another server has the folder for less than a millisecond.
+    end = time.monotonic() + 5.0
     try:
         while True:
             try:

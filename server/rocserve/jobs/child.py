@@ -23,9 +23,6 @@ from rocserve.core.plain import from_json, to_json
 from rocserve.jobs.hints import with_hint
 from rocserve.jobs.messages import JobOrder, JobReply, Report
 
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-"""The number of ioprio_set(2), which the C library does not wrap."""
-
 Perform = Callable[[Any, str, Report], Any]
 """Takes the job, JobEngine's context and a report function; returns the result."""
 
@@ -52,7 +49,8 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
             # so that their threads (numpy's) get it too. The engine's threads inherit it.
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PGRP, 0, 19)
-            if (number := _IOPRIO_SET.get(platform.machine())) is not None:
+            # The C library does not wrap ioprio_set(2).
+            if (number := {"x86_64": 251, "aarch64": 30}.get(platform.machine())) is not None:
                 # 2 = the process group, 3 = the class of idle processes.
                 ctypes.CDLL(None, use_errno=True).syscall(number, 2, 0, 3 << 13)
         result = perform(job, order.context, lambda phase: _send(replies, JobReply(phase=phase)))

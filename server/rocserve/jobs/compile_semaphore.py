@@ -13,9 +13,6 @@ from pathlib import Path
 from rocserve.cache.folders import FileLock, make_private, wait_for_lock
 from rocserve.core.errors import ServeError
 
-_LOW_PRIORITY_SLOTS = ("beside-0", "beside-1")
-"""Separate slots for further programs of models that already serve, so that these never delay a model that does not
-serve yet."""
 _LOW_PRIORITY_SECONDS = 600.0
 """Time limit of a low-priority compile's slot: one hanging compiler must not block all other models."""
 
@@ -34,7 +31,9 @@ class CompileSemaphore:
         """Wait for a slot and hold it. If files cannot be locked, go on without a slot. `low_priority`: the model
         serves already. `waiting` is called repeatedly while all slots are taken; an exception from it ends the wait."""
         with ExitStack() as at_the_end:
-            if lock := self._wait(_LOW_PRIORITY_SLOTS if low_priority else self._names, waiting):
+            # Further programs of models that already serve have slots of their own, so that these never delay a model
+            # that does not serve yet.
+            if lock := self._wait(("beside-0", "beside-1") if low_priority else self._names, waiting):
                 at_the_end.callback(lock.release)
             if lock and low_priority:
                 hand_on = threading.Timer(self._handed_on_seconds, lock.release)

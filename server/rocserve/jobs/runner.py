@@ -28,8 +28,6 @@ from rocserve.jobs.hints import with_hint
 from rocserve.jobs.messages import Job, JobError, JobOrder, JobReply
 
 _OUTPUT_BYTES = 256 * 1024
-_MOST_KEPT_BYTES = 16 << 20
-"""The output file is emptied at this size, because an engine's traces may have gigabytes."""
 _LONGEST_LINE = 2000
 
 
@@ -57,7 +55,8 @@ class JobOutput:
             lines += complete
             if len(self._begun) > _OUTPUT_BYTES:
                 self._begun = self._begun[:_LONGEST_LINE]
-        if self._read > _MOST_KEPT_BYTES:
+        # An engine's traces may have gigabytes.
+        if self._read > 16 << 20:
             os.ftruncate(self.descriptor, 0)
             self._read = 0
         if ended:
@@ -69,10 +68,6 @@ class JobOutput:
 
     def close(self) -> None:
         os.close(self.descriptor)
-
-
-_END_SECONDS = 10.0
-"""A child that has closed its replies is killed after this time."""
 
 
 class JobProcess:
@@ -149,7 +144,8 @@ class JobProcess:
     def wait(self) -> int:
         """Wait for the child's end and kill its process group. Returns the child's exit status; negative = the number
         of the signal that killed the child."""
-        deadline = time.monotonic() + _END_SECONDS
+        # A child that has closed its replies should end at once.
+        deadline = time.monotonic() + 10.0
         pid = self._process.pid
         while self._status is None:
             with self._lock:
@@ -163,15 +159,14 @@ class JobProcess:
         return self._status
 
 
-_MESSAGE_LINES = 4
-"""An error quotes this many last lines of the output; the log has the whole output."""
 _LONGEST_WORDS = 600
 
 
 def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: str) -> str:
     """Describe the end of a child without a last reply, to follow "while compiling: ". `status`: the exit status, or
     the signal's negative number. `who`: the child's name in the text."""
-    message = "; ".join(line.strip() for line in [*last_lines][-_MESSAGE_LINES:])
+    # The log has the whole output.
+    message = "; ".join(line.strip() for line in [*last_lines][-4:])
     if len(message) > _LONGEST_WORDS:
         message = "..." + message[-_LONGEST_WORDS:]
     if status == -signal.SIGKILL:
@@ -190,8 +185,6 @@ _FIRST_REPORT_SECONDS = 5.0
 """The time before a job's first report, and between the first two reports of a phase. Later reports are less frequent,
 because less changes between them."""
 _START = "starting"
-_MOST_LINES = 500
-"""Lines of one job's output in the log; the last one reports that the rest is dropped."""
 
 
 class JobWatch:
@@ -215,7 +208,7 @@ class JobWatch:
         self._pause = _FIRST_REPORT_SECONDS
         self._next_report = self._started + self._pause
         self._message = ""
-        self._lines_left = _MOST_LINES
+        self._lines_left = 500
 
     @property
     def elapsed_seconds(self) -> float:

@@ -15,14 +15,8 @@ TIES = "ties"
 BEYOND_HALF = "beyond half"
 LARGE = "large"
 """This case may overflow a type of few bits even in a correct engine."""
-_LARGE = 150
-"""Factor: exp(x) overflows from 88.8 in float32, log(softmax(x)) underflows 104 below the largest value."""
-_LARGE_HALF = 30
-"""The same for float16, in which inner tensors overflow at larger factors."""
 _EXTREME = 300
 """The first two values of large inputs are this and its negative, so that the few of a small input are large, too."""
-_FEW = 5
-"""Small integers are below it: integers and zero points of bytes wrap at 128 in engines without a sign."""
 _NAN_PLACES, _NAN_STEP = (0, 7), 10
 """Some are the first of a reduced group, some are not. The places of two inputs differ."""
 _BEYOND_HALF = 70000
@@ -61,11 +55,14 @@ def _negative_indices(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
 
 def _small_integers(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
     whole = {given.name for given in inputs if given.kind in "iu" and not given.is_mask}
-    return {name: np.remainder(values, _FEW) if name in whole else values for name, values in plain.items()}
+    # Small integers are below 5: integers and zero points of bytes wrap at 128 in engines without a sign.
+    return {name: np.remainder(values, 5) if name in whole else values for name, values in plain.items()}
 
 
 def _large(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object:
-    result = np.asarray(values * (_LARGE_HALF if values.dtype == np.float16 else _LARGE))
+    # exp(x) overflows from 88.8 in float32, log(softmax(x)) underflows 104 below the largest value. In float16 inner
+    # tensors overflow sooner.
+    result = np.asarray(values * (30 if values.dtype == np.float16 else 150))
     result.flat[:2] = (_EXTREME, -_EXTREME)[: result.size]
     return result
 

@@ -10,8 +10,6 @@ from rocserve.core.padding import Lengths, Padding
 _LENGTHS = (7, 12, 3, 16, 32, 64, 224)
 """Lengths that are tried: of texts, and of images, whose heights and widths must often be multiples of 32. Not 1, which
 fits beside any length."""
-_MOST_SETS = 128
-"""Sets of dimensions that are tried for one of them: all sets of eight dimensions."""
 
 
 def equal_lengths(
@@ -42,7 +40,8 @@ def equal_lengths(
         first, *others = linked
         # The smallest set comes first: a dimension that can stay unchanged is not equal to the changed one.
         sets = ((first, *more) for number in range(1, len(linked)) for more in combinations(others, number))
-        group = next(filter(may_change, islice(sets, _MOST_SETS)), (first,))
+        # All sets of eight dimensions are so many.
+        group = next(filter(may_change, islice(sets, 128)), (first,))
         groups.append(group)
         linked = [index for index in linked if index not in group]
     return sorted(groups)

@@ -20,21 +20,13 @@ _IMAGE = (64, 32, 48, 96, 224, 320, 640)
 """Heights and widths. 64 runs in most models; 32 and 48 suit text, 224 to 640 networks with fully connected layers."""
 _LINE = (7, 16, 32, 64, 128, 576, 1024, 4096, 16000)
 """Lengths of sequences and signals. None is a number of rows, so no output has the right shape by chance."""
-_MOST_MIXED = 60
-"""Combinations of different sizes that are tried; more would take longer than a user waits."""
 _ENDS = (2, 5, 20, 60, 250, 1000, 8000, 30000)
 """Ends that are tried for integers whose table is not known; the largest is below the vocabulary of BERT."""
-_MOST_RECIPES = 8
-"""Recipes that run and are compared before the best of them is taken."""
 _LEAST_POWER = 1e-5
 """Relative change of the outputs below which it counts as rounding, regardless of nudged inputs."""
 _ENOUGH_POWER = 5e-2
 """Relative change of the outputs that is enough beside any noise: a network whose answer turns over with the last place
 of its inputs, such as the best 300 of many equal boxes, also shows each dependence."""
-_MOST_VALUES = 1 << 24
-"""Of one row of an input; they take 128 MB while they are made."""
-_GROWN = 64
-"""Times that outputs may grow while the end of integers rises: one that sets a size should stay small."""
 
 
 class NoInputs(Exception):
@@ -80,7 +72,7 @@ def find_inputs(trials: Trials, run: Callable[[Feed], Feed | None], maker: Input
             found = replace(found, power=max(power, *differences(second, third).values()))
         best = found if best is None or found.quality > best.quality else best
         compared += 1
-        if best.quality > 1 or compared == _MOST_RECIPES:
+        if best.quality > 1 or compared == 8:
             break
     if best is None:
         raise NoInputs(why or trials.refusal)
@@ -110,7 +102,8 @@ def _too_large(recipe: Recipe, maker: InputMaker) -> str:
     """Return which input would have a row of too many values; "" = none."""
     for given in maker.inputs:
         shape = given.shape_with(recipe.sizes) if not recipe.from_samples else ()
-        if math.prod(shape) > _MOST_VALUES:
+        # One row of an input takes 128 MB while it is made.
+        if math.prod(shape) > 1 << 24:
             return f"a row of input '{given.name}' has the shape {list(shape)}"
     return ""
 
@@ -128,7 +121,8 @@ def _candidates(maker: InputMaker) -> Iterator[Recipe]:
     steps = range(max(map(len, ladders), default=1))
     together = [tuple(1 if sizes is _FEW else sizes[min(step, len(sizes) - 1)] for sizes in ladders) for step in steps]
     mixed = itertools.product(*((*sizes[:6], 1) if sizes is _LINE else sizes for sizes in ladders))
-    for chosen in dict.fromkeys([*together, *itertools.islice(mixed, _MOST_MIXED)]):
+    # More combinations of different sizes would take longer than a user waits.
+    for chosen in dict.fromkeys([*together, *itertools.islice(mixed, 60)]):
         sizes = dict(zip(names, chosen, strict=True))
         yield from (replace(style, sizes=sizes) for style in styles)
 
@@ -150,7 +144,8 @@ def _widened(
 ) -> Iterator[Recipe]:
     """Raise the ends of the integers without a known one, one input after the other, while the model runs, is not slow,
     and its outputs stay small. If such outputs do not change, small ends may help."""
-    most = 1000 + _GROWN * sum(values.size for values in least.values())
+    # An input that sets a size should stay small.
+    most = 1000 + 64 * sum(values.size for values in least.values())
     risen = False
     for given in maker.inputs:
         if given.kind not in "iu" or given.is_mask or given.name in recipe.ends:

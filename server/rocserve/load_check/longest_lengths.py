@@ -12,9 +12,6 @@ from rocserve.load_check.input_search import NoInputs
 from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.short_inputs import unknown_lengths
 
-_MOST_ELEMENTS = 1 << 24
-"""Of the padded dimensions alone; a run of more takes longer than a check may."""
-
 
 def longest_lengths(model: LengthTrials, padding: Padding, usual: int) -> Sequence[int]:
     """Return for each dimension the longest length that the model takes, but no more than `usual`, unless a table in
@@ -29,8 +26,9 @@ def longest_lengths(model: LengthTrials, padding: Padding, usual: int) -> Sequen
         def takes(index: int, length: int) -> bool:
             """Return whether one dimension may have this length, while the others have a known or the same one."""
             alone = tuple(length if place == index else own for place, own in enumerate(known))
+            # A run of more takes longer than a check may.
             return any(
-                math.prod(lengths) <= _MOST_ELEMENTS and model.takes(padding, lengths)
+                math.prod(lengths) <= 1 << 24 and model.takes(padding, lengths)
                 for lengths in dict.fromkeys((alone, (length,) * len(known)))
             )
 

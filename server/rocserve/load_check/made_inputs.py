@@ -15,19 +15,11 @@ from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.tensors import Array, CheckedInput, Feed
 
 _WORDS = ("cat", "the dog sat", "Rome", "1", "stocks fell on monday", "2.5", "Oslo", "red")
-_SENTENCE = 3
-"""Words of a sentence after its first."""
-_WHOLE_END = 5
-"""Exclusive end of floats that are whole numbers: ids and categories that a model takes as floats are often few."""
 _LEVEL_STEP, _LEAST_STEP = 0.1, 0.1
 """How far values lie from the numbers that trees compare them with: relative, and from 0."""
 _DIRECTIONS = (1, -1, -1, 1, 1, -1, 1)
 _QUIET, _QUIET_INTEGERS = 1e-3, 8
 """Factor of a quiet row's floats, and what its integers are divided by."""
-_SEED_DIGITS = 8
-"""Of the model's digest: 32 bits."""
-_TRUE = 0.7
-"""Share of BOOL elements that are true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +174,10 @@ class InputMaker:
         elif kind == "O":
             words = np.array(self._words, object)
             values = rng.choice(words, shape)
-            for _ in range(_SENTENCE if recipe.sentences else 0):
+            for _ in range(3 if recipe.sentences else 0):
                 values = values + " " + rng.choice(words, shape)
         elif kind == "b":
-            values = rng.random(shape) < _TRUE
+            values = rng.random(shape) < 0.7
         elif kind in "iu" and given.is_length and recipe.full_lengths and recipe.sizes:
             values = np.full(shape, max(recipe.sizes.values()))
         elif kind in "iu" or given.name in recipe.ends:
@@ -197,7 +189,8 @@ class InputMaker:
             levels = rng.choice(np.array(self.levels[given.name]), shape)
             values = levels + (np.abs(levels) + _LEAST_STEP) * _LEVEL_STEP * rng.standard_normal(shape)
         elif recipe.floats == "whole":
-            values = rng.integers(0, _WHOLE_END, shape)
+            # Ids and categories that a model takes as floats are often few.
+            values = rng.integers(0, 5, shape)
         else:
             values = rng.random(shape) if recipe.floats == "unit" else rng.standard_normal(shape)
             values = values * 10 ** rng.uniform(-2, 2, shape) if recipe.floats == "spread" else values
@@ -247,7 +240,7 @@ def nudged(row: Feed) -> dict[str, Array]:
 
 def seed_of(digest: str) -> int:
     """Return the seed of a model with this digest, in hexadecimal digits."""
-    return int(digest[:_SEED_DIGITS], 16)
+    return int(digest[:8], 16)
 
 
 def bits_of(inputs: Sequence[CheckedInput]) -> Callable[[Feed], Feed]:

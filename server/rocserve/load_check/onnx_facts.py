@@ -34,12 +34,6 @@ _CONDITIONS = frozenset(("And", "Cast", "Identity", "Not", "Or", "Reshape", "Squ
 _OVER_ALL = frozenset(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"))
 _CONDITIONS |= _OVER_ALL
 """Operators between a comparison and the operator that it controls."""
-_WHOLE = frozenset(("ArgMax", "NonZero", "Shape", "Size"))
-"""Operators that, like those named Reduce..., make one number of a whole tensor."""
-_MOST_LEVELS = 256
-"""Of the numbers in a forest's nodes, that many show in which range its inputs lie."""
-_VOCABULARIES = frozenset(("cats_strings", "keys_strings", "pool_strings", "string_vocabulary"))
-"""Attributes of OneHotEncoder, LabelEncoder, TfIdfVectorizer and DictVectorizer with the texts that they know."""
 _CHOICES = frozenset(("ArgMax", "ArgMin", "Ceil", "Floor", "Hardmax", "Round", "TopK", *_COMPARISONS))
 """Operators that turn numbers into few values."""
 _LABELS = frozenset(("Add", "And", "ArrayFeatureExtractor", "Cast", "Concat", "Expand", "Flatten", "Gather"))
@@ -180,18 +174,20 @@ def _levels(graph: OnnxGraph) -> Mapping[str, tuple[float, ...]]:
         values = np.array(node.attribute("nodes_values", ()), float)
         if len(leaves) == len(values) and not leaves.all():
             levels = np.unique(values[~leaves])
-            levels = levels[np.linspace(0, len(levels) - 1, min(len(levels), _MOST_LEVELS)).astype(int)]
+            # So many numbers show in which range a forest's inputs lie.
+            levels = levels[np.linspace(0, len(levels) - 1, min(len(levels), 256)).astype(int)]
             found |= {name: tuple(levels) for name in graph.sources(node.input[0]) if name in graph.inputs}
     return found
 
 
 def _words(graph: OnnxGraph) -> tuple[str, ...]:
     """Return texts that operators look up, evenly out of all, since vocabularies are sorted."""
+    # The texts that OneHotEncoder, LabelEncoder, TfIdfVectorizer and DictVectorizer know.
     words = sorted(
         {
             word.decode(errors="replace")
             for node in graph.nodes
-            for name in _VOCABULARIES
+            for name in ("cats_strings", "keys_strings", "pool_strings", "string_vocabulary")
             for word in node.attribute(name, ())
             if isinstance(word, bytes)
         }
@@ -252,7 +248,8 @@ def _is_of_whole_tensor(name: str, graph: OnnxGraph) -> bool:
         node = graph.makers.get(waiting.pop(0)) if waiting else None
         if node is None:
             continue
-        if node.op_type.startswith("Reduce") or node.op_type in _WHOLE:
+        # These operators make one number of a whole tensor.
+        if node.op_type.startswith("Reduce") or node.op_type in {"ArgMax", "NonZero", "Shape", "Size"}:
             return True
         waiting += node.input
     return False

@@ -11,8 +11,6 @@ import numpy as np
 from rocserve.core.wire_format import Buffer
 from rocserve.load_check.onnx_message import Graph, Node, Tensor, ValueInfo, graph_of
 
-_MOST_VALUES = 1 << 16
-"""Values of the largest constant that is read: thresholds, offsets, the numbers that a vocabulary is compared with."""
 _PASSING = frozenset(
     ("Cast", "DequantizeLinear", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape")
 ) | {"Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
@@ -54,7 +52,8 @@ class OnnxGraph:
                 if (value := node.attribute(attribute)) is not None:
                     return np.array(value)
             tensor = node.attribute("value")
-        return tensor.values(_MOST_VALUES) if isinstance(tensor, Tensor) else None
+        # Larger constants are no thresholds, offsets or numbers that a vocabulary is compared with.
+        return tensor.values(1 << 16) if isinstance(tensor, Tensor) else None
 
     def number(self, name: str) -> float | None:
         """Return the largest value of a small numeric constant; None if it is not one."""

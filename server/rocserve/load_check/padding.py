@@ -39,12 +39,6 @@ _MOST = 5e-2
 """... but no more than this."""
 _TELLING = 10
 """Answers to two inputs must differ by so many times the tolerance to show anything."""
-_PAIRS = ("ab", "cd", "ef", "gh")
-"""Pairs of rows that show what hides padding."""
-_SHORTEST = "abcd"
-"""Rows of the shortest length that are tried."""
-_OTHERS = "fgh"
-"""Rows that are tried again where a class or an index differs: two may be equally likely by chance."""
 
 
 class _Changed(Exception):
@@ -215,7 +209,7 @@ class _PaddingCheck:
         trial = next((one for one in self._lengths.shortest(unit.indices) if self._is_whole(unit, one)), None)
         if trial is None:
             return
-        for name in _SHORTEST:
+        for name in "abcd":
             self._compare([unit], name, trial)
             row = self._shorts.row(name, trial.lengths)
             negated = None if row is None or not has_floats(row) else self._shorts.negated(row)
@@ -267,7 +261,8 @@ class _PaddingCheck:
 
     def _differs_again(self, units: Sequence[Unit], name: str, trial: Trial) -> bool:
         """Return whether a class or an index differs for another row, too."""
-        for other in _OTHERS:
+        # Two rows may be equally likely by chance.
+        for other in "fgh":
             row, right = self._shorts.row(other, trial.lengths), self._answer(other, trial.lengths)
             if row is None or right is None:
                 continue
@@ -308,7 +303,7 @@ class _PaddingCheck:
             # Attention may be so peaked that one pair of rows shows nothing.
             seen = [
                 self._is_seen(unit, trial, self._shorts.changed_behind(pair, half, lengths, is_hidden))
-                for pair in _PAIRS
+                for pair in ("ab", "cd", "ef", "gh")
             ]
             if any(seen) is is_hidden:
                 raise _Changed("nothing shows what hides added elements")

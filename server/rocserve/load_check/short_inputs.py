@@ -11,9 +11,6 @@ from rocserve.core.padding import Buckets, Lengths, Padding
 from rocserve.load_check.made_inputs import InputMaker, Recipe, changed_floats, has_floats
 from rocserve.load_check.tensors import Array, CheckedInput, Feed
 
-_LARGE = 30.0
-"""Factor of large values; squares of more overflow in half precision."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -99,7 +96,8 @@ class ShortInputs:
         changed: dict[str, Feed | None] = {"quiet": self._maker.quiet(usual)}
         if has_floats(usual):
             changed["negative"] = changed_floats(usual, lambda values: -np.abs(values))
-            changed["large"] = changed_floats(usual, lambda values: np.abs(values) * values.dtype.type(_LARGE))
+            # Squares of larger values overflow in half precision.
+            changed["large"] = changed_floats(usual, lambda values: np.abs(values) * values.dtype.type(30.0))
         changed["largest ids"] = self._maker.largest_ids(self._recipe, usual)
         changed["first ids"] = self._maker.first_ids(self._recipe, usual)
         # Masks stay unchanged: with everything hidden, an answer may be anything.

@@ -21,10 +21,6 @@ from rocserve.observability.json_lines import LONGEST_LINE, JsonFormatter, unfin
 from rocserve.settings import LogSettings
 
 ROOT = "rocserve"
-_NO_COLOURS = "NO_COLOR"
-"""The variable by which users turn off colours in all programs, with any value except "" (no-color.org)."""
-_COLOURS = {"E": "\x1b[31m", "W": "\x1b[33m"}
-"""Red errors, yellow warnings."""
 
 
 class WholeLines:
@@ -77,7 +73,8 @@ class ServerLog:
         handler.addFilter(self._is_wanted)
         self._formatter = _LineFormatter(
             escapes=environment.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
-            has_colours=not settings.file and sys.stderr.isatty() and not environment.get(_NO_COLOURS),
+            # Users turn off colours in all programs with NO_COLOR (no-color.org).
+            has_colours=not settings.file and sys.stderr.isatty() and not environment.get("NO_COLOR"),
         )
         handler.setFormatter(JsonFormatter() if is_json else self._formatter)
         self.logger = logging.getLogger(ROOT)
@@ -170,7 +167,8 @@ class _LineFormatter(logging.Formatter):
     def __init__(self, escapes: bool, has_colours: bool) -> None:
         super().__init__()
         self._escapes = escapes
-        self._colours = _COLOURS if has_colours else {}
+        # Red errors, yellow warnings.
+        self._colours = {"E": "\x1b[31m", "W": "\x1b[33m"} if has_colours else {}
         self.is_iso8601 = False
 
     def format(self, record: logging.LogRecord) -> str:

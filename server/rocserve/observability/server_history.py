@@ -16,11 +16,6 @@ from rocserve.core.statistics import Outcomes
 PERIOD_SECONDS = 5.0
 """Time between two points; the page draws one for each pixel or two."""
 _SPAN_SECONDS = 600.0
-_PAUSE_FACTOR = 500
-"""A point of thousands of models takes long to make; the next one follows after this many times as long, so that points
-cost at most 0.2 % of a CPU."""
-_WATCHED_SECONDS = 60.0
-"""How long after the last reading of points the quantiles of latencies are still computed."""
 
 _NOTHING = Outcomes(0, 0, 0)
 
@@ -63,7 +58,8 @@ class ServerHistory:
         """Make points until this is cancelled."""
         took = 0.0
         while True:
-            await asyncio.sleep(max(PERIOD_SECONDS, _PAUSE_FACTOR * took))
+            # A point of thousands of models takes long to make: points cost at most 0.2 % of a CPU.
+            await asyncio.sleep(max(PERIOD_SECONDS, 500 * took))
             took = await asyncio.to_thread(self._timed_sample)
 
     def after(self, at_ms: int) -> Sequence[ServerPoint]:
@@ -113,7 +109,8 @@ class ServerHistory:
         )
 
     def _quantiles(self, versions: Iterable[ServedVersion], now: float) -> tuple[float, float]:
-        if now - self._looked_at > _WATCHED_SECONDS:
+        # Quantiles are computed for a minute after the last reading of points.
+        if now - self._looked_at > 60.0:
             return 0.0, 0.0
         buckets = Counter[int]()
         for version in versions:

@@ -20,9 +20,6 @@ from rocserve.plane import anonymous_file
 KEEPS_STORE_ORDER = platform.machine().lower() in ("x86_64", "amd64")
 """Whether other processors see this processor's stores in program order."""
 
-_RINGS_AT_ONCE = 4096
-"""Rings that one call takes from a socket; each is one byte."""
-
 _lock = threading.Lock()
 
 
@@ -155,7 +152,7 @@ class SocketSleeper:
 def drain_rings(connection: socket.socket) -> bool:
     """Take all rings. Returns False if the other end is closed."""
     try:
-        return bool(connection.recv(_RINGS_AT_ONCE, socket.MSG_DONTWAIT))
+        return bool(connection.recv(4096, socket.MSG_DONTWAIT))
     except BlockingIOError:
         return True
     except OSError:

@@ -23,9 +23,6 @@ _OPERATORS_VARIABLES = (
     "GLIBC_TUNABLES",
 )  # fmt: skip
 """Environment variables by which the operator sets the same options (mallopt(3))."""
-_NEVER = -1
-_LARGEST_BLOCK = 32 << 20
-"""Bytes. The largest block that glibc takes from its heaps; it maps each larger block separately."""
 
 
 def private_bytes() -> int:
@@ -53,12 +50,13 @@ class FreedMemory:
         self.grown_bytes()
         if not hasattr(libc, "mallopt") or not os.environ.keys().isdisjoint(_OPERATORS_VARIABLES):
             return
-        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+        libc.mallopt(_M_TRIM_THRESHOLD, -1)
         if of_any_size:
             libc.mallopt(_M_ARENA_MAX, 1)
             libc.mallopt(_M_MMAP_MAX, 0)
         else:
-            libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
+            # glibc maps each larger block separately.
+            libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
     def grown_bytes(self) -> int:
         """Return how much the memory of this process has grown since its minimum; 0 if no descriptor is free to read

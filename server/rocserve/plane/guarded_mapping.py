@@ -22,13 +22,6 @@ import numpy as np
 
 from rocserve.plane import anonymous_file
 
-_SA_SIGINFO = 4
-"""From signal.h: the handler gets the address."""
-_ADDRESS_WORD = 2
-"""Index of the address in siginfo_t, in words of 64 bits."""
-_REPLACED_AT_ONCE = 64 << 20
-"""Bytes per fault: a fault for each page would take long, and memory for gigabytes of zeros may not exist."""
-
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p)
 
 
@@ -73,7 +66,8 @@ class FaultGuard:
         if self._previous is None:
             self._previous = _SignalAction()
             handler = ctypes.cast(self._handler, ctypes.c_void_p)
-            _libc.sigaction(signal.SIGBUS, _SignalAction(handler, flags=_SA_SIGINFO), self._previous)
+            # SA_SIGINFO of signal.h: the handler gets the address.
+            _libc.sigaction(signal.SIGBUS, _SignalAction(handler, flags=4), self._previous)
         view = anonymous_file.map_file(descriptor, to_write, size)
         begin = np.frombuffer(view, np.uint8).ctypes.data
         mapping = GuardedMapping(begin, begin + (size + mmap.PAGESIZE - 1 & -mmap.PAGESIZE))
@@ -83,13 +77,15 @@ class FaultGuard:
         return view, mapping
 
     def _on_fault(self, number: int, information: ctypes._Pointer[ctypes.c_size_t], context: int) -> None:
-        address = information[_ADDRESS_WORD]
+        # siginfo_t has the address in its third word of 64 bits.
+        address = information[2]
         # A copy, made in one step, because other threads change the dict meanwhile.
         for mapping in tuple(self._mappings.values()):
             if mapping.begin <= address < mapping.end:
                 page = address & -mmap.PAGESIZE
                 mapping.is_torn = True
-                if anonymous_file.replace_by_zeros(page, min(mapping.end - page, _REPLACED_AT_ONCE)):
+                # A fault for each page would take long, and memory for gigabytes of zeros may not exist.
+                if anonymous_file.replace_by_zeros(page, min(mapping.end - page, 64 << 20)):
                     return
         # The access is repeated, and now SIGBUS ends the process as it would have done without this handler.
         _libc.sigaction(signal.SIGBUS, self._previous, None)

@@ -32,9 +32,6 @@ SMALLEST_SLOT = ALIGNMENT
 _FIRST_OF_PAGES = (mmap.PAGESIZE // SMALLEST_SLOT).bit_length() - 1
 """Index of the size class with slots of one page."""
 
-_CHECKED_FROM = 64 << 10
-"""Bytes. Readers check that larger tensors were written, because reading an untouched page would allocate it."""
-
 COPIED_IN_PLACE = 64 << 10
 """Bytes up to which a copy takes less time than releasing the GIL for it."""
 
@@ -330,7 +327,8 @@ class HeapReader:
         end = start + nbytes
         if offset < 0 or nbytes < 0 or end > self._mask + 1 or offset >> self._shift >= self._count:
             raise ValueError(f"a tensor of {nbytes} bytes at byte {offset} lies outside of its heap")
-        if nbytes > _CHECKED_FROM and os.lseek(self._descriptor, offset, os.SEEK_HOLE) < offset + nbytes:
+        # Larger tensors must have been written, because reading an untouched page would allocate it.
+        if nbytes > 64 << 10 and os.lseek(self._descriptor, offset, os.SEEK_HOLE) < offset + nbytes:
             raise ValueError(f"a tensor of {nbytes} bytes at byte {offset} was not written to its end")
         index = offset >> self._shift
         return (self._parts.get(index) or self._part(index))[start:end]

@@ -27,9 +27,7 @@ from rocserve.plane.doorbell import Doorbell
 
 NEVER = float("inf")
 
-_CLOCK_MONOTONIC = 1
 _TFD_TIMER_ABSTIME = 1
-_FEW = 64
 
 
 class TimerDescriptor:
@@ -44,7 +42,7 @@ class TimerDescriptor:
         self._setting = (ctypes.c_long * 4)()
         self._address = ctypes.addressof(self._setting)
         self._when = NEVER
-        self.descriptor: int = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        self.descriptor: int = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self.descriptor < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
 
@@ -91,7 +89,7 @@ class TimerQueue:
         """time.monotonic() seconds or NEVER. An attribute, because the loop reads it in every turn."""
 
     def push(self, handle: TimerHandle) -> None:
-        if self.cancelled > max(_FEW, len(self._heap) // 2):
+        if self.cancelled > max(64, len(self._heap) // 2):
             self._heap = [handle for handle in self._heap if handle.callback is not None]
             heapq.heapify(self._heap)
             self.cancelled = 0
@@ -132,11 +130,6 @@ def default_idle_polls(cpus: int) -> int:
 
 _STEPS_SECONDS = 0.001
 """Limit of long work per turn: 4 MiB are copied by then. A turn after every step would take as long as the step."""
-_SHORTEST_SLEEP_SECONDS = 0.001
-"""Lower bound of a sleep that is limited because a source's descriptor does not show all its work."""
-_TURNS_BETWEEN_READS = 4
-"""Under load HTTP connections wait for some milliseconds. Workers' messages come through links and do not wait: their
-sockets only wake the loop, and show when a worker has ended."""
 
 
 class Source(Protocol):
@@ -284,7 +277,9 @@ class PlaneLoop:
                 except Exception as error:
                     self._report(error)
             turns += 1
-            if (empty_turns or not turns % _TURNS_BETWEEN_READS) and readers and (readable := read_epoll(0)):
+            # Under load HTTP connections wait for some milliseconds. Workers' messages come through links and do not
+            # wait: their sockets only wake the loop, and show when a worker has ended.
+            if (empty_turns or not turns % 4) and readers and (readable := read_epoll(0)):
                 self._read(readable)
                 busy = True
             if soon:
@@ -363,7 +358,7 @@ class PlaneLoop:
             seconds = min(seconds, source.longest_sleep_seconds)
         if seconds != NEVER:
             # Sleep no longer than the quiet time so far: work that a source does not show waits at most twice as long.
-            seconds = min(seconds, max(now - self._last_came_at, _SHORTEST_SLEEP_SECONDS))
+            seconds = min(seconds, max(now - self._last_came_at, 0.001))
         due = self._timers.next_due
         self._timer.set(due if due < now + seconds else NEVER)
         if self.doorbell.sleep(None if seconds == NEVER else seconds, self._has_mail):

@@ -14,11 +14,6 @@ from rocserve.plane.loop import Alarm, PlaneLoop
 TRIM_PERIOD_SECONDS = 10.0
 _ROUNDS = 2
 """Rounds after which an unused heap has given back all its memory, and a burst of requests counts as over."""
-_REPEAT_ROUNDS = 6
-"""Freed memory is given back once more after so many rounds, because memory that was in use then may be free now. With
-250 MiB free in 12,500 places the first time takes 31 ms, a repetition 7 ms."""
-_LITTLE = 1 / 16
-"""Fraction of the process's growth. If requests hold more, the growth is theirs, not freed memory's."""
 
 
 @dataclass(slots=True)
@@ -82,6 +77,9 @@ class Trimmer:
 
     def _is_burst_over(self, grown_bytes: int) -> bool:
         """Return whether requests have held little for some rounds, although the process has grown."""
-        is_quiet = grown_bytes >= WORTH_BYTES and self._held_bytes() <= grown_bytes * _LITTLE
+        # If requests hold more, the growth is theirs, not freed memory's.
+        is_quiet = grown_bytes >= WORTH_BYTES and self._held_bytes() <= grown_bytes / 16
         self._quiet_rounds = self._quiet_rounds + 1 if is_quiet else 0
-        return self._quiet_rounds % _REPEAT_ROUNDS == _ROUNDS
+        # Once more after six rounds, because memory that was in use then may be free now. With 250 MiB free in 12,500
+        # places the first time takes 31 ms, a repetition 7 ms.
+        return self._quiet_rounds % 6 == _ROUNDS

@@ -14,9 +14,6 @@ from rocserve.presets.activation import ACTIVATIONS, softmax
 from rocserve.presets.class_names import class_names_of
 from rocserve.presets.parameters import parameters_of
 
-_ROUNDING = 1e-2
-"""The most that the sum of a row of probabilities may differ from 1: a thousand FP16 values differ by less."""
-
 
 class TritonPythonModel:
     READS_INPUTS_IN_PLACE = True
@@ -50,6 +47,7 @@ class TritonPythonModel:
 
 def probabilities(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the softmax of each row of scores. Rows that are already probabilities are returned unchanged."""
-    is_done = (scores >= 0).all(axis=1) & (np.abs(scores.sum(axis=1) - 1) < _ROUNDING)
+    # The sum of a thousand FP16 probabilities differs from 1 by less.
+    is_done = (scores >= 0).all(axis=1) & (np.abs(scores.sum(axis=1) - 1) < 1e-2)
     result: np.ndarray[Any, Any] = np.where(is_done[:, np.newaxis], scores, softmax(scores))
     return result

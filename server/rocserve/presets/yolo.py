@@ -24,8 +24,6 @@ _BOX_VALUES = 5
 """The values before the classes' probabilities: x, y, width, height, object."""
 _BLOCK = 128
 """Candidates, best first, that are compared in one step. The first block is usually enough."""
-_LARGEST_EXPONENT = 20.0
-"""A larger raw width or height means a box far larger than any image, and its exponential would overflow."""
 
 
 class Resize(enum.Enum):
@@ -158,7 +156,8 @@ def decode(head: Array, geometry: HeadGeometry, score_threshold: float) -> Detec
     offsets = (np.tanh(values[:, 0:2] / 2) + 1) / 2 * np.float32(geometry.xy_scale) - shift
     centres = (offsets + cells.astype(np.float32)) * np.float32(geometry.stride)
     sizes = np.asarray(geometry.anchors, dtype=np.float32)[anchors[above]]
-    halves = np.exp(np.minimum(values[:, 2:4], _LARGEST_EXPONENT)) * sizes / 2
+    # A larger raw width or height means a box far larger than any image, and its exponential would overflow.
+    halves = np.exp(np.minimum(values[:, 2:4], 20.0)) * sizes / 2
     boxes = np.concatenate([centres - halves, centres + halves], axis=1)
     return Detections(boxes, scores[above], classes[above].astype(np.int32))
 

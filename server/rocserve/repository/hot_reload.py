@@ -28,18 +28,6 @@ from rocserve.repository.scanner import RepositoryScan
 from rocserve.repository.table import ModelTable
 from rocserve.repository.watch import UNWATCHED_POLL_SECONDS
 
-_PAUSE_PER_SCAN = 4.0
-"""Pause after a scan, in multiples of the scan's duration, however many notifications come."""
-_FULL_SCAN_CPU_SHARE = 0.005
-"""Share of one CPU that full scans may use: thousands of folders are scanned less often than the poll interval asks. An
-idle server of 10,000 models uses 1.3 % of a CPU without full scans, and must stay below 2 %."""
-_OLD_SECONDS = 2.0
-"""Files that had not changed for this long before the server started are complete: they count in the first scan."""
-_SCANS_WHILE_UNSETTLED = 5
-"""Scans of an unsettled folder within the settle time."""
-_READERS = 4
-"""Threads that read folders. Several, because a folder whose files are checksummed takes long and must not delay the
-others. More than four would only wait for the interpreter's lock."""
 _BATCH_SECONDS = 0.02
 """A thread hands over its results after this time, and they are published together."""
 
@@ -80,8 +68,8 @@ class HotReload:
                 await asyncio.sleep(1.0)
                 continue
             if woken:
-                # Notifications come in bursts.
-                await asyncio.sleep(max(0.05, _PAUSE_PER_SCAN * self._scan_seconds))
+                # Notifications come in bursts. Scans take at most a fifth of the time.
+                await asyncio.sleep(max(0.05, 4.0 * self._scan_seconds))
 
     async def scan(self) -> float:
         """Scan once. Returns the time at which the next scan is due at the latest."""
@@ -98,7 +86,9 @@ class HotReload:
         ended = clock()
         self._scan_seconds = ended - began
         poll_seconds = self._context.settings.poll_seconds
-        poll_at = ended + max(poll_seconds, scanner.cpu_seconds / _FULL_SCAN_CPU_SHARE)
+        # Full scans may take 0.5 % of a CPU: thousands of folders are scanned less often than the poll interval asks.
+        # An idle server of 10,000 models uses 1.3 % of a CPU without full scans, and must stay below 2 %.
+        poll_at = ended + max(poll_seconds, scanner.cpu_seconds / 0.005)
         if scan.unreadable:
             self._full_scan_at = ended + min(poll_seconds, UNWATCHED_POLL_SECONDS)
         elif changed is None:
@@ -110,7 +100,8 @@ class HotReload:
     def _take_settled(self, scan: RepositoryScan, began: float, ended: float) -> float:
         """Take over the settled folders. Returns the time at which the unsettled ones must be scanned next."""
         settle_seconds = self._context.settings.settle_seconds
-        old_ns = time.time_ns() - int(max(_OLD_SECONDS, settle_seconds) * 1e9)
+        # Files that had not changed for two seconds before the server started are complete.
+        old_ns = time.time_ns() - int(max(2.0, settle_seconds) * 1e9)
         fingerprints = {name: model.fingerprint for name, model in scan.models.items()}
         settled = self._debounce.observe(
             began, ended, fingerprints, lambda name: 0 < scan.models[name].changed_ns < old_ns
@@ -121,7 +112,7 @@ class HotReload:
         due = self._debounce.due()
         # Notifications may be late (watchdog holds back half of a rename). A folder that keeps disappearing and
         # reappearing must not count as gone because two scans happened to miss it.
-        return math.inf if due is None else min(due, ended + settle_seconds / _SCANS_WHILE_UNSETTLED)
+        return math.inf if due is None else min(due, ended + settle_seconds / 5)
 
     def is_reading(self, folder: ModelKey) -> bool:
         reading = self._readings.get(folder)
@@ -164,7 +155,9 @@ class HotReload:
             reading.retry.cancel()
         reading.is_queued = True
         self._queue.append(reading)
-        if len(self._readers) < _READERS:
+        # A folder whose files are checksummed takes long and must not delay the others. More than four threads would
+        # only wait for the interpreter's lock.
+        if len(self._readers) < 4:
             task = self._context.background.start(self._read_queue(), "reading of model folders")
             self._readers.add(task)
             # A callback, because a task that is cancelled before it begins never runs its own code.

@@ -17,10 +17,6 @@ from rocserve.settings import EngineSettings
 
 _CORES = "cpu-cores"
 _NODE = "numa-node"
-_INSTANCES_A_CPU = 8
-"""Instances of a model for each CPU: computing instances need one CPU each, waiting instances may share one."""
-_INSTANCES_A_GPU = 64
-"""Instances of a model for each GPU: each is a process with a GPU context of hundreds of MB."""
 
 
 class ThisMachine:
@@ -63,7 +59,9 @@ class ThisMachine:
         return "" if found is None else found.architecture
 
     def most_instances(self, gpus: int) -> int:
-        return self._most_instances or (_INSTANCES_A_GPU * gpus if gpus else _INSTANCES_A_CPU * usable_cpus())
+        # On a GPU each instance is a process with a GPU context of hundreds of MB. On a CPU computing instances need
+        # one CPU each, waiting instances may share one.
+        return self._most_instances or (64 * gpus if gpus else 8 * usable_cpus())
 
     def loader(self, engine: EngineSpec) -> tuple[str, ...]:
         return find_installation(self._settings).loader if engine.needs_migraphx else ()

@@ -22,8 +22,6 @@ from watchdog.observers.api import BaseObserver, ObservedWatch
 UNWATCHED_POLL_SECONDS = 2.0
 """Longest pause between scans of repositories without notifications."""
 
-_ANY_EVENT = 1
-
 # Reading a model must not wake the scan loop, so opened and closed files are not requested.
 _CHANGES: list[type[FileSystemEvent]] = [
     getattr(events, f"{kind}{change}Event")
@@ -189,6 +187,7 @@ def has_watches_left() -> bool:
     if instance < 0:
         return True  # Unknown; but the observer already has its inotify instance.
     try:
-        return libc.inotify_add_watch(instance, b"/", _ANY_EVENT) >= 0 or ctypes.get_errno() != errno.ENOSPC
+        # 1 = IN_ACCESS: any event will do.
+        return libc.inotify_add_watch(instance, b"/", 1) >= 0 or ctypes.get_errno() != errno.ENOSPC
     finally:
         os.close(instance)

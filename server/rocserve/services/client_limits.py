@@ -14,8 +14,6 @@ from rocserve.services.access import ip_address_of
 
 MOST_CLIENTS = 65_536
 """Addresses that are counted separately, some 20 MB. All further addresses count as one client."""
-_IPV6_NETWORK_BITS = 64
-"""Prefix length: all IPv6 addresses of a /64 network are one client, because one machine may have them all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,5 +86,6 @@ def _client_of(address: str) -> str:
     """Return the client's name: the network of an IPv6 address, any other text unchanged."""
     parsed = ip_address_of(address)
     if isinstance(parsed, ipaddress.IPv6Address):
-        return str(ipaddress.IPv6Network((parsed, _IPV6_NETWORK_BITS), strict=False))
+        # All IPv6 addresses of a /64 network are one client, because one machine may have them all.
+        return str(ipaddress.IPv6Network((parsed, 64), strict=False))
     return address if parsed is None else str(parsed)

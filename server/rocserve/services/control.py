@@ -69,8 +69,6 @@ def refuse_repository_name(name: str) -> None:
 
 _NUMBER = re.compile(r"\s*([+-]?)0*([0-9]+)")
 """A number as C++ parses it: any text may follow."""
-_MOST_DIGITS = 11
-"""A number of so many digits is out of range. Further digits are cut off: Python refuses to parse thousands."""
 _TRACE_NUMBERS = {
     "trace_rate": ("rate", 0, (1 << 32) - 1),
     "trace_count": ("count", -1, (1 << 31) - 1),
@@ -142,7 +140,8 @@ def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
         found = _NUMBER.match(values[0])
         if found is None:
             raise invalid_argument(f"{unable}, {got}")
-        number = int(found[1] + found[2][:_MOST_DIGITS])
+        # A number of 11 digits is out of range. Python refuses to parse thousands of digits.
+        number = int(found[1] + found[2][:11])
         if not -(1 << 31) <= number < 1 << 31:
             raise invalid_argument(f"{unable}, value is out of range [ {least}, {most} ], {got}")
         if number < least < 0:
@@ -161,8 +160,6 @@ _LOG_SETTINGS = {
 }
 """Setting -> (field of LogSettings, field of the message, the type's name in errors), in Triton's order."""
 _FORMATS = ("default", "ISO8601")
-_LARGEST_LEVEL = (1 << 31) - 1
-"""To Triton a larger level is a negative int32, which means level 0."""
 
 
 @dataclass(eq=False)
@@ -187,7 +184,8 @@ class LogControlService:
             if setting.WhichOneof("parameter_choice") != kind:
                 raise invalid_argument(f"expect {expected} for '{name}'")
             value = getattr(setting, kind)
-            if field == "verbose" and value > _LARGEST_LEVEL:
+            # To Triton a larger level is a negative int32, which means level 0.
+            if field == "verbose" and value > (1 << 31) - 1:
                 value = 0
             if field == "format":
                 self._check_format(value)

@@ -17,8 +17,6 @@ from rocserve.services.methods import Method
 from rocserve.settings import ControlMode
 from rocserve.workers.recent_lines import RecentLines
 
-_LONGEST_NAME = 255
-"""Characters of a name in an event; no folder has a longer one."""
 _MOST_VERBOSE = 9
 """The server has two levels, 0 and more; tritonserver's users also write others."""
 
@@ -75,7 +73,8 @@ class PageActService:
         return response
 
     def _note(self, act: str, request: page_pb2.ActRequest) -> None:
-        name = printable(request.name[:_LONGEST_NAME])
+        # No folder has a longer name.
+        name = printable(request.name[:255])
         self._repository.events.note_act(act, name, request.address)
         about = f" '{name}'" if name else ""
         self._log.info("the page at %s: %s%s", request.address, act, about)

@@ -30,8 +30,6 @@ _MOST_NAMES = 200
 """Names in a request for the overview of some models; a screen shows fewer."""
 _LEAST_WIDTH, _USUAL_WIDTH, _MOST_WIDTH = 240.0, 900.0, 4000.0
 """Pixels of a drawing: a narrow phone, a page, a wide screen."""
-_WAIT_SECONDS = 10.0
-"""How long a query for events waits for the next one."""
 
 
 @dataclass(eq=False)
@@ -260,7 +258,7 @@ class QueryService:
     async def events(self, request: page_pb2.RepositoryEventsRequest) -> page_pb2.RepositoryEventsResponse:
         events = self._repository.events
         response = page_pb2.RepositoryEventsResponse()
-        for event in await events.after(request.after, _WAIT_SECONDS):
+        for event in await events.after(request.after, 10.0):
             row = event.row
             response.events.add(
                 number=event.number,

@@ -48,8 +48,6 @@ from rocserve.settings.unix_place import UnixPlace, unix_place
 
 DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
 """Setting of --backend-config: the max_batch_size of models that can batch and configure none."""
-_MOST_SPIN = 100_000
-"""Polls; some 0.3 s in which a CPU does nothing else."""
 
 
 USER = "uid:"
@@ -264,9 +262,10 @@ class ServerSettings:
     """The model or repository that the command line names without a flag. The only root is this folder, or the file's
     folder. None = a URL, or --model-repository."""
     server_id: str = flag("rocserve", text("NAME"), "the server's name in its metadata", name="id")
+    # 100,000 polls take some 0.3 s in which a CPU does nothing else.
     spin: int | None = flag(
         None,
-        number("N", 0, most=_MOST_SPIN),
+        number("N", 0, most=100_000),
         "polls of the request thread, some 3 us each, before it sleeps (default 0 with one CPU, 22 with less than"
         " four, else 100)",
     )

@@ -28,11 +28,6 @@ from rocserve.verbs.status_screen import Polled, Screen, follow
 from rocserve.verbs.verb import UsageError, Verb
 from rocserve_client import Client, RocserveError, Tls
 
-_LEAST_REASON = 40
-"""Columns that the reasons need next to the figures. If there are fewer, the reasons are printed below the table."""
-_LEAST_FOLDED = 60
-"""Columns of a terminal with room for a folded model name next to version, state and the last figures."""
-
 
 def header(text: str) -> tuple[str, str]:
     """Parse `name=value` as a gRPC metadata entry."""
@@ -131,8 +126,8 @@ def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> Ren
     figures = [name for name in FIGURES if name != "engine" or any(name in row.figures for row in rows)]
     made = _table(console, title, rows, figures)
     longest = max((len(row.reason) for row in rows), default=0)
-    # 3: the gap before a column.
-    if _width(made, console) + 3 + max(len("reason"), min(longest, _LEAST_REASON)) <= console.width:
+    # 3: the gap before a column. Reasons that have less than 40 columns next to the figures are printed below them.
+    if _width(made, console) + 3 + max(len("reason"), min(longest, 40)) <= console.width:
         return _table(console, title, rows, figures, Column("reason", overflow="fold"))
     for name in filter(figures.__contains__, DISPENSABLE):
         if _width(made, console) <= console.width:
@@ -159,7 +154,8 @@ def _table(console: Console, title: str, rows: Sequence[StatusRow], figures: Seq
     # In a pipe a header rule would be as wide as the longest reason.
     box = SIMPLE_HEAD if console.is_terminal else None
     # A long name is folded if the terminal has room for a part of it. Otherwise every row would lose its state.
-    model = Column("model", overflow="fold", no_wrap=console.width < _LEAST_FOLDED)
+    # In fewer than 60 columns a folded model name has no room next to version, state and the last figures.
+    model = Column("model", overflow="fold", no_wrap=console.width < 60)
     return table(title, (model, "version", "state", *figures, *reason), cells, left=left, box=box)
 
 

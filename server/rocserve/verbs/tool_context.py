@@ -28,9 +28,6 @@ from rocserve.jobs.runner import JobEngine, JobRunner
 from rocserve.verbs.model_choice import ToolModel
 from rocserve.verbs.verb import tool_log
 
-_LIBRARY_SECONDS = 120.0
-"""Limit of the library's load; the first load of ROCm after a boot may take long."""
-
 
 def usable_targets(library: LibraryResult, device: int | None) -> frozenset[Target]:
     """Return the targets that can be used here. The target gpu needs a GPU, although its library loads without one."""
@@ -58,7 +55,8 @@ class ToolContext:
         installation = find_installation(source.settings)
         self.runner = JobRunner(migraphx_jobs(installation, self.serving.binding), report, log)
         self._onnxruntime = JobRunner(JobEngine("ONNX Runtime"), report, log)
-        self.library = library or self.runner.run(LibraryJob(), LibraryResult, timeout_seconds=_LIBRARY_SECONDS)
+        # The first load of ROCm after a boot may take long.
+        self.library = library or self.runner.run(LibraryJob(), LibraryResult, timeout_seconds=120.0)
         targets = usable_targets(self.library, self.device)
         self.options = compile_options(source.config, source.instance_kind, targets)
         if self.options.target is not Target.GPU:

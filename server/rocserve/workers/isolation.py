@@ -51,7 +51,6 @@ _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 2
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION = 0x20080522
 """Version 3, with 64 bits for each set (capset(2))."""
-_MOST_CAPABILITIES = 64
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -248,7 +247,7 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
     if not keeps:
         # Programs started later cannot regain the capabilities. Dropping them needs a capability; a process without it
         # could regain some only through programs of root.
-        for number in range(_MOST_CAPABILITIES):
+        for number in range(64):
             if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
                 break
     if identity is not None and identity.uid != _ROOT:

@@ -7,7 +7,6 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_LINES_OF_A_MODEL = 200
 _MOST_CHARACTERS = 8 << 20
 """Of all models together; then the model that has been silent for longest loses its oldest lines."""
 
@@ -42,7 +41,7 @@ class RecentLines:
         self._lines.move_to_end(source)
         lines.append(WorkerLine(time.time_ns() // 1_000_000, level, text))
         self._characters += len(text)
-        if len(lines) > _LINES_OF_A_MODEL:
+        if len(lines) > 200:
             self._drop(source)
         while self._characters > self._most_characters:
             self._drop(next(iter(self._lines)))

@@ -24,35 +24,35 @@ from rocserve.core.printable import without_colours
 
 Array = np.ndarray[Any, Any]
 
-_NUMPY = {
-    "bool": np.bool_,
-    "half": np.float16,
-    "float": np.float32,
-    "double": np.float64,
-    "uint8": np.uint8,
-    "int8": np.int8,
-    "uint16": np.uint16,
-    "int16": np.int16,
-    "int32": np.int32,
-    "int64": np.int64,
-    "uint32": np.uint32,
-    "uint64": np.uint64,
-    # numpy has no such types: arrays hold the values' bits.
-    "fp8e4m3fnuz": np.uint8,
-    "fp8e4m3fn": np.uint8,
-    "fp8e5m2": np.uint8,
-    "bf16": np.uint16,
-    "fp8e5m2fnuz": np.uint8,
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
+    name: np.dtype(kind)
+    for name, kind in {
+        "bool": np.bool_,
+        "half": np.float16,
+        "float": np.float32,
+        "double": np.float64,
+        "uint8": np.uint8,
+        "int8": np.int8,
+        "uint16": np.uint16,
+        "int16": np.int16,
+        "int32": np.int32,
+        "int64": np.int64,
+        "uint32": np.uint32,
+        "uint64": np.uint64,
+        # numpy has no such types: arrays hold the values' bits.
+        "fp8e4m3fnuz": np.uint8,
+        "fp8e4m3fn": np.uint8,
+        "fp8e5m2": np.uint8,
+        "bf16": np.uint16,
+        "fp8e5m2fnuz": np.uint8,
+    }.items()
 }
-NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
 """The numpy types of MIGraphX's datatypes, in the order of MIGraphX's numbers from bool on. Keys are the names that
 MIGraphX prints, without "_type". Tuples and four-bit numbers are missing because arrays cannot hold them."""
 BIT_DATATYPES = frozenset({"fp8e4m3fnuz", "fp8e4m3fn", "fp8e5m2", "bf16", "fp8e5m2fnuz"})
 
 _OUTPUT_BUFFER = "#output_"
 """Part of the names of output buffers: the parameters into which a program without offload_copy writes its outputs."""
-_MOST_MESSAGES = 1000
-"""Lines kept until `take_messages`; the oldest are dropped first."""
 
 
 class MigraphxError(Exception):
@@ -277,7 +277,8 @@ class Binding(abc.ABC):
     """The library's version, e.g. "2.14.0"; "" = unknown."""
 
     def __init__(self) -> None:
-        self._messages: collections.deque[str] = collections.deque(maxlen=_MOST_MESSAGES)
+        # Lines that wait for `take_messages`.
+        self._messages: collections.deque[str] = collections.deque(maxlen=1000)
 
     def parse_onnx(self, path: Path, shapes: Shapes = MappingProxyType({})) -> Program:
         """Parse an ONNX file. Symbolic dimensions that `shapes` does not set are 1."""

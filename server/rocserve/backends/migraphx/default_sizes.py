@@ -25,12 +25,6 @@ from rocserve.core.printable import readable_size
 from rocserve.jobs.runner import JobRunner
 from rocserve.load_check.padding_verdict import PaddingState
 
-_MOST_SECONDS = 3600.0
-"""The limit of the estimated time of all compiles. The user has not asked for these programs, and each takes a compile
-slot."""
-_MOST_OF_FREE_MEMORY = 0.5
-"""The share of the free memory that all programs together may take: other models need some, too."""
-
 
 def with_default_sizes(
     model: ModelSource, onnxruntime: JobRunner, plan: Callable[[Padding], ProgramPlan]
@@ -111,8 +105,10 @@ def affordable(
     take no time. `free_bytes`: None = not known."""
 
     def fits(fewer: ProgramPlan) -> bool:
-        is_small = free_bytes is None or program_bytes * len(fewer.recipes) <= _MOST_OF_FREE_MEMORY * free_bytes
-        return is_small and compile_seconds * sum(not is_cached(one) for one in fewer.recipes) <= _MOST_SECONDS
+        # Other models need some of the free memory, too.
+        is_small = free_bytes is None or program_bytes * len(fewer.recipes) <= 0.5 * free_bytes
+        # An hour at most: the user has not asked for these programs, and each takes a compile slot.
+        return is_small and compile_seconds * sum(not is_cached(one) for one in fewer.recipes) <= 3600.0
 
     fewest = plan
     for fewest in plan.fewer():

@@ -348,9 +348,6 @@ def _device_tensors(source: ModelSource) -> DeviceTensors | None:
     return tensors
 
 
-_FOR_CHILDREN = Path(__file__).with_name("spawned")
-
-
 class SourceLoader(importlib.machinery.SourceFileLoader):
     """Compiles on each import: no bytecode is written into the repository, and no old bytecode is used. Python compares
     the times of bytecode and source in whole seconds, but a model may change twice in a second."""
@@ -385,7 +382,7 @@ def import_model(model_file: Path, model_folder: Path, utilities: ModuleType) ->
         return importlib.machinery.FileFinder(str(path), *details)
 
     sys.path_hooks.insert(0, find_in)
-    for folder in (version_folder, model_folder, _FOR_CHILDREN):
+    for folder in (version_folder, model_folder, Path(__file__).with_name("spawned")):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
     package = ModuleType(version_folder.name)

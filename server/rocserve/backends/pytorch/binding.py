@@ -34,12 +34,6 @@ from rocserve.core.tensors import Tensor, tensor_from_numpy
 
 _LOG = logging.getLogger(__name__)
 
-_SIZES = (2, 32, 64, 256)
-"""Sizes for further runs on zeros, where the configuration leaves sizes open: a strided convolution gives one value for
-many sizes, and a program may have a least or a largest size."""
-_MOST_ELEMENTS = 1 << 20
-"""Elements of an input of zeros in a further run: more than a picture of 512 x 512 has."""
-
 Shapes = tuple[tuple[int, ...], ...]
 Trial = Callable[[Sequence[Tensor]], Any]
 """Runs the program on inputs in the program's order, and returns the result. Raises ServeError if the run fails."""
@@ -249,12 +243,15 @@ def _runs(bound: BoundProgram, trial: Trial) -> tuple[list[tuple[Shapes, Any]], 
     first = 1 if bound.signature.supports_batching else 0
     is_open = [[size == -1 and index >= first for index, size in enumerate(spec.shape)] for spec in bound.inputs]
     candidates = [bound.samples]
-    for least in _SIZES if any(map(any, is_open)) else ():
+    # Further runs on zeros, where the configuration leaves sizes open: a strided convolution gives one value for many
+    # sizes, and a program may have a least or a largest size.
+    for least in (2, 32, 64, 256) if any(map(any, is_open)) else ():
         shapes = tuple(
             tuple(max(size, least) if is_own else size for size, is_own in zip(shape, own, strict=True))
             for shape, own in zip(bound.samples, is_open, strict=True)
         )
-        if shapes not in candidates and all(math.prod(shape) <= _MOST_ELEMENTS for shape in shapes):
+        # A picture of 512 x 512 has fewer elements.
+        if shapes not in candidates and all(math.prod(shape) <= 1 << 20 for shape in shapes):
             candidates.append(shapes)
     runs: list[tuple[Shapes, Any]] = []
     reason = ""

@@ -35,8 +35,6 @@ _SPEC = re.compile(r'"(?:in_spec|out_spec)": *("(?:[^"\\]|\\.)*")')
 """A description of a program's arguments or results: JSON in a string of the file's JSON."""
 _TYPE = re.compile(r'"type": *"((?:[A-Za-z_]\w*\.)+)([A-Za-z_]\w*)"')
 """In such a description, a class with its module."""
-_WITH_RETURN_DICT = ("transformers", "diffusers")
-"""Packages on PyPI whose models return a class of theirs, or a tuple with return_dict=False."""
 
 
 def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
@@ -105,7 +103,8 @@ def import_classes(file: str, specs: Iterable[str]) -> bool:
     missing = sorted(pair for pair in found if ".".join(pair) not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE)
     for module, name in missing:
         package = module.partition(".")[0]
-        has_option = package in _WITH_RETURN_DICT
+        # Models of these packages return a class of theirs, or a tuple with return_dict=False.
+        has_option = package in {"transformers", "diffusers"}
         what = f"{file} takes or returns {name}, a class of the package '{package}'"
         remedy = "return_dict=False" if has_option else "a forward that takes and returns tensors, tuples and dicts"
         try:

@@ -26,8 +26,6 @@ _EMBEDDINGS = {"aten::embedding": (0, 1), "aten::_embedding_bag": (0, 1), "aten:
 _INDEX_ALONG_DIMENSION = ("aten::index_select", "aten::gather", "aten::index_add", "aten::index_copy", "aten::scatter",
           "aten::scatter_add")  # fmt: skip
 """Operators called with a tensor, a dimension and an index."""
-_INDEX_LISTS = ("aten::index", "aten::index_put")
-"""Operators called with a tensor and a list of indices; a negative index counts from the end."""
 _VALUE_PRESERVING = frozenset(
     f"aten::{name}"
     for name in (
@@ -88,7 +86,8 @@ def _indexed_tensors(node: Any) -> list[tuple[Any, int, Any, bool]]:
         return [(args[tensor], 0, args[index], False)]
     if name in _INDEX_ALONG_DIMENSION:
         return [(args[0], args[1], args[2], False)]
-    if name in _INDEX_LISTS:
+    # Called with a tensor and a list of indices; a negative index counts from the end.
+    if name in {"aten::index", "aten::index_put"}:
         return [(args[0], position, index, True) for position, index in enumerate(args[1]) if index is not None]
     return []
 

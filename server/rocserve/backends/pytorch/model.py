@@ -39,11 +39,6 @@ from rocserve.plane.freed_memory import FreedMemory
 
 _LOG = logging.getLogger(__name__)
 
-_BATCHES_AT_ONCE = 2
-"""On a GPU, one batch is copied while another is computed."""
-_WARM_UPS = 3
-"""TorchScript profiles its first two runs, and then compiles for their shapes."""
-
 
 class MissingOutput(ServeError):
     """A result of the program lacks an output."""
@@ -207,7 +202,8 @@ class TorchModel:
 
     def _prepare(self, batch_sizes: Sequence[int], captures: bool, source: ModelSource) -> Iterator[bool]:
         """Prepare a size with each step; see `_use_fixed_sizes`. The first step ends before the model is READY."""
-        count, is_serving = self._options.batches_at_once or _BATCHES_AT_ONCE, False
+        # On a GPU, one batch is copied while another is computed.
+        count, is_serving = self._options.batches_at_once or 2, False
 
         def report(text: str) -> None:
             source.report(f"serving; {text}" if is_serving else text)
@@ -258,7 +254,8 @@ class TorchModel:
                 padding = self.signature.padding
                 zeros = self._bound.zeros(1, padding.smallest, padding)
                 batch = Batch({tensor.name: tensor for tensor in zeros}, tuple(self._bound.outputs), (1,))
-                for _ in range(_WARM_UPS):
+                # TorchScript profiles its first two runs, and then compiles for their shapes.
+                for _ in range(3):
                     with suppress(MissingOutput):
                         self.execute(batch)
             except ServeError as error:

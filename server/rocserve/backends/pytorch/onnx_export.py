@@ -31,8 +31,6 @@ _LOG = logging.getLogger(__name__)
 _FILE = "model.onnx"
 _REVISION = "3"
 """Increase it when the ONNX file of an unchanged program changes."""
-_LARGEST_BYTES = 1 << 31
-"""protobuf's limit for one file."""
 
 
 def load(model: ModelSource) -> LoadedModel:
@@ -121,7 +119,8 @@ class OnnxJob:
         signature = open_exported(exported).signature
         names = given_names(signature.inputs, self.inputs), given_names(signature.outputs or (), self.outputs)
         size = sum(value.nbytes for value in exported.state_dict.values())
-        if size >= _LARGEST_BYTES:
+        # protobuf's limit for one file.
+        if size >= 1 << 31:
             raise unavailable(f"its weights are {size >> 20} MiB, and one ONNX file holds 2 GiB at most")
         report("exporting")
         try:

@@ -18,8 +18,6 @@ from torch.export import ExportedProgram
 
 from rocserve.backends.pytorch.program import remove_non_tensor_results
 
-_OPSET = 18
-"""The newest opset whose QuantizeLinear, as written here, MIGraphX reads."""
 _ASPECT, _DEFAULT_ASPECT = "keep_aspect_ratio_policy", "stretch"
 """An attribute of Resize that MIGraphX refuses, also with its default, which PyTorch writes for each fixed size."""
 _HALF = 128
@@ -34,7 +32,7 @@ def write_onnx(program: ExportedProgram, path: Path, inputs: Sequence[str], outp
         input_names=inputs,
         output_names=outputs,
         custom_translation_table=_translations(),
-        opset_version=_OPSET,
+        opset_version=18,  # The newest whose QuantizeLinear, as written here, MIGraphX reads.
         dynamo=True,
         verbose=False,
     )

@@ -27,9 +27,6 @@ from rocserve.load_check.padding_verdict import PaddingVerdict
 from rocserve.load_check.rows import RowsVerdict, check_rows
 from rocserve.load_check.tensors import CheckedInput, Run
 
-_LEAST_TABLE = 32
-"""Rows of a table whose indices are enough values: the check divides some by 8."""
-
 
 def check_package(source: ModelSource, program: Program, device: Any, bound: BoundProgram) -> ModelCheck:
     """Check whether the rows of a package depend on each other, if requests may be joined."""
@@ -41,8 +38,9 @@ def check_package(source: ModelSource, program: Program, device: Any, bound: Bou
 
     if device.type == "cpu":
         table = smallest_table(source.model_file, package_name(source.model_file))
-        # An input may be a mask, in which small integers become 0, or index the smallest table.
-        check.child_end = table if table is None or table >= _LEAST_TABLE else check.child_end
+        # An input may be a mask, in which small integers become 0, or index the smallest table. The check
+        # divides some indices by 8: a table of 32 rows leaves enough of them.
+        check.child_end = table if table is None or table >= 32 else check.child_end
     if check.asks_for_rows(bound):
         check.check_rows_in_child(bound, program, lambda inputs, seed: rows_job(inputs, seed, check.seconds))
     check.padding_job = lambda inputs, seed, seconds, *padding: PackagePaddingJob(

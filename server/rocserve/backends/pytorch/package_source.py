@@ -35,8 +35,6 @@ from rocserve.core.requests import TensorSpec
 
 _FOLDER = "data/aotinductor/"
 """Holds a folder with the code of each program."""
-_ENTRY = "::run_impl("
-"""Text that only the source file which takes the inputs contains."""
 # Statements of the source that name an input, and check its datatype, sizes and strides.
 _INPUT = re.compile(r"\bauto (\w+) = std::move\(inputs\[(\d+)\]\);")
 _DATATYPE = re.compile(r"\bint32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);")
@@ -160,7 +158,8 @@ def package_name(path: Path) -> str:
 
 def read_source(path: Path, name: str) -> PackageSource:
     """Read the source of a package's program. Raises ServeError (INVALID_ARGUMENT) if the package lacks its source."""
-    found = [source for source in _sources(path, name) if _ENTRY in source]
+    # Only the source file that takes the inputs contains this text.
+    found = [source for source in _sources(path, name) if "::run_impl(" in source]
     text = found[0] if len(found) == 1 else ""
     names = [name for name, _ in sorted(_INPUT.findall(text), key=lambda input_: int(input_[1]))]
     datatypes = {name: getattr(torch, datatype, None) for name, datatype in _DATATYPE.findall(text)}

@@ -27,9 +27,6 @@ from rocserve.core.padding import NO_PADDING, Buckets, Lengths, PaddedDimension,
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.load_check.length_trials import LengthTrials
 
-_LARGEST = 512
-"""The largest size that is chosen for a program: longer inputs keep a GPU busy operator by operator, too."""
-
 
 def configured_padding(
     config: ModelConfig, bound: BoundProgram, tensors: Sequence[ProgramTensor], groups: Groups
@@ -67,7 +64,8 @@ def default_padding(config: ModelConfig, bound: BoundProgram, tensors: Sequence[
         return NO_PADDING
     if _others_follow(first, tensors):
         return NO_PADDING
-    return Padding((replace(dimension, sizes=half_steps(min(first.most, _LARGEST), first.least), takes_others=True),))
+    # Longer inputs keep a GPU busy operator by operator, too.
+    return Padding((replace(dimension, sizes=half_steps(min(first.most, 512), first.least), takes_others=True),))
 
 
 def padding_runs(

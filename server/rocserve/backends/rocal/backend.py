@@ -187,10 +187,6 @@ def choose_engine(model: ModelSource) -> tuple[str, str, bool]:
     )
 
 
-_MOST_PIXELS = 1 << 32
-"""More pixels than any JPEG has."""
-
-
 def load(model: ModelSource) -> LoadedModel:
     """Load a pipeline, with the parameters `color_format` (RGB24, BGR24, U8), `threads`, `max_pixels` and `engine`
     (auto, cpu, rocal). Raises ServeError if the pipeline or the configuration is wrong, or if the engine's library is
@@ -200,7 +196,8 @@ def load(model: ModelSource) -> LoadedModel:
     formats = tuple(color_format.value for color_format in ColorFormat)
     color_format = ColorFormat(read_choice(config, "color_format", ColorFormat.RGB24.value, formats))
     threads = read_integer(config, "threads", min(4, usable_cpus()), 1, MOST_THREADS)
-    max_pixels = read_integer(config, "max_pixels", DEFAULT_MAX_PIXELS, 1, _MOST_PIXELS)
+    # No JPEG has so many pixels.
+    max_pixels = read_integer(config, "max_pixels", DEFAULT_MAX_PIXELS, 1, 1 << 32)
     try:
         pipeline = parse_pipeline(model.model_file.read_bytes(), color_format.channels)
         pipeline = replace(pipeline, decoder=pipeline.decoder.at_most(max_pixels))

@@ -36,8 +36,6 @@ from rocserve.presets.yolo import HeadForm
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
-_CROP_FRACTION = 0.875
-"""Share of an image's shorter side that classifiers see in tests: 224 of 256 pixels."""
 _YOLOV4_STRIDES = (8, 16, 32)
 _YOLOV4 = {
     "strides": "8, 16, 32",
@@ -286,7 +284,8 @@ _PUBLIC_LABELS = {80: ((), "coco.txt"), 1000: ((), "imagenet.txt"), 1001: (("bac
 
 def _shorter_side(entry: _Input) -> list[dict[str, Any]]:
     """Resize the shorter side to 8/7 of the input's longer side. CropMirrorNormalize then crops the centre."""
-    shorter = round(max(entry.height, entry.width) / _CROP_FRACTION)
+    # In tests, classifiers see 224 of 256 pixels of an image's shorter side.
+    shorter = round(max(entry.height, entry.width) / 0.875)
     return [{"operation": "resize", "resize_shorter": shorter, "interpolation_type": "TRIANGULAR"}]
 
 

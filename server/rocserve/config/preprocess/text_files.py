@@ -15,8 +15,6 @@ from rocserve.config.model_folder import Listing, ModelFolder, is_true
 from rocserve.core.errors import ServeError, invalid_argument, unreadable
 
 TOKENIZER = "tokenizer.json"
-_MOST_TOKENIZER_BYTES = 256 << 20
-"""The largest vocabularies, of a million pieces, take a quarter of it."""
 _MOST_JSON_BYTES = 16 << 20
 """Of the other files; the names of a hundred thousand classes take a quarter of it."""
 
@@ -53,7 +51,8 @@ def read_text_files(model: str, folder: ModelFolder, version_folder: Path) -> Te
     """Read the files of a version. Blocks on the disk. Raises ServeError (INVALID_ARGUMENT) if tokenizer.json is
     missing or a file is damaged."""
     reader = _Reader(model, folder, dict.fromkeys((_below(folder, version_folder), "")))
-    tokenizer = reader.read(TOKENIZER, _MOST_TOKENIZER_BYTES)
+    # The largest vocabularies, of a million pieces, take a quarter of this.
+    tokenizer = reader.read(TOKENIZER, 256 << 20)
     if tokenizer is None:
         raise invalid_argument(
             f"model '{model}': text needs the tokenizer's file {TOKENIZER}, in the version folder or beside"

@@ -27,8 +27,6 @@ from rocserve.frontends.grpc.open_calls import Event
 from rocserve.frontends.listen_address import begin_no_handshakes
 from rocserve.frontends.shared_ports import listens, sockets_of
 
-_POLLING_EXPERIMENT = "-event_engine_listener"
-"""Must be in GRPC_EXPERIMENTS before grpc is imported."""
 _MAX_EPOLL_EVENTS = 100
 """Ready sockets that gRPC's core fetches from its epoll in one call (MAX_EPOLL_EVENTS). It handles one per poll, so
 there is no event only if as many polls have found none."""
@@ -133,7 +131,8 @@ class WaitingThread:
 def find_epoll(place: int | str, address: str | None = None) -> int | None:
     """Return the epoll in which gRPC's core waits for connections to the port or path; None if it waits on threads.
     `address`: where to connect, if not to the address that the socket was bound to."""
-    if _POLLING_EXPERIMENT not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
+    # It must be there before grpc is imported.
+    if "-event_engine_listener" not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
         return None
     for entry in Path("/proc/self/fd").iterdir():
         # Other threads open and close descriptors meanwhile.

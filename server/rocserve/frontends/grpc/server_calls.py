@@ -32,8 +32,6 @@ _GONE: list[Callable[[], None]] = []
 
 _STATUS_TEXT_LIMIT = 2000
 """Bytes. Trailers carry the text percent-encoded (up to three times as long); clients refuse more than 8 KiB."""
-_RETRY_PUSHBACK = "grpc-retry-pushback-ms"
-"""Name of the metadata with the milliseconds that gRPC's own retries wait."""
 
 
 def _ignore(event: Event) -> None:
@@ -104,7 +102,10 @@ class ServerUnaryCall(OpenCall):
     def reply_error(self, error: ServeError) -> None:
         self._drop()
         if self in self._calls.live:
-            pushback = ((_RETRY_PUSHBACK, str(round(1000 * error.retry_seconds))),) if error.retry_seconds else ()
+            # gRPC's own retries wait for so many milliseconds.
+            pushback = (
+                (("grpc-retry-pushback-ms", str(round(1000 * error.retry_seconds))),) if error.retry_seconds else ()
+            )
             self._end((_NO_METADATA, _status(error.code, error.text, pushback)), _ignore)
 
     end_waiting = reply_error

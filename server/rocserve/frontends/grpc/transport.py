@@ -26,14 +26,6 @@ from rocserve.settings import GrpcSettings, ServerSettings
 Metadata = Sequence[tuple[str, str | bytes]]
 """If a key ends in "-bin" its value is bytes, else text."""
 
-_GRPC_SHARE = 2
-"""gRPC's connections may take half of the files that a process may open. gRPC's core counts only connections; the other
-half is for models and for HTTP."""
-
-_PRIVATE_PART = 2
-"""The processes that serve gRPC may take half of the machine's or container's memory. By default, requests and answers
-take no more; the other half is for models."""
-
 
 RECEIVE_WINDOW_BYTES = 4 << 20
 """Bytes of a message that a client may send before gRPC's core accepts more. With fewer, a message from far away takes
@@ -218,8 +210,12 @@ class TransportLimits:
         return cls(
             renewal_ms=renewal_ms,
             write_timeout_seconds=settings.write_timeout_seconds,
-            max_connections=None if limit is None else limit // _GRPC_SHARE,
-            most_private_bytes=None if total_bytes is None else total_bytes // _PRIVATE_PART // memory.front_ends,
+            # gRPC's connections may take half of the files that a process may open. gRPC's core counts only
+            # connections; the other half is for models and for HTTP.
+            max_connections=None if limit is None else limit // 2,
+            # The processes that serve gRPC may take half of the memory. By default, requests and answers take no
+            # more; the other half is for models.
+            most_private_bytes=None if total_bytes is None else total_bytes // 2 // memory.front_ends,
             waiting=WaitingLimits(
                 most=settings.grpc.max_waiting_calls,
                 burst=max(settings.grpc.max_waiting_calls, WaitingLimits().burst),

@@ -25,8 +25,6 @@ _CONTENTS = pb.ModelInferResponse.InferOutputTensor.CONTENTS_FIELD_NUMBER
 _STRING_TAG = varint(_NUMBERS[DataType.BYTES] << 3 | LENGTH_DELIMITED)
 _SHORT_PREFIXES = tuple(_STRING_TAG + varint(length) for length in range(128))
 _STEP_ELEMENTS = 8192
-_LARGEST_COPIED_STRING = 64 << 10
-"""Bytes. Longer strings are viewed, not copied; views of many short strings would slow the garbage collector."""
 
 
 def typed_parts(response: InferResponse) -> Steps[list[Buffer]]:
@@ -88,7 +86,8 @@ def _strings(tensor: Tensor) -> Steps[list[Buffer]]:
                 if position > len(data):
                     raise _wrong_count(tensor)
                 step.append(_SHORT_PREFIXES[length] if length < len(_SHORT_PREFIXES) else _STRING_TAG + varint(length))
-                if length > _LARGEST_COPIED_STRING:
+                # Longer strings are viewed, not copied; views of many short strings would slow the garbage collector.
+                if length > 64 << 10:
                     # The caller copies it, step by step, when it joins the parts.
                     large = data[begin:position]
                 else:

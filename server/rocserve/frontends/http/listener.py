@@ -23,25 +23,13 @@ from rocserve.observability.failures import Allowance
 
 _PENDING_CONNECTIONS = 1024
 """Connections that the kernel keeps until they are accepted."""
-_ACCEPTED_PER_ROUND = 8
-"""Connections accepted in each round of the loop. An excess connection is closed within four rounds, so there may be 32
-too many for a moment: fewer than the descriptors that the server reserves."""
 _ACCEPT_PAUSE_SECONDS = 1.0
 """Pause after a failure to accept, for example because no more files may be opened."""
-_ARRIVING_SHARE = 4
-"""One in four connections may be arriving, including its TLS handshake. A client thus has time for its handshake even
-if others begin theirs without end, and connections that have had a request keep the rest."""
-_FIRST_REQUEST_SECONDS = 1.0
-"""When the server ends: time for the first request of a connection, and for requests that have begun to arrive."""
 _POLL_SECONDS = 0.02
 """Interval of the checks whether such a client or a request in progress remains."""
 _CLOSE_SECONDS = 1.0
 """Time for connections and tasks to end."""
-_WATCH_SECONDS = 1.0
-"""Interval of the checks for connections whose clients keep them waiting."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
-_RESERVED_DESCRIPTORS = 256
-"""Of the files that the process may open, these are reserved for workers and for files that are read."""
 
 
 async def _bind(loop: asyncio.AbstractEventLoop, where: ListenAddress) -> list[socket.socket]:
@@ -134,7 +122,7 @@ class HttpListener:
             listening.close()
         await _wait_while(
             lambda: bool(self.arriving) or any(one.awaits_request for one in self.connections),
-            min(grace_seconds, _FIRST_REQUEST_SECONDS),
+            min(grace_seconds, 1.0),
         )
         await _wait_while(lambda: any(one.current is not None for one in self.connections), grace_seconds)
         self._watch.cancel()
@@ -153,7 +141,9 @@ class HttpListener:
 
     def _accept(self, listening: socket.socket) -> bool:
         """Accept some connections. Returns whether more may be waiting."""
-        for _ in range(_ACCEPTED_PER_ROUND):
+        # An excess connection is closed within four rounds, so there may be 32 too many for a moment: fewer than the
+        # descriptors that the server reserves.
+        for _ in range(8):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -208,7 +198,7 @@ class HttpListener:
 
     async def _close_overdue(self) -> None:
         while True:
-            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.sleep(1.0)
             now = self._loop.time()
             for connection in self.connections:
                 if connection.is_overdue(now):
@@ -244,7 +234,9 @@ class HttpListener:
         """Close one connection: the oldest arriving one if these have more than their share, because that loses no
         request; else the one that has waited longest for its client; else the one whose request's body has been coming
         longest; else the oldest arriving one."""
-        if (len(self.arriving) - 1) * _ARRIVING_SHARE > self._count_open():
+        # One in four connections may be arriving, including its TLS handshake. A client thus has time for its handshake
+        # even if others begin theirs without end, and connections that have had a request keep the rest.
+        if (len(self.arriving) - 1) * 4 > self._count_open():
             self._close_oldest_arriving()
         elif (
             waiting := self._longest(attrgetter("waits_since")) or self._longest(attrgetter("body_since"))
@@ -283,4 +275,5 @@ async def _wait_while(holds: Callable[[], bool], seconds: float) -> None:
 def most_descriptors() -> int | None:
     """Return the highest number of descriptors for HTTP's connections and all other uses; None = any number."""
     limit = file_limit()
-    return None if limit is None else limit - min(_RESERVED_DESCRIPTORS, limit // 4)
+    # The rest is for workers and for files that are read.
+    return None if limit is None else limit - min(256, limit // 4)

@@ -69,10 +69,6 @@ from rocserve.services.access import Access, Peer, Restriction
 from rocserve.settings import ServerSettings
 
 _BEARER = "bearer "
-_TLS_BYTES = 320 << 10
-"""Memory of a connection with TLS, 256 KiB of it for asyncio's buffer. All of them may take as much as requests."""
-_LEAST_TLS_CONNECTIONS = 64
-"""The least number of connections with TLS, even if memory is short."""
 
 
 class HttpService:
@@ -393,7 +389,8 @@ async def start_http(
         idle_seconds=http.keepalive_timeout_seconds,
         age_seconds=settings.max_connection_age_seconds,
         write_seconds=settings.write_timeout_seconds,
-        most=None if tls is None else max(parts.memory.share_bytes // _TLS_BYTES, _LEAST_TLS_CONNECTIONS),
+        # A connection with TLS takes 320 KiB, of which asyncio's buffer has 256. All may take as much as requests.
+        most=None if tls is None else max(parts.memory.share_bytes // (320 << 10), 64),
         most_descriptors=most_descriptors(),
     )
     listener = HttpListener(service.handle, log, limits, tls, service.failure)

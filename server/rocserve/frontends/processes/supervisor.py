@@ -37,22 +37,9 @@ PROTOCOLS = ("HTTP", "gRPC")
 """The order of the ports in a front end's command."""
 _START_SECONDS = 60.0
 """Time limit for front ends to listen. It takes half a second, and many times that on a busy machine."""
-_HEALTHY_SECONDS = 2.0
-"""If a front end has served for this long, its death does not lengthen the pause before the restart."""
 _RESTARTS = Backoff(first_seconds=0.1, longest_seconds=5.0)
-_LONGEST_GRACE_MS = (1 << 32) - 1
-"""49 days: the number must fit into an entry."""
 _END_SECONDS = 5.0
 """Added to the grace time, because a front end must then close its connections."""
-_IMMEDIATE_END_SECONDS = 1.0
-"""In place of _END_SECONDS if there is no grace time."""
-
-
-"""Not `python -m`, which would search for modules in the server's working folder."""
-_REAP_SECONDS = 0.01
-"""Interval of the checks whether a process that has closed its sockets has ended."""
-_CLOSED_SECONDS = 0.5
-"""A process that has closed its sockets is killed if it runs for longer than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +150,11 @@ class FrontEndProcess:
     async def _reap(self) -> str:
         why = await self._closed
         self._log.debug("front end %d: %s", self.number, why, extra=about(front_end=self.number))
-        kill_at = time.monotonic() + _CLOSED_SECONDS
+        kill_at = time.monotonic() + 0.5
         while (status := self.process.poll()) is None:
             if time.monotonic() > kill_at:
                 self.process.kill()
-            await asyncio.sleep(_REAP_SECONDS)
+            await asyncio.sleep(0.01)
         self._parts.plane.call_soon(self._link.close)
         # The link refers to this object; without the cycle its memory goes immediately.
         del self._link
@@ -266,8 +253,9 @@ class FrontEndProcesses:
         if not running:
             return
         for front_end in running:
-            front_end.post(entries.STOP, min(round(1000 * grace_seconds), _LONGEST_GRACE_MS))
-        seconds = grace_seconds + (_END_SECONDS if grace_seconds else _IMMEDIATE_END_SECONDS)
+            # 49 days at most: the number must fit into an entry.
+            front_end.post(entries.STOP, min(round(1000 * grace_seconds), (1 << 32) - 1))
+        seconds = grace_seconds + (_END_SECONDS if grace_seconds else 1.0)
         _, late = await asyncio.wait([front_end.ended for front_end in running], timeout=seconds)
         for front_end in running:
             if front_end.ended in late:
@@ -292,7 +280,8 @@ class FrontEndProcesses:
             reason = front_end.listening.exception()
             if not self._has_started and reason is not None:
                 return
-            deaths = 0 if time.monotonic() - front_end.started_at >= _HEALTHY_SECONDS else deaths + 1
+            # The death of a front end that has served for two seconds does not lengthen the pause before the restart.
+            deaths = 0 if time.monotonic() - front_end.started_at >= 2.0 else deaths + 1
             pause = _RESTARTS.pause_seconds(deaths)
             if reason is None and front_end.process.returncode == 0:
                 # It had no clients.

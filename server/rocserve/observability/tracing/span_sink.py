@@ -28,8 +28,6 @@ _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPU
 _CLOSE_SECONDS = 2.0
 """Limit for the collector to take the remaining spans at the end."""
 _EXPORTER_LOG = "opentelemetry"
-_OF_SPANS = "opentelemetry.trace"
-"""The SDK's logger whose messages are about clients' data, for example a bad tracestate; no span is lost then."""
 
 
 class SpanSink:
@@ -159,5 +157,6 @@ class _ExporterWarnings(logging.Handler):
         self.is_silent = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not (self.is_silent or record.name.startswith(_OF_SPANS)) and self._allowance.take():
+        # The SDK's logger of this name warns of clients' data, for example a bad tracestate; no span is lost then.
+        if not (self.is_silent or record.name.startswith("opentelemetry.trace")) and self._allowance.take():
             self._log.warning("spans cannot be sent: %s", record.getMessage())

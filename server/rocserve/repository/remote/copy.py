@@ -155,8 +155,6 @@ def _write(file: Path, content: Mapping[str, object]) -> None:
     part.replace(file)
 
 
-_FREE_SHARE = 10
-"""A tenth of the disk stays free by default: with less, Kubernetes begins to evict pods."""
 _IN_USE = "in-use"
 
 
@@ -204,7 +202,8 @@ class CopyRoom:
         """Return why there is not enough room. "" = there is enough; with a limit, it is then reserved."""
         if self._limit_bytes is None:
             disk = shutil.disk_usage(self._folder)
-            lacks = disk.free - needed < disk.total // _FREE_SHARE
+            # A tenth of the disk stays free by default: with less, Kubernetes begins to evict pods.
+            lacks = disk.free - needed < disk.total // 10
             return (
                 f"{disk.free} bytes free in '{self._folder}', and a tenth of the disk must stay free" if lacks else ""
             )

@@ -38,9 +38,6 @@ from rocserve.repository.remote.web_sources import ArchiveSource, HubSource
 from rocserve.repository.version import VersionState
 from rocserve.settings import ControlMode, RepositorySettings
 
-_OLD_SECONDS = 60.0
-"""Objects unchanged for this long before the start are not being uploaded. Synchronised clocks differ by less."""
-
 
 @dataclass(slots=True)
 class _Progress:
@@ -106,7 +103,8 @@ class RemoteRepository:
         ended = time.monotonic()
         # This compares the store's clock with ours. If either is wrong, old objects wait as if they were new, or half
         # an upload is copied first, and the complete one later.
-        old = time.time() - _OLD_SECONDS
+        # Objects unchanged for a minute before the start are not being uploaded. Synchronised clocks differ by less.
+        old = time.time() - 60.0
         self._debounce.observe(
             began,
             ended,

@@ -34,12 +34,6 @@ from rocserve.workers.resource_watch import share_bytes
 _Result = TypeVar("_Result")
 
 _HOST = "memory of the host"
-_WORKER_BYTES = 12 << 20
-"""Memory of a worker in addition to its model's files, until it is measured."""
-_PATIENCE_SECONDS = 10.0
-"""After this time a load lets the next one begin."""
-_RESCAN_SECONDS = 0.01
-"""Pause between checks while a version waits for room, because nothing reports the end of a request."""
 
 
 @dataclass(slots=True)
@@ -107,7 +101,8 @@ class ResidentModels:
         self.plane = plane
         self.dispatcher = dispatcher
         self._pinned = frozenset(pinned)
-        self._slots = LoadSlots(concurrent_loads, _PATIENCE_SECONDS)
+        # After ten seconds a load lets the next one begin.
+        self._slots = LoadSlots(concurrent_loads, 10.0)
         self.log = log
         self._background = BackgroundTasks(log)
         self.retries = Retries(Backoff(1.0, 60.0))
@@ -154,7 +149,8 @@ class ResidentModels:
         for group in definition.config.instance_groups:
             gpus = () if group.kind is InstanceKind.CPU else group.gpus or Host().gpus
             workers = 0 if group.passive else 1 if has_threads and not gpus else group.count
-            needs[_HOST] += workers * (_WORKER_BYTES + file_bytes)
+            # A worker takes about 12 MiB in addition to its model's files.
+            needs[_HOST] += workers * ((12 << 20) + file_bytes)
             needs.update({_gpu(gpu): workers * file_bytes for gpu in gpus})
         resident.needs, resident.is_pinned = needs, self._is_pinned(content)
         resident.idle_seconds = idle_unload_seconds(definition.config.parameters)
@@ -259,7 +255,8 @@ class ResidentModels:
             work = self._evict(resident, for_room=resident not in idle)
             resident.eviction = self._background.start(work, f"unload of {resident.name} {resident.number}")
         if self._room.has_waiting:
-            again = now + _RESCAN_SECONDS
+            # Nothing reports the end of a request.
+            again = now + 0.01
         if self._timer is not None:
             self._timer.cancel()
         if again < math.inf:

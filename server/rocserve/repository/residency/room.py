@@ -16,9 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-_HALF_LIFE_SECONDS = 300.0
-"""Long enough that a burst on many rare models does not evict models that are used all day."""
-
 MODELS = "loaded versions"
 """Key of the bound on the number of loaded versions, next to the keys of the host's and the GPUs' memory."""
 
@@ -55,7 +52,8 @@ class Tenant:
         return 0
 
     def note_use(self, now: float) -> None:
-        added = now / _HALF_LIFE_SECONDS
+        # Five minutes: a burst on many rare models does not evict models that are used all day.
+        added = now / 300.0
         low, high = sorted((added, self.popularity))
         self.used_at, self.popularity = now, high + math.log2(1.0 + 2.0 ** (low - high))
 

@@ -28,9 +28,6 @@ from rocserve.services.client_memory.regions import (
     read_reference,
 )
 
-_READ_AT_ONCE = 64 * 1024
-"""Bytes up to which an input is copied when its request arrives."""
-
 PartInPlace = tuple[ClientRegion, GuardedMapping, int]
 """A part of a region that a model reads in place: the region, its mapping, and the part's end."""
 WantedPart = tuple[AnyRegion, RegionReference]
@@ -64,7 +61,8 @@ class ClientMemory:
                 continue
             region = self._regions.checked(reference)
             fits = not _has_other_size(entry, reference.nbytes)
-            if reads_in_place and fits and reference.nbytes > _READ_AT_ONCE and isinstance(region, ClientRegion):
+            # Smaller inputs are copied when their request arrives.
+            if reads_in_place and fits and reference.nbytes > 64 * 1024 and isinstance(region, ClientRegion):
                 data[index], mapping = region.view(reference.offset, reference.nbytes)
                 in_place.append((region, mapping, reference.offset + reference.nbytes))
                 continue

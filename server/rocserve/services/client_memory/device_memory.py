@@ -22,8 +22,6 @@ from rocserve.plane import anonymous_file
 
 COPIED_AT_ONCE = 4 << 20
 """Bytes that are copied in one step: about a millisecond. The data plane runs one or two steps in each turn."""
-_START_SECONDS = 120.0
-"""Includes the import of PyTorch, and the start of a GPU's driver."""
 HANDLE_BYTES = 64
 
 _REQUEST = struct.Struct("<BIIQQ64s")
@@ -55,7 +53,8 @@ class DeviceProcess:
                 self._process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, process_group=0)
         finally:
             os.close(memory)
-        self._answer(_START_SECONDS)
+        # The start includes the import of PyTorch and the start of a GPU's driver.
+        self._answer(120.0)
 
     @property
     def has_ended(self) -> bool:

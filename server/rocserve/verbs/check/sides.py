@@ -20,9 +20,6 @@ from rocserve.verbs.engines import CPU, ONNXRUNTIME, engine_description, is_pyto
 from rocserve.verbs.model_choice import ToolModel
 from rocserve.verbs.workers import LoadedWorkers, ToolWorkers
 
-_RUN_SECONDS = 600.0
-"""Limit of one run of an engine, which may hang."""
-
 
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -38,7 +35,8 @@ class Side:
         """Run the model and return its outputs. Never on the asyncio loop's thread, because it waits. Raises ServeError
         if the engine refuses the inputs or has ended, TimeoutError if it hangs."""
         answer = asyncio.run_coroutine_threadsafe(self.workers.answer(feed), self._loop)
-        outputs = answer.result(_RUN_SECONDS)
+        # An engine may hang.
+        outputs = answer.result(600.0)
         bf16 = {spec.name for spec in self.workers.signature.outputs if spec.datatype is DataType.BF16}
         return {name: bfloat16_values(array) if name in bf16 else array for name, array in outputs.items()}
 

@@ -23,8 +23,6 @@ from rocserve.load_check.reference import ReferenceVerdict
 
 COMPILE_BEFOREHAND = "compile it beforehand with `rocserve compile`"
 """A remedy for a compile beyond the time limit, in addition to a higher limit."""
-_SECONDS_BETWEEN_ATTEMPTS = 0.5
-"""Not shorter: each attempt makes a folder in the cache and removes it, and fifty processes may wait for hours."""
 
 
 class _NoSlotFree(Exception):
@@ -105,7 +103,8 @@ class ProgramCompiler:
                 return self.cache.find_or_build(recipe.key, build_with_problems, wait_for_other)
             except _NoSlotFree:
                 wait_for_slot()
-                time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+                # Each attempt makes a folder in the cache and removes it, and fifty processes may wait for hours.
+                time.sleep(0.5)
 
     def first_to_serve(self, recipe: ProgramRecipe) -> ProgramRecipe:
         """Return the recipe, or if its program is not cached, that of an untuned program, which is compiled sooner."""

@@ -34,15 +34,13 @@ LARGEST_FILE = (1 << 31) - 1
 Dims = tuple[int | str, ...]
 """Each dimension is a number, or the name of an open dimension ("" = without a name)."""
 
-_MOST_DIMENSIONS = 64
-"""numpy's limit for an array."""
-
 
 def is_beyond_memory(dims: Sequence[int | str]) -> bool:
     """Return whether no machine can hold such a tensor, whatever its open dimensions. The number of dimensions is
     checked first, because a file may list so many sizes that their product alone takes hours."""
     sizes = [size for size in dims if isinstance(size, int)]
-    return len(dims) > _MOST_DIMENSIONS or math.prod(sizes) > 1 << 48
+    # An array of numpy has at most 64 dimensions.
+    return len(dims) > 64 or math.prod(sizes) > 1 << 48
 
 
 @dataclass(frozen=True, slots=True)

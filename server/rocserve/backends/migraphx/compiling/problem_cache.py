@@ -22,8 +22,6 @@ from rocserve.cache.folders import try_lock
 VARIABLE = "MIGRAPHX_PROBLEM_CACHE"
 _MOST_BYTES = 32 << 20
 """A larger file starts anew: tens of thousands of problems, which MIGraphX reads before each compile."""
-_LOCK_SECONDS = 10.0
-"""Time to wait for another process's merge, which takes a fraction of a second."""
 
 Pairs = list[list[Any]]
 
@@ -51,7 +49,8 @@ class ProblemCache:
 
     def _merge(self, found: Pairs) -> None:
         new, lock = self.file.with_suffix(".new"), None
-        deadline = time.monotonic() + _LOCK_SECONDS
+        # Another process's merge takes a fraction of a second.
+        deadline = time.monotonic() + 10.0
         try:
             while (lock := try_lock(self.file.with_suffix(".lock"))) is None:
                 if time.monotonic() > deadline:

@@ -117,13 +117,12 @@ class ProgramRecipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-_WITHOUT_EFFECT = ("MIGRAPHX_TRACE_", "MIGRAPHX_TIME_", "MIGRAPHX_DEBUG_", "MIGRAPHX_LOG_")
-"""Variables that only make MIGraphX log more (rocm.docs.amd.com, "MIGraphX environment variables")."""
-
-
 def changes_programs(variable: str) -> bool:
     """Return whether it is a variable of MIGraphX that may change compiled programs."""
-    return variable.startswith("MIGRAPHX_") and not variable.startswith(_WITHOUT_EFFECT)
+    # These variables only make MIGraphX log more (rocm.docs.amd.com, "MIGraphX environment variables").
+    return variable.startswith("MIGRAPHX_") and not variable.startswith(
+        ("MIGRAPHX_TRACE_", "MIGRAPHX_TIME_", "MIGRAPHX_DEBUG_", "MIGRAPHX_LOG_")
+    )
 
 
 def program_environment(

@@ -30,10 +30,6 @@ _DATATYPES = {
 """Number in types.proto -> datatype, for the placeholders that MIGraphX takes."""
 
 
-_MISREAD = frozenset({"All", "LessEqual"})
-"""MIGraphX treats these operators as identities of their first input. They mostly feed assertions, which it drops."""
-
-
 class TensorflowNode:
     def __init__(self, message: Buffer) -> None:
         node = WireMessage(message)
@@ -134,7 +130,9 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
         if name not in by_name:
             continue
         operator, sources = by_name[name].operator, by_name[name].sources
-        if operator in _MISREAD:
+        # MIGraphX treats these operators as identities of their first input. They mostly feed assertions, which it
+        # drops.
+        if operator in {"All", "LessEqual"}:
             raise invalid_argument(
                 f"node '{name}' of the TensorFlow graph has operator {operator}, which MIGraphX treats as an identity,"
                 " with wrong answers; write the graph without it, or convert it to ONNX"

@@ -24,11 +24,6 @@ from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Step
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
 
-_THREADS = 1
-"""Threads of rocAL's CPU mode. RPP's kernels write some bytes past the end of an image, into the batch's next image.
-With more threads these bytes are sometimes written after the right ones."""
-
-
 Flags = tuple[bool, ...]
 """The values of the pipeline's inputs for an image, in the pipeline's order."""
 
@@ -198,7 +193,9 @@ def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
         # A worker sees only one GPU, so it is always the first.
         pipeline = binding.pipeline.Pipeline(
             batch_size=batch_size,
-            num_threads=_THREADS,
+            # RPP's kernels write some bytes past the end of an image, into the batch's next image. With more threads
+            # these bytes are sometimes written after the right ones.
+            num_threads=1,
             device_id=0,
             # The least that rocAL allows; only one batch is ever in progress.
             prefetch_queue_depth=2,

@@ -91,9 +91,6 @@ class Decoder:
             )
 
 
-_INSPECTED_BYTES = 512
-"""Bytes that are inspected. A longer text is recognised by its beginning."""
-
 _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
     (re.compile(pattern, re.DOTALL | re.IGNORECASE if b"<" in pattern else re.DOTALL), name)
     for pattern, name in (
@@ -135,7 +132,8 @@ def _without_signature(encoded: memoryview) -> str:
     expected = "a JPEG or a PNG is expected"
     if not len(encoded):
         return f"it is empty; {expected}"
-    beginning = bytes(encoded[:_INSPECTED_BYTES])
+    # A longer text is recognised by its beginning.
+    beginning = bytes(encoded[:512])
     kind = next((name for pattern, name in _SIGNATURES if pattern.match(beginning)), None)
     if kind is not None:
         return f"it seems to be {kind}; {expected}"

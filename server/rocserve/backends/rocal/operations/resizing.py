@@ -23,9 +23,6 @@ from rocserve.backends.rocal.sampling import (
     resize_to_floats,
 )
 
-_LARGEST_ASPECT_RATIO = 6
-"""Maximum ratio of a missing side to the given side."""
-
 _FETCHED_COLUMNS = 8
 
 
@@ -118,7 +115,7 @@ class SizeRule:
 
     def _largest(self, source: Extent) -> Extent:
         """Return the size of the result; None = the side is the source's, which is unknown."""
-        ratio = _LARGEST_ASPECT_RATIO
+        ratio = 6  # The most that a missing side may be longer than the given one.
         if self.mode == "STRETCH":
             height, width = self.height or source.height, self.width or source.width
         elif self.mode == "NOT_SMALLER":

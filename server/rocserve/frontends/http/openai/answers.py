@@ -12,9 +12,6 @@ from rocserve.frontends.http.json_text import SLICE, SLICE_BYTES, json_bytes
 from rocserve.frontends.http.openai.bodies import RerankBody
 from rocserve.frontends.http.openai.calls import TextOutputs
 
-_NUMBERS_BELOW = 1e8
-"""From here on such a number may end with its point, which JSON forbids."""
-
 
 def embeddings_answer(model: str, outputs: TextOutputs, is_base64: bool) -> Steps[list[bytes]]:
     """Return the body in pieces. In steps, because a client may ask for millions of numbers."""
@@ -35,7 +32,8 @@ def embeddings_answer(model: str, outputs: TextOutputs, is_base64: bool) -> Step
 
 
 def _numbers(form: str, vector: np.ndarray[Any, Any]) -> bytes:
-    if np.abs(vector).max(initial=0) < _NUMBERS_BELOW:
+    # Larger numbers may end with their point, which JSON forbids.
+    if np.abs(vector).max(initial=0) < 1e8:
         return (form % tuple(vector.tolist())).encode()
     return json_bytes(vector.tolist())
 
