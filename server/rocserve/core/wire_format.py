@@ -9,8 +9,6 @@ Buffer = bytes | memoryview
 
 VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
 
-_LONGEST_LENGTH = 5
-"""Bytes of a length's varint: messages are smaller than 2 GiB."""
 LONGEST_VARINT = 10
 """Bytes of the longest varint: 64 bits, seven in each byte."""
 _MOST = (1 << 64) - 1
@@ -20,8 +18,9 @@ class WireError(ValueError):
     """Bytes that are not valid protobuf."""
 
 
-def read_varint(data: Buffer, position: int, longest: int = _LONGEST_LENGTH) -> tuple[int, int]:
-    """Return a varint and the position after it. Raises IndexError at the end of data, WireError if it is too long."""
+def read_varint(data: Buffer, position: int, longest: int = 5) -> tuple[int, int]:
+    """Return a varint and the position after it. Raises IndexError at the end of data, WireError if it is too long: a
+    length has five bytes at most, because messages are smaller than 2 GiB."""
     value = 0
     for shift in range(0, 7 * longest, 7):
         byte = data[position]

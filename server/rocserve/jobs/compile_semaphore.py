@@ -13,15 +13,13 @@ from pathlib import Path
 from rocserve.cache.folders import FileLock, make_private, wait_for_lock
 from rocserve.core.errors import ServeError
 
-_LOW_PRIORITY_SECONDS = 600.0
-"""Time limit of a low-priority compile's slot: one hanging compiler must not block all other models."""
-
 
 class CompileSemaphore:
     """A number of slots. A slot is a lock on a file of this machine: the kernel releases a dead process's slot."""
 
-    def __init__(self, folder: Path, at_once: int = 4, low_priority_seconds: float = _LOW_PRIORITY_SECONDS) -> None:
-        """`low_priority_seconds`: a low-priority compile loses its slot after this time, even if it still runs."""
+    def __init__(self, folder: Path, at_once: int = 4, low_priority_seconds: float = 600.0) -> None:
+        """`low_priority_seconds`: a low-priority compile loses its slot after this time, even if it still runs, so
+        that one hanging compiler does not block all other models."""
         self._folder = folder
         self._handed_on_seconds = low_priority_seconds
         self._names = tuple(f"slot-{number}" for number in range(at_once))

@@ -255,8 +255,6 @@ def _duration(seconds: float) -> str:
 
 Result = TypeVar("Result")
 
-_POLL_SECONDS = 0.25
-"""Interval of reading the child's output and checking the timeout."""
 TEMPORARY_PREFIX = "rocserve-job-"
 """Begins the names of the folders for engines' temporary files."""
 
@@ -386,7 +384,7 @@ def _follow(process: JobProcess, watch: JobWatch, timeout_seconds: float) -> tup
     poll = select.poll()
     poll.register(process.replies, select.POLLIN)
     while True:
-        poll.poll(_POLL_SECONDS * 1000)
+        poll.poll(250)
         replies = process.take_replies()
         watch.log_lines(process.output.take_lines())
         if replies is None:

@@ -20,8 +20,6 @@ _IMAGE = (64, 32, 48, 96, 224, 320, 640)
 """Heights and widths. 64 runs in most models; 32 and 48 suit text, 224 to 640 networks with fully connected layers."""
 _LINE = (7, 16, 32, 64, 128, 576, 1024, 4096, 16000)
 """Lengths of sequences and signals. None is a number of rows, so no output has the right shape by chance."""
-_ENDS = (2, 5, 20, 60, 250, 1000, 8000, 30000)
-"""Ends that are tried for integers whose table is not known; the largest is below the vocabulary of BERT."""
 _LEAST_POWER = 1e-5
 """Relative change of the outputs below which it counts as rounding, regardless of nudged inputs."""
 _ENOUGH_POWER = 5e-2
@@ -150,7 +148,8 @@ def _widened(
     for given in maker.inputs:
         if given.kind not in "iu" or given.is_mask or given.name in recipe.ends:
             continue
-        for end in _ENDS:
+        # The table of these integers is not known; the largest end is below the vocabulary of BERT.
+        for end in (2, 5, 20, 60, 250, 1000, 8000, 30000):
             wider = replace(recipe, ends={**recipe.ends, given.name: end})
             if end - 1 > largest_integer(given.datatype):
                 break

@@ -16,8 +16,6 @@ _PASSING = frozenset(
 ) | {"Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 """Operators whose output has values of their first input, perhaps in another shape or type."""
 _SHAPED = frozenset(("Cast", "Constant", "DequantizeLinear", "Identity", "Transpose"))
-_NUMBERS = ("value_float", "value_floats", "value_int", "value_ints")
-"""Attributes of Constant with numbers."""
 _MOST_STEPS = 64
 """Limit of nodes on a path; a file with a cycle is not followed forever."""
 
@@ -48,7 +46,7 @@ class OnnxGraph:
         tensor = self.initializers.get(name)
         node = self.makers.get(name)
         if tensor is None and node is not None and node.op_type == "Constant":
-            for attribute in _NUMBERS:
+            for attribute in ("value_float", "value_floats", "value_int", "value_ints"):
                 if (value := node.attribute(attribute)) is not None:
                     return np.array(value)
             tensor = node.attribute("value")

@@ -29,9 +29,6 @@ from rocserve.workers.instance_requests import OpenCall
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.version_workers import VersionWorkers
 
-OUTAGE_SECONDS = 5.0
-"""Seconds that requests wait for the workers of a crashed model before they are refused."""
-
 _Argument = TypeVar("_Argument")
 
 
@@ -165,7 +162,8 @@ class ConnectedWorkers(VersionWorkers):
     def restarting(self, reason: str, delay_seconds: float) -> None:
         if not self._attached and self._outage_timer is None:
             loop = asyncio.get_running_loop()
-            self._outage_timer = loop.call_later(OUTAGE_SECONDS, self._refuse_in_outage)
+            # Requests wait five seconds for the workers of a crashed model.
+            self._outage_timer = loop.call_later(5.0, self._refuse_in_outage)
         self._order.on_change()
 
     def recovered(self) -> None:

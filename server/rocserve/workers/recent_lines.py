@@ -7,9 +7,6 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_MOST_CHARACTERS = 8 << 20
-"""Of all models together; then the model that has been silent for longest loses its oldest lines."""
-
 
 class WorkerLine(NamedTuple):
     time_ms: int
@@ -21,7 +18,9 @@ class WorkerLine(NamedTuple):
 class RecentLines:
     """Lives on the asyncio loop."""
 
-    def __init__(self, most_characters: int = _MOST_CHARACTERS) -> None:
+    def __init__(self, most_characters: int = 8 << 20) -> None:
+        """`most_characters`: of all models together; then the model that has been silent for longest loses its oldest
+        lines."""
         self._most_characters = most_characters
         self._characters = 0
         self._lines: OrderedDict[str, deque[WorkerLine]] = OrderedDict()

@@ -15,8 +15,6 @@ from rocserve.config.model_folder import Listing, ModelFolder, is_true
 from rocserve.core.errors import ServeError, invalid_argument, unreadable
 
 TOKENIZER = "tokenizer.json"
-_MOST_JSON_BYTES = 16 << 20
-"""Of the other files; the names of a hundred thousand classes take a quarter of it."""
 
 Json = Mapping[str, Any]
 
@@ -83,7 +81,8 @@ class _Reader:
     places: Mapping[str, None]
     """The folders to look in, relative to the model's, best first."""
 
-    def read(self, name: str, most_bytes: int = _MOST_JSON_BYTES) -> bytes | None:
+    def read(self, name: str, most_bytes: int = 16 << 20) -> bytes | None:
+        # The names of a hundred thousand classes take a quarter of 16 MiB.
         for place in self.places:
             path = self.folder.resolve(name, f"file of model '{self.model}'", place)
             if not is_true(path.is_file):

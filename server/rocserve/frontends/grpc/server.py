@@ -58,13 +58,9 @@ MOST_EVENTS = 48
 """The most events in one turn. They take about 1 ms, after which the loop must handle the workers' answers."""
 _REQUESTED_TOGETHER = 16
 """Calls that are requested from the core together, after as many have arrived."""
-OUTSTANDING_REQUESTS = MOST_EVENTS + _REQUESTED_TOGETHER
-"""Calls that the core may hand over before the server requests others."""
 
 LAST_EVENTS_SECONDS = 0.05
 """Events are still handled for this time after the server has shut down, and handshakes under way may take as long."""
-MOST_LAST_EVENTS_SECONDS = 10.0
-"""The most time for the events that tell calls of their end: the thread that brings them may have to wait for a CPU."""
 
 _NOTHING = object()
 """The tag of an event that needs no work."""
@@ -155,7 +151,8 @@ class GrpcServer:
             )
             self._polling = WaitingThread(self._queue, self.plane.wake)
         self.wake_descriptor: int | None = self._polling.wake_descriptor
-        self._unrequested = OUTSTANDING_REQUESTS
+        # The core may hand over so many calls before the server requests others.
+        self._unrequested = MOST_EVENTS + _REQUESTED_TOGETHER
         self.plane.call_soon(self._begin)
         return port
 
@@ -312,7 +309,8 @@ class GrpcServer:
 
     def _end(self) -> None:
         # Events of cancelled calls may come after the shutdown's event, and watchers and streams must get them.
-        is_late = time.monotonic() >= self._shut_down_at + MOST_LAST_EVENTS_SECONDS
+        # The thread that brings the last events may have to wait for a CPU.
+        is_late = time.monotonic() >= self._shut_down_at + 10.0
         if not is_late and any(call.is_watched for call in self.calls.live):
             self._end_later()
             return

@@ -228,14 +228,13 @@ def _json_too_large(length: int, limit: int) -> ServeError:
 
 LARGE_JSON = 256 << 10
 """More bytes are parsed in a process; the slowest JSON of this size takes 30 ms."""
-_MOST_PROCESSES = 2
-"""Each process may take about 30 times the memory of the largest body."""
 
 
 class LargeBodies:
     """Parses large bodies in processes. On the event loop."""
 
-    def __init__(self, most_processes: int = _MOST_PROCESSES) -> None:
+    def __init__(self, most_processes: int = 2) -> None:
+        """Each process may take about 30 times the memory of the largest body."""
         self._slots = asyncio.Semaphore(most_processes)
         self._idle: dict[_Process, asyncio.TimerHandle] = {}
 

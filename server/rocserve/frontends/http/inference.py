@@ -103,10 +103,6 @@ class HttpParts:
         return response.models
 
 
-ENVOY_HEADER = "X-Envoy-Expected-Rq-Timeout-Ms"
-"""Envoy sends it to the servers behind it: how long it waits for them."""
-
-
 def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float | None:
     """Return the seconds that a request's client waits from the request's beginning, by its headers and the server's
     settings; None = without limit. The shortest time applies.
@@ -116,7 +112,8 @@ def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float
     Raises ServeError (INVALID_ARGUMENT) if a header is not a whole number of milliseconds from 1 on.
     """
     seconds = [timeout_seconds] if timeout_seconds else []
-    for name in ("X-Request-Timeout-Ms", ENVOY_HEADER):
+    # Envoy sends the second to the servers behind it: how long it waits for them.
+    for name in ("X-Request-Timeout-Ms", "X-Envoy-Expected-Rq-Timeout-Ms"):
         text = headers.get(name.lower())
         if text is not None:
             # 15 digits of milliseconds are 30,000 years.

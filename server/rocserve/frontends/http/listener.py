@@ -25,10 +25,6 @@ _PENDING_CONNECTIONS = 1024
 """Connections that the kernel keeps until they are accepted."""
 _ACCEPT_PAUSE_SECONDS = 1.0
 """Pause after a failure to accept, for example because no more files may be opened."""
-_POLL_SECONDS = 0.02
-"""Interval of the checks whether such a client or a request in progress remains."""
-_CLOSE_SECONDS = 1.0
-"""Time for connections and tasks to end."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
 
 
@@ -135,7 +131,7 @@ class HttpListener:
                 connection.wire.close()
         for task in self.serving.tasks:
             task.cancel()
-        await _wait_while(lambda: bool(self.connections or self.serving.tasks), _CLOSE_SECONDS)
+        await _wait_while(lambda: bool(self.connections or self.serving.tasks), 1.0)
         for connection in self.connections:
             connection.wire.abort()
 
@@ -269,7 +265,7 @@ async def _wait_while(holds: Callable[[], bool], seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while holds():  # noqa: ASYNC110 - rare
-                await asyncio.sleep(_POLL_SECONDS)
+                await asyncio.sleep(0.02)
 
 
 def most_descriptors() -> int | None:

@@ -24,8 +24,6 @@ from rocserve.observability.tracing.trace_settings import TraceSetting
 
 Item = TypeVar("Item")
 
-MOST_WAITING_BYTES = 256 << 20
-"""Approximate memory of traces that wait to be written. Further traces are dropped."""
 CLOSE_SECONDS = 10.0
 _WRITTEN_AT_ONCE = 1 << 16
 """Elements of a tensor that are converted together: each string takes about 60 bytes of memory."""
@@ -48,7 +46,8 @@ class WriterThread(Generic[Item]):
     def put(self, item: Item, nbytes: int = 0) -> None:
         """`nbytes`: approximate memory of the item; 0 = never drop it."""
         with self._condition:
-            if nbytes and self._nbytes + nbytes > MOST_WAITING_BYTES and self._waiting:
+            # Traces that wait take about 256 MiB at most; further ones are dropped.
+            if nbytes and self._nbytes + nbytes > 256 << 20 and self._waiting:
                 self._dropped += 1
                 return
             self._waiting.append(item)

@@ -14,8 +14,6 @@ from onnx.external_data_helper import load_external_data_for_model
 from rocserve.core.errors import invalid_argument
 
 Array = np.ndarray[Any, Any]
-_MOST_BYTES = 1 << 30
-"""A larger model is written with its weights in a separate file: protobuf's limit is 2 GiB."""
 _NAMED_INPUTS = 4
 """Inputs of an operator that its title names; a Concat may have hundreds."""
 
@@ -140,4 +138,5 @@ def write_model(cut: ModelProto, file: Path, weights: Path) -> None:
         load_external_data_for_model(cut, str(weights))
     except Exception as error:
         raise invalid_argument(f"its weights cannot be read: {error}") from None
-    onnx.save(cut, file, save_as_external_data=cut.ByteSize() > _MOST_BYTES, location=f"{file.name}.data")
+    # A larger model is written with its weights in a separate file: protobuf's limit is 2 GiB.
+    onnx.save(cut, file, save_as_external_data=cut.ByteSize() > 1 << 30, location=f"{file.name}.data")

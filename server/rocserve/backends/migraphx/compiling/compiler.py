@@ -21,9 +21,6 @@ from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore
 from rocserve.jobs.runner import JobRunner
 from rocserve.load_check.reference import ReferenceVerdict
 
-COMPILE_BEFOREHAND = "compile it beforehand with `rocserve compile`"
-"""A remedy for a compile beyond the time limit, in addition to a higher limit."""
-
 
 class _NoSlotFree(Exception):
     """Ends a build that got no compile slot. Waiting inside the build would keep the key locked, so that a process that
@@ -43,7 +40,7 @@ class ProgramCompiler:
     model_name: str = field(kw_only=True)
     model_folder: Path = field(kw_only=True)
     semaphore: CompileSemaphore = field(default_factory=machine_semaphore, kw_only=True)
-    remedy: str = field(default=COMPILE_BEFOREHAND, kw_only=True)
+    remedy: str = field(default="compile it beforehand with `rocserve compile`", kw_only=True)
     """A remedy for the time limit, in addition to a higher limit; "" = none."""
 
     def program(

@@ -12,8 +12,6 @@ from rocserve.backends.python.pb_utils.errors import TritonModelException, as_te
 from rocserve.core import custom_metrics
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 
-GATHER_SECONDS = 0.2
-"""Time for which changes are collected before they are sent."""
 _SENT_TOGETHER = 100
 """Time series in one message. Even with the most buckets that the server accepts, their changes fit."""
 
@@ -100,7 +98,7 @@ class Metric:
 class ModelMetrics:
     """All metrics of the model in this process. Models never wait for the server: a separate thread sends."""
 
-    def __init__(self, send: Callable[[MetricChanges], None], gather_seconds: float = GATHER_SECONDS) -> None:
+    def __init__(self, send: Callable[[MetricChanges], None], gather_seconds: float = 0.2) -> None:
         self._send = send
         self._gather_seconds = gather_seconds
         self._lock = threading.Lock()
