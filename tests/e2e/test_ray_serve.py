@@ -183,12 +183,12 @@ def test_replicas_come_and_go_and_no_request_is_lost(cluster: RayCluster, reposi
 
 STARTING = """
 import asyncio, os, signal, sys
-from rocserve.ray.application import ServerFailed, ServerProcess
+from rocserve.ray.application import ServerProcess
 
 async def main():
     try:
         await ServerProcess.start([sys.argv[1] + "/none"])
-    except ServerFailed as error:
+    except RuntimeError as error:
         print("told:", error)
     server = await ServerProcess.start([sys.argv[1]])
     await server.check()
@@ -198,7 +198,7 @@ async def main():
     while "ended" not in text:
         try:
             await server.check()
-        except ServerFailed as error:
+        except RuntimeError as error:
             text = str(error)
     print("told:", text)
     await server.end()

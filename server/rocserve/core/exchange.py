@@ -147,10 +147,6 @@ class Cancellable:
             on_cancel()
 
 
-class IllegalChange(RuntimeError):
-    """A fault of the server: a request was about to be answered twice, or to run after its answer."""
-
-
 _ORDER: Final = attrgetter("order")
 
 
@@ -175,9 +171,10 @@ class Exchange:
     # State
 
     def enter(self, state: State) -> None:
-        """Change the state. Raises IllegalChange if the request may not go from its state to this one."""
+        """Change the state. Raises RuntimeError, for a fault of the server, if the request may not go from its
+        state to this one."""
         if not _MAY_FOLLOW[self.state][state]:
-            raise IllegalChange(f"a request that is {self.state.name} cannot become {state.name}")
+            raise RuntimeError(f"a request that is {self.state.name} cannot become {state.name}")
         self.state = state
 
     # Hooks
@@ -198,10 +195,10 @@ class Exchange:
         self.client.expect_many()
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """Answer the request. Raises IllegalChange after the last answer."""
+        """Answer the request. Raises RuntimeError after the last answer."""
         state = self.state
         if state is ANSWERED or state is ENDED:
-            raise IllegalChange(f"a request that is {state.name} takes no more answers")
+            raise RuntimeError(f"a request that is {state.name} takes no more answers")
         if self.hooks:
             if final:
                 self.state = ANSWERED

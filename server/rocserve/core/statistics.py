@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -95,8 +95,8 @@ class ResponseStatistics:
 
 
 @dataclass(slots=True)
-class StatisticsTotals(BatchStatistics):
-    """The counters over all batch sizes, either live or as a consistent copy. Their phases count requests."""
+class Statistics(BatchStatistics):
+    """All counters, either live or as a consistent copy. The phases count requests."""
 
     inference_count: int = 0
     execution_count: int = 0
@@ -117,12 +117,6 @@ class StatisticsTotals(BatchStatistics):
     """How many failures are the model's or its engine's fault."""
     latencies: Mapping[str, SummaryReading | HistogramReading] = field(default_factory=dict)
     """Distributions by metric; empty if only sums are kept."""
-
-
-@dataclass(slots=True)
-class StatisticsSnapshot(StatisticsTotals):
-    """All counters, also by batch size and by response index."""
-
     batches: dict[int, BatchStatistics] = field(default_factory=lambda: defaultdict(BatchStatistics))
     """Batch size -> counters of its executions; ascending in a snapshot's copy."""
     responses: dict[int, ResponseStatistics] = field(default_factory=lambda: defaultdict(ResponseStatistics))
@@ -165,7 +159,6 @@ class Execution(NamedTuple):
 
 
 _Counters = TypeVar("_Counters", bound=BatchStatistics | ResponseStatistics)
-_Totals = TypeVar("_Totals", bound=StatisticsTotals)
 
 
 class ModelStatistics:
@@ -175,7 +168,7 @@ class ModelStatistics:
         """`latencies`: distributions next to the sums; this object's lock guards them."""
         self._latencies = latencies
         self._lock = threading.Lock()
-        self._numbers = StatisticsSnapshot()
+        self._numbers = Statistics()
         self._failures: deque[FailureNote] = deque(maxlen=20)
         self._watched: SlidingSummary | None = None
         """Latencies of whole requests in microseconds; None while nobody reads them."""
@@ -377,30 +370,30 @@ class ModelStatistics:
             numbers = self._numbers
             return Outcomes(numbers.success.count, numbers.success.ns, numbers.fail.count)
 
-    def totals(self) -> StatisticsTotals:
-        """Return the sums, at a cost that does not depend on the number of batch sizes."""
-        return self._read(StatisticsTotals)
+    def totals(self) -> Statistics:
+        """Return the sums without `batches` and `responses`, at a cost that does not depend on their number."""
+        return self._read("batches", "responses")
 
-    def snapshot(self) -> StatisticsSnapshot:
-        return self._read(StatisticsSnapshot)
+    def snapshot(self) -> Statistics:
+        return self._read()
 
-    def _read(self, kind: type[_Totals]) -> _Totals:
+    def _read(self, *without: str) -> Statistics:
         with self._lock:
             self._count()
-            totals = _copied(self._numbers, kind)
+            copy = _copied(self._numbers, without)
             if self._latencies is not None:
-                totals.latencies = self._latencies.read(time.monotonic_ns())
-            return totals
+                copy.latencies = self._latencies.read(time.monotonic_ns())
+            return copy
 
 
-def _copied(counters: Any, kind: type[_Counters]) -> _Counters:
-    """Return a copy as `kind`. Counters by number are sorted."""
+def _copied(counters: _Counters, without: Collection[str] = ()) -> _Counters:
+    """Return a copy without some fields. Counters by number are sorted."""
     values: dict[str, Any] = {}
-    for name in kind.__dataclass_fields__:
+    for name in counters.__dataclass_fields__.keys() - without:
         value = getattr(counters, name)
         if isinstance(value, Duration):
             value = Duration(value.count, value.ns)
         elif isinstance(value, dict):
-            value = {number: _copied(value[number], type(value[number])) for number in sorted(value)}
+            value = {number: _copied(value[number]) for number in sorted(value)}
         values[name] = value
-    return kind(**values)
+    return type(counters)(**values)

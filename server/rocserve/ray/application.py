@@ -33,12 +33,6 @@ kept = exit_with_parent(int(sys.argv[1]))
 sys.exit(main(sys.argv[2:]))
 """
 _LOOPBACK = "127.0.0.1"
-_POLL_SECONDS = 0.05
-"""Interval between readiness checks of a starting server."""
-
-
-class ServerFailed(Exception):
-    """The server has ended, or it is not ready."""
 
 
 class ServerProcess:
@@ -59,7 +53,7 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, words: Sequence[str]) -> Self:
-        """Start `rocserve serve` with these words and wait until it is ready. Raises ServerFailed if it ends."""
+        """Start `rocserve serve` with these words and wait until it is ready. Raises RuntimeError if it ends."""
         # Reserves free ports: bound here without listening, so that only the server, with SO_REUSEPORT, gets them.
         reserved = [socket.socket() for _ in range(3)]
         for held in reserved:
@@ -82,19 +76,19 @@ class ServerProcess:
         while not await server._is_ready():
             if process.returncode is not None:
                 await server.end()
-                raise ServerFailed(
+                raise RuntimeError(
                     f"rocserve {' '.join(command)} ended with status {process.returncode} before it was ready;"
                     " the last lines in this replica's worker-*.err say why"
                 )
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(0.05)
         return server
 
     async def check(self) -> None:
-        """Raises ServerFailed if the server is not ready."""
+        """Raises RuntimeError if the server has ended or is not ready."""
         if self._process.returncode is not None:
-            raise ServerFailed(f"the server has ended with status {self._process.returncode}")
+            raise RuntimeError(f"the server has ended with status {self._process.returncode}")
         if not await self._is_ready():
-            raise ServerFailed("the server is not ready: /v2/repository/index says which model, and why")
+            raise RuntimeError("the server is not ready: /v2/repository/index says which model, and why")
 
     async def pending_requests(self) -> float:
         """Return how many requests wait for an instance, over all models."""

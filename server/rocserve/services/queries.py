@@ -16,7 +16,7 @@ from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.printable import encodable, printable_name
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder, parse_version
-from rocserve.core.statistics import BatchStatistics, Duration, ResponseStatistics, StatisticsSnapshot
+from rocserve.core.statistics import BatchStatistics, Duration, ResponseStatistics, Statistics
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
 from rocserve.repository.model_repository import ModelRepository
@@ -289,7 +289,7 @@ def _ready(kind: Callable[..., Message], ready: Ready) -> Any:
     return answer(ready)
 
 
-def _fill_durations(message: Message, counters: StatisticsSnapshot | BatchStatistics | ResponseStatistics) -> None:
+def _fill_durations(message: Message, counters: Statistics | BatchStatistics | ResponseStatistics) -> None:
     for name in (field.name for field in message.DESCRIPTOR.fields if field.message_type is not None):
         duration, counted = getattr(message, name), getattr(counters, name, Duration())
         # Set even at zero, so that clients that print the message always find every phase.

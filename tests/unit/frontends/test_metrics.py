@@ -17,7 +17,7 @@ from rocserve.core.latencies import LatencyOptions
 from rocserve.core.load_check import NOT_CHECKED, CheckFailure, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
-from rocserve.core.statistics import Execution, ModelStatistics, StatisticsSnapshot
+from rocserve.core.statistics import Execution, ModelStatistics, Statistics
 from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.metrics.collection import load_check_families, server_families
@@ -314,7 +314,7 @@ async def test_metrics_that_cannot_be_written(caplog: pytest.LogCaptureFixture) 
 
 
 class WideStatistics(ModelStatistics):
-    def snapshot(self) -> StatisticsSnapshot:
+    def snapshot(self) -> Statistics:
         raise AssertionError("it copies what was counted of each batch size, while no batch can be counted")
 
 

@@ -22,7 +22,7 @@ from rocserve.core.load_check import CheckFailure
 from rocserve.core.padding import SIZES_PROPERTY
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder
-from rocserve.core.statistics import StatisticsTotals
+from rocserve.core.statistics import Statistics
 from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.model_repository import outcomes
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -38,7 +38,7 @@ _NO_LABEL = re.compile(r"[^a-zA-Z0-9_]")
 class VersionReading:
     version: ServedVersion
     labels: Mapping[str, str]
-    numbers: StatisticsTotals
+    numbers: Statistics
 
 
 _CACHED = "in microseconds (includes cached requests)"
