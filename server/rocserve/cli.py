@@ -124,14 +124,15 @@ def _describe(parser: argparse.ArgumentParser, verb: Verb) -> None:
 
 
 def _run_verb(verb: Verb, given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from rocserve.flags import FlagError
     from rocserve.flags.arguments import filled
-    from rocserve.verbs.verb import UsageError, guarded
+    from rocserve.verbs.verb import guarded
 
     action = verb.actions[given.action] if verb.actions else verb
     options = filled(action.options, given)
     try:
         return guarded(given.verb, str(action.subject(options)), lambda: action.run(options))
-    except UsageError as error:
+    except FlagError as error:
         parser.error(str(error))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rocserve.config.differences import compared, config_lines
-from rocserve.config.pbtxt import parse_model_config
+from rocserve.config.pbtxt import format_model_config, parse_model_config
 from rocserve.core.errors import ServeError
 from rocserve.core.latencies import counts_between
 from rocserve.core.printable import encodable
@@ -57,3 +57,27 @@ def _with_config(config_message: bytes, file: ConfigText) -> page_pb2.VersionDet
     for mark, text in lines if lines is not None else (("", line) for line in config_lines(completed)):
         response.config.add(mark=mark, text=encodable(text))
     return response
+
+
+def config_lines(message: ModelConfig) -> Sequence[str]:
+    """Return a configuration in protobuf's text format."""
+    return format_model_config(message).splitlines()
+
+
+def compared(written: ModelConfig, completed: ModelConfig) -> Sequence[tuple[str, str]] | None:
+    """Return the lines of both, each with "+" if it was completed, "-" if it was written and replaced, "" if it is in
+    both; None if they are too long to compare. Order, comments and brackets of the file do not count."""
+    before, after = config_lines(written), config_lines(completed)
+    # In the worst case the time grows with the square of the lines.
+    if len(before) + len(after) > 3000:
+        return None
+    lines: list[tuple[str, str]] = []
+    for what, first, end, other_first, other_end in difflib.SequenceMatcher(
+        None, before, after, autojunk=False
+    ).get_opcodes():
+        if what == "equal":
+            lines += [("", line) for line in before[first:end]]
+        else:
+            lines += [("-", line) for line in before[first:end]]
+            lines += [("+", line) for line in after[other_first:other_end]]
+    return lines

@@ -22,12 +22,13 @@ from rocserve.backends.migraphx.program_text import (
 )
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import readable_size as size
+from rocserve.flags import FlagError
 from rocserve.settings.flag import SWITCH, Kind, flag, part
 from rocserve.verbs.ensemble_svg import draw_ensemble
 from rocserve.verbs.model_choice import ModelOptions, ToolModel, find_model
 from rocserve.verbs.printing import ToolProgress, console_on, say, say_json, show, table
 from rocserve.verbs.tool_context import ToolContext
-from rocserve.verbs.verb import UsageError, Verb
+from rocserve.verbs.verb import Verb
 
 _COPIED_LITERAL = "hip::hip_copy_literal"
 """Copies a constant to the GPU, once."""
@@ -226,7 +227,7 @@ def inspect(options: InspectOptions) -> None:
     """Print the inspection, or draw the ensemble. Raises ServeError as `inspect_model` and `draw_ensemble` do."""
     if options.graph is not None:
         if options.text or options.json or options.model.batch_sizes or options.model.parameters():
-            raise UsageError("argument --graph: expected no other option than --model-config-name; remove the others")
+            raise FlagError("argument --graph: expected no other option than --model-config-name; remove the others")
         draw_ensemble(options.model.model, options.model.config_name, options.graph)
         return
     inspection, out = inspect_model(find_model(options.model)), console_on()

@@ -19,13 +19,13 @@ from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.printable import printable_name
+from rocserve.flags import FlagError
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.repository.scanner import UNPRINTABLE, has_config, is_model
 from rocserve.settings import EngineSettings, RepositorySettings, engine_settings
 from rocserve.settings.flag import SECONDS, SWITCH, Kind, flag, one_of, part, positional, text
-from rocserve.verbs.verb import UsageError
 
 _BATCH_PARAMETERS = ("batch", "batch_sizes")
 _CALIBRATION_PARAMETERS = ("calibration_data", "calibration_pipeline", "calibration_samples")
@@ -95,13 +95,13 @@ class ModelOptions:
     engines: EngineSettings = part(engine_settings)
 
     def parameters(self) -> dict[str, str]:
-        """Return the options as `parameters` of config.pbtxt. Raises UsageError if there are several precisions."""
+        """Return the options as `parameters` of config.pbtxt. Raises FlagError if there are several precisions."""
         same_names = ("target", "input_shapes", "fast_math", "exhaustive_tune", "miopen_tuning", "binding")
         parameters = {name: value for name in same_names if (value := getattr(self, name)) is not None}
         if self.compile_timeout_secs is not None:
             parameters["compile_timeout_secs"] = f"{self.compile_timeout_secs:g}"
         if len(self.precision) > 1:
-            raise UsageError("argument --precision: several of them need `rocserve compare`, which compares them")
+            raise FlagError("argument --precision: several of them need `rocserve compare`, which compares them")
         if self.precision:
             parameters["precision"] = self.precision[0]
         return {name: str(value).lower() if isinstance(value, bool) else value for name, value in parameters.items()}

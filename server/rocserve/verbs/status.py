@@ -18,6 +18,7 @@ from rich.text import Text
 
 from rocserve.core.errors import invalid_argument, not_found, unavailable
 from rocserve.core.printable import names_hint, printable
+from rocserve.flags import FlagError
 from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, positional, repeated, text
 from rocserve.settings.unix_place import SCHEME
 from rocserve.verbs.printing import UNWRAPPED_WIDTH, console_on, say_json, show, table
@@ -25,7 +26,7 @@ from rocserve.verbs.status_model import LoadReports, detail_lines, details, http
 from rocserve.verbs.status_poll import CALL_TIMEOUT_S, DISPENSABLE, FIGURES, StatusPoll, StatusRow
 from rocserve.verbs.status_rows import ATTENTION, in_order
 from rocserve.verbs.status_screen import Polled, Screen, follow
-from rocserve.verbs.verb import UsageError, Verb
+from rocserve.verbs.verb import Verb
 from rocserve_client import Client, RocserveError, Tls
 
 
@@ -66,7 +67,7 @@ def run(options: StatusOptions, console: Console | None = None) -> None:
     a terminal, print once. Raises ServeError: UNAVAILABLE if no server answers, NOT_FOUND if it has no such model."""
     files = (options.root_cert, options.client_cert, options.client_key)
     if bool(options.client_cert) != bool(options.client_key):
-        raise UsageError("--client-cert and --client-key: expected both or neither, got one")
+        raise FlagError("--client-cert and --client-key: expected both or neither, got one")
     tls = Tls(options.root_cert, options.client_key, options.client_cert) if options.tls or any(files) else None
     url, headers = options.url, dict(options.header)
     address = options.http_url.rstrip("/") or http_address(url, tls is not None)

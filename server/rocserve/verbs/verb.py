@@ -16,10 +16,6 @@ ENDED_BY_USER = 130
 """The status that shells give to a command ended by SIGINT: 128 plus the signal's number."""
 
 
-class UsageError(Exception):
-    """Reports that options contradict each other. The command then ends as after a wrong option."""
-
-
 @dataclass(frozen=True, slots=True)
 class Verb:
     """Describes one verb. Each verb's module defines a Verb as `VERB`."""
@@ -28,7 +24,7 @@ class Verb:
     options: Any = None
     """An instance of the options' dataclass; its values are the defaults."""
     run: Callable[[Any], int | None] = lambda _: None
-    """Takes the parsed options and returns the exit status; None = 0. Raises ServeError or UsageError."""
+    """Takes the parsed options and returns the exit status; None = 0. Raises ServeError or FlagError."""
     subject: Callable[[Any], object] = lambda _: ""
     """Returns from the options the subject that error lines name."""
     actions: Mapping[str, Verb] = field(default_factory=dict)

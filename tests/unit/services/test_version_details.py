@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.protocol import page_pb2
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.load_report import ConfigText
-from rocserve.services.version_details import VersionDetailsService
+from rocserve.services.version_details import VersionDetailsService, compared, config_lines
 
 COMPLETED = ModelConfig(name="m", max_batch_size=4)
 
@@ -73,3 +74,30 @@ async def test_latencies_by_bucket_without_the_empty_ends() -> None:
     assert found[:5] == [(500, 1), (1000, 0), (2000, 2), (5000, 0), (10_000, 1)]
     assert found[-1] == (0, 1)
     assert sum(count for _, count in found) == 5
+
+
+def test_what_was_completed_and_what_does_not_hold() -> None:
+    written = parse_model_config('# a comment\nmax_batch_size: 8, input [{ dims: [ 4 ], name: "X" }]', "config.pbtxt")
+    completed = parse_model_config(
+        'name: "m" max_batch_size: 4 input { name: "X" data_type: TYPE_FP32 dims: 4 }', "config.pbtxt"
+    )
+    assert compared(written, completed) == [
+        ("-", "max_batch_size: 8"),
+        ("+", 'name: "m"'),
+        ("+", "max_batch_size: 4"),
+        ("", "input {"),
+        ("", '  name: "X"'),
+        ("+", "  data_type: TYPE_FP32"),
+        ("", "  dims: 4"),
+        ("", "}"),
+    ]
+    assert compared(completed, completed) == [("", line) for line in config_lines(completed)]
+
+
+def test_texts_of_any_language_are_readable() -> None:
+    assert config_lines(ModelConfig(name="模型 <b>")) == ['name: "模型 <b>"']
+
+
+def test_what_is_too_long_is_not_compared() -> None:
+    long = ModelConfig(input=[{"name": str(number)} for number in range(1000)])
+    assert compared(long, long) is None

@@ -21,9 +21,10 @@ from rich.text import Text
 from rocserve.core.errors import invalid_argument
 from rocserve.core.extras import install_command
 from rocserve.core.printable import printable
+from rocserve.flags import FlagError
 from rocserve.settings.flag import FOLDER, POSITIVE, flag, part
 from rocserve.verbs.printing import console_on, replacing, say
-from rocserve.verbs.verb import UsageError, Verb
+from rocserve.verbs.verb import Verb
 from rocserve_client import AsyncClient, ModelMetadata
 from rocserve_tools.images import asking
 from rocserve_tools.images.asking import (
@@ -131,16 +132,16 @@ class DetectOptions:
 
 
 def run(options: DetectOptions) -> int:
-    """Print the objects in each image and, if a folder is given, draw them. Return the exit status. Raises UsageError
+    """Print the objects in each image and, if a folder is given, draw them. Return the exit status. Raises FlagError
     if the folder cannot be created or Pillow is missing; ServeError if no server answers, or the model is not served or
     not a detector."""
     if options.out is not None:
         try:
             options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"argument --out: '{options.out}' cannot be made a folder: {error.strerror}") from None
+            raise FlagError(f"argument --out: '{options.out}' cannot be made a folder: {error.strerror}") from None
         if find_spec("PIL") is None:
-            raise UsageError(f"argument --out: drawing needs Pillow; run: {install_command('tools')}")
+            raise FlagError(f"argument --out: drawing needs Pillow; run: {install_command('tools')}")
     findings = asyncio.run(ask_all(options.ask.url, options.ask.model, options.ask.images, detector))
     print_findings(findings_table(findings, options.rows))
     faults = [finding for finding in findings if finding.error]

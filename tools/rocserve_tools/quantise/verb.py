@@ -21,10 +21,11 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import readable_size as size
 from rocserve.core.requests import TensorSpec
+from rocserve.flags import FlagError
 from rocserve.load_check.tensors import Array
 from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
 from rocserve.verbs.printing import console_on, replacing, say
-from rocserve.verbs.verb import UsageError, Verb
+from rocserve.verbs.verb import Verb
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -62,11 +63,11 @@ def run(options: QuantiseOptions) -> None:
     """Write the quantised program and print its difference from the original. Raises ServeError: UNAVAILABLE if PyTorch
     or torchao is not installed, INVALID_ARGUMENT if the model cannot be quantised."""
     if (options.train is None) == (options.method == "qat"):
-        raise UsageError("--method qat needs --train, and no other method takes it")
+        raise FlagError("--method qat needs --train, and no other method takes it")
     if options.out.suffix not in (".pt2", _ONNX):
-        raise UsageError(f"argument --out: expected a file that ends in .pt2 or .onnx, got '{options.out}'")
+        raise FlagError(f"argument --out: expected a file that ends in .pt2 or .onnx, got '{options.out}'")
     if options.out.resolve() == options.model.resolve():
-        raise UsageError(f"argument --out: '{options.out}' is the model itself, with which the result is compared")
+        raise FlagError(f"argument --out: '{options.out}' is the model itself, with which the result is compared")
     if not options.out.absolute().parent.is_dir():
         raise invalid_argument(f"{options.out} cannot be written: there is no folder {options.out.parent}")
     out = console_on()

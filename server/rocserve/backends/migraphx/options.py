@@ -139,14 +139,14 @@ def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection
     precision = Precision(read_choice(config, "precision", "fp32", tuple(one.value for one in Precision)))
     data, pipeline = _path(config, "calibration_data"), _path(config, "calibration_pipeline")
     if precision.needs_calibration and not data:
-        raise _wrong(
+        raise wrong(
             config,
             f"precision \"{precision.value}\" needs 'calibration_data', a file or folder with samples of the inputs;"
             " without them the answers would be wrong",
         )
     for name in ("calibration_data", "calibration_pipeline", "calibration_samples"):
         if config.parameters.get(name) and not precision.needs_calibration:
-            raise _wrong(config, f"'{name}' has no effect with precision \"{precision.value}\"; remove one of them")
+            raise wrong(config, f"'{name}' has no effect with precision \"{precision.value}\"; remove one of them")
     samples = read_integer(config, "calibration_samples", 128, 1, 10_000)
     return CompileOptions(
         target=_target(config, kind, targets),
@@ -163,7 +163,7 @@ def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection
 def serving_options(config: ModelConfig) -> ServingOptions:
     """Return the serving options. Raises ServeError (INVALID_ARGUMENT) if the configuration is wrong."""
     if _DYNAMIC_BATCH in config.parameters:
-        raise _wrong(
+        raise wrong(
             config,
             f"'{_DYNAMIC_BATCH}' is not supported; remove it: MIGraphX compiles a program for each of 'batch_sizes'",
         )
@@ -216,7 +216,7 @@ def _target(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]
     is_meant_for_cpu = any(group.kind is InstanceKind.CPU for group in config.instance_groups)
     if target not in allowed and (target is not Target.GPU or is_meant_for_cpu):
         other = "KIND_GPU" if target is Target.GPU else "KIND_CPU"
-        raise _wrong(config, f"'target' is \"{wanted}\", but the instance is {kind.value}; use {other}")
+        raise wrong(config, f"'target' is \"{wanted}\", but the instance is {kind.value}; use {other}")
     if target not in allowed or target not in targets:
         raise _missing(config, target, targets, f"'target' is \"{wanted}\"")
     return target
@@ -239,7 +239,7 @@ def _path(config: ModelConfig, name: str) -> str:
     return str(pure) if text else ""
 
 
-def _wrong(config: ModelConfig, text: str) -> ServeError:
+def wrong(config: ModelConfig, text: str) -> ServeError:
     return invalid_argument(f"model '{config.name}': {text}")
 
 

@@ -98,12 +98,10 @@ class AnswerLayout:
         return AnswerBody(parts, [data[index] for index in self.behind])
 
 
-class AnswerLayouts:
-    """Remembers layouts, because most responses of a model have the same layout."""
+AnswerLayouts = Memo[tuple[ResponseHead, AnswerForm, tuple[int, ...]], AnswerLayout]
+"""Most responses of a model have the same layout."""
 
-    def __init__(self) -> None:
-        self._known = Memo[tuple[ResponseHead, AnswerForm, tuple[int, ...]], AnswerLayout]()
 
-    def of(self, response: InferResponse, form: AnswerForm) -> AnswerLayout:
-        key = response.head, form, tuple(map(len, response.data))
-        return self._known.get(key) or self._known.keep(key, AnswerLayout.of(key[0], key[2], form))
+def layout_of(response: InferResponse, form: AnswerForm, known: AnswerLayouts) -> AnswerLayout:
+    key = response.head, form, tuple(map(len, response.data))
+    return known.get(key) or known.keep(key, AnswerLayout.of(key[0], key[2], form))

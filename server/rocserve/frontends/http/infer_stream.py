@@ -8,7 +8,7 @@ from types import MappingProxyType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.responses import InferResponse
-from rocserve.frontends.http.answer_bodies import JSON_ONLY, AnswerForm
+from rocserve.frontends.http.answer_bodies import JSON_ONLY, AnswerForm, layout_of
 from rocserve.frontends.http.body import EVENTS, LINES
 from rocserve.frontends.http.generate import EVENT_STREAM, AnswerStream
 from rocserve.frontends.http.inference import InferBody, InferHead, with_forwarded_headers
@@ -83,7 +83,7 @@ async def _written(head: InferHead, outcome: InferResponse | ServeError, form: A
     parts = head.parts
     if not isinstance(outcome, ServeError):
         try:
-            return (await worked_off(parts.inference.plane, parts.layouts.of(outcome, form).body(outcome))).json
+            return (await worked_off(parts.inference.plane, layout_of(outcome, form, parts.layouts).body(outcome))).json
         except ServeError as error:
             outcome = error
     return [json_bytes({"error": parts.inference.paths.hide(outcome.text)})]

@@ -26,6 +26,7 @@ from rocserve.frontends.http.answer_bodies import (
     AnswerLayout,
     AnswerLayouts,
     detached,
+    layout_of,
 )
 from rocserve.frontends.http.body import (
     HEADER_LENGTH,
@@ -404,7 +405,7 @@ class InferCall(SingleResponder):
                 error = parts.inference.paths.without(outcome)
                 response = error_response(error)
             else:
-                layout = parts.layouts.of(outcome, self._body.form)
+                layout = layout_of(outcome, self._body.form, parts.layouts)
                 is_plain = self._head.answer_encoding == IDENTITY and not layout.is_slow
                 if not is_plain or sum(map(len, outcome.data)) > ONE_PIECE:
                     request.run(self._send(detached(outcome), layout))

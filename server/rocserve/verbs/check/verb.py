@@ -11,13 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from rocserve.core.load_check import LoadCheckMode
+from rocserve.flags import FlagError
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part
 from rocserve.verbs.check.checking import Check, Checked, OutputRow
 from rocserve.verbs.check.operator_search import OperatorFinding, TensorFinding
 from rocserve.verbs.engines import ENGINES
 from rocserve.verbs.model_choice import ModelOptions, find_model
 from rocserve.verbs.printing import ToolProgress, complain, console_on, say, say_json, show, table
-from rocserve.verbs.verb import UsageError, Verb
+from rocserve.verbs.verb import Verb
 
 _COLUMNS = ("output", "type", "shape", "relative", "noise", "absolute", "with inputs")
 
@@ -47,12 +48,12 @@ class CheckOptions:
 
 
 def check(options: CheckOptions) -> int:
-    """Check the model, print the result, and return the exit status: 1 if the model is not right. Raises UsageError if
+    """Check the model, print the result, and return the exit status: 1 if the model is not right. Raises FlagError if
     the options contradict each other, ServeError if the model cannot be loaded."""
     if options.model.engines.load_check == LoadCheckMode.OFF.value:
-        raise UsageError("argument --load-check: expected on or strict, got off, which checks nothing")
+        raise FlagError("argument --load-check: expected on or strict, got off, which checks nothing")
     if options.record is not None and options.record.suffix != ".npz":
-        raise UsageError(f"argument --record: expected a name that ends in .npz, got '{options.record}'")
+        raise FlagError(f"argument --record: expected a name that ends in .npz, got '{options.record}'")
     model = find_model(options.model)
     with ToolProgress() as progress:
         one = Check(

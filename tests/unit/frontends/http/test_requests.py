@@ -18,7 +18,7 @@ from rocserve.core.responses import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.steps import result_of
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
-from rocserve.frontends.http.answer_bodies import BINARY_ONLY, JSON_ONLY, AnswerForm, AnswerLayouts
+from rocserve.frontends.http.answer_bodies import BINARY_ONLY, JSON_ONLY, AnswerForm, AnswerLayouts, layout_of
 from rocserve.frontends.http.generate import generate_body, read_generate
 from rocserve.frontends.http.infer_bodies import LONGEST_REMEMBERED_TEXT, InferRequestReader
 from rocserve.plane import heap
@@ -355,7 +355,7 @@ def body_of(response: InferResponse, form: AnswerForm) -> list[Any]:
 
 
 def written(layouts: AnswerLayouts, response: InferResponse, form: AnswerForm) -> list[Any]:
-    body = result_of(layouts.of(response, form).body(response))
+    body = result_of(layout_of(response, form, layouts).body(response))
     return [b"".join(body.json), *body.tensors]
 
 

@@ -26,7 +26,7 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.responses import InferResponse
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 from rocserve.frontends.http import generate
-from rocserve.frontends.http.answer_bodies import JSON_ONLY, AnswerLayouts
+from rocserve.frontends.http.answer_bodies import JSON_ONLY, AnswerLayouts, layout_of
 from rocserve.frontends.http.body import HEADER_LENGTH, LARGE_JSON, BodyReader, LargeBodies
 from rocserve.frontends.http.generate import AnswerStream
 from rocserve.frontends.http.infer_bodies import InferRequestReader
@@ -317,7 +317,7 @@ async def test_others_have_their_turn_while_many_texts_are_written_as_json(
         head = InferHead(given, request.head.headers, "m", "", infer_stream)
         head.read(HttpSettings())
         call = InferCall(head, request, config)
-        await call._send(many_texts(), given.layouts.of(many_texts(), JSON_ONLY))
+        await call._send(many_texts(), layout_of(many_texts(), JSON_ONLY, given.layouts))
 
     async def work() -> int:
         counting = asyncio.get_running_loop().create_task(count_turns())

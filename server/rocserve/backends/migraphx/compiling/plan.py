@@ -24,10 +24,10 @@ from rocserve.backends.migraphx.compiling.wanted_sizes import (
     with_sizes,
     within_limit,
 )
-from rocserve.backends.migraphx.options import CompileOptions, Precision, ServingOptions
+from rocserve.backends.migraphx.options import CompileOptions, Precision, ServingOptions, wrong
 from rocserve.backends.migraphx.tensors import nchw, nhwc
 from rocserve.cache.digests import file_digest
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import NO_PURPOSE, ModelConfig, Purpose
 from rocserve.core.padding import NO_PADDING, Buckets, Lengths, PaddedDimension, Padding
 
@@ -284,13 +284,10 @@ def _input_shapes(
     """Return the size of every dimension of each input, without the batch dimension; 0 = unknown. Open dimensions of
     one name get one size. `given`: the parameter `input_shapes`."""
 
-    def wrong(text: str) -> ServeError:
-        return invalid_argument(f"model '{config.name}': {text}")
-
     own = {tensor.name: tensor.dims[1:] if batches and tensor.dims is not None else tensor.dims for tensor in inputs}
     for name in given:
         if name not in own:
-            raise wrong(f"'input_shapes' names '{name}', but the model's inputs are {', '.join(own)}")
+            raise wrong(config, f"'input_shapes' names '{name}', but the model's inputs are {', '.join(own)}")
     configured = {entry.name: entry.model_dims for entry in config.inputs}
     known: dict[str, Shape] = {}
     numbers: dict[str, int] = {}
@@ -298,16 +295,18 @@ def _input_shapes(
         wanted = given.get(name, configured.get(name))
         if dims is None and wanted is None:
             raise wrong(
+                config,
                 f"input '{name}' has no shape in the model file; give it one: parameter 'input_shapes'"
-                f' "{name}: 3x224x224"'
+                f' "{name}: 3x224x224"',
             )
         file_dims: Dims = ("",) * len(wanted or ()) if dims is None else dims
         fits = wanted is not None and len(wanted) == len(file_dims)
         if name in given and not (fits and all(map(_may_be, file_dims, given[name]))):
             without = " (without the batch dimension)" if batches else ""
             raise wrong(
+                config,
                 f"'input_shapes' gives input '{name}' {_dims_text(given[name])}, but the model has"
-                f" {_dims_text(file_dims)}{without}; only dimensions that it leaves open can be chosen"
+                f" {_dims_text(file_dims)}{without}; only dimensions that it leaves open can be chosen",
             )
         # The server's completion reports a configuration that contradicts the model.
         sizes = wanted if wanted is not None and fits else (0,) * len(file_dims)
@@ -316,8 +315,9 @@ def _input_shapes(
         for symbol, number in zip(file_dims, known[name], strict=True):
             if isinstance(symbol, str) and symbol and number and numbers.setdefault(symbol, number) != number:
                 raise wrong(
+                    config,
                     f"dimension '{symbol}' is {numbers[symbol]} in one input and {number} in '{name}'; make"
-                    " 'input_shapes' agree"
+                    " 'input_shapes' agree",
                 )
     shapes = {}
     for name, sizes in known.items():
