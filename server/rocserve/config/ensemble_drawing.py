@@ -1,16 +1,17 @@
 """Draws an ensemble's steps from the request to the answer, with the tensors between them. The page and `rocserve
-inspect` show the same drawing. It needs only configurations, so it works for ensembles that cannot be served, too."""
+inspect` show the same drawing, which is the page's message. It needs only configurations, so it works for ensembles
+that cannot be served, too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from itertools import chain
 
 from rocserve.config.datatypes import datatype_of_number
 from rocserve.core.model_names import ModelKey, qualified
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInput, ModelOutput
+from rocserve.protocol.page_pb2 import EnsembleGraphResponse, GraphBox
 
 # All lengths are in pixels of a screen.
 STEP_HEIGHT = 58.0
@@ -30,7 +31,7 @@ _LETTER = 7.2
 """Width of a letter, about: fonts differ."""
 
 
-class NodeKind(Enum):
+class NodeKind(StrEnum):
     STEP = "step"
     REQUEST = "request"
     ANSWER = "answer"
@@ -38,47 +39,11 @@ class NodeKind(Enum):
     """The origin of tensors that a step reads and no step writes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
-    kind: NodeKind
-    x: float
-    y: float
-    width: float
-    height: float
-    text: str
-    """The title, cut to the width."""
-    title: str
-    model: str = ""
-    """Of a step."""
-    version: str = ""
-    """Of a step; "" = the latest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """A text on an arrow, with its middle at x."""
-
-    x: float
-    y: float
-    text: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    width: float
-    height: float
-    boxes: tuple[Box, ...]
-    arrows: tuple[str, ...]
-    """Paths as SVG writes them; the head is at the end."""
-    labels: tuple[Label, ...]
-
-
 def member_of(step: ModelEnsembling.Step) -> ModelKey:
     return qualified(step.model_namespace, step.model_name)
 
 
-def draw(config: ModelConfig, members: Mapping[ModelKey, ModelConfig], width: float) -> Drawing:
+def draw(config: ModelConfig, members: Mapping[ModelKey, ModelConfig], width: float) -> EnsembleGraphResponse:
     """Draw an ensemble in about this width. `members`: the known ones, for the types of their outputs."""
     return _Layout(*_plan(config, members), width).drawing()
 
@@ -148,7 +113,7 @@ class _Layout:
         width = min(available, most * (_MOST_WIDTH + _GAP) + _BESIDE)
         self._box_width = max(_LEAST_WIDTH, min(_MOST_WIDTH, (width - lane - _GAP * (most - 1)) / most))
         self._width = max(width, most * (self._box_width + _GAP) - _GAP + lane)
-        self._boxes: dict[int, Box] = {}
+        self._boxes: dict[int, GraphBox] = {}
         y = 1.0
         for index, row in enumerate(rows):
             if index:
@@ -159,24 +124,23 @@ class _Layout:
             y += max(self._boxes[node].height for node in row)
         self._height = y + 1
 
-    def drawing(self) -> Drawing:
-        paths: list[str] = []
-        labels: list[Label] = []
+    def drawing(self) -> EnsembleGraphResponse:
+        boxes = [self._boxes[node] for node in sorted(self._boxes)]
+        found = EnsembleGraphResponse(width=self._width, height=self._height, boxes=boxes)
         for row in range(self._row_count):
             # Each text has a separate line, so that none covers another.
             line = 0
             for arrow in self._arrivals(row):
                 path, middle = self._path(arrow)
-                paths.append(path)
+                found.arrows.append(path)
                 top = self._boxes[arrow[1]].y - _SPACE - self._lines(row) * _LINE
                 for tensor in self._arrows[arrow]:
                     line += 1
                     text = _cut(tensor, self._width - 20)
                     half = len(text) * _LETTER / 2
                     x = max(half, min(middle, self._width - half))
-                    labels.append(Label(x, top + line * _LINE - 4, text, tensor))
-        boxes = tuple(self._boxes[node] for node in sorted(self._boxes))
-        return Drawing(self._width, self._height, boxes, tuple(paths), tuple(labels))
+                    found.labels.add(x=x, y=top + line * _LINE - 4, text=text, title=tensor)
+        return found
 
     def _arrivals(self, row: int) -> Iterable[_Arrow]:
         return [arrow for arrow in self._arrows if self._row_of[arrow[1]] == row]
@@ -191,12 +155,16 @@ class _Layout:
     def _comes_from(self, arrow: _Arrow) -> tuple[bool, float]:
         return self._passes_rows(arrow), self._boxes[arrow[0]].x
 
-    def _box(self, node: int, x: float, y: float) -> Box:
+    def _box(self, node: int, x: float, y: float) -> GraphBox:
         kind, model, version = self._nodes[node]
+        height, margin, title = STEP_HEIGHT, 28, f"{model} version {version}" if version else model
         if kind is not NodeKind.STEP:
-            return Box(kind, x, y, self._box_width, _END_HEIGHT, _cut(kind.value, self._box_width - 16), kind.value)
-        title = f"{model} version {version}" if version else model
-        return Box(kind, x, y, self._box_width, STEP_HEIGHT, _cut(title, self._box_width - 28), title, model, version)
+            height, margin, title = _END_HEIGHT, 16, kind
+        width = self._box_width
+        text = _cut(title, width - margin)
+        return GraphBox(
+            kind=kind, x=x, y=y, width=width, height=height, text=text, title=title, model=model, version=version
+        )
 
     def _path(self, arrow: _Arrow) -> tuple[str, float]:
         """Return the path and the x of its texts' middle."""

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 
 from rocserve.config.model_folder import (
     CONFIG_FILENAME,
@@ -18,6 +17,8 @@ from rocserve.config.model_folder import (
     is_version_name,
 )
 from rocserve.core.errors import ServeError
+from rocserve.core.printable import encodable, printable_name
+from rocserve.protocol.page_pb2 import LoadReportResponse
 from rocserve.repository.retries import Failure
 from rocserve.repository.scan import FileMark, ModelScan, TooManyEntries, walk
 from rocserve.settings import ControlMode, RepositorySettings
@@ -43,37 +44,28 @@ class LastLoad:
     """The last change of the files that are served; 0 = nothing is served."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigText:
-    """The text of a configuration file."""
-
-    file: str = ""
-    """Relative to the model's folder; "" = there is none."""
-    text: str = ""
-    is_cut: bool = False
-    line: int = 0
-    """The line that the failure's text names, counted from 1; 0 = none."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    load: LastLoad
-    mode: ControlMode
-    files: tuple[FileMark, ...]
-    """The last changed first."""
-    file_count: int
-    config: ConfigText
-
-
-def make_report(load: LastLoad, settings: RepositorySettings) -> LoadReport:
-    """Report a load. Blocks on the disk."""
-    mode = settings.control_mode
+def make_report(load: LastLoad, settings: RepositorySettings) -> LoadReportResponse:
+    """Report a load, without its failure. Blocks on the disk."""
+    report = LoadReportResponse(
+        backend=load.backend,
+        members=map(encodable, load.members),
+        is_served=load.served_change_ns > 0,
+        follows_files=settings.control_mode is ControlMode.POLL,
+        loads_on_request=settings.control_mode is ControlMode.EXPLICIT,
+    )
     if load.scan is None:
-        return LoadReport(load, mode, (), 0, ConfigText())
+        return report
     marks = list(_marks(load.scan, load.version, settings.max_folder_entries))
-    count = sum(not mark.path.endswith("/") for mark in marks)
-    files = heapq.nlargest(MOST_FILES, marks, key=attrgetter("changed_ns"))
-    return LoadReport(load, mode, tuple(files), count, _config(load, load.scan, settings.model_config_name))
+    report.file_count = sum(not mark.path.endswith("/") for mark in marks)
+    for mark in heapq.nlargest(MOST_FILES, marks, key=attrgetter("changed_ns")):
+        report.files.add(
+            path=printable_name(mark.path),
+            bytes=mark.size,
+            changed_ms=mark.changed_ns // 1_000_000,
+            is_changed=0 < load.served_change_ns < mark.changed_ns,
+        )
+    _add_config(report, load.failure, load.scan, settings.model_config_name)
+    return report
 
 
 def _marks(scan: ModelScan, version: int | None, most_entries: int) -> Iterator[FileMark]:
@@ -87,21 +79,21 @@ def _marks(scan: ModelScan, version: int | None, most_entries: int) -> Iterator[
                 yield mark if mark.path else mark._replace(path="./")
 
 
-def _config(load: LastLoad, scan: ModelScan, config_name: str) -> ConfigText:
+def _add_config(report: LoadReportResponse, failure: Failure | None, scan: ModelScan, config_name: str) -> None:
+    """Add the configuration's text, and the line that the failure's text names."""
     folder = ModelFolder(scan.folder, scan.root)
     chosen = [f"{CONFIGS_FOLDER}/{config_name}.pbtxt"] if config_name else []
     for name in (*chosen, CONFIG_FILENAME, TOML_FILENAME):
         # A link that leads out of the repository is not followed.
         with contextlib.suppress(ServeError, OSError):
             path = folder.find(name, "configuration file")
-            if path is not None:
-                return _read(path, name, load.failure)
-    return ConfigText()
-
-
-def _read(path: Path, name: str, failure: Failure | None) -> ConfigText:
-    with path.open("rb") as file:
-        raw = file.read(MOST_CONFIG_BYTES + 1)
-    place = re.search(rf"(?<![\w.-]){re.escape(path.name)}:(\d{{1,9}}):", "" if failure is None else failure.error.text)
-    text = raw[:MOST_CONFIG_BYTES].decode("utf-8-sig", "backslashreplace")
-    return ConfigText(name, text, len(raw) > MOST_CONFIG_BYTES, 0 if place is None else int(place[1]))
+            if path is None:
+                continue
+            with path.open("rb") as file:
+                raw = file.read(MOST_CONFIG_BYTES + 1)
+            reason = "" if failure is None else failure.error.text
+            place = re.search(rf"(?<![\w.-]){re.escape(path.name)}:(\d{{1,9}}):", reason)
+            report.config_file, report.config_line = name, 0 if place is None else int(place[1])
+            report.config_text = raw[:MOST_CONFIG_BYTES].decode("utf-8-sig", "backslashreplace")
+            report.config_is_cut = len(raw) > MOST_CONFIG_BYTES
+            return

@@ -11,20 +11,22 @@ from pathlib import Path
 
 from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.ensemble_drawing import Drawing, draw, member_of
+from rocserve.config.ensemble_drawing import draw, member_of
 from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
 from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.observability.log_fields import about
+from rocserve.protocol.page_pb2 import EnsembleGraphResponse, LoadReportResponse
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import members_of, outermost
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
 from rocserve.repository.load_order import LoadVersion
-from rocserve.repository.load_report import LastLoad, LoadReport, make_report
+from rocserve.repository.load_report import LastLoad, make_report
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
+from rocserve.repository.retries import Failure
 from rocserve.repository.served_presets import PresetModels
 from rocserve.repository.table import ModelTable
 from rocserve.repository.version import UNLOADED, VersionState
@@ -150,10 +152,11 @@ class ModelRepository:
         found = self._remotes.rows(rows + others)
         return sorted((row for row in found if not names or row.name in names), key=lambda row: row.name)
 
-    async def load_report(self, name: str, version: int | None) -> LoadReport:
-        """Report the latest load of a version, or of a row of the repository index without a version. Raises ServeError
-        (NOT_FOUND)."""
-        return await asyncio.to_thread(make_report, self._last_load(name, version), self._settings)
+    async def load_report(self, name: str, version: int | None) -> tuple[LoadReportResponse, Failure | None]:
+        """Report the latest load of a version, or of a row of the repository index without a version, and return its
+        failure, too. Raises ServeError (NOT_FOUND)."""
+        load = self._last_load(name, version)
+        return await asyncio.to_thread(make_report, load, self._settings), load.failure
 
     def _last_load(self, name: str, version: int | None) -> LastLoad:
         models = self._table.models
@@ -166,8 +169,8 @@ class ModelRepository:
             raise not_found(f"'{name}' is neither a model nor a folder of the model repository")
         return LastLoad(scan, None)
 
-    async def ensemble_drawing(self, name: str, version: int | None, width: float) -> Drawing | None:
-        """Draw an ensemble, whether it is served or not; None = it is not an ensemble, or its configuration cannot be
+    async def ensemble_drawing(self, name: str, version: int | None, width: float) -> EnsembleGraphResponse:
+        """Draw an ensemble, whether it is served or not; empty = it is not an ensemble, or its configuration cannot be
         read. Raises ServeError (NOT_FOUND)."""
         models = self._table.models
         key = next(iter(self._table.names.keys(name, models)), None)
@@ -176,7 +179,7 @@ class ModelRepository:
         if config is None and scan is not None:
             config = await asyncio.to_thread(self._context.reader.written_ensemble, scan)
         if config is None or not config.ensemble_scheduling.step:
-            return None
+            return EnsembleGraphResponse()
         members = {key: self._table.member(key) for key in map(member_of, config.ensemble_scheduling.step)}
         messages = {key: model.config_message() for key, model in members.items() if model is not None}
         known = {key: message for key, message in messages.items() if message is not None}

@@ -9,13 +9,15 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_names import ModelKey, ModelNames
+from rocserve.core.printable import encodable
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.observability.log_fields import about
+from rocserve.protocol.page_pb2 import RepositoryEvent
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import RepositoryContext
 from rocserve.repository.ensemble_members import innermost_first, members_of, reachable
@@ -24,18 +26,6 @@ from rocserve.repository.retries import Failure
 
 _REMOVED_SHOWN = 256
 """Removed models that the repository index still shows."""
-
-
-@dataclass(frozen=True, slots=True)
-class RepositoryEvent:
-    number: int
-    time_ms: int
-    row: IndexEntry
-    """For an act only the model's name; "" = the server."""
-    act: str = ""
-    """The operator's act on the page; "" = the row has changed."""
-    address: str = ""
-    """The network address of the operator."""
 
 
 class RepositoryEvents:
@@ -65,7 +55,19 @@ class RepositoryEvents:
 
     def _append(self, row: IndexEntry, act: str = "", address: str = "") -> None:
         self._number += 1
-        self._events.append(RepositoryEvent(self._number, time.time_ns() // 1_000_000, row, act, address))
+        self._events.append(
+            RepositoryEvent(
+                number=self._number,
+                time_ms=time.time_ns() // 1_000_000,
+                name=encodable(row.name),
+                version=row.version,
+                state=row.state,
+                reason=encodable(row.reason),
+                lacks_files=row.lacks_files,
+                act=act,
+                address=address,
+            )
+        )
         self._wake()
 
     def forget(self, key: ModelKey) -> None:

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 import rocserve
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig, OutputConfig
-from rocserve.core.printable import encodable, printable_name
+from rocserve.core.printable import encodable
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder, parse_version
 from rocserve.core.statistics import BatchStatistics, Duration, ResponseStatistics, Statistics
@@ -23,7 +23,6 @@ from rocserve.repository.model_repository import ModelRepository
 from rocserve.services.control import refuse_repository_name
 from rocserve.services.methods import Method
 from rocserve.services.readiness import Readiness, Ready
-from rocserve.settings import ControlMode
 from rocserve.workers.resource_watch import memory_bytes
 
 _MOST_NAMES = 200
@@ -202,20 +201,7 @@ class QueryService:
 
     async def load_report(self, request: page_pb2.LoadReportRequest) -> page_pb2.LoadReportResponse:
         version = parse_version(request.version) if request.version else None
-        report = await self._repository.load_report(request.name, version)
-        load, config, failure = report.load, report.config, report.load.failure
-        response = page_pb2.LoadReportResponse(
-            backend=load.backend,
-            members=map(encodable, load.members),
-            file_count=report.file_count,
-            is_served=load.served_change_ns > 0,
-            config_file=config.file,
-            config_text=config.text,
-            config_is_cut=config.is_cut,
-            config_line=config.line,
-            follows_files=report.mode is ControlMode.POLL,
-            loads_on_request=report.mode is ControlMode.EXPLICIT,
-        )
+        response, failure = await self._repository.load_report(request.name, version)
         if failure is not None:
             response.reason = self._shown(failure.error.text)
             response.traceback = self._shown(failure.error.trace)
@@ -223,54 +209,20 @@ class QueryService:
             response.waits_for_files = failure.waits_for_files
             if failure.retry_at is not None:
                 response.retry_ms = int(1000 * (time.time() + failure.retry_at - time.monotonic()))
-        for mark in report.files:
-            response.files.add(
-                path=printable_name(mark.path),
-                bytes=mark.size,
-                changed_ms=mark.changed_ns // 1_000_000,
-                is_changed=0 < load.served_change_ns < mark.changed_ns,
-            )
         return response
 
     async def ensemble_graph(self, request: page_pb2.EnsembleGraphRequest) -> page_pb2.EnsembleGraphResponse:
         version = parse_version(request.version) if request.version else None
         width = min(max(request.width, _LEAST_WIDTH), _MOST_WIDTH) if request.width else _USUAL_WIDTH
-        drawing = await self._repository.ensemble_drawing(request.name, version, width)
-        if drawing is None:
-            return page_pb2.EnsembleGraphResponse()
-        response = page_pb2.EnsembleGraphResponse(width=drawing.width, height=drawing.height, arrows=drawing.arrows)
-        for box in drawing.boxes:
-            response.boxes.add(
-                kind=box.kind.value,
-                x=box.x,
-                y=box.y,
-                width=box.width,
-                height=box.height,
-                text=encodable(box.text),
-                title=encodable(box.title),
-                model=encodable(box.model),
-                version=box.version,
-            )
-        for label in drawing.labels:
-            response.labels.add(x=label.x, y=label.y, text=encodable(label.text), title=encodable(label.title))
-        return response
+        return await self._repository.ensemble_drawing(request.name, version, width)
 
     async def events(self, request: page_pb2.RepositoryEventsRequest) -> page_pb2.RepositoryEventsResponse:
         events = self._repository.events
         response = page_pb2.RepositoryEventsResponse()
         for event in await events.after(request.after, 10.0):
-            row = event.row
-            response.events.add(
-                number=event.number,
-                time_ms=event.time_ms,
-                name=encodable(row.name),
-                version=row.version,
-                state=row.state,
-                reason=self._shown(row.reason),
-                lacks_files=row.lacks_files,
-                act=event.act,
-                address=event.address,
-            )
+            response.events.append(event)
+            # The event stays as it is recorded.
+            response.events[-1].reason = self._shown(event.reason)
         response.is_last = events.has_ended
         return response
 

@@ -14,7 +14,6 @@ from rocserve.core.printable import encodable
 from rocserve.core.serving import ServingTableHolder
 from rocserve.protocol import page_pb2
 from rocserve.protocol.model_config_pb2 import ModelConfig
-from rocserve.repository.load_report import ConfigText
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.services.methods import Method
 
@@ -32,9 +31,9 @@ class VersionDetailsService:
 
     async def details(self, request: page_pb2.VersionDetailsRequest) -> page_pb2.VersionDetailsResponse:
         version = self._tables.table.find(request.name, request.version)
-        report = await self._repository.load_report(request.name, version.version)
+        report, _ = await self._repository.load_report(request.name, version.version)
         # Long configurations take a while.
-        response = await asyncio.to_thread(_with_config, version.config_message, report.config)
+        response = await asyncio.to_thread(_with_config, version.config_message, report)
         counts = counts_between(version.statistics.latency_buckets(), _BOUNDS_US)
         met = [index for index, count in enumerate(counts) if count]
         for index in range(met[0], met[-1] + 1) if met else ():
@@ -43,17 +42,17 @@ class VersionDetailsService:
         return response
 
 
-def _with_config(config_message: bytes, file: ConfigText) -> page_pb2.VersionDetailsResponse:
+def _with_config(config_message: bytes, report: page_pb2.LoadReportResponse) -> page_pb2.VersionDetailsResponse:
     completed = ModelConfig.FromString(config_message)
     response = page_pb2.VersionDetailsResponse()
     lines = None
-    if file.file.endswith(".pbtxt") and not file.is_cut:
+    if report.config_file.endswith(".pbtxt") and not report.config_is_cut:
         try:
-            lines = compared(parse_model_config(file.text, file.file), completed)
+            lines = compared(parse_model_config(report.config_text, report.config_file), completed)
         except ServeError:
             pass  # The file has changed since: the report of its load shows the fault.
     if lines is not None:
-        response.config_file = file.file
+        response.config_file = report.config_file
     for mark, text in lines if lines is not None else (("", line) for line in config_lines(completed)):
         response.config.add(mark=mark, text=encodable(text))
     return response

@@ -8,10 +8,11 @@ from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
 from rocserve.backends.registry import BackendRegistry, discover_backends
-from rocserve.config.ensemble_drawing import Drawing, NodeKind, draw, member_of
+from rocserve.config.ensemble_drawing import NodeKind, draw, member_of
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_names import ModelKey
 from rocserve.protocol.model_config_pb2 import ModelConfig
+from rocserve.protocol.page_pb2 import EnsembleGraphResponse
 from rocserve.verbs.model_choice import advised, read_folder
 from rocserve.verbs.printing import console_on, counted, say
 
@@ -75,7 +76,7 @@ def _members(
             yield key, read_folder(repository / step.model_name, registry, "").written().models[0]
 
 
-def svg(drawing: Drawing, title: str) -> str:
+def svg(drawing: EnsembleGraphResponse, title: str) -> str:
     """Return the drawing as a document that needs no other file. Colours follow the reader's theme."""
     head = (
         '<marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
@@ -92,7 +93,7 @@ def svg(drawing: Drawing, title: str) -> str:
     )
 
 
-def _elements(drawing: Drawing) -> Iterator[str]:
+def _elements(drawing: EnsembleGraphResponse) -> Iterator[str]:
     for path in drawing.arrows:
         yield f'<path class="arrow" marker-end="url(#head)" d={quoteattr(path)}/>'
     for label in drawing.labels:
@@ -101,11 +102,11 @@ def _elements(drawing: Drawing) -> Iterator[str]:
             f"<title>{escape(label.title)}</title></text>"
         )
     for box in drawing.boxes:
-        kind = {NodeKind.STEP: "step", NodeKind.UNWRITTEN: "bad"}.get(box.kind, "end")
+        kind = {NodeKind.STEP.value: "step", NodeKind.UNWRITTEN.value: "bad"}.get(box.kind, "end")
         # Without a line about the last minute and a bar, the name is in the middle.
         yield (
             f'<rect class="{kind}" x="{box.x + 0.5:.1f}" y="{box.y:.1f}" width="{box.width - 1:.1f}"'
-            f' height="{box.height:.1f}" rx="{6 if box.kind is NodeKind.STEP else box.height / 2:.1f}"/>'
+            f' height="{box.height:.1f}" rx="{6 if box.kind == NodeKind.STEP else box.height / 2:.1f}"/>'
             f'<text text-anchor="middle" x="{box.x + box.width / 2:.1f}" y="{box.y + box.height / 2 + 4.5:.1f}">'
             f"{escape(box.text)}<title>{escape(box.title)}</title></text>"
         )

@@ -5,10 +5,11 @@ from itertools import pairwise
 
 import pytest
 
-from rocserve.config.ensemble_drawing import Box, Drawing, NodeKind, draw
+from rocserve.config.ensemble_drawing import NodeKind, draw
 from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.model_names import ModelKey
 from rocserve.protocol.model_config_pb2 import ModelConfig
+from rocserve.protocol.page_pb2 import EnsembleGraphResponse, GraphBox
 
 
 def config(*steps: str, outputs: str = "LAST", max_batch_size: int = 0) -> ModelConfig:
@@ -33,11 +34,11 @@ MEMBER = parse_model_config(
 )
 
 
-def steps(drawing: Drawing) -> dict[str, Box]:
-    return {box.model: box for box in drawing.boxes if box.kind is NodeKind.STEP}
+def steps(drawing: EnsembleGraphResponse) -> dict[str, GraphBox]:
+    return {box.model: box for box in drawing.boxes if box.kind == NodeKind.STEP}
 
 
-def titles(drawing: Drawing) -> list[str]:
+def titles(drawing: EnsembleGraphResponse) -> list[str]:
     return [label.title for label in drawing.labels]
 
 
@@ -52,7 +53,7 @@ def test_steps_follow_what_they_wait_for_and_arrows_have_types() -> None:
     found = steps(drawing)
     assert found["early"].y == found["beside"].y < found["late"].y
     request, answer = (
-        next(box for box in drawing.boxes if box.kind is kind) for kind in (NodeKind.REQUEST, NodeKind.ANSWER)
+        next(box for box in drawing.boxes if box.kind == kind) for kind in (NodeKind.REQUEST, NodeKind.ANSWER)
     )
     assert request.y + request.height < found["early"].y
     assert found["late"].y + found["late"].height < answer.y
@@ -87,7 +88,7 @@ def test_boxes_and_texts_do_not_cover_each_other(width: int) -> None:
 
 def test_what_a_server_would_refuse_is_drawn() -> None:
     odd = draw(config("one: nothing -> a", "two: a -> LAST"), {}, 900)
-    (unwritten,) = (box for box in odd.boxes if box.kind is NodeKind.UNWRITTEN)
+    (unwritten,) = (box for box in odd.boxes if box.kind == NodeKind.UNWRITTEN)
     assert unwritten.title == "written by no step"
     assert any(
         ends(path)[0] == (pytest.approx(unwritten.x + unwritten.width / 2, abs=0.1), unwritten.y + unwritten.height)

@@ -25,7 +25,7 @@ async def test_changes_of_rows_are_events() -> None:
     events.record("m", [row("READY"), row("LOADING", version="2")])
     events.record("m", [row("READY"), row("UNAVAILABLE", "broken", version="2")])
     found = await events.after(0, 0.0)
-    assert [(event.number, event.row.version, event.row.state) for event in found] == [
+    assert [(event.number, event.version, event.state) for event in found] == [
         (1, "1", "LOADING"),
         (2, "1", "READY"),
         (3, "2", "LOADING"),

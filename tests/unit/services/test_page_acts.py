@@ -68,7 +68,7 @@ async def test_each_act_is_an_event_with_its_address() -> None:
     assert [(line.level, line.text) for line in found.lines] == [("WARNING", "first"), ("INFO", "<b>second")]
     assert server.service.acts(page_pb2.ActsRequest()).log_verbose_level == 1
     events = await server.repository.events.after(0, 0.0)
-    assert [(event.act, event.row.name, event.address) for event in events] == [
+    assert [(event.act, event.name, event.address) for event in events] == [
         ("reload", "m", "10.1.2.3"),
         ("unload", "m", "10.1.2.3"),
         ("read the log of", "m", "10.1.2.3"),

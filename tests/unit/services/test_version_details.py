@@ -13,14 +13,17 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.protocol import page_pb2
 from rocserve.protocol.model_config_pb2 import ModelConfig
-from rocserve.repository.load_report import ConfigText
 from rocserve.services.version_details import VersionDetailsService, compared, config_lines
 
 COMPLETED = ModelConfig(name="m", max_batch_size=4)
 
 
+def report(file: str = "", text: str = "", is_cut: bool = False) -> page_pb2.LoadReportResponse:
+    return page_pb2.LoadReportResponse(config_file=file, config_text=text, config_is_cut=is_cut)
+
+
 class Models:
-    def __init__(self, file: ConfigText) -> None:
+    def __init__(self, report: page_pb2.LoadReportResponse) -> None:
         self.statistics = ModelStatistics()
         version: Any = SimpleNamespace(
             version=1, config_message=COMPLETED.SerializeToString(), statistics=self.statistics
@@ -28,12 +31,12 @@ class Models:
         tables = ServingTableHolder()
         tables.table = ServingTable({"m": ServedModel("m", {1: version}, version)})
         repository: Any = SimpleNamespace(load_report=self.load_report)
-        self.file = file
+        self.report = report
         self.service = VersionDetailsService(tables, repository)
 
     async def load_report(self, name: str, version: int) -> Any:
         assert (name, version) == ("m", 1)
-        return SimpleNamespace(config=self.file)
+        return self.report, None
 
     async def details(self) -> page_pb2.VersionDetailsResponse:
         return await self.service.details(page_pb2.VersionDetailsRequest(name="m", version="1"))
@@ -43,29 +46,29 @@ class Models:
 
 
 async def test_the_configuration_beside_its_file() -> None:
-    models = Models(ConfigText("config.pbtxt", "max_batch_size: 8 # or so"))
+    models = Models(report("config.pbtxt", "max_batch_size: 8 # or so"))
     assert await models.lines() == [("-", "max_batch_size: 8"), ("+", 'name: "m"'), ("+", "max_batch_size: 4")]
     assert (await models.details()).config_file == "config.pbtxt"
 
 
 @pytest.mark.parametrize(
-    "file",
+    "written",
     [
-        ConfigText(),
-        ConfigText("config.pbtxt", "max_batch_sise: 8"),
-        ConfigText("config.pbtxt", "max_batch_size: 8", is_cut=True),
-        ConfigText("model.toml", "max_batch_size = 8"),
+        report(),
+        report("config.pbtxt", "max_batch_sise: 8"),
+        report("config.pbtxt", "max_batch_size: 8", is_cut=True),
+        report("model.toml", "max_batch_size = 8"),
     ],
     ids=["none", "faulty", "too long", "another dialect"],
 )
-async def test_without_a_file_to_compare_with_no_line_is_marked(file: ConfigText) -> None:
-    models = Models(file)
+async def test_without_a_file_to_compare_with_no_line_is_marked(written: page_pb2.LoadReportResponse) -> None:
+    models = Models(written)
     assert await models.lines() == [("", 'name: "m"'), ("", "max_batch_size: 4")]
     assert (await models.details()).config_file == ""
 
 
 async def test_latencies_by_bucket_without_the_empty_ends() -> None:
-    models = Models(ConfigText())
+    models = Models(report())
     assert len((await models.details()).latencies) == 0
     now = time.monotonic_ns()
     for milliseconds in (0.3, 1.5, 1.5, 7, 7000):
