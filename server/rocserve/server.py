@@ -40,7 +40,6 @@ from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.observability.failures import log_loop_error
 from rocserve.observability.logs import ServerLog
-from rocserve.observability.server_history import ServerHistory
 from rocserve.observability.tracing.tracing import Tracing, create_tracing
 from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
@@ -64,7 +63,7 @@ from rocserve.services.methods import Method, without_paths
 from rocserve.services.page_acts import PageActService
 from rocserve.services.queries import QueryService
 from rocserve.services.readiness import Readiness
-from rocserve.services.server_state import ServerStateService
+from rocserve.services.server_state import ServerHistory, ServerStateService
 from rocserve.services.version_details import VersionDetailsService
 from rocserve.settings import ServerSettings
 from rocserve.settings.repository import ReadinessRule, WhatKind

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from rocserve.core.custom_metrics import MetricFamily, Sample
 from rocserve.core.serving import ServingTableHolder
-from rocserve.observability.server_history import ServerHistory
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
-from rocserve.services.server_state import ServerStateService
+from rocserve.services.server_state import ServerHistory, ServerStateService
 
 
 def family(name: str, *values: float, **of_gpus: float) -> MetricFamily:

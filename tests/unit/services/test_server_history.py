@@ -9,7 +9,8 @@ import pytest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.observability.server_history import ServerHistory, ServerPoint
+from rocserve.protocol.page_pb2 import ServerPoint
+from rocserve.services.server_state import ServerHistory
 
 
 class Version:
