@@ -14,8 +14,9 @@ Report = Callable[[str], None]
 
 
 class Job(Protocol):
-    """A frozen dataclass whose `perform(report)` does the work in the child process and returns a dataclass. A MIGraphX
-    job's `perform` also gets the binding. Both dataclasses travel as JSON (core/plain.py)."""
+    """A frozen dataclass whose `perform(report)` does the work in the child process and returns a dataclass, or None if
+    its result is files. A MIGraphX job's `perform` also gets the binding. Job and result travel as JSON
+    (core/plain.py)."""
 
     @property
     def title(self) -> str:

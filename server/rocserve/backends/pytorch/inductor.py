@@ -18,7 +18,7 @@ from rocserve.backends.pytorch import eager
 from rocserve.backends.pytorch.comparison import COMPARISON_FILE, EagerReference, compared
 from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.exported_file import devices_of, read_exported
-from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
+from rocserve.backends.pytorch.job_files import machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_check import ModelCheck
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
@@ -170,7 +170,7 @@ class InductorJob:
     def title(self) -> str:
         return f"compiling model '{self.model_name}' with Inductor"
 
-    def perform(self, report: Report) -> Written:
+    def perform(self, report: Report) -> None:
         """Compile the program. Raises ServeError if the program cannot be compiled."""
         # For Inductor's sources and objects.
         work = Path(self.folder) / "work"
@@ -214,7 +214,6 @@ class InductorJob:
             candidate = CASE_ROWS, lambda: _open_compiled(self.model_name, folder, device)
             found = compared(reference, (candidate,), device, self.precision, report, checks_rows=True)
             (folder / COMPARISON_FILE).write_bytes(to_json(found))
-        return Written()
 
 
 def _flat_export(program: Program, precision: str, device: torch.device) -> Any:
@@ -269,11 +268,10 @@ class TrialsJob:
     def title(self) -> str:
         return "trying the C++ compiler with this processor's instruction sets"
 
-    def perform(self, report: Report) -> Written:
+    def perform(self, report: Report) -> None:
         os.environ[_INDUCTOR_FOLDER] = self.folder
         report("compiling")
         from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
         valid_vec_isa_list()
         shutil.rmtree(Path(self.folder) / "locks", ignore_errors=True)
-        return Written()

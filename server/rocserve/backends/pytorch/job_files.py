@@ -7,8 +7,8 @@ import logging
 import platform
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from rocserve.backends.base import ModelSource
@@ -20,11 +20,6 @@ from rocserve.jobs.messages import Job
 from rocserve.jobs.runner import JobEngine, JobRunner
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The result of a job whose output is the files in its folder."""
 
 
 def machine_parts(device: Any) -> tuple[str, ...]:
@@ -42,14 +37,14 @@ def written_folder(
 ) -> Path:
     """Return the folder with a job's files; the job runs if the cache has none. `kind` begins the folder's name.
     `parts`: everything that the files depend on, in addition to the model's file. `job` makes the job, which writes
-    into a folder and returns Written. `of_model`: False = the files do not depend on the model's file, and the job
+    into a folder and returns nothing. `of_model`: False = the files do not depend on the model's file, and the job
     takes seconds and needs no compile slot: it runs within a compile that has one. Raises ServeError if the job fails
     or takes longer than the parameter `compile_timeout_secs`, or if the cache cannot be used."""
 
     def make(folder: Path) -> None:
         seconds = read_compile_timeout(model.config)
         with machine_semaphore().acquired(False, lambda: None) if of_model else nullcontext():
-            JobRunner(JobEngine("PyTorch"), model.report, _LOG).run(job(folder), Written, timeout_seconds=seconds)
+            JobRunner(JobEngine("PyTorch"), model.report, _LOG).run(job(folder), NoneType, timeout_seconds=seconds)
 
     parts = (file_digest(model.model_file), *parts) if of_model else parts
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -19,7 +19,7 @@ from rocserve.backends.migraphx.compiling.context import open_compile_context
 from rocserve.backends.migraphx.model import load_compiled
 from rocserve.backends.migraphx.model_check import ReferenceEngine
 from rocserve.backends.onnx.reference_job import OnnxReferenceResult
-from rocserve.backends.pytorch.job_files import Written, written_folder
+from rocserve.backends.pytorch.job_files import written_folder
 from rocserve.backends.pytorch.model_file import require_exported
 from rocserve.core.errors import unavailable
 from rocserve.jobs.messages import Report
@@ -103,7 +103,7 @@ class OnnxJob:
     def title(self) -> str:
         return f"exporting model '{self.model_name}' to ONNX"
 
-    def perform(self, report: Report) -> Written:
+    def perform(self, report: Report) -> None:
         """Write the ONNX file. Raises ServeError if the program cannot be written as ONNX."""
         missing = [name for name in ("onnx", "onnxscript") if not is_installed(name)]
         if missing:
@@ -127,4 +127,3 @@ class OnnxJob:
             write_onnx(exported, Path(self.folder) / _FILE, *names)
         except Exception as error:
             raise unavailable(f"PyTorch cannot export it to ONNX: {error}") from error
-        return Written()

@@ -37,7 +37,7 @@ from rocserve.backends.pytorch.comparison import (
 from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.eager import set_up
 from rocserve.backends.pytorch.exported_file import read_exported
-from rocserve.backends.pytorch.job_files import Written, machine_parts
+from rocserve.backends.pytorch.job_files import machine_parts
 from rocserve.backends.pytorch.model import TorchModel, fixed_batch_sizes
 from rocserve.backends.pytorch.model_check import ModelCheck
 from rocserve.backends.pytorch.model_file import engine_in_errors, require_exported
@@ -276,7 +276,7 @@ class LoweringJob:
     def title(self) -> str:
         return f"lowering model '{self.model_name}' with torch_migraphx"
 
-    def perform(self, report: Report) -> Written:
+    def perform(self, report: Report) -> None:
         """Lower the program, and compare it with PyTorch. Raises ServeError if it cannot be lowered."""
         report("importing torch_migraphx")
         import_lowering()
@@ -296,7 +296,6 @@ class LoweringJob:
         if self.check_seconds:
             found = self._compared(program, device, report)
             (Path(self.folder) / COMPARISON_FILE).write_bytes(to_json(found))
-        return Written()
 
     def _compared(self, program: Program, device: torch.device, report: Report) -> Comparison:
         """Compare the program of each size with PyTorch, on inputs of exactly its shapes."""
