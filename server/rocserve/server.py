@@ -20,10 +20,9 @@ from rocserve.amd_inference_server.service import AmdInferenceServerService
 from rocserve.backends.host import Host
 from rocserve.backends.parameters import usable_cpus
 from rocserve.backends.registry import discover_backends, with_backend_config
-from rocserve.core.custom_metrics import CustomMetrics
+from rocserve.core.custom_metrics import CustomMetrics, EventLabels
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.latencies import read_latency_options
-from rocserve.core.load_check import CheckFailure
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory, default_limit
 from rocserve.core.serving import ServingTableHolder
@@ -45,7 +44,6 @@ from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.loop import PlaneLoop, default_idle_polls, default_spin
 from rocserve.presets import PREPROCESS, ensemble_name
-from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository, summary
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -121,8 +119,8 @@ class Server:
         self._dispatcher = Dispatcher(self._tables, self._plane.work_off)
         self._client_regions = ClientRegions(FaultGuard(), settings.allow_client_shm)
         self._paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
-        self._fallbacks = Counter[Fallback]()
-        self._failed_checks = Counter[CheckFailure]()
+        self._fallbacks = Counter[EventLabels]()
+        self._failed_checks = Counter[EventLabels]()
         self._custom_metrics = CustomMetrics()
         self._memory = RequestMemory(settings.max_request_memory or default_limit(Host().memory_limit()))
         mail.trimmer.trim_process(FreedMemory(), lambda: self._memory.used_bytes)

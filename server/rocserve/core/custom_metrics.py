@@ -38,6 +38,14 @@ class Sample(NamedTuple):
     value: float | HistogramReading | SummaryReading
 
 
+EventLabels = tuple[tuple[str, str], ...]
+"""The names and texts of an event's labels: the key of its count."""
+
+
+def event_labels(**labels: object) -> EventLabels:
+    return tuple((name, str(value)) for name, value in labels.items())
+
+
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
     """A metric for monitoring, of a model or of the server itself."""

@@ -26,15 +26,6 @@ class LoadCheckMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckFailure:
-    """A failed check, as the metrics count it."""
-
-    model: str
-    version: int
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
 class LoadCheckReport:
     """The load check's findings about a version."""
 

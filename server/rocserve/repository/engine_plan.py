@@ -228,11 +228,3 @@ def _plan(definition: ModelDefinition, choice: EngineChoice, machine: Machine, m
     workers, places = plan_workers(definition.config, choice, machine, model_bytes)
     loader = machine.loader(choice.engine)
     return EnginePlan(choice.engine, choice.reason, workers, loader, choice.fallback, model_bytes, places)
-
-
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    model: str
-    version: int
-    engine: str
-    replaced_by: str

@@ -14,7 +14,7 @@ from rocserve.backends.base import Machine
 from rocserve.backends.parameters import LOAD_CHECK, load_check_mode
 from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.model_folder import read_initial_states
-from rocserve.core.custom_metrics import CustomMetrics
+from rocserve.core.custom_metrics import CustomMetrics, EventLabels, event_labels
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError
 from rocserve.core.latencies import LatencyOptions
@@ -22,7 +22,6 @@ from rocserve.core.load_check import (
     KINDS,
     RECORDED_FILE,
     ROWS,
-    CheckFailure,
     LoadCheckFailed,
     LoadCheckMode,
     LoadCheckReport,
@@ -33,7 +32,7 @@ from rocserve.core.requests import Signature
 from rocserve.core.statistics import ModelStatistics
 from rocserve.observability.log_fields import about
 from rocserve.repository.connected_workers import ConnectedWorkers
-from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, load_on_engine
+from rocserve.repository.engine_plan import EngineFailed, EnginePlan, load_on_engine
 from rocserve.repository.ensemble_trials import EnsembleTrials
 from rocserve.repository.load_order import LoadedVersion, LoadOrder
 from rocserve.repository.loaded_versions import ItemEnsemble, ItemModelVersion, LoadedEnsemble, LoadedModelVersion
@@ -59,8 +58,8 @@ class WorkerVersionLoader:
     dispatcher: Dispatcher
     machine: Machine
     log: logging.Logger
-    fallbacks: Counter[Fallback] = field(default_factory=Counter)
-    failed_checks: Counter[CheckFailure] = field(default_factory=Counter)
+    fallbacks: Counter[EventLabels] = field(default_factory=Counter)
+    failed_checks: Counter[EventLabels] = field(default_factory=Counter)
     """Both are counted since the server's start."""
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
     """Receives the metrics that models define."""
@@ -164,7 +163,10 @@ class WorkerVersionLoader:
         scheduler = new_scheduler(parts)
         workers.connect(scheduler)
         if plan.replaces:
-            self.fallbacks[Fallback(definition.name, version, plan.replaces, plan.engine.name)] += 1
+            labels = event_labels(
+                model=definition.name, version=version, engine=plan.replaces, replaced_by=plan.engine.name
+            )
+            self.fallbacks[labels] += 1
         kind = ItemModelVersion if definition.is_amd else LoadedModelVersion
         return kind(
             complete.config,
@@ -184,7 +186,7 @@ class WorkerVersionLoader:
         return EngineFailed(error)
 
     def _count_failed_check(self, order: LoadOrder, kind: str) -> None:
-        self.failed_checks[CheckFailure(order.definition.name, order.version, kind)] += 1
+        self.failed_checks[event_labels(model=order.definition.name, version=order.version, kind=kind)] += 1
 
     async def _recorded_answers(self, order: LoadOrder) -> Path | None:
         """Return the file of recorded answers; None = there is no such file, or nothing is checked. Raises ServeError

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.core.custom_metrics import MetricFamily, Sample
+from rocserve.core.custom_metrics import EventLabels, MetricFamily, Sample, event_labels
 from rocserve.core.errors import unavailable
 from rocserve.core.latencies import LatencyOptions
-from rocserve.core.load_check import NOT_CHECKED, CheckFailure, LoadCheckReport
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import Execution, ModelStatistics, Statistics
@@ -23,7 +23,6 @@ from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.metrics.collection import load_check_families, server_families
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
 from rocserve.frontends.metrics.exposition import exposition
-from rocserve.repository.engine_plan import Fallback
 from rocserve.scheduling.scheduler import cancelled
 
 LOG = logging.getLogger("test")
@@ -70,7 +69,7 @@ class ToldVersion:
 
 
 def samples_of(
-    *versions: ToldVersion, fallbacks: Mapping[Fallback, int] | None = None, options: LatencyOptions | None = None
+    *versions: ToldVersion, fallbacks: Mapping[EventLabels, int] | None = None, options: LatencyOptions | None = None
 ) -> dict[str, str]:
     """Metric with its labels -> value."""
     holder = ServingTableHolder()
@@ -190,7 +189,7 @@ def test_summaries_and_histograms_instead_of_counters() -> None:
 
 
 def test_engines_and_those_that_took_their_place() -> None:
-    fallbacks = {Fallback("m", 1, "migraphx", "onnxruntime"): 2}
+    fallbacks = {event_labels(model="m", version=1, engine="migraphx", replaced_by="onnxruntime"): 2}
     samples = samples_of(
         ToldVersion("m", 1, properties={"engine": "onnxruntime", "engine_replaces": "migraphx", "devices": "cpu"}),
         ToldVersion("n", 1, properties={"engine": "rocal"}),
@@ -216,7 +215,7 @@ def test_the_metrics_count_failed_load_checks() -> None:
         'rocserve_load_check_seconds{model="m",version="1"}': "0.4",
         'rocserve_load_check_seconds{model="m",version="2"}': "0.0",
     }
-    (family,) = load_check_families({CheckFailure("m", 1, "recorded answers"): 2})
+    (family,) = load_check_families({event_labels(model="m", version=1, kind="recorded answers"): 2})
     assert family.name == "rocserve_load_check_failures_total"
     assert family.samples == [Sample({"model": "m", "version": "1", "kind": "recorded answers"}, 2)]
 

@@ -17,12 +17,12 @@ from support.workers import mail_of
 from rocserve.backends.base import BackendSpec, EngineChoice, EngineSpec, Machine
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import FolderReading
+from rocserve.core.custom_metrics import event_labels
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.load_check import CheckFailure, LoadCheckFailed
+from rocserve.core.load_check import LoadCheckFailed
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
@@ -115,7 +115,7 @@ async def test_the_next_engine_takes_over_and_it_is_said(
         "engine_replaces": "compiler",
         "devices": "cpu",
     }
-    assert loads.fallbacks == {Fallback("m", 1, "compiler", "plain"): 1}
+    assert loads.fallbacks == {event_labels(model="m", version=1, engine="compiler", replaced_by="plain"): 1}
     (warning,) = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
     assert warning.message == f"model 'm' version 1: {reason}; engine plain replaces it"
 
@@ -211,7 +211,7 @@ async def test_an_engine_that_fails_its_check_is_replaced(loads: Loads) -> None:
     loaded = await loads.load("fails_its_check")
     reason = "engine compiler fails its load check: output 'OUT' differs by 1.8 from the reference"
     assert loaded.status_reason == f"served by plain instead: {reason}"
-    assert loads.failed_checks == {CheckFailure("m", 1, "reference"): 1}
+    assert loads.failed_checks == {event_labels(model="m", version=1, kind="reference"): 1}
 
 
 async def test_a_named_engine_that_fails_its_check_is_refused(loads: Loads) -> None:
@@ -231,7 +231,7 @@ async def test_dependent_rows_that_are_joined_as_written(loads: Loads, caplog: p
     assert loaded.status_reason == f"requests are joined although {COUPLES}"
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [f"model 'm' version 1: requests are joined although {COUPLES}"]
-    assert loads.failed_checks == {CheckFailure("m", 1, "rows"): 1}
+    assert loads.failed_checks == {event_labels(model="m", version=1, kind="rows"): 1}
 
 
 async def test_a_strict_check_refuses_to_join_dependent_rows(loads: Loads) -> None:
@@ -241,7 +241,7 @@ async def test_a_strict_check_refuses_to_join_dependent_rows(loads: Loads) -> No
         f'max_batch_size is 4, but {COUPLES}; write max_batch_size: 0, or set parameter "load_check" to "on" to serve'
         " it with a warning"
     )
-    assert loads.failed_checks == {CheckFailure("m", 1, "rows"): 1} and not loads.fallbacks
+    assert loads.failed_checks == {event_labels(model="m", version=1, kind="rows"): 1} and not loads.fallbacks
 
 
 async def test_a_mode_that_does_not_exist(loads: Loads) -> None:

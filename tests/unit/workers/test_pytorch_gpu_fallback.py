@@ -19,10 +19,10 @@ from rocserve.backends.base import Machine
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import FolderReading
+from rocserve.core.custom_metrics import EventLabels, event_labels
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
@@ -56,13 +56,13 @@ AMD_GPU = WithGpu(gpus=(0,))
 
 
 @pytest.fixture
-def fallbacks() -> Counter[Fallback]:
+def fallbacks() -> Counter[EventLabels]:
     return Counter()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def load(
-    plane: PlaneLoop, launcher: WorkerLauncher, torch_files: TorchFiles, tmp_path: Path, fallbacks: Counter[Fallback]
+    plane: PlaneLoop, launcher: WorkerLauncher, torch_files: TorchFiles, tmp_path: Path, fallbacks: Counter[EventLabels]
 ) -> AsyncIterator[Load]:
     dispatcher, mail = dispatcher_of(ServingTableHolder()), mail_of(plane)
     folder = tmp_path / "m"
@@ -88,7 +88,7 @@ async def load(
 
 
 async def test_a_model_that_does_not_insist_goes_on_on_the_cpu(
-    load: Load, fallbacks: Counter[Fallback], caplog: pytest.LogCaptureFixture
+    load: Load, fallbacks: Counter[EventLabels], caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = await load("")
     assert loaded.available
@@ -99,12 +99,12 @@ async def test_a_model_that_does_not_insist_goes_on_on_the_cpu(
     assert reason.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
     assert "finds no GPU that it can use" in reason
     assert loaded.status_reason.startswith(f"served by eager instead: {reason[:100]}")
-    assert fallbacks == {Fallback("m", 1, "eager", "eager"): 1}
+    assert fallbacks == {event_labels(model="m", version=1, engine="eager", replaced_by="eager"): 1}
     (warning,) = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
     assert warning.message == f"model 'm' version 1: {reason}; engine eager on the CPU replaces it"
 
 
-async def test_a_model_that_asks_for_the_gpu_is_not_moved(load: Load, fallbacks: Counter[Fallback]) -> None:
+async def test_a_model_that_asks_for_the_gpu_is_not_moved(load: Load, fallbacks: Counter[EventLabels]) -> None:
     with pytest.raises(ServeError, match=r"PyTorch .* finds no GPU that it can use; install PyTorch's ") as caught:
         await load(ON_GPU)
     assert caught.value.code is StatusCode.UNAVAILABLE and "replaces it" not in caught.value.text
@@ -119,7 +119,7 @@ async def test_what_is_wrong_with_the_file_is_wrong_on_the_cpu_too(load: Load) -
     assert caught.value.text.startswith("model.pt2 holds a pickle of weights or of a module, not a program")
 
 
-async def test_each_that_fails_is_named_in_the_end(load: Load, fallbacks: Counter[Fallback]) -> None:
+async def test_each_that_fails_is_named_in_the_end(load: Load, fallbacks: Counter[EventLabels]) -> None:
     if importlib.util.find_spec("torch_migraphx") is not None:
         pytest.skip("torch_migraphx is installed")
     loaded = await load("", machine=WithLowering(gpus=(0,)))
@@ -128,4 +128,4 @@ async def test_each_that_fails_is_named_in_the_end(load: Load, fallbacks: Counte
     on_gpu, _, before = properties["engine_reason"].partition("; earlier, ")
     assert on_gpu.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
     assert before.startswith("engine migraphx cannot load it: model 'm': engine migraphx needs torch_migraphx, which ")
-    assert fallbacks == {Fallback("m", 1, "migraphx", "eager"): 1}
+    assert fallbacks == {event_labels(model="m", version=1, engine="migraphx", replaced_by="eager"): 1}

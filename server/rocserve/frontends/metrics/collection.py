@@ -9,21 +9,19 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rocserve.core import latencies
-from rocserve.core.custom_metrics import MetricFamily, Sample
+from rocserve.core.custom_metrics import EventLabels, MetricFamily, Sample
 from rocserve.core.latencies import LatencyOptions
-from rocserve.core.load_check import CheckFailure
 from rocserve.core.padding import SIZES_PROPERTY
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder
 from rocserve.core.statistics import Statistics
-from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.model_repository import outcomes
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.settings import MetricsSettings
@@ -173,7 +171,7 @@ def _by(label: str, values: Mapping[str, float], others: Mapping[str, str] = Map
 
 def server_families(
     tables: ServingTableHolder,
-    fallbacks: Mapping[Fallback, int],
+    fallbacks: Mapping[EventLabels, int],
     options: LatencyOptions,
     other_sources: Sequence[Source] = (),
 ) -> Iterable[MetricFamily]:
@@ -202,7 +200,7 @@ def server_families(
         "rocserve_engine_fallback_total",
         "counter",
         "Loads in which another engine replaced one that could not load the model",
-        _counted(tuple(fallbacks.items())),
+        _counted(fallbacks),
     )
     yield MetricFamily(
         "rocserve_load_check_seconds",
@@ -218,18 +216,18 @@ def server_families(
         yield from source()
 
 
-def load_check_families(failed: Mapping[CheckFailure, int]) -> Iterable[MetricFamily]:
+def load_check_families(failed: Mapping[EventLabels, int]) -> Iterable[MetricFamily]:
     yield MetricFamily(
         "rocserve_load_check_failures_total",
         "counter",
         "Failed load checks of the version",
-        _counted(tuple(failed.items())),
+        _counted(failed),
     )
 
 
-def _counted(counts: Iterable[tuple[Fallback | CheckFailure, int]]) -> list[Sample]:
-    """Return a sample for each kind of event, whose fields become labels."""
-    return [Sample({name: str(value) for name, value in asdict(kind).items()}, count) for kind, count in counts]
+def _counted(counts: Mapping[EventLabels, int]) -> list[Sample]:
+    # A copy, made in one step, because loads change the counts meanwhile.
+    return [Sample(dict(labels), count) for labels, count in tuple(counts.items())]
 
 
 def machine_metrics(settings: MetricsSettings, log: logging.Logger) -> MachineMetrics:
