@@ -44,6 +44,8 @@ from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.loop import PlaneLoop, default_idle_polls, default_spin
 from rocserve.presets import PREPROCESS, ensemble_name
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol import page_pb2
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository, summary
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -55,14 +57,14 @@ from rocserve.service_manager import ServiceManager
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory
 from rocserve.services.client_memory.regions import ClientRegions
-from rocserve.services.control import LogControlService, RepositoryControlService, TraceControlService
+from rocserve.services.control import log_settings, repository_methods, trace_setting
 from rocserve.services.inference import InferenceService, RequestObserver
 from rocserve.services.methods import Method, without_paths
 from rocserve.services.page_acts import PageActService
 from rocserve.services.queries import QueryService
 from rocserve.services.readiness import Readiness
-from rocserve.services.server_state import ServerHistory, ServerStateService
-from rocserve.services.version_details import VersionDetailsService
+from rocserve.services.server_state import ServerHistory, server_state
+from rocserve.services.version_details import version_details
 from rocserve.settings import ServerSettings
 from rocserve.settings.repository import ReadinessRule, WhatKind
 from rocserve.signals import Signals
@@ -250,10 +252,15 @@ class Server:
     def _methods(self, readiness: Readiness, machine: MachineMetrics) -> Mapping[str, Method]:
         """Return all methods except ModelInfer and ModelStreamInfer, which each front end implements."""
         name, shm = self._settings.server_id, self._settings.allow_client_shm
+        state = partial(server_state, self._history, machine.families, time.time_ns() // 1_000_000)
+        details = partial(version_details, self._tables, self._repository)
+        trace = partial(trace_setting, self._tracing, self._tables)
         return {
+            "ServerState": Method(page_pb2.ServerStateRequest, state, is_slow=True),
+            "VersionDetails": Method(page_pb2.VersionDetailsRequest, details, is_slow=True),
+            "TraceSetting": Method(pb.TraceSettingRequest, trace),
+            "LogSettings": Method(pb.LogSettingsRequest, partial(log_settings, self._server_log)),
             **QueryService(self._tables, self._repository, name, readiness, self._paths, shm).methods(),
-            **ServerStateService(self._history, machine.families).methods(),
-            **VersionDetailsService(self._tables, self._repository).methods(),
             **PageActService(
                 self._repository,
                 self._server_log,
@@ -261,9 +268,7 @@ class Server:
                 self._settings.repository.control_mode,
                 self._log.getChild("page"),
             ).methods(),
-            **RepositoryControlService(self._repository).methods(),
-            **TraceControlService(self._tracing, self._tables).methods(),
-            **LogControlService(self._server_log).methods(),
+            **repository_methods(self._repository),
             **self._client_regions.methods(),
             **AmdInferenceServerService(self._tables, self._repository, ThisMachine(self._settings.engines)).methods(),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
 from rocserve.core.serving import ServingTableHolder
@@ -17,48 +17,48 @@ from rocserve.repository.model_repository import ModelRepository
 from rocserve.services.methods import Method
 
 
-@dataclass(eq=False)
-class RepositoryControlService:
-    """Loads and unloads models, on the event loop because loads take long. Raises ServeError with Triton's texts."""
+def repository_methods(repository: ModelRepository) -> Mapping[str, Method]:
+    """Return the methods that load and unload models, on the event loop because loads take long. They raise ServeError
+    with Triton's texts."""
+    return {
+        "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, partial(_load, repository), is_slow=True),
+        "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, partial(_unload, repository), is_slow=True),
+    }
 
-    _repository: ModelRepository
 
-    def methods(self) -> Mapping[str, Method]:
-        return {
-            "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, self.load, is_slow=True),
-            "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, self.unload, is_slow=True),
-        }
+async def _load(repository: ModelRepository, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+    refuse_repository_name(request.repository_name)
+    parameters: dict[str, bool | int | str | bytes] = {}
+    for name, parameter in request.parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise wrong_type(name, "string_param")
+        parameters[name] = getattr(parameter, choice)
+    await repository.load(request.model_name, parameters)
+    return pb.RepositoryModelLoadResponse()
 
-    async def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        refuse_repository_name(request.repository_name)
-        parameters: dict[str, bool | int | str | bytes] = {}
-        for name, parameter in request.parameters.items():
-            choice = parameter.WhichOneof("parameter_choice")
-            if choice is None:
-                raise wrong_type(name, "string_param")
-            parameters[name] = getattr(parameter, choice)
-        await self._repository.load(request.model_name, parameters)
-        return pb.RepositoryModelLoadResponse()
 
-    async def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
-        refuse_repository_name(request.repository_name)
-        for name in request.parameters:
-            if name not in (UNLOAD_DEPENDENTS, VERSION):
-                raise invalid_argument(f"unrecognized unload parameter '{name}'.")
-        with_dependents = False
-        if UNLOAD_DEPENDENTS in request.parameters:
-            parameter = request.parameters[UNLOAD_DEPENDENTS]
-            if parameter.WhichOneof("parameter_choice") != "bool_param":
-                raise invalid_argument(f"invalid value type for '{UNLOAD_DEPENDENTS}' parameter, expected bool_param.")
-            with_dependents = parameter.bool_param
-        version = None
-        if VERSION in request.parameters:
-            parameter = request.parameters[VERSION]
-            version = parse_version(getattr(parameter, parameter.WhichOneof("parameter_choice") or "", b""))
-            if with_dependents:
-                raise invalid_argument(f"'{UNLOAD_DEPENDENTS}' applies to a whole model; remove it or 'version'")
-        await self._repository.unload(request.model_name, with_dependents, version)
-        return pb.RepositoryModelUnloadResponse()
+async def _unload(
+    repository: ModelRepository, request: pb.RepositoryModelUnloadRequest
+) -> pb.RepositoryModelUnloadResponse:
+    refuse_repository_name(request.repository_name)
+    for name in request.parameters:
+        if name not in (UNLOAD_DEPENDENTS, VERSION):
+            raise invalid_argument(f"unrecognized unload parameter '{name}'.")
+    with_dependents = False
+    if UNLOAD_DEPENDENTS in request.parameters:
+        parameter = request.parameters[UNLOAD_DEPENDENTS]
+        if parameter.WhichOneof("parameter_choice") != "bool_param":
+            raise invalid_argument(f"invalid value type for '{UNLOAD_DEPENDENTS}' parameter, expected bool_param.")
+        with_dependents = parameter.bool_param
+    version = None
+    if VERSION in request.parameters:
+        parameter = request.parameters[VERSION]
+        version = parse_version(getattr(parameter, parameter.WhichOneof("parameter_choice") or "", b""))
+        if with_dependents:
+            raise invalid_argument(f"'{UNLOAD_DEPENDENTS}' applies to a whole model; remove it or 'version'")
+    await repository.unload(request.model_name, with_dependents, version)
+    return pb.RepositoryModelUnloadResponse()
 
 
 def refuse_repository_name(name: str) -> None:
@@ -77,41 +77,33 @@ _TRACE_NUMBERS = {
 """Setting -> (field of TraceValues, least value, largest value)."""
 
 
-@dataclass(eq=False)
-class TraceControlService:
-    """Changes and reports the trace settings, on the data plane's thread."""
-
-    _tracing: Tracing
-    _tables: ServingTableHolder
-
-    def methods(self) -> Mapping[str, Method]:
-        return {"TraceSetting": Method(pb.TraceSettingRequest, self.trace_setting)}
-
-    def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Change the named settings, then report all. A setting without a value is reset: for one model to the setting
-        of all models, for all models to the value at the server's start. Raises ServeError: INVALID_ARGUMENT for a
-        model that is not ready or an invalid value; UNIMPLEMENTED for the trace file."""
-        name = request.model_name
-        if name:
-            try:
-                self._tables.table.find(name, "")
-            except ServeError:
-                raise invalid_argument(f"Request for unknown model : {name}") from None
-        if request.settings:
-            self._tracing.change(name, _change({key: list(value.value) for key, value in request.settings.items()}))
-        options, values = self._tracing.options, self._tracing.values_of(name)
-        answer = pb.TraceSettingResponse()
-        levels = [part.name or "" for part in TraceLevel if values.level & part]
-        answer.settings["trace_level"].value.extend(levels or ["OFF"])
-        answer.settings["trace_rate"].value.append(str(values.rate))
-        answer.settings["trace_count"].value.append(str(values.count))
-        if options.mode == "triton":
-            answer.settings["log_frequency"].value.append(str(values.log_frequency))
-            answer.settings["trace_file"].value.append(options.file)
-        answer.settings["trace_mode"].value.append(options.mode)
-        for key, value in options.shown:
-            answer.settings[key].value.append(value)
-        return answer
+def trace_setting(
+    tracing: Tracing, tables: ServingTableHolder, request: pb.TraceSettingRequest
+) -> pb.TraceSettingResponse:
+    """Change the named settings, then report all, on the data plane's thread. A setting without a value is reset: for
+    one model to the setting of all models, for all models to the value at the server's start. Raises ServeError:
+    INVALID_ARGUMENT for a model that is not ready or an invalid value; UNIMPLEMENTED for the trace file."""
+    name = request.model_name
+    if name:
+        try:
+            tables.table.find(name, "")
+        except ServeError:
+            raise invalid_argument(f"Request for unknown model : {name}") from None
+    if request.settings:
+        tracing.change(name, _change({key: list(value.value) for key, value in request.settings.items()}))
+    options, values = tracing.options, tracing.values_of(name)
+    answer = pb.TraceSettingResponse()
+    levels = [part.name or "" for part in TraceLevel if values.level & part]
+    answer.settings["trace_level"].value.extend(levels or ["OFF"])
+    answer.settings["trace_rate"].value.append(str(values.rate))
+    answer.settings["trace_count"].value.append(str(values.count))
+    if options.mode == "triton":
+        answer.settings["log_frequency"].value.append(str(values.log_frequency))
+        answer.settings["trace_file"].value.append(options.file)
+    answer.settings["trace_mode"].value.append(options.mode)
+    for key, value in options.shown:
+        answer.settings[key].value.append(value)
+    return answer
 
 
 def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
@@ -162,49 +154,40 @@ _LOG_SETTINGS = {
 _FORMATS = ("default", "ISO8601")
 
 
-@dataclass(eq=False)
-class LogControlService:
-    """Changes and reports the log settings, on any thread."""
+def log_settings(log: ServerLog, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+    """Change the named settings, then report all, on any thread. As in Triton, settings before an invalid one stay
+    changed, in the order of `_LOG_SETTINGS`. Raises ServeError: UNIMPLEMENTED for the log file, INVALID_ARGUMENT for a
+    value of the wrong type."""
+    if "log_file" in request.settings:
+        raise unimplemented("log file location can not be updated through network protocol")
+    for name, (field, kind, expected) in _LOG_SETTINGS.items():
+        if name not in request.settings:
+            continue
+        setting = request.settings[name]
+        if setting.WhichOneof("parameter_choice") != kind:
+            raise invalid_argument(f"expect {expected} for '{name}'")
+        value = getattr(setting, kind)
+        # To Triton a larger level is a negative int32, which means level 0.
+        if field == "verbose" and value > (1 << 31) - 1:
+            value = 0
+        if field == "format":
+            _check_format(log.settings.format, value)
+        log.change(**{field: value})
+    answer = pb.LogSettingsResponse()
+    answer.settings["log_file"].string_param = str(log.settings.file or "")
+    for name, (field, kind, _) in _LOG_SETTINGS.items():
+        setattr(answer.settings[name], kind, getattr(log.settings, field))
+    return answer
 
-    _log: ServerLog
 
-    def methods(self) -> Mapping[str, Method]:
-        return {"LogSettings": Method(pb.LogSettingsRequest, self.log_settings)}
-
-    def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """Change the named settings, then report all. As in Triton, settings before an invalid one stay changed, in the
-        order of `_LOG_SETTINGS`. Raises ServeError: UNIMPLEMENTED for the log file, INVALID_ARGUMENT for a value of the
-        wrong type."""
-        if "log_file" in request.settings:
-            raise unimplemented("log file location can not be updated through network protocol")
-        for name, (field, kind, expected) in _LOG_SETTINGS.items():
-            if name not in request.settings:
-                continue
-            setting = request.settings[name]
-            if setting.WhichOneof("parameter_choice") != kind:
-                raise invalid_argument(f"expect {expected} for '{name}'")
-            value = getattr(setting, kind)
-            # To Triton a larger level is a negative int32, which means level 0.
-            if field == "verbose" and value > (1 << 31) - 1:
-                value = 0
-            if field == "format":
-                self._check_format(value)
-            self._log.change(**{field: value})
-        answer = pb.LogSettingsResponse()
-        answer.settings["log_file"].string_param = str(self._log.settings.file or "")
-        for name, (field, kind, _) in _LOG_SETTINGS.items():
-            setattr(answer.settings[name], kind, getattr(self._log.settings, field))
-        return answer
-
-    def _check_format(self, value: str) -> None:
-        """Raises ServeError (INVALID_ARGUMENT). A log is JSON from its beginning to its end: its reader reads all of
-        it."""
-        current = self._log.settings.format
-        if value == current:
-            return
-        if value not in _FORMATS:
-            raise invalid_argument(f"invalid argument for log_format, got: {value}")
-        if current not in _FORMATS:
-            raise invalid_argument(
-                f"log_format is '{current}' until the server ends, got: {value}; start it with --log-format={value}"
-            )
+def _check_format(current: str, value: str) -> None:
+    """Raises ServeError (INVALID_ARGUMENT). A log is JSON from its beginning to its end: its reader reads all of
+    it."""
+    if value == current:
+        return
+    if value not in _FORMATS:
+        raise invalid_argument(f"invalid argument for log_format, got: {value}")
+    if current not in _FORMATS:
+        raise invalid_argument(
+            f"log_format is '{current}' until the server ends, got: {value}; start it with --log-format={value}"
+        )

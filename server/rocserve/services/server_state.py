@@ -8,7 +8,6 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 from rocserve.core.custom_metrics import MetricFamily
@@ -16,7 +15,6 @@ from rocserve.core.latencies import quantiles_of
 from rocserve.core.serving import ServedVersion, ServingTableHolder
 from rocserve.core.statistics import Outcomes
 from rocserve.protocol import page_pb2
-from rocserve.services.methods import Method
 
 PERIOD_SECONDS = 5.0
 """Time between two points; the page draws one for each pixel or two."""
@@ -106,34 +104,30 @@ class ServerHistory:
         return (p50, p99) if buckets else (0.0, 0.0)
 
 
-@dataclass(eq=False)
-class ServerStateService:
-    _history: ServerHistory
-    _gauges: Callable[[], Iterable[MetricFamily]]
-    """Returns the metrics of the machine's processors, memory and GPUs."""
-    _started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
-
-    def methods(self) -> Mapping[str, Method]:
-        return {"ServerState": Method(page_pb2.ServerStateRequest, self.state, is_slow=True)}
-
-    async def state(self, request: page_pb2.ServerStateRequest) -> page_pb2.ServerStateResponse:
-        # GPUs may take their time.
-        families = await asyncio.to_thread(self._gauges)
-        gauges = {family.name: _values(family) for family in families}
-        response = page_pb2.ServerStateResponse(
-            now_ms=time.time_ns() // 1_000_000,
-            started_ms=self._started_ms,
-            cpu_use=gauges.get("nv_cpu_utilization", {}).get("", -1.0),
-            memory_used_bytes=int(gauges.get("nv_cpu_memory_used_bytes", {}).get("", 0)),
-            memory_total_bytes=int(gauges.get("nv_cpu_memory_total_bytes", {}).get("", 0)),
+async def server_state(
+    history: ServerHistory,
+    gauges: Callable[[], Iterable[MetricFamily]],
+    started_ms: int,
+    request: page_pb2.ServerStateRequest,
+) -> page_pb2.ServerStateResponse:
+    """`gauges` returns the metrics of the machine's processors, memory and GPUs."""
+    # GPUs may take their time.
+    families = await asyncio.to_thread(gauges)
+    values = {family.name: _values(family) for family in families}
+    response = page_pb2.ServerStateResponse(
+        now_ms=time.time_ns() // 1_000_000,
+        started_ms=started_ms,
+        cpu_use=values.get("nv_cpu_utilization", {}).get("", -1.0),
+        memory_used_bytes=int(values.get("nv_cpu_memory_used_bytes", {}).get("", 0)),
+        memory_total_bytes=int(values.get("nv_cpu_memory_total_bytes", {}).get("", 0)),
+    )
+    used, use = values.get("nv_gpu_memory_used_bytes", {}), values.get("nv_gpu_utilization", {})
+    for gpu, total in values.get("nv_gpu_memory_total_bytes", {}).items():
+        response.gpus.add(
+            use=use.get(gpu, -1.0), memory_used_bytes=int(used.get(gpu, 0)), memory_total_bytes=int(total)
         )
-        used, use = gauges.get("nv_gpu_memory_used_bytes", {}), gauges.get("nv_gpu_utilization", {})
-        for gpu, total in gauges.get("nv_gpu_memory_total_bytes", {}).items():
-            response.gpus.add(
-                use=use.get(gpu, -1.0), memory_used_bytes=int(used.get(gpu, 0)), memory_total_bytes=int(total)
-            )
-        response.points.extend(self._history.after(request.after_ms))
-        return response
+    response.points.extend(history.after(request.after_ms))
+    return response
 
 
 def _values(family: MetricFamily) -> Mapping[str, float]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rocserve.config.pbtxt import format_model_config, parse_model_config
 from rocserve.core.errors import ServeError
@@ -15,31 +14,24 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.protocol import page_pb2
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.model_repository import ModelRepository
-from rocserve.services.methods import Method
 
 _BOUNDS_US = tuple(step * 10**power for power in range(2, 7) for step in (1, 2, 5))
 """Microseconds, from 0.1 ms to 5 s."""
 
 
-@dataclass(eq=False)
-class VersionDetailsService:
-    _tables: ServingTableHolder
-    _repository: ModelRepository
-
-    def methods(self) -> Mapping[str, Method]:
-        return {"VersionDetails": Method(page_pb2.VersionDetailsRequest, self.details, is_slow=True)}
-
-    async def details(self, request: page_pb2.VersionDetailsRequest) -> page_pb2.VersionDetailsResponse:
-        version = self._tables.table.find(request.name, request.version)
-        report, _ = await self._repository.load_report(request.name, version.version)
-        # Long configurations take a while.
-        response = await asyncio.to_thread(_with_config, version.config_message, report)
-        counts = counts_between(version.statistics.latency_buckets(), _BOUNDS_US)
-        met = [index for index, count in enumerate(counts) if count]
-        for index in range(met[0], met[-1] + 1) if met else ():
-            bound = _BOUNDS_US[index] if index < len(_BOUNDS_US) else 0
-            response.latencies.add(up_to_us=bound, count=counts[index])
-        return response
+async def version_details(
+    tables: ServingTableHolder, repository: ModelRepository, request: page_pb2.VersionDetailsRequest
+) -> page_pb2.VersionDetailsResponse:
+    version = tables.table.find(request.name, request.version)
+    report, _ = await repository.load_report(request.name, version.version)
+    # Long configurations take a while.
+    response = await asyncio.to_thread(_with_config, version.config_message, report)
+    counts = counts_between(version.statistics.latency_buckets(), _BOUNDS_US)
+    met = [index for index, count in enumerate(counts) if count]
+    for index in range(met[0], met[-1] + 1) if met else ():
+        bound = _BOUNDS_US[index] if index < len(_BOUNDS_US) else 0
+        response.latencies.add(up_to_us=bound, count=counts[index])
+    return response
 
 
 def _with_config(config_message: bytes, report: page_pb2.LoadReportResponse) -> page_pb2.VersionDetailsResponse:

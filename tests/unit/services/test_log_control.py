@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from google.protobuf.message import Message
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.observability.logs import ROOT, ServerLog
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.repository.model_repository import ModelRepository
-from rocserve.services.control import LogControlService, RepositoryControlService
+from rocserve.services.control import log_settings, repository_methods
 from rocserve.settings import LogSettings
 
 Value = bool | int | str | None
+Service = Callable[[str, Message], Awaitable[object]]
+"""Takes a method's name and its request."""
 
 
 class Control:
     """The service, with plain values."""
 
     def __init__(self, log: ServerLog) -> None:
-        self._service = LogControlService(log)
+        self._log = log
 
     def ask(self, **settings: Value) -> dict[str, Value]:
         request = pb.LogSettingsRequest()
@@ -32,7 +35,7 @@ class Control:
             if value is not None:
                 kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
                 setattr(entry, kinds[type(value)], value)
-        answer = self._service.log_settings(request)
+        answer = log_settings(self._log, request)
         return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in answer.settings.items()}
 
 
@@ -118,35 +121,34 @@ def repository() -> NotingRepository:
 
 
 @pytest.fixture
-def service(repository: NotingRepository) -> RepositoryControlService:
-    return RepositoryControlService(cast(ModelRepository, repository))
+def service(repository: NotingRepository) -> Service:
+    methods = repository_methods(cast(ModelRepository, repository))
+    return lambda name, request: methods[name].answer(request)
 
 
-async def test_parameters_of_a_load(service: RepositoryControlService, repository: NotingRepository) -> None:
+async def test_parameters_of_a_load(service: Service, repository: NotingRepository) -> None:
     request = pb.RepositoryModelLoadRequest(model_name="m")
     request.parameters["config"].string_param = "{}"
     request.parameters["file:1/x"].bytes_param = b"x"
-    await service.load(request)
+    await service("RepositoryModelLoad", request)
     assert repository.calls == [("load", "m", {"config": "{}", "file:1/x": b"x"})]
 
 
 @pytest.mark.parametrize("value", [True, False])
-async def test_unload_dependents(service: RepositoryControlService, repository: NotingRepository, value: bool) -> None:
+async def test_unload_dependents(service: Service, repository: NotingRepository, value: bool) -> None:
     request = pb.RepositoryModelUnloadRequest(model_name="m")
     request.parameters["unload_dependents"].bool_param = value
-    await service.unload(request)
-    await service.unload(pb.RepositoryModelUnloadRequest(model_name="m"))
+    await service("RepositoryModelUnload", request)
+    await service("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="m"))
     assert repository.calls == [("unload", "m", value), ("unload", "m", False)]
 
 
-async def test_an_unknown_parameter_of_an_unload_is_refused(
-    service: RepositoryControlService, repository: NotingRepository
-) -> None:
+async def test_an_unknown_parameter_of_an_unload_is_refused(service: Service, repository: NotingRepository) -> None:
     """A misspelt version would unload all versions."""
     request = pb.RepositoryModelUnloadRequest(model_name="m")
     request.parameters["verson"].int64_param = 1
     with pytest.raises(ServeError, match="unrecognized unload parameter 'verson'"):
-        await service.unload(request)
+        await service("RepositoryModelUnload", request)
     assert repository.calls == []
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rocserve.core.custom_metrics import MetricFamily, Sample
 from rocserve.core.serving import ServingTableHolder
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
-from rocserve.services.server_state import ServerHistory, ServerStateService
+from rocserve.services.server_state import ServerHistory, server_state
 
 
 def family(name: str, *values: float, **of_gpus: float) -> MetricFamily:
@@ -17,8 +18,8 @@ def family(name: str, *values: float, **of_gpus: float) -> MetricFamily:
 
 
 async def state(history: ServerHistory, families: Sequence[MetricFamily], after_ms: int = 0) -> dict[str, object]:
-    service = ServerStateService(history, lambda: families, 7)
-    return plain_values(await service.state(page_pb2.ServerStateRequest(after_ms=after_ms)))
+    request = page_pb2.ServerStateRequest(after_ms=after_ms)
+    return plain_values(await server_state(history, lambda: families, 7, request))
 
 
 async def test_the_machine() -> None:
@@ -41,10 +42,10 @@ async def test_the_machine() -> None:
 
 async def test_metrics_that_are_off_and_points_after_a_time() -> None:
     history = ServerHistory(ServingTableHolder())
-    service = ServerStateService(history, lambda: ())
+    service = partial(server_state, history, tuple, 7)
     history.sample()
-    told = await service.state(page_pb2.ServerStateRequest())
+    told = await service(page_pb2.ServerStateRequest())
     assert told.cpu_use == -1
     assert (told.memory_total_bytes, len(told.gpus), len(told.points)) == (0, 0, 1)
-    later = await service.state(page_pb2.ServerStateRequest(after_ms=told.points[0].at_ms))
+    later = await service(page_pb2.ServerStateRequest(after_ms=told.points[0].at_ms))
     assert len(later.points) == 0

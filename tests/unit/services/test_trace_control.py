@@ -10,7 +10,7 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.observability.tracing.trace_settings import trace_options
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.services.control import TraceControlService
+from rocserve.services.control import trace_setting
 
 CONFIG = (("", "level", "TIMESTAMPS"), ("", "rate", "100"), ("triton", "file", "/tmp/trace.json"))
 AT_START = {
@@ -29,13 +29,13 @@ class Control:
     def __init__(self, *config: tuple[str, str, str]) -> None:
         tables = ServingTableHolder()
         tables.table = ServingTable({"m": ServedModel("m", {1: object()}, object())})  # type: ignore[dict-item, arg-type]
-        self._service = TraceControlService(Tracing(trace_options(config, {}), HeldSink()), tables)
+        self._parts = Tracing(trace_options(config, {}), HeldSink()), tables
 
     def ask(self, model: str = "", **settings: list[str]) -> dict[str, list[str]]:
         request = pb.TraceSettingRequest(model_name=model)
         for name, values in settings.items():
             request.settings[name].value.extend(values)
-        answer = self._service.trace_setting(request)
+        answer = trace_setting(*self._parts, request)
         return {name: list(value.value) for name, value in answer.settings.items()}
 
 

@@ -13,7 +13,7 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.protocol import page_pb2
 from rocserve.protocol.model_config_pb2 import ModelConfig
-from rocserve.services.version_details import VersionDetailsService, compared, config_lines
+from rocserve.services.version_details import compared, config_lines, version_details
 
 COMPLETED = ModelConfig(name="m", max_batch_size=4)
 
@@ -32,14 +32,14 @@ class Models:
         tables.table = ServingTable({"m": ServedModel("m", {1: version}, version)})
         repository: Any = SimpleNamespace(load_report=self.load_report)
         self.report = report
-        self.service = VersionDetailsService(tables, repository)
+        self.parts = tables, repository
 
     async def load_report(self, name: str, version: int) -> Any:
         assert (name, version) == ("m", 1)
         return self.report, None
 
     async def details(self) -> page_pb2.VersionDetailsResponse:
-        return await self.service.details(page_pb2.VersionDetailsRequest(name="m", version="1"))
+        return await version_details(*self.parts, page_pb2.VersionDetailsRequest(name="m", version="1"))
 
     async def lines(self) -> list[tuple[str, str]]:
         return [(line.mark, line.text) for line in (await self.details()).config]
