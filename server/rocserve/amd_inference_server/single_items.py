@@ -5,13 +5,14 @@ which its clients fill with the length of the only element. Clients also send fi
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.exchange import Exchange, Hook, HookOrder
+from rocserve.core.exchange import Exchange, HookOrder, ResponseHook
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
-from rocserve.core.responses import Answer, InferResponse
+from rocserve.core.responses import InferResponse
 from rocserve.core.tensors import ELEMENT_LENGTH, Buffer, encode_bytes_elements
 
 
@@ -48,7 +49,7 @@ class SingleItems:
         if model_head is not head:
             request = replace(request, head=model_head, data=data)
         if is_item or head.is_typed:
-            exchange.add(_ItemHook(is_item, head.is_typed))
+            exchange.add(ResponseHook(HookOrder.ITEM, partial(_as_item, is_item, head.is_typed)))
         return request
 
     def _adapted(self, entry: InputHead, data: Buffer) -> tuple[InputHead, Buffer]:
@@ -78,26 +79,12 @@ class SingleItems:
         return len(entry.shape) == len(expected.dims) - 1 and expected.dims[0] in (1, -1)
 
 
-class _ItemHook(Hook):
-    """Removes the batch dimension from an item's answer."""
-
-    __slots__ = ("_is_item", "_is_typed")
-
-    order = HookOrder.ITEM
-
-    def __init__(self, is_item: bool, is_typed: bool) -> None:
-        self._is_item = is_item
-        self._is_typed = is_typed
-
-    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
-        if isinstance(answer, InferResponse):
-            if self._is_item:
-                outputs = tuple(
-                    [
-                        head._replace(shape=head.shape[1:]) if head.shape[:1] == (1,) else head
-                        for head in answer.head.outputs
-                    ]
-                )
-                answer.head = answer.head._replace(outputs=outputs)
-            answer.is_typed = self._is_typed
-        return answer
+def _as_item(is_item: bool, is_typed: bool, response: InferResponse) -> InferResponse:
+    """Remove the batch dimension from an item's answer."""
+    if is_item:
+        outputs = tuple(
+            [head._replace(shape=head.shape[1:]) if head.shape[:1] == (1,) else head for head in response.head.outputs]
+        )
+        response.head = response.head._replace(outputs=outputs)
+    response.is_typed = is_typed
+    return response

@@ -11,9 +11,9 @@ from functools import partial
 
 from rocserve.core.datatypes import DATATYPES, DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.exchange import EndHook, Exchange, Hook, HookOrder, Responder
+from rocserve.core.exchange import EndHook, Exchange, HookOrder, Responder, ResponseHook
 from rocserve.core.requests import InferRequest
-from rocserve.core.responses import Answer, InferResponse
+from rocserve.core.responses import InferResponse
 from rocserve.core.sequences import SequenceOrder
 from rocserve.core.serving import ServingTable, ServingTableHolder
 from rocserve.core.steps import Steps
@@ -134,23 +134,12 @@ def note_inputs(trace: Trace, request: InferRequest, exchange: Exchange) -> None
             if head.datatype in DATATYPES
         ]
         trace.note_tensors("TENSOR_QUEUE_INPUT", tensors)
-        exchange.add(_OutputTrace(trace))
+        exchange.add(ResponseHook(HookOrder.TENSORS, partial(_note_outputs, trace)))
 
 
-class _OutputTrace(Hook):
-    """Records the tensors of answers as the model gives them."""
-
-    __slots__ = ("_trace",)
-
-    order = HookOrder.TENSORS
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-
-    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
-        if isinstance(answer, InferResponse):
-            self._trace.note_tensors("TENSOR_BACKEND_OUTPUT", answer.outputs)
-        return answer
+def _note_outputs(trace: Trace, response: InferResponse) -> InferResponse:
+    trace.note_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
+    return response
 
 
 def _end_trace(trace: Trace) -> None:
@@ -162,18 +151,8 @@ def _end_trace(trace: Trace) -> None:
 def begin_timing(request: InferRequest, exchange: Exchange) -> None:
     """Time a request, and send its client the times with each response."""
     request.timing = RequestTiming(request.head.model_name, time.monotonic_ns())
-    exchange.add(_TimingHook(request.timing))
+    exchange.add(ResponseHook(HookOrder.TIMING, partial(_with_times, request.timing)))
 
 
-class _TimingHook(Hook):
-    __slots__ = ("_timing",)
-
-    order = HookOrder.TIMING
-
-    def __init__(self, timing: RequestTiming) -> None:
-        self._timing = timing
-
-    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
-        if not isinstance(answer, InferResponse):
-            return answer
-        return replace(answer, parameters={**answer.parameters, **self._timing.parameters()})
+def _with_times(timing: RequestTiming, response: InferResponse) -> InferResponse:
+    return replace(response, parameters={**response.parameters, **timing.parameters()})

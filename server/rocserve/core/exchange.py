@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Final, Protocol
 
 from rocserve.core.errors import ServeError
-from rocserve.core.responses import Answer
+from rocserve.core.responses import Answer, InferResponse
 
 
 class State(enum.IntEnum):
@@ -106,6 +106,19 @@ class EndHook(Hook):
         if final:
             self._on_end()
         return answer
+
+
+class ResponseHook(Hook):
+    """Calls a function with each response, which the function's result replaces."""
+
+    __slots__ = ("_change", "order")
+
+    def __init__(self, order: HookOrder, change: Callable[[InferResponse], InferResponse]) -> None:
+        self.order = order
+        self._change = change
+
+    def on_answer(self, exchange: Exchange, answer: Answer, final: bool) -> Answer:
+        return self._change(answer) if isinstance(answer, InferResponse) else answer
 
 
 class Responder(Protocol):
