@@ -83,6 +83,16 @@ class RowsVerdict:
         )
 
 
+def couples(rows: RowsVerdict | None) -> bool:
+    """Return whether a row's answer changes with its neighbours, so that no batch may be padded or cut."""
+    return rows is not None and rows.state is Independence.DEPENDENT
+
+
+def doubt_of(rows: RowsVerdict | None) -> str:
+    """Return why the rows of requests may depend on each other; "" = they do not, or were not checked."""
+    return "" if rows is None else rows.doubt
+
+
 _Ran = tuple[Sequence[Feed], Feed]
 """The rows of a batch, and its outputs."""
 

@@ -31,6 +31,7 @@ from rocserve.backends.migraphx.tensors import batch_range
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.jobs.messages import JobError
+from rocserve.load_check.rows import couples, doubt_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -98,9 +99,9 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
     signature = replace(
         layout.signature(rows is not None),
         max_batch_size=varying.most if varying else None,
-        dependent_rows=check.dependent_rows,
+        dependent_rows=doubt_of(check.rows),
     )
-    runner = ProgramRunner(model.name, loaded, check.dependent_rows if check.couples_rows else "")
+    runner = ProgramRunner(model.name, loaded, doubt_of(check.rows) if couples(check.rows) else "")
     # The file does not say in which precision it was compiled.
     return MigraphxModel(context, signature, runner, {"precision": ""}, check)
 

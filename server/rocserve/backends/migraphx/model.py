@@ -37,6 +37,7 @@ from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.load_check import LoadCheckReport
 from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.load_check.rows import couples, doubt_of
 
 
 @dataclass(eq=False)
@@ -80,7 +81,7 @@ class MigraphxModel:
         (INTERNAL) with MIGraphX's text if a run fails."""
         try:
             wanted = batch.requested_outputs or tuple(spec.name for spec in self.signature.outputs)
-            if self._check.couples_rows and len(batch.request_sizes) > 1:
+            if couples(self._check.rows) and len(batch.request_sizes) > 1:
                 return self._each_request(batch, wanted)
             return BatchResult(self._runner.run(batch.arrays, wanted, batch.room))
         except MigraphxError as error:
@@ -163,8 +164,8 @@ def _planned(
     planned, report = found()
     check.check_faults(planned.faults)
     check.check_rows(checked_model(planned, context.serving.pad_with_first_row), planned.smallest)
-    if check.dependent_rows and not context.batching_is_written:
-        planned, report = found(check.dependent_rows)
+    if doubt_of(check.rows) and not context.batching_is_written:
+        planned, report = found(doubt_of(check.rows))
     planned = with_padded_outputs(context, planned)
     if report is not None:
         check.add(report)
@@ -199,7 +200,7 @@ def _checked(
         compiled = replace(compiled, plan=plan)
     others = sorted((recipe for recipe in plan.recipes if recipe is not first), key=lambda recipe: recipe.rebatched)
     loaded = compiled.opened(soonest, cached)
-    runner = ProgramRunner(context.model.name, loaded, check.dependent_rows if check.couples_rows else "")
+    runner = ProgramRunner(context.model.name, loaded, doubt_of(check.rows) if couples(check.rows) else "")
     later = {recipe.short_title: recipe for recipe in others}
     if soonest is not first:
         later = {f"{first.short_title} (tuned)": first, **later}
@@ -325,6 +326,6 @@ class _Compiled:
             self.plan.batches,
             max_batch_size=most,
             purpose=self.plan.purpose,
-            dependent_rows=self.check.dependent_rows,
+            dependent_rows=doubt_of(self.check.rows),
             padding=self.plan.padding,
         )

@@ -38,7 +38,7 @@ from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import onnx_facts
 from rocserve.load_check.padding_verdict import undecided
 from rocserve.load_check.reference import CASE_ROWS, ReferenceVerdict
-from rocserve.load_check.rows import Independence, RowsVerdict
+from rocserve.load_check.rows import Independence, RowsVerdict, couples, doubt_of
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
 _CASES_PREFIX = "rocserve-check-"
@@ -143,16 +143,6 @@ class ModelCheck:
         if self._engine is not None:
             self._engine.runner.call_off()
 
-    @property
-    def couples_rows(self) -> bool:
-        """Whether a row's answer changes with its neighbours, so that no batch may be padded or cut."""
-        return self.rows is not None and self.rows.state is Independence.DEPENDENT
-
-    @property
-    def dependent_rows(self) -> str:
-        """Why the rows of requests may depend on each other; "" = they do not, or were not checked."""
-        return "" if self.rows is None else self.rows.doubt
-
     def check_faults(self, faults: Mapping[str, KnownFault]) -> None:
         """Raises LoadCheckFailed if this MIGraphX has one of the faults, unless such models serve with a warning."""
         version = self._context.binding.migraphx_version
@@ -189,7 +179,7 @@ class ModelCheck:
         if model.onnx_file is not None:
             shapes = {tensor.name: (tensor.shape or ())[plan.batches :] for tensor in plan.inputs}
             wanted = WantedSizes(plan.recipes[0].source, padding, shapes, plan.batches)
-            shares = plan.batches and not self.dependent_rows
+            shares = plan.batches and not doubt_of(self.rows)
             verdict, took = checked_sizes(self._context.model, self._context.onnxruntime, wanted, shares)
         self.add(LoadCheckReport(seconds=took))
         self.add(padding_report(verdict, self._mode))
@@ -310,7 +300,7 @@ class ModelCheck:
             return None
         if not isinstance(missing := self._engine_for(model), str):
             # Dependent rows say nothing about batches other than their own.
-            case_rows = 0 if rows is None else rows.most if self.couples_rows else model.file_batch or CASE_ROWS
+            case_rows = 0 if rows is None else rows.most if couples(self.rows) else model.file_batch or CASE_ROWS
             with self._checking(f"running it on {missing.name}"):
                 cases_file, found = self._reference(model, missing, case_rows, False)
             if found.cases:

@@ -35,6 +35,7 @@ from rocserve.core.printable import readable_size
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor
 from rocserve.load_check.length_trials import LengthTrials
+from rocserve.load_check.rows import doubt_of
 from rocserve.plane.freed_memory import FreedMemory
 
 _LOG = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class TorchModel:
         limits = [tensor.limits for tensor in program.signature.inputs]
         self._limits = {spec.name: own for spec, own in zip(self._bound.inputs, limits, strict=True) if own}
         checked = check(self._bound) if check else self._checked(source)
-        self._bound = replace(self._bound, signature=replace(self.signature, dependent_rows=checked.dependent_rows))
+        self._bound = replace(self._bound, signature=replace(self.signature, dependent_rows=doubt_of(checked.rows)))
         may_be_sized = self.signature.supports_batching and checked.allows_padding
         self._pad(checked, zeros_only=check is not None, by_default=may_be_sized and captures and device.type != "cpu")
         self.load_check = checked.report

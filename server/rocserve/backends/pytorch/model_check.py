@@ -33,7 +33,7 @@ from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.padding import check_padding
 from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
-from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
+from rocserve.load_check.rows import Independence, RowsVerdict, check_rows, couples, doubt_of
 from rocserve.load_check.tensors import CheckedInput, Feed
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
@@ -69,20 +69,10 @@ class ModelCheck:
         self._verdicts = VerdictCache(cache_directory(source.settings))
 
     @property
-    def couples_rows(self) -> bool:
-        """Whether a row's answer changes with its neighbours."""
-        return self.rows is not None and self.rows.state is Independence.DEPENDENT
-
-    @property
     def allows_padding(self) -> bool:
         """Whether batches may be padded and cut: their rows are independent, or the configuration vouches for rows that
         no check could decide on."""
-        return not self.dependent_rows or not (self.couples_rows or self._source.config.has_open_batch)
-
-    @property
-    def dependent_rows(self) -> str:
-        """Why the rows of requests may depend on each other; "" = they do not, or were not checked."""
-        return "" if self.rows is None else self.rows.doubt
+        return not doubt_of(self.rows) or not (couples(self.rows) or self._source.config.has_open_batch)
 
     def asks_for_rows(self, bound: BoundProgram) -> bool:
         """Return whether requests may be joined, so that dependent rows matter."""
