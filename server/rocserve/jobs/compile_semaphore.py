@@ -29,8 +29,8 @@ class CompileSemaphore:
         """Wait for a slot and hold it. If files cannot be locked, go on without a slot. `low_priority`: the model
         serves already. `waiting` is called repeatedly while all slots are taken; an exception from it ends the wait."""
         with ExitStack() as at_the_end:
-            # Further programs of models that already serve have slots of their own, so that these never delay a model
-            # that does not serve yet.
+            # Further programs of models that already serve have separate slots, so that these never delay a model that
+            # does not serve yet.
             if lock := self._wait(("beside-0", "beside-1") if low_priority else self._names, waiting):
                 at_the_end.callback(lock.release)
             if lock and low_priority:

@@ -50,7 +50,7 @@ class OnnxGraph:
                 if (value := node.attribute(attribute)) is not None:
                     return np.array(value)
             tensor = node.attribute("value")
-        # Larger constants are no thresholds, offsets or numbers that a vocabulary is compared with.
+        # Thresholds, offsets and numbers that a vocabulary is compared with are smaller.
         return tensor.values(1 << 16) if isinstance(tensor, Tensor) else None
 
     def number(self, name: str) -> float | None:
