@@ -15,7 +15,8 @@ class Pace:
     reaches 0.3 to 0.8, but its answers take 1.4 times as long with a process in between."""
     busy_seconds: float = 2.0
     """Front ends start if the process has been busy for this time. They take half a second to start, so a short burst
-    ends before they help."""
+    ends before they help. Each second that is not busy takes back a quarter of one: bursts of a second every four
+    seconds, in which clients would wait three times as long each time, bring front ends too."""
     quiet_share: float = 0.3
     """It is quiet if the data planes of all processes together work for less than this share, or if there is one
     request at a time. Half of `busy_share`, so that a load at the limit does not move clients back and forth."""
@@ -40,8 +41,8 @@ class Demand:
     """Whether they are wanted."""
     _last: tuple[float, float] | None = field(default=None, init=False)
     """Time and work of the last sample."""
-    _since: float | None = field(default=None, init=False)
-    """The time since which every sample has asked for a change."""
+    _asked_seconds: float = field(default=0.0, init=False)
+    """For how long samples have asked for a change."""
 
     def note(self, now: float, worked_seconds: float, in_flight: int) -> bool:
         """Take a sample: the time, the seconds that the planes of all processes have worked so far, and the number of
@@ -49,17 +50,17 @@ class Demand:
         last, self._last = self._last, (now, worked_seconds)
         if last is None or now <= last[0]:
             return False
-        share, pace, are_several = (worked_seconds - last[1]) / (now - last[0]), self.pace, in_flight > 1
+        seconds = now - last[0]
+        share, pace, are_several = (worked_seconds - last[1]) / seconds, self.pace, in_flight > 1
         if self.has_front_ends:
             asks_for_change = share < pace.quiet_share or not are_several
         else:
             asks_for_change = share > pace.busy_share and are_several
         if not asks_for_change:
-            self._since = None
+            self._asked_seconds = 0.0 if self.has_front_ends else max(0.0, self._asked_seconds - seconds / 4)
             return False
-        if self._since is None:
-            self._since = last[0]
-        if now - self._since < (pace.quiet_seconds if self.has_front_ends else pace.busy_seconds):
+        self._asked_seconds += seconds
+        if self._asked_seconds < (pace.quiet_seconds if self.has_front_ends else pace.busy_seconds):
             return False
         self.forget(not self.has_front_ends)
         return True
@@ -67,4 +68,4 @@ class Demand:
     def forget(self, has_front_ends: bool) -> None:
         """Forget all samples, and begin with front ends or without."""
         self.has_front_ends = has_front_ends
-        self._last = self._since = None
+        self._last, self._asked_seconds = None, 0.0

@@ -49,7 +49,14 @@ def test_front_ends_come_after_two_busy_seconds(samples: Samples) -> None:
 
 
 def test_a_burst_brings_none(samples: Samples) -> None:
-    assert not any(samples.take(*times(3, 1.0), 0.5, *times(3, 1.0), 0.6, *times(3, 1.0)))
+    for _ in range(9):
+        assert not any(samples.take(*times(3, 1.0), *times(2, 0.5), *times(10, 0.1)))
+
+
+def test_many_bursts_bring_them(samples: Samples) -> None:
+    burst = (*times(3, 1.0), *times(4, 0.1))
+    assert not any(samples.take(*burst))
+    assert samples.take(*burst) == [False, True, *times(5, False)]
 
 
 def test_they_go_after_a_long_quiet_time_of_all(samples: Samples) -> None:
