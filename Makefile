@@ -33,7 +33,7 @@ migraphx-root:
 
 # PyTorch for the tests, which skip without it. PyPI's torch for Linux is the build for NVIDIA's GPUs, of gigabytes: the
 # one for CPUs comes with PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
-pytorch: setup
+pytorch: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		$(if $(PYTORCH_INDEX),--extra-index-url $(PYTORCH_INDEX)) torch==2.13.0 torchao==0.18.0 onnxscript==0.7.2
 
@@ -128,7 +128,7 @@ MINUTES ?= 3
 campaign: setup
 	$(BIN)/python -m tests.campaign --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-lint: setup
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
