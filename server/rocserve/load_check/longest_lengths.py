@@ -22,28 +22,38 @@ def longest_lengths(model: LengthTrials, padding: Padding, usual: int) -> Sequen
         return longest
     try:
         known = model.usual(padding)
-
-        def takes(index: int, length: int) -> bool:
-            """Return whether one dimension may have this length, while the others have a known or the same one."""
-            alone = tuple(length if place == index else own for place, own in enumerate(known))
-            # A run of more takes longer than a check may.
-            return any(
-                math.prod(lengths) <= 1 << 24 and model.takes(padding, lengths)
-                for lengths in dict.fromkeys((alone, (length,) * len(known)))
-            )
-
         for index, dimension in enumerate(padding.dimensions):
+            takes = partial(_takes, model, padding, index)
             tables = [size + 1 for size in model.facts.tables if longest[index] < size <= dimension.sizes[-1]]
             taken = known[index]
             for bound in (longest[index], *tables):
-                if taken >= bound or takes(index, bound):
+                if taken >= bound or takes(bound):
                     taken = max(taken, bound)
                     continue
-                longest[index] = _last(taken, bound, partial(takes, index))
+                longest[index] = _last(taken, bound, takes)
                 break
     except (OutOfTime, MemoryError, NoInputs):
         pass
     return longest
+
+
+def refuses_longer(model: LengthTrials, padding: Padding, longest: Sequence[int]) -> Sequence[bool]:
+    """Return for each dimension whether the model is seen to refuse one element more than its longest length."""
+    try:
+        return [not _takes(model, padding, index, length + 1) for index, length in enumerate(longest)]
+    except (OutOfTime, MemoryError, NoInputs):
+        return [False for _ in longest]
+
+
+def _takes(model: LengthTrials, padding: Padding, index: int, length: int) -> bool:
+    """Return whether one dimension may have this length, while the others have a known or the same one."""
+    known = model.usual(padding)
+    alone = tuple(length if place == index else own for place, own in enumerate(known))
+    # A run of more takes longer than a check may.
+    return any(
+        math.prod(lengths) <= 1 << 24 and model.takes(padding, lengths)
+        for lengths in dict.fromkeys((alone, (length,) * len(known)))
+    )
 
 
 def _last(taken: int, refused: int, takes: Callable[[int], bool]) -> int:

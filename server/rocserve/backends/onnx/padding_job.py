@@ -14,7 +14,7 @@ from rocserve.jobs.messages import Report
 from rocserve.load_check.budget import Budget, OutOfTime
 from rocserve.load_check.input_search import NoInputs
 from rocserve.load_check.length_trials import LengthTrials
-from rocserve.load_check.longest_lengths import longest_lengths
+from rocserve.load_check.longest_lengths import longest_lengths, refuses_longer
 from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.onnx_facts import onnx_facts
 from rocserve.load_check.padding import check_padding
@@ -149,9 +149,12 @@ class OnnxDefaultSizesJob:
         wanted = _equal(model, wanted).joined(wanted)
         report("looking for the longest input")
         longest = longest_lengths(model, wanted, self.usual)
+        # On a GPU an index beyond a table raises nothing: what the CPU provider refuses must not run there.
+        takes_others = any(one.takes_others for one in wanted.dimensions)
+        refuses = refuses_longer(model, wanted, longest) if takes_others else [True for _ in longest]
         cut = tuple(
-            replace(one, sizes=(*(size for size in one.sizes if size < most), most))
-            for one, most in zip(wanted.dimensions, longest, strict=True)
+            replace(one, sizes=(*(size for size in one.sizes if size < most), most), takes_others=not is_end)
+            for one, most, is_end in zip(wanted.dimensions, longest, refuses, strict=True)
         )
         padding = replace(wanted, dimensions=cut)
         report("padding short inputs")
