@@ -183,13 +183,15 @@ def put(repository: Path, name: str, network: bytes, preset: str, labels: str = 
     return folder
 
 
-@pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    import average_precision
-    import shapes
+@pytest.fixture(scope="module")
+def examples():
+    """Pictures of shapes, and the module that measures what is found in them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(EXAMPLES))
+        import average_precision
+        import shapes
 
-    return shapes, average_precision
+    return shapes.draw_pictures(seed=161803, count=30), average_precision
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +219,7 @@ FINDERS = {
 @pytest.mark.parametrize("model", FINDERS)
 def test_shapes_are_found(server: RocserveProcess, examples, model: str) -> None:
     """As well as by the sample's own ensemble."""
-    shapes, average_precision = examples
-    pictures = shapes.draw_pictures(seed=161803, count=30)
+    pictures, average_precision = examples
     with Client(server.address) as client:
 
         def ask(picture):

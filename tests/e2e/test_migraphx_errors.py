@@ -15,6 +15,7 @@ from support import migraphx_models
 from support.migraphx_cases import onnx_cases, program_cases, rebuilt_case, slow, tensorflow_cases
 from support.migraphx_error_texts import INDEX_TEXTS, RESPONSE_TEXTS, Text, index_text, log_text, response_text
 from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place, wait_for_state
+from support.processes import has_ended
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -166,22 +167,6 @@ def test_a_program_that_crashed_is_not_tried_again(served: Served) -> None:
     assert index_text("the same, loaded again").fits(message), message
 
 
-def test_a_slow_compile_says_what_it_is_at(served: Served) -> None:
-    def is_told() -> bool:
-        return index_text(SLOW).fits(index_entry(served.client, "slow")[1])
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(load, served.client, "slow")
-        try:
-            wait_until(is_told, "the reason while it compiles")
-            assert index_entry(served.client, "slow")[0] == "LOADING"
-            wait_until(lambda: is_logged(served.server, log_text(SLOW)), "the line in the log")
-            assert answers(served.client)
-        finally:
-            # The load ends with its compile.
-            served.client.unload_model("slow")
-
-
 def test_the_log_says_it_once_and_without_tracebacks(served: Served) -> None:
     log = served.server.log_text
     assert "Traceback" not in log
@@ -191,6 +176,29 @@ def test_the_log_says_it_once_and_without_tracebacks(served: Served) -> None:
         assert all(f"] failed to load '{name}' version 1: " in line for line in errors), errors
         # The crashing model's reason: it is loaded twice.
         assert len(errors) == (2 if case == CRASHING else 1), errors
+
+
+def test_a_slow_compile_says_what_it_is_at_and_ends_with_a_server_that_is_killed(served: Served) -> None:
+    """The last test of this server."""
+
+    def is_told() -> bool:
+        return index_text(SLOW).fits(index_entry(served.client, "slow")[1])
+
+    with ThreadPoolExecutor(1) as pool:
+        slow_load = pool.submit(served.client.load_model, "slow")
+        try:
+            wait_until(is_told, "the reason while it compiles")
+            assert index_entry(served.client, "slow")[0] == "LOADING"
+            wait_until(lambda: is_logged(served.server, log_text(SLOW)), "the line in the log")
+            assert answers(served.client)
+            assert served.server.workers("compiling")
+            processes = served.server.family()
+        finally:
+            # The load ends with its server.
+            served.server.kill()
+        wait_until(lambda: all(has_ended(process.pid) for process in processes), "the end of all of them")
+        with pytest.raises(InferenceServerException):
+            slow_load.result()
 
 
 def is_logged(server: RocserveProcess, logged: Text) -> bool:
