@@ -59,10 +59,9 @@ def test_switched_off_subjects_are_fine(serve, repository: Path):
     assert not any(service in server.log_text for service in ("HTTPService", "Metrics Service"))
 
 
-@pytest.mark.parametrize("mode", ["poll", "none"])
-def test_loads_are_refused_where_the_folders_decide(serve, repository: Path, mode: str):
+def test_loads_are_refused_where_the_folders_decide(serve, repository: Path):
     drop(repository, "m", add_constant(1.0))
-    server = serve(repository, flags=(f"--model-control-mode={mode}",))
+    server = serve(repository, flags=("--model-control-mode=poll",))
     server.wait_until_ready()
     refusal = "explicit model load / unload is not allowed if polling is enabled"
     client = server.client()

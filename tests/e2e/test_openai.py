@@ -395,6 +395,16 @@ def test_the_secret_of_inference_is_the_key(restricted: RocserveProcess) -> None
     }
 
 
+def test_the_secret_is_asked_for_in_tensorflows_form_too(restricted: RocserveProcess) -> None:
+    path, body = "/v1/models/a:predict", {"instances": [[1, 2]]}
+    assert ask(restricted, "POST", path, body) == (
+        403,
+        {"error": "This API is restricted, expecting header 'infer-key'"},
+    )
+    for key in ({"infer-key": "secret"}, {"Authorization": "Bearer secret"}):
+        assert ask(restricted, "POST", path, body, key) == (200, {"predictions": [[2, 3]]})
+
+
 def test_openais_client_sends_the_secret(restricted: RocserveProcess, openai: Any) -> None:
     with openai.OpenAI(**client_flags(restricted, "secret")) as client:
         answer = client.embeddings.create(model="letters", input="banana")

@@ -33,7 +33,7 @@ RETRIED = ("StatusCode.UNAVAILABLE", "StatusCode.INTERNAL")
 """INTERNAL is what Serve's proxy answers for a replica that has died."""
 SCALING = {
     "min_replicas": 1,
-    "max_replicas": 3,
+    "max_replicas": 2,
     "target_ongoing_requests": 1000,  # The queues decide.
     "upscale_delay_s": 0,
     "downscale_delay_s": 5,
@@ -77,7 +77,7 @@ def need_ray() -> None:
 @pytest.fixture(scope="module")
 def cluster(repositories: tuple[Path, Path]) -> Iterator[RayCluster]:
     need_ray()
-    with RayCluster(nodes=3) as cluster:
+    with RayCluster(nodes=2) as cluster:
         deploy(cluster, repositories[0])
         wait_until(cluster.replicas, "a replica")
         wait_until(cluster.has_healthy_proxy, "a proxy")
@@ -162,7 +162,7 @@ def test_replicas_come_and_go_and_no_request_is_lost(cluster: RayCluster, reposi
         ConstantLoad(cluster.address, "plus", constants, threads=8, retried=RETRIED) as patient,
         ConstantLoad(cluster.address, "plus", constants, threads=2) as hasty,
     ):
-        wait_until(lambda: len(cluster.replicas()) == 3, "three replicas, by the queue of one")
+        wait_until(lambda: len(cluster.replicas()) == 2, "two replicas, by the queue of one")
         assert not patient.failures + hasty.failures
 
         outdated = {*cluster.replicas()}
@@ -218,7 +218,7 @@ def test_the_replica_reports_a_server_that_does_not_start_or_dies(repositories: 
 
 
 def has_only_new(replicas: set[str], outdated: set[str]) -> bool:
-    """Not "three new ones": by then a busy machine's clients may send so few requests that Serve takes one away."""
+    """Not "two new ones": by then a busy machine's clients may send so few requests that Serve takes one away."""
     return bool(replicas) and not replicas & outdated
 
 

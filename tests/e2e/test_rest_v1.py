@@ -269,16 +269,3 @@ def test_openais_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None
             client.models.retrieve("broken")
         answer = client.embeddings.create(model="letters", input="banana", encoding_format="float")
         assert answer.data[0].embedding == vector_of("banana")
-
-
-def test_the_secret_of_inference_is_asked_for(start: Start, tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    drop(repository, "add_one", add_constant(1.0))
-    server = start(repository, "--http-restricted-api=inference:infer-key=secret")
-    body = {"instances": [[1, 2]]}
-    status, answer = ask(server, "POST", "/v1/models/add_one:predict", body)
-    assert (status, answer) == (403, {"error": "This API is restricted, expecting header 'infer-key'"})
-    key = {"infer-key": "secret"}
-    assert ask(server, "POST", "/v1/models/add_one:predict", body, key) == (200, {"predictions": [[2, 3]]})
-    bearer = {"Authorization": "Bearer secret"}
-    assert ask(server, "POST", "/v1/models/add_one:predict", body, bearer)[0] == 200
