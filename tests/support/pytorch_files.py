@@ -107,17 +107,6 @@ class LookUp(nn.Module):
         return self.table(ids.reshape(-1).to(torch.int64)).sum(-1) + self.table.weight[ends].sum(-1)
 
 
-class PairAndLookUp(nn.Module):
-    """Both in one program, for engines that compile for long."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pair, self.look_up = Pair(), LookUp()
-
-    def forward(self, left: Tensor, right: Tensor, pairs: Tensor, ids: Tensor, ends: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
-        return self.pair(left, right, pairs), self.look_up(ids, ends)
-
-
 class Weighted(nn.Module):
     """Weights each column differently, so that swapped inputs are noticed."""
 
@@ -125,12 +114,25 @@ class Weighted(nn.Module):
         return x * torch.arange(4.0)
 
 
-class WeightedAndEverySecond(nn.Module):
-    """Weights each column differently; adds two more inputs, and every second value of one of them. Takes and returns
-    values that are not tensors, too."""
+class Several(nn.Module):
+    """Pairs, looks up, and adds every second value of a tensor to another one: one program for engines that compile for
+    long."""
 
-    def forward(self, times: int, x: Tensor, short: Tensor, long: Tensor, other: Tensor | None) -> Any:
-        return x.shape[0], x * torch.arange(4.0), times * short + long[::2], other
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair, self.look_up = Pair(), LookUp()
+
+    def forward(
+        self,
+        left: Tensor,
+        right: Tensor,
+        pairs: Tensor,
+        ids: Tensor,
+        ends: Tensor,
+        short: Tensor,
+        long: Tensor,
+    ) -> Any:
+        return self.pair(left, right, pairs), self.look_up(ids, ends), short + long[::2]
 
 
 class Named(nn.Module):
@@ -410,19 +412,12 @@ def main(folder: Path) -> None:
     look_up = torch.export.export(LookUp(), (ids, ends), dynamic_shapes=({0: rows}, {0: rows}))
     _save(folder, "look_up", look_up, {"ids": ids, "ends": ends}, {"OUTPUT__0": look_up.module()(ids, ends)})
     torch.jit.script(LookUp()).save(folder / "look_up_script.pt")
-    both = PairAndLookUp()
+    several = Several()
     given = {"left": torch.ones(4), "right": torch.ones(4), "pairs": torch.ones(8), "ids": ids, "ends": ends}
-    shapes = ({0: length}, {0: length}, {0: 2 * length}, {0: rows}, {0: rows})
-    joint = torch.export.export(both, tuple(given.values()), dynamic_shapes=shapes)
-    sums, found = both(*given.values())
-    _save(folder, "pair_and_look_up", joint, given, {"OUTPUT__0": sums, "OUTPUT__1": found})
-    turned = x.t().contiguous().t()
-    columns = torch.export.export(
-        WeightedAndEverySecond(),
-        (1, turned, torch.ones(3), torch.ones(6), None),
-        dynamic_shapes=(None, {0: rows}, {0: Dim.AUTO}, {0: Dim.AUTO}, None),
-    )
-    _save(folder, "columns", columns, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
+    given |= {"short": torch.ones(3), "long": torch.ones(6)}
+    shapes = ({0: length}, {0: length}, {0: 2 * length}, {0: rows}, {0: rows}, {0: Dim.AUTO}, {0: Dim.AUTO})
+    exported = torch.export.export(several, tuple(given.values()), dynamic_shapes=shapes)
+    _save(folder, "several", exported, given, {"OUTPUT__1": several(*given.values())[1]})
     part = torch.export.export(Weighted(), (torch.ones(5, 8)[:, :4],), dynamic_shapes={"x": {0: rows}})
     _save(folder, "part", part, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
     named = torch.export.export(Named(), (x,), dynamic_shapes={"x": {0: rows}})

@@ -54,6 +54,17 @@ def convolutions() -> nn.Module:
     ).eval()
 
 
+class Scaled(nn.Module):
+    """`convolutions`, which takes and returns values that are not tensors, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = convolutions()
+
+    def forward(self, times: int, x: torch.Tensor, other: torch.Tensor | None) -> Any:
+        return x.shape[0], times * self.network(x), other
+
+
 def save_program(network: nn.Module, path: Path, *shape: int) -> None:
     """Save a program that takes batches of up to 1024 rows of the shape."""
     rows = torch.export.Dim("rows", min=1, max=1024)
