@@ -28,6 +28,7 @@ LONGEST_FILES = (
     "e2e/test_real_weights.py",
     "unit/backends/test_pytorch_damage.py",
     "unit/tools/test_quantise_tool.py",
+    "e2e/test_migraphx.py",
     "e2e/test_migraphx_errors.py",
     "unit/tools/test_bench_tool.py",
     "docs/test_commands.py",
