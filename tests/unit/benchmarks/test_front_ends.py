@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import types
+from contextlib import suppress
 from pathlib import Path
 
 import numpy
@@ -72,35 +73,20 @@ def test_the_image_model_answers_each_request_of_a_batch_with_its_own_rows(monke
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load (nghttp2-client) is not installed")
-def test_a_real_triton_serves_the_same_models_and_is_what_others_are_compared_with() -> None:
-    try:
-        provision(default_cache_folder())
-    except PeerUnavailable as error:
-        pytest.skip(f"no Triton here: {error}")
-    case = ("--only=add_sub,http", "--instances=1", "--in-flight=2", "--rounds=1", "--seconds=10")
-    command = [sys.executable, "-m", "benchmarks.front_ends", "--triton", f"--server=new={ROOT}", *case]
-    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    rows = [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if line.startswith("|")][2:]
-    assert [row[2] for row in rows] == ["triton", "new"] * 2
-    assert [row[5] for row in rows[::2]] == ["1.00"] * 2
-
-
-@pytest.mark.long
-@pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load (nghttp2-client) is not installed")
-def test_a_server_on_unix_sockets_is_measured_there(tmp_path: Path) -> None:
+def test_servers_on_ports_and_unix_sockets_are_compared_with_a_real_triton_if_there_is_one(tmp_path: Path) -> None:
     sockets = {protocol: f"unix:{tmp_path}/{protocol}" for protocol in ("grpc", "http")}
     flags = " ".join(f"--{protocol}-address={address}" for protocol, address in sockets.items())
-    case = (
-        "--only=add_sub,http",
-        "--instances=1",
-        "--in-flight=2",
-        "--rounds=1",
-        "--seconds=1",
-        f"--folder={tmp_path}",
-    )
+    case = ("--only=add_sub,http", "--instances=1", "--in-flight=2", "--rounds=1", "--seconds=2")
     command = [sys.executable, "-m", "benchmarks.front_ends", f"--server=tcp={ROOT}", f"--server=unix={ROOT} {flags}"]
+    command.append(f"--folder={tmp_path}")
+    servers = ["tcp", "unix"]
+    with suppress(PeerUnavailable):
+        provision(default_cache_folder())
+        servers.insert(0, "triton")
+        command.append("--triton")
     printed = subprocess.run([*command, *case], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     rows = [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if line.startswith("|")][2:]
-    assert [row[2] for row in rows] == ["tcp", "unix"] * 2
+    assert [row[2] for row in rows] == servers * 2
+    assert [row[5] for row in rows[:: len(servers)]] == ["1.00"] * 2
     log = (tmp_path / "unix.log").read_text()
     assert [address for address in sockets.values() if f"Service at {address}" not in log] == []
