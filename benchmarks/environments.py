@@ -61,8 +61,10 @@ class Environment:
                 return
             # The remains of an interrupted run are removed.
             shutil.rmtree(self.folder, ignore_errors=True)
-            _run_step([sys.executable, "-m", "venv", str(self.folder)])
-            pip = [str(self.programs / "python"), "-m", "pip", "install", "--quiet"]
+            # The pip that is here fills it: to install another one takes seconds.
+            _run_step([sys.executable, "-m", "venv", "--without-pip", str(self.folder)])
+            python = str(self.programs / "python")
+            pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet"]
             if without_dependencies:
                 _run_step([*pip, "--no-deps", *without_dependencies])
             _run_step([*pip, *requirements])

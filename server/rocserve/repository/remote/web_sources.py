@@ -8,7 +8,6 @@ import lzma
 import os
 import shutil
 import tarfile
-import urllib.request
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -102,6 +101,8 @@ class HubSource(Source):
 
     def _ask(self, url: str) -> tuple[Any, str]:
         """Return the response and the URL of the next page; "" = no more pages."""
+        import urllib.request  # Here: only hubs need it, and its import takes time of each start.
+
         request = urllib.request.Request(url)
         if self._token:
             # The token must not go to the target of a redirect.
