@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple  # noqa: UP035, TorchScript reads them
 
@@ -472,6 +473,21 @@ def main(folder: Path) -> None:
     torch.save(classifier.state_dict(), folder / "weights.pt")
     torch.save(classifier, folder / "pickled.pt")
     torch.save(classifier, folder / "old.pt", _use_new_zipfile_serialization=False)
+    if find_spec("torchao") is not None:
+        _write_quantised(folder)
+
+
+def _write_quantised(folder: Path) -> None:
+    """A program with tensors of torchao, and the same program without them."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    network = nn.Sequential(nn.Linear(4, 2)).eval()
+    network[0].weight.data = torch.tensor([[1.0, 0, 0, 127], [0, 127, 1, 0]])
+    network[0].bias.data = torch.tensor([0.5, -0.5])
+    quantize_(network, Int8WeightOnlyConfig())
+    exported = torch.export.export(network, (torch.ones(1, 4),))
+    torch.export.save(exported, folder / "quantised.pt2")
+    torch.export.save(exported.run_decompositions(), folder / "plain.pt2")
 
 
 def _on_second_gpu(source: Path, target: Path) -> None:

@@ -556,36 +556,21 @@ def test_what_inductor_is_asked_for_and_has_not_is_a_reason(
     assert refusal.value.code is StatusCode.UNAVAILABLE
 
 
-QUANTISED = """
-import sys
-import torch
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
-network = torch.nn.Sequential(torch.nn.Linear(4, 2)).eval()
-network[0].weight.data = torch.tensor([[1.0, 0, 0, 127], [0, 127, 1, 0]])
-network[0].bias.data = torch.tensor([0.5, -0.5])
-quantize_(network, Int8WeightOnlyConfig())
-exported = torch.export.export(network, (torch.ones(1, 4),))
-torch.export.save(exported, sys.argv[1] + "/quantised.pt2")
-torch.export.save(exported.run_decompositions(), sys.argv[1] + "/plain.pt2")
-"""
-
-
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="no torchao here; `make pytorch` installs it")
-def test_a_program_with_torchaos_tensors_is_refused_with_the_cure(model_source: SourceMaker, tmp_path: Path) -> None:
+def test_a_program_with_torchaos_tensors_is_refused_with_the_cure(saved: SourceMaker) -> None:
     # torchao itself makes its tensors readable in its process, and another test may have imported it in this one.
-    subprocess.run([sys.executable, "-W", "ignore", "-c", QUANTISED, str(tmp_path)], check=True, capture_output=True)
     serialization = importlib.import_module("torch.serialization")
     readable = serialization.get_safe_globals()
     serialization.clear_safe_globals()
     try:
         with pytest.raises(ServeError) as raised:
-            load(model_source("model.pt2", (tmp_path / "quantised.pt2").read_bytes()))
+            load(saved("quantised"))
     finally:
         serialization.add_safe_globals(readable)
     assert "it holds objects of torchao.quantization." in raised.value.text
     assert "`exported = exported.run_decompositions()`" in raised.value.text
     assert "\x1b" not in raised.value.text
-    cured = load(model_source("model.pt2", (tmp_path / "plain.pt2").read_bytes()))
+    cured = load(saved("plain"))
     (result,) = run(cured, {"input": np.array([[1, 2, 3, 4]], np.float32)}).values()
     # torchao keeps 127 steps of the largest weight / 127.5.
     np.testing.assert_allclose(result, [[509 * 127 / 127.5 + 0.5, 257 * 127 / 127.5 - 0.5]], rtol=1e-5)

@@ -57,13 +57,12 @@ def test_sizes_up_to_the_longest_input_that_the_model_takes(tmp_path: Path, capl
     again.close()
 
 
-@pytest.mark.parametrize(("name", "label"), [("unk__{}", "unk__2"), ("", "input_ids:0")])
-def test_dimensions_with_other_names_that_must_be_equal_are_one(tmp_path: Path, name: str, label: str) -> None:
+def test_dimensions_without_names_that_must_be_equal_are_one(tmp_path: Path) -> None:
     engine = Engine(tmp_path, tmp_path / "cache")
-    network = with_own_names(encoder(layers=1, longest=40), name).SerializeToString()
+    network = with_own_names(encoder(layers=1, longest=40), "").SerializeToString()
     loaded = engine.load(network, 2)
     padding = loaded.signature.padding
-    assert padding.properties == {"sizes": f"{label}=16,24,32,40"}
+    assert padding.properties == {"sizes": "input_ids:0=16,24,32,40"}
     assert padding.dimensions[0].inputs == {"input_ids": (1,), "attention_mask": (1,)}
     inputs = request(2, 31)
     found = answers(loaded, padded(inputs, padding))
