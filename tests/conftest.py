@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import onnx
 
 HERE = Path(__file__).parent
+ALL_LONG = re.compile(r"^pytestmark = (\[[^]]*)?pytest\.mark\.long\b", re.MULTILINE)
+"""What a file has whose tests are all long."""
 LONGEST_FILES = (
     "e2e/test_pytorch_engines.py",
     "e2e/test_real_weights.py",
@@ -110,7 +113,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     wanted = config.getoption("markexpr")
     if not is_quick(collection_path, config):
         return True if wanted == "not long" else None
-    has_none = wanted == "long" and collection_path.suffix == ".py" and "mark.long" not in collection_path.read_text()
+    if wanted not in ("long", "not long") or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    has_none = "mark.long" not in text if wanted == "long" else ALL_LONG.search(text)
     return True if has_none else None
 
 
