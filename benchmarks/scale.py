@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 STEP = 5
 """Seconds."""
@@ -149,6 +150,9 @@ def fixed(gpus: int, peak_gpus: int) -> tuple[float, float]:
 
 
 def draw(file: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 8), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplot_mosaic([["day", "day"], ["30", "300"]])

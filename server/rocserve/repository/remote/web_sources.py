@@ -109,8 +109,7 @@ class HubSource(Source):
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         with urllib.request.urlopen(request, timeout=20.0) as answer:
             next_page, _, relation = answer.headers.get("Link", "").partition(";")
-            is_more = 'rel="next"' in relation
-            return json.load(answer), urljoin(url, next_page.strip("<> ")) if is_more else ""
+            return json.load(answer), urljoin(url, next_page.strip("<> ")) if 'rel="next"' in relation else ""
 
 
 class ArchiveSource(Source):
