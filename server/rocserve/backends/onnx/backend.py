@@ -203,7 +203,7 @@ def _pad(opened: OnnxModel, session: Any, check: PaddingCheck) -> None:
 
 def _pad_on_provider(opened: OnnxModel, check: ProviderCheck, by_default: bool) -> None:
     """Pad the dimensions that the parameter `sizes` names; without it, and with `by_default`, all open dimensions, if
-    the check allows it. Raises as `ProviderPadding.written`."""
+    the check allows it. Raises as `ProviderPadding.chosen`."""
     sizes = ProviderPadding(check.model, check.weights, opened.signature, opened.shapes_on_zeros)
     padding, report = sizes.chosen(by_default)
     opened.signature = replace(opened.signature, padding=padding)

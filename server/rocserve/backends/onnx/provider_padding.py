@@ -41,17 +41,22 @@ class ProviderPadding:
     def __init__(self, model: ModelSource, weights: ExternalWeights, signature: Signature, zeros: Shapes) -> None:
         """`signature`: completed with the rows' verdict. `zeros`: runs the model on zeros."""
         self._model = model
+        self._weights = weights
         self._signature = signature
         self._runs = PaddingRuns(model.config, zeros, None)
         self._mode = load_check_mode(model.config, model.settings)
         self._jobs = JobRunner(JobEngine("ONNX Runtime"), model.report_check, _LOG)
         self._has_rows = has_rows(model.config, signature)
-        self._source = ProgramSource(SourceKind.ONNX, str(model.model_file), model_digest(model, weights))
 
-    def written(self) -> tuple[Padding, LoadCheckReport]:
-        """Return the sizes of the parameter `sizes`, and what the check says of them. Raises ServeError
-        (INVALID_ARGUMENT) if the dimensions cannot be padded, LoadCheckFailed if the check is strict, and answers
-        change."""
+    def chosen(self, by_default: bool) -> tuple[Padding, LoadCheckReport]:
+        """Return the written sizes, or with `by_default` those that the check allows, and what the check says of them.
+        Raises ServeError (INVALID_ARGUMENT) if the written dimensions cannot be padded, LoadCheckFailed if the check is
+        strict, and answers change."""
+        if is_written(self._model.config):
+            return self._written()
+        return self._default() if by_default else (NO_PADDING, NOT_CHECKED)
+
+    def _written(self) -> tuple[Padding, LoadCheckReport]:
         model = self._model
         padding = self._runs.with_outputs(written_padding(model.config, self._signature, self._groups))
         if self._mode is LoadCheckMode.OFF or not padding.dimensions:
@@ -60,7 +65,7 @@ class ProviderPadding:
         verdict, took = checked_sizes(model, self._jobs, self._wanted(padding), has_company)
         return replace(padding, values=verdict.values), replace(padding_report(verdict, self._mode), seconds=took)
 
-    def default(self) -> tuple[Padding, LoadCheckReport]:
+    def _default(self) -> tuple[Padding, LoadCheckReport]:
         """Return sizes up to the longest that the model takes, if the check shows that all open dimensions may be
         padded; else no dimensions, and the reason."""
         config, signature = self._model.config, self._signature
@@ -79,15 +84,10 @@ class ProviderPadding:
         except ServeError as error:
             return NO_PADDING, LoadCheckReport((f"not padded: {error.text}",), seconds=took)
 
-    def chosen(self, by_default: bool) -> tuple[Padding, LoadCheckReport]:
-        """Return the written sizes; without any, with `by_default`, default sizes."""
-        if is_written(self._model.config):
-            return self.written()
-        return self.default() if by_default else (NO_PADDING, NOT_CHECKED)
-
     def _groups(self, dimensions: Sequence[PaddedDimension]) -> Sequence[Sequence[int]]:
         return equal_dimensions(self._model, self._jobs, self._wanted(Padding((*dimensions,))))
 
     def _wanted(self, padding: Padding) -> WantedSizes:
+        source = ProgramSource(SourceKind.ONNX, str(self._model.model_file), model_digest(self._model, self._weights))
         shapes = configured_sizes(self._model.config, self._has_rows)
-        return WantedSizes(self._source, padding, {name: tuple(dims) for name, dims in shapes.items()}, self._has_rows)
+        return WantedSizes(source, padding, {name: tuple(dims) for name, dims in shapes.items()}, self._has_rows)
