@@ -51,8 +51,6 @@ _UNSUPPORTED = {
     "cplusplus": "it is a library for that server's C++ interface; write a Python model in the repository",
     "python": "its file is a program; put it into the repository, as a model with the backend 'python'",
 }
-_ENDPOINT_PARAMETERS = frozenset(("model", "share", "next", "batchers"))
-"""Parameters of the endpoint, and tuning parameters of that server's workers, which do not belong to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +311,12 @@ class WorkerEndpoints:
         batch = parameters.get("batch", BATCH_SIZE)
         if type(batch) is not int or not 1 <= batch < 2**31:
             raise invalid_argument(f"parameter 'batch' must be a positive integer, got {batch!r}")
-        texts = {key: parameter_text(value) for key, value in parameters.items() if key not in _ENDPOINT_PARAMETERS}
+        # The endpoint's own parameters, and tuning parameters of that server's workers, do not belong to the model.
+        texts = {
+            key: parameter_text(value)
+            for key, value in parameters.items()
+            if key not in {"model", "share", "next", "batchers"}
+        }
         if name == "onnxruntime":
             texts.setdefault("engine", "onnxruntime")
         platforms = _PLATFORMS[name]

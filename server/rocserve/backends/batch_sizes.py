@@ -23,8 +23,6 @@ each size is compiled before the model serves."""
 MOST_SIZES = 64
 """Each size is a separate program, which is compiled, kept in memory and warmed up."""
 _ONE_SIZE = "batch"
-_LISTS = ("batch_sizes", "migraphx_compile_batches")
-"""Parameters with a list of sizes; ONNX Runtime's MIGraphX provider uses the second name."""
 _LARGEST_SIZE = 2**31 - 1
 
 
@@ -59,7 +57,12 @@ def wanted_batch_sizes(
 ) -> tuple[int, ...]:
     """Return the size in the parameter `batch`, or the sizes in a list; empty if neither is set. `named`: for errors.
     Raises ServeError (INVALID_ARGUMENT) if `batch` is not a number or both are set, and as `parse_batch_sizes`."""
-    found = {name: text for name in (*_LISTS, _ONE_SIZE) if (text := values.get(name, "").strip())}
+    # ONNX Runtime's MIGraphX provider uses the second name of the list.
+    found = {
+        name: text
+        for name in ("batch_sizes", "migraphx_compile_batches", _ONE_SIZE)
+        if (text := values.get(name, "").strip())
+    }
     if not found:
         return ()
     name, text = next(iter(found.items()))

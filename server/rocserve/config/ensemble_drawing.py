@@ -13,18 +13,12 @@ from rocserve.core.model_names import ModelKey, qualified
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInput, ModelOutput
 from rocserve.protocol.page_pb2 import EnsembleGraphResponse, GraphBox
 
-# All lengths are in pixels of a screen.
-STEP_HEIGHT = 58.0
-"""Room for a name, a line about the last minute, and a bar."""
-_END_HEIGHT = 30.0
 _LEAST_WIDTH, _MOST_WIDTH = 108.0, 260.0
 """Of a box."""
 _GAP = 16.0
 """Between boxes of a row."""
 _BESIDE = 180.0
 """Width for texts on arrows that are longer than the boxes."""
-_LANE = 26.0
-"""Width for arrows that pass rows, at the right edge."""
 _LINE, _SPACE = 16.0, 22.0
 """Height of a line of text on an arrow, and of the space above and below these lines."""
 _LETTER = 7.2
@@ -109,7 +103,8 @@ class _Layout:
         self._row_count = len(rows)
         self._row_of = {node: index for index, row in enumerate(rows) for node in row}
         most = max(map(len, rows))
-        lane = _LANE if any(map(self._passes_rows, arrows)) else 0.0
+        # The width for arrows that pass rows, at the right edge.
+        lane = 26.0 if any(map(self._passes_rows, arrows)) else 0.0
         width = min(available, most * (_MOST_WIDTH + _GAP) + _BESIDE)
         self._box_width = max(_LEAST_WIDTH, min(_MOST_WIDTH, (width - lane - _GAP * (most - 1)) / most))
         self._width = max(width, most * (self._box_width + _GAP) - _GAP + lane)
@@ -157,9 +152,10 @@ class _Layout:
 
     def _box(self, node: int, x: float, y: float) -> GraphBox:
         kind, model, version = self._nodes[node]
-        height, margin, title = STEP_HEIGHT, 28, f"{model} version {version}" if version else model
+        # Room for a name, a line about the last minute, and a bar.
+        height, margin, title = 58.0, 28, f"{model} version {version}" if version else model
         if kind is not NodeKind.STEP:
-            height, margin, title = _END_HEIGHT, 16, kind
+            height, margin, title = 30.0, 16, kind
         width = self._box_width
         text = _cut(title, width - margin)
         return GraphBox(

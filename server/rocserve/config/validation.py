@@ -188,10 +188,6 @@ def _dynamic_batching_faults(batching: ModelDynamicBatching, message: ModelConfi
             yield f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
 
 
-_SILENT = {"input_pinned_memory", "output_pinned_memory", "execution_accelerators"}
-"""No warning: Triton always prints both settings of pinned memory; the engines report unsupported accelerators."""
-
-
 def check_supported(message: ModelConfig, backend: BackendSpec | None) -> tuple[str, ...]:
     """Return a warning that names the settings without effect, or nothing. `backend`: None for an ensemble. Raises
     ServeError (UNIMPLEMENTED) if a setting without support would change responses."""
@@ -231,7 +227,10 @@ def _ignored(message: ModelConfig, backend: BackendSpec | None) -> Iterator[str]
     takes_operators = backend is not None and backend.takes_operators
     for field, _ in message.optimization.ListFields():
         # An engine that accepts operators also accepts the optimisation level.
-        if field.name not in _SILENT and not (field.name == "graph" and takes_operators):
+        # Triton always prints both settings of pinned memory; the engines report unsupported accelerators.
+        if field.name not in {"input_pinned_memory", "output_pinned_memory", "execution_accelerators"} and not (
+            field.name == "graph" and takes_operators
+        ):
             yield f"optimization.{field.name}"
     for setting in ("secondary_devices", "profile"):
         if any(getattr(group, setting) for group in message.instance_group):

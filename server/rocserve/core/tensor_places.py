@@ -14,8 +14,6 @@ from rocserve.core.tensors import Buffer, TensorHead
 
 ALIGNMENT = 64
 """Bytes. Tensors begin at multiples of it, for the engines' vector instructions."""
-_REMEMBERED_TABLES = 1024
-"""Tables of sizes, because clients often send the same sizes."""
 
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))
 """Size of a gap -> zero bytes that fill it."""
@@ -201,6 +199,7 @@ def _bounds(sizes: Sequence[int], start: int) -> tuple[Bounds, int]:
     return [(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)], aligned(end)
 
 
-@functools.lru_cache(_REMEMBERED_TABLES)
+# Clients often send the same sizes.
+@functools.lru_cache(1024)
 def _bounds_after(table: bytes) -> tuple[Bounds, int]:
     return _bounds(struct.unpack(f"<{len(table) // 8}Q", table), len(table))

@@ -16,7 +16,6 @@ from rocserve.settings.unix_place import UnixPlace, unix_place
 Filter = Sequence[tuple[int, int, int, int]]
 """The instructions of a classic filter: code, jumps if true and false, operand."""
 
-_SO_ATTACH_FILTER = 26
 _NO_HANDSHAKE_BEGINS = (
     (0x30, 0, 0, 13),  # The flags of a segment's TCP header.
     (0x54, 0, 0, 0x12),  # SYN and ACK of these flags.
@@ -85,7 +84,8 @@ def begin_no_handshakes(listening: socket.socket) -> None:
     """Ignore new connections before a listening socket is closed: the kernel would reset those that arrive between the
     last `accept` and the close, with their requests. Clients try again a second later."""
     with contextlib.suppress(OSError):  # A kernel without filters.
-        set_filter(listening, _SO_ATTACH_FILTER, _NO_HANDSHAKE_BEGINS)
+        # 26 is SO_ATTACH_FILTER.
+        set_filter(listening, 26, _NO_HANDSHAKE_BEGINS)
 
 
 def set_filter(listening: socket.socket, option: int, instructions: Filter) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_WORD = re.compile(r"[A-Za-z_]+")
-"""A name that a person chose. Exporters number theirs: unk__6, s77, p2o.DynamicDimension.0."""
 _ROWS = re.compile(r"batch|^n$|^(num_)?(rows|samples|examples)$", re.IGNORECASE)
 """Names that people give to the dimension of rows. Two of them may name the same dimension."""
 
@@ -14,11 +12,12 @@ _ROWS = re.compile(r"batch|^n$|^(num_)?(rows|samples|examples)$", re.IGNORECASE)
 def names_disagree(inputs: Mapping[str, object], outputs: Mapping[str, object]) -> str:
     """Return which tensor names its first dimension differently from the first tensor, if people chose both names and
     not both mean rows; "" = none. Both map a tensor to its first dimension: a number, a name, or None."""
+    # Names that a person chose. Exporters number theirs: unk__6, s77, p2o.DynamicDimension.0.
     named = [
         (kind, tensor, name)
         for kind, tensors in (("input", inputs), ("output", outputs))
         for tensor, name in tensors.items()
-        if isinstance(name, str) and _WORD.fullmatch(name)
+        if isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name)
     ]
     if not named:
         return ""

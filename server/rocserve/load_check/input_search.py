@@ -20,11 +20,6 @@ _IMAGE = (64, 32, 48, 96, 224, 320, 640)
 """Heights and widths. 64 runs in most models; 32 and 48 suit text, 224 to 640 networks with fully connected layers."""
 _LINE = (7, 16, 32, 64, 128, 576, 1024, 4096, 16000)
 """Lengths of sequences and signals. None is a number of rows, so no output has the right shape by chance."""
-_LEAST_POWER = 1e-5
-"""Relative change of the outputs below which it counts as rounding, regardless of nudged inputs."""
-_ENOUGH_POWER = 5e-2
-"""Relative change of the outputs that is enough beside any noise: a network whose answer turns over with the last place
-of its inputs, such as the best 300 of many equal boxes, also shows each dependence."""
 
 
 class NoInputs(Exception):
@@ -47,7 +42,10 @@ class Found:
     def quality(self) -> float:
         """Above 1, the outputs distinguish rows."""
         noise = 10 * max(self.noise.values(), default=0.0)
-        return self.power / max(_LEAST_POWER, min(noise, _ENOUGH_POWER))
+        # Smaller changes count as rounding, regardless of nudged inputs. A change of 5 % is enough beside any noise: a
+        # network whose answer turns over with the last place of its inputs, such as the best 300 of many equal boxes,
+        # also shows each dependence.
+        return self.power / max(1e-5, min(noise, 5e-2))
 
 
 def find_inputs(trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMaker) -> Found:

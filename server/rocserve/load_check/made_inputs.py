@@ -14,10 +14,8 @@ from rocserve.core.tensors import bfloat16_values
 from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.tensors import Array, CheckedInput, Feed
 
-_WORDS = ("cat", "the dog sat", "Rome", "1", "stocks fell on monday", "2.5", "Oslo", "red")
 _LEVEL_STEP, _LEAST_STEP = 0.1, 0.1
 """How far values lie from the numbers that trees compare them with: relative, and from 0."""
-_DIRECTIONS = (1, -1, -1, 1, 1, -1, 1)
 _QUIET, _QUIET_INTEGERS = 1e-3, 8
 """Factor of a quiet row's floats, and what its integers are divided by."""
 
@@ -59,7 +57,7 @@ class InputMaker:
         self._seed = seed
         self._are_requests = are_requests
         self.levels = facts.levels
-        self._words = facts.words or _WORDS
+        self._words = facts.words or ("cat", "the dog sat", "Rome", "1", "stocks fell on monday", "2.5", "Oslo", "red")
         self.ends = {given.name: end for given in inputs if (end := given.end or facts.ends.get(given.name))}
         """Input -> exclusive end of its values, if the model defines it."""
         rows = [row for sample in samples for row in _rows_of(sample, inputs)]
@@ -232,7 +230,7 @@ def nudged(row: Feed) -> dict[str, Array]:
     would not see them move together. Whole numbers move away from 0, so that they stay the same as integers."""
 
     def move(values: Array) -> Array:
-        directions = np.where(values == np.round(values), 1, np.resize(_DIRECTIONS, values.shape))
+        directions = np.where(values == np.round(values), 1, np.resize((1, -1, -1, 1, 1, -1, 1), values.shape))
         return np.asarray(values * (1 + directions * 4 * np.finfo(values.dtype).eps).astype(values.dtype))
 
     return changed_floats(row, move)

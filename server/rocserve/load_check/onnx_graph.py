@@ -15,7 +15,6 @@ _PASSING = frozenset(
     ("Cast", "DequantizeLinear", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape")
 ) | {"Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 """Operators whose output has values of their first input, perhaps in another shape or type."""
-_SHAPED = frozenset(("Cast", "Constant", "DequantizeLinear", "Identity", "Transpose"))
 _MOST_STEPS = 64
 """Limit of nodes on a path; a file with a cycle is not followed forever."""
 
@@ -68,7 +67,7 @@ class OnnxGraph:
             node = self.makers.get(name)
             if name in self.initializers:
                 shape = self.initializers[name].dims
-            elif node is None or node.op_type not in _SHAPED:
+            elif node is None or node.op_type not in {"Cast", "Constant", "DequantizeLinear", "Identity", "Transpose"}:
                 shape = self._declared[name].shape if name in self._declared else []
             elif node.op_type == "Constant":
                 value = node.attribute("value")

@@ -22,7 +22,6 @@ _ATTRIBUTE_NAME, _ATTRIBUTE_TYPE = 1, 20
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_INTEGERS, _TENSOR_NAME, _TENSOR_BYTES, _TENSOR_LOCATION = 1, 2, 5, 8, 9, 14
 _VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR, _TENSOR_ELEMENT, _TENSOR_SHAPE = 1, 2, 1, 1, 2
 _SHAPE_DIM, _DIM_SIZE = 1, 1
-_EXTERNAL = 1
 
 
 class ElementType(enum.IntEnum):
@@ -83,7 +82,8 @@ class Tensor:
     def values(self, most: int) -> Array | None:
         """Return the values; None if they are more than `most`, in another file, texts, or of a type that numpy
         lacks."""
-        is_external = self._fields.number(_TENSOR_LOCATION) == _EXTERNAL
+        # 1 is EXTERNAL in onnx.proto.
+        is_external = self._fields.number(_TENSOR_LOCATION) == 1
         if is_external or self.element_type not in _STORED or math.prod(self.dims) > most:
             return None
         dtype, place = _STORED[self.element_type]

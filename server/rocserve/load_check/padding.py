@@ -37,8 +37,6 @@ _NOISE_FACTOR = 30
 """Or so many times the effect of the inputs' last place ..."""
 _MOST = 5e-2
 """... but no more than this."""
-_TELLING = 10
-"""Answers to two inputs must differ by so many times the tolerance to show anything."""
 
 
 class _Changed(Exception):
@@ -193,7 +191,8 @@ class _PaddingCheck:
         one, other = (self._answer(name, trial.lengths) for name in "ab")
         if one is None or other is None:
             raise _Unclear(f"the engine takes no made-up input to pad{self._refusal}")
-        if all(difference(one[name], other[name]) <= _TELLING * self._limit(name) for name in one):
+        # Only answers that differ by ten times the tolerance show anything.
+        if all(difference(one[name], other[name]) <= 10 * self._limit(name) for name in one):
             raise _Unclear("the outputs hardly change with the inputs")
         for row in "ab":
             self._compare(units, row, trial)

@@ -24,15 +24,9 @@ _TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 2e-2, "quantised": 5e-
 """Precision -> error, relative to the output's largest value, that an engine may have in any model. Correct programs of
 one network differ by 1e-6 in float32 and 1e-3 in float16 for nine models of ten. "quantised": the file itself holds the
 scales, so engines differ by a step of them here and there."""
-_LEAST_SCALE = 0.01
-"""Of the largest value with plain inputs. A saturated output of 1e-10 has no digits where an engine adds it to 1."""
 _NOISE_FACTOR = 100
 """An engine may be off by so many times the reference's own noise: an ill-conditioned network amplifies rounding."""
-_MOST_SPECIAL = 0.7
-"""Share of NaN or infinity in an output above which it has spread, however many inputs have some."""
 _DESCRIPTION = "description"
-_QUANTISED_REMARK = 0.15
-"""Error of a quantised model that users should know. Only they can judge the acceptable cost of calibration."""
 
 
 CASE_ROWS = 3
@@ -148,7 +142,9 @@ def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budge
             continue
         compared += 1
         if case.name == PLAIN:
-            scales = {output: _LEAST_SCALE * largest(values) for output, values in case.outputs.items()}
+            # At least a hundredth of the largest value with plain inputs: a saturated output of 1e-10 has no digits
+            # where an engine adds it to 1.
+            scales = {output: 0.01 * largest(values) for output, values in case.outputs.items()}
         if case.name in (NAN, BEYOND_HALF):
             case, answer = _where_it_stays(case, answer, cases[0])
         if case.drawn and (same := _same_again(case, answer, candidate)):
@@ -165,7 +161,8 @@ def compare(cases: Sequence[Case], candidate: Run, precision: str, budget: Budge
                 remark = remark or str(error)
             elif error.size > worst.size:
                 worst = error
-    if is_quantised and worst.size > _QUANTISED_REMARK:
+    # Users should know such an error of a quantised model: only they can judge the acceptable cost of calibration.
+    if is_quantised and worst.size > 0.15:
         remark = str(worst)
     reason = f"{compared} inputs, largest error {worst.size:.2g}"
     return ReferenceVerdict(True, compared, worst.size, worst.output, worst.case, reason, remark)
@@ -186,9 +183,8 @@ def _where_it_stays(case: Case, answer: Feed, plain: Case) -> tuple[Case, Feed]:
             continue
         if values.dtype.kind == "f":
             lost = _entries(np.isnan(values) if case.name == NAN else np.isinf(values))
-            places = (lost & (lost.mean(axis=1) <= min(sum(shares), _MOST_SPECIAL))[:, np.newaxis]).reshape(
-                values.shape
-            )
+            # If more than 70 % of an output are NaN or infinity, these have spread, however many inputs have some.
+            places = (lost & (lost.mean(axis=1) <= min(sum(shares), 0.7))[:, np.newaxis]).reshape(values.shape)
         else:
             places = _made_of_one(values, plain.outputs.get(name), special)
         right[name], given[name] = values[places], found[places]

@@ -30,8 +30,6 @@ _BESIDE = 1e-6
 """Largest difference of a row beside others. On a CPU it is 0."""
 _ALONE = 5e-2
 """Largest difference of a row alone and in a batch. Ill-conditioned networks reach 1.3e-2."""
-_REPEATED = 1e-3
-"""Difference of equal runs above which a model counts as random."""
 _NOISE_FACTOR = 30
 """A difference beside others counts if it is so many times the difference of equal runs."""
 _REPETITIONS = 3
@@ -285,7 +283,8 @@ class _RowsCheck:
             if largest <= _BESIDE:
                 continue
             noise = self._noise(first)
-            if noise > _REPEATED:
+            # Equal runs that differ by more show a random model.
+            if noise > 1e-3:
                 random = f" ({self._facts.is_random})" if self._facts.is_random else ""
                 raise _undecided(f"equal runs differ by {noise:.2g}{random}")
             if largest > _NOISE_FACTOR * noise:

@@ -32,10 +32,7 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
-_PUNCH_HOLE_KEEP_SIZE = 3
 _FAILED = ctypes.c_void_p(-1).value
-_MAP_FIXED = 0x10
-"""From mman.h; Python has no name for it."""
 
 
 def create(name: str, size: int) -> int:
@@ -90,7 +87,8 @@ def map_file(
 
 def give_back(descriptor: int, start: int, nbytes: int) -> None:
     """Give a file's pages back to the system; they become zeros."""
-    if _libc.fallocate(descriptor, _PUNCH_HOLE_KEEP_SIZE, start, nbytes):
+    # 3 is FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE.
+    if _libc.fallocate(descriptor, 3, start, nbytes):
         raise OSError(ctypes.get_errno(), "memory cannot be given back")
 
 
@@ -112,7 +110,8 @@ def give_back_pieces(descriptor: int, start: int, end: int, piece: int) -> Steps
 
 def replace_by_zeros(address: int, nbytes: int) -> bool:
     """Replace mapped pages by private zero pages. Returns whether the kernel could."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    # 0x10 is MAP_FIXED of mman.h; Python has no name for it.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10
     found: int | None = _libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     return found != _FAILED
 

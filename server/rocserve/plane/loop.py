@@ -27,8 +27,6 @@ from rocserve.plane.doorbell import Doorbell
 
 NEVER = float("inf")
 
-_TFD_TIMER_ABSTIME = 1
-
 
 class TimerDescriptor:
     """A timerfd on the monotonic clock. epoll's timeout has only milliseconds, and Python no timerfd before 3.13."""
@@ -53,7 +51,8 @@ class TimerDescriptor:
         self._when = when
         nanoseconds = 0 if when == NEVER else max(int(when * 1e9), 1)
         self._setting[2], self._setting[3] = divmod(nanoseconds, 1_000_000_000)
-        if self._settime(self.descriptor, _TFD_TIMER_ABSTIME, self._address, None) != 0:
+        # 1 is TFD_TIMER_ABSTIME.
+        if self._settime(self.descriptor, 1, self._address, None) != 0:
             raise OSError(ctypes.get_errno(), f"timerfd_settime({when}) failed")
 
     def close(self) -> None:

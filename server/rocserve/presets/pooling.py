@@ -13,9 +13,6 @@ from rocserve.presets.parameters import parameters_of
 
 Array = np.ndarray[Any, Any]
 
-_LEAST_NORM = 1e-12
-"""PyTorch's and sentence-transformers' bound, below which a vector is not made longer."""
-
 
 def _means(hidden: Array, counts: Array) -> Array:
     sums = np.empty((len(hidden), hidden.shape[2]), np.float32)
@@ -59,7 +56,8 @@ class TritonPythonModel:
         if self._normalises:
             # As numpy.linalg.norm computes it.
             norms = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))
-            vectors = vectors / np.maximum(norms, _LEAST_NORM)
+            # As in PyTorch and sentence-transformers, a shorter vector is not made longer.
+            vectors = vectors / np.maximum(norms, 1e-12)
         return vectors
 
 

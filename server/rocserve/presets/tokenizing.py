@@ -21,11 +21,6 @@ from rocserve.presets.parameters import parameters_of
 Array = np.ndarray[Any, Any]
 
 _FILE = "tokenizer.json"
-_PADDINGS = ("[PAD]", "<pad>", "<|endoftext|>")
-"""The padding tokens if no file names one. The mask hides them."""
-
-_SHOWN_IDS = 8
-"""Ids up to which an error shows a whole list."""
 
 
 class TritonPythonModel:
@@ -217,7 +212,7 @@ def _added(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _shortened(ids: list[int]) -> str:
-    return str(ids) if len(ids) <= _SHOWN_IDS else f"[{ids[0]}, {ids[1]}, ..., {ids[-1]}]"
+    return str(ids) if len(ids) <= 8 else f"[{ids[0]}, {ids[1]}, ..., {ids[-1]}]"
 
 
 def _padding(tokenizer: Any, written: str | None) -> int:
@@ -225,7 +220,8 @@ def _padding(tokenizer: Any, written: str | None) -> int:
         return int(written)
     if tokenizer.padding is not None:
         return int(tokenizer.padding["pad_id"])
-    known = (tokenizer.token_to_id(token) for token in _PADDINGS)
+    # No file names the padding token. The mask hides it.
+    known = (tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>", "<|endoftext|>"))
     return next((number for number in known if number is not None), 0)
 
 

@@ -20,7 +20,6 @@ from rocserve.protocol.faults import parse_message
 from rocserve.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
 
 _PARAMETERS_TAG = ModelInferRequest.PARAMETERS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_KEY_TAG = 1 << 3 | LENGTH_DELIMITED
 _NAMES = frozenset(name.encode() for name in SEQUENCE_PARAMETERS)
 
 
@@ -100,6 +99,6 @@ def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
 
 def _key(entry: bytes) -> bytes:
     """Return the key of a map entry; b"" if it is not the first field or has more than 127 bytes."""
-    if len(entry) < 2 or entry[0] != _KEY_TAG or entry[1] > 0x7F:
+    if len(entry) < 2 or entry[0] != (1 << 3 | LENGTH_DELIMITED) or entry[1] > 0x7F:
         return b""
     return entry[2 : 2 + entry[1]]

@@ -200,9 +200,6 @@ def batch_policy(config: ModelConfig, times: ComputeTimes) -> NoBatching | Dynam
 NOTHING = BatchDecision(0)
 """The decision if all waiting requests were hopeless."""
 
-_LONGEST_CHECKED = 64
-"""The longest queue in which Triage checks whether all requests have time again."""
-
 
 class Triage:
     """Decides instead of the policy while requests with deadlines wait, and drops hopeless ones."""
@@ -241,7 +238,7 @@ class Triage:
             if decision.request_count:
                 return decision
         decision = self._choose(now_ns, now, batches_before)
-        if len(self._queue) <= _LONGEST_CHECKED and not any(
+        if len(self._queue) <= 64 and not any(
             level.newest_first or level.has_dropped for level in self._queue.levels()
         ):
             run_seconds = self.times.of(self._policy.largest)

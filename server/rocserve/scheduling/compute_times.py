@@ -26,22 +26,10 @@ from rocserve.workers.results import BatchOutcome
 
 _WINDOW = 32
 """Batches of one size that are remembered. If 9 of them are slow, so is the 75 % quantile."""
-_BATCHES_PER_ESTIMATE = 4
-"""Batches after which an estimate from a full window is computed again, because sorting costs a microsecond."""
 _LEAST_BATCHES = 2
 """Number of batches of a size from which an estimate is made: the first may have been a warm-up."""
 _LATEST = 5
 """Batches that show how fast the machine is now: of so many at least one is fast, also while others use the CPUs."""
-_PROBE_PERIOD_NS = 100_000_000
-"""Time without a batch after which a request runs against the estimate: ten probes a second soon show that a model has
-become faster, and cost almost nothing if it has not."""
-_KEPT_TIMES = 50
-"""A size is measured again if it has not run for this many times as long as its last batch took. Two batches that run
-too late then cost 4 % of the time."""
-_LEAST_KEPT_NS = 10_000_000_000
-"""Measurements of a size are kept for at least this long, because clients pause too."""
-_AGES_CHECKED_NS = 1_000_000_000
-"""Time between two checks of how long sizes have not run."""
 
 
 SEND_AHEAD_BELOW_NS = 3_000_000
@@ -96,15 +84,18 @@ class ComputeTimes:
         self._latest.append((rows, nanoseconds))
         self._at_best.clear()
         self._added += 1
-        if len(window) < _WINDOW or not self._added % _BATCHES_PER_ESTIMATE:
+        # After a full window only every fourth batch changes the estimate, because sorting costs a microsecond.
+        if len(window) < _WINDOW or not self._added % 4:
             self._estimates.clear()
 
     def review(self, now_ns: int) -> None:
         """Drop the measurements of sizes that have not run for long, and all if the machine has become faster."""
-        if now_ns - self._ages_checked_ns >= _AGES_CHECKED_NS:
+        if now_ns - self._ages_checked_ns >= 1_000_000_000:
             self._ages_checked_ns = now_ns
             for size, window in list(self._windows.items()):
-                if now_ns - self._ended_ns[size] >= max(_KEPT_TIMES * window[-1], _LEAST_KEPT_NS):
+                # A size is measured again if it has not run for 50 times as long as its last batch took: two batches
+                # that run too late then cost 4 % of the time. Clients pause too, for some seconds.
+                if now_ns - self._ended_ns[size] >= max(50 * window[-1], 10_000_000_000):
                     self._drop(size)
         if len(self._latest) == _LATEST and all(
             nanoseconds / 1e9 <= self.of(rows) / 2 for rows, nanoseconds in self._latest
@@ -154,4 +145,5 @@ class ComputeTimes:
         """Return whether a request may run that ends too late by the estimate: no batch has run for the probe period,
         nor for the usual time of a batch."""
         usual_ns = min((sorted(window)[len(window) // 2] for window in self._windows.values()), default=0)
-        return now_ns - self._last_ns >= max(_PROBE_PERIOD_NS, usual_ns)
+        # Ten probes a second soon show that a model has become faster, and cost almost nothing if it has not.
+        return now_ns - self._last_ns >= max(100_000_000, usual_ns)

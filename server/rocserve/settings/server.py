@@ -241,17 +241,13 @@ class TimeLimits:
 NO_TIME_LIMITS = TimeLimits(0.0, 0.0, 0.0, 0.0)
 
 
-_CPUS_OF_ONE_PROCESS = 4
-"""With at most so many CPUs the server's own process serves clients, because the models need the CPUs."""
-_CPUS_A_FRONT_END = 2
-"""One for the front end, one for scheduling and workers. On 16 CPUs 8 front ends answer 13 % more small requests than 5
-(benchmarks/results/front_ends.md), because the server's single thread then receives more messages per turn."""
-_MOST_FRONT_ENDS = 16
-
-
 def default_front_ends(cpus: int) -> int:
     """Return how many processes serve clients by default while the server's process is busy."""
-    return 0 if cpus <= _CPUS_OF_ONE_PROCESS else min(cpus // _CPUS_A_FRONT_END, _MOST_FRONT_ENDS)
+    # With at most four CPUs the server's own process serves clients, because the models need the CPUs. Else a front end
+    # has two: one for itself, one for scheduling and workers. On 16 CPUs 8 front ends answer 13 % more small requests
+    # than 5 (benchmarks/results/front_ends.md), because the server's single thread then receives more messages per
+    # turn.
+    return 0 if cpus <= 4 else min(cpus // 2, 16)
 
 
 @dataclass(frozen=True, slots=True)

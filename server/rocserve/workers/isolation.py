@@ -48,7 +48,6 @@ _PASSED_ON_PREFIXES = (
 # fmt: on
 
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 38, 47
-_PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION = 0x20080522
 """Version 3, with 64 bits for each set (capset(2))."""
 
@@ -258,7 +257,8 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
             os.environ["HOME"] = identity.home
         os.environ["USER"] = os.environ["LOGNAME"] = identity.name
     if not keeps:
-        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+        # 4 is PR_CAP_AMBIENT_CLEAR_ALL.
+        _prctl(_PR_CAP_AMBIENT, 4)
         _set_capabilities(0, 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     # The change of user has made root the owner of /proc/self, but the worker must still write its name there.

@@ -191,10 +191,6 @@ class TensorService(ModelService):
         end.close()
 
 
-_MOST_WITHOUT_PREPARING_NS = 1_000_000_000
-"""A model that always has batches prepares once in this time: a part takes a tenth of it."""
-
-
 class TensorExecutor:
     """Runs the batches of one instance on the engine and sends the results. On one thread."""
 
@@ -217,7 +213,8 @@ class TensorExecutor:
             # With one lane, each batch is finished right after its start.
             run_started = self._finish_done_batches if len(self._free) > 1 else None
             for batch in self._end.batches(run_started, self._prepare):
-                if not self._is_prepared and batch.taken_ns - self._prepared_ns > _MOST_WITHOUT_PREPARING_NS:
+                # A model that always has batches prepares once a second: a part takes a tenth of it.
+                if not self._is_prepared and batch.taken_ns - self._prepared_ns > 1_000_000_000:
                     while self._running:
                         self._finish_first()
                     self._prepare()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_MEASURE = re.compile(r"[0-9][0-9.:]* ?(?:%|(?:ms|s|min|h|[KMGT]?i?B)\b)")
-"""Times, percentages and sizes in a report of progress."""
 _MOST_PARTS = 2
 """Bounds the line that says what all workers are doing."""
 
 
 def phase_of(text: str) -> str:
     """Return a report of progress without its numbers."""
-    return _MEASURE.sub("", text)
+    # Times, percentages and sizes.
+    return re.sub(r"[0-9][0-9.:]* ?(?:%|(?:ms|s|min|h|[KMGT]?i?B)\b)", "", text)
 
 
 def progress_line(texts: Sequence[str]) -> str:

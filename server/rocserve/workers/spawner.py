@@ -21,8 +21,6 @@ from rocserve.workers import main as worker
 from rocserve.workers import messages
 from rocserve.workers.isolation import Identity, choose, confine
 
-_PR_SET_CHILD_SUBREAPER = 36
-
 
 class Spawner:
     """Serves the server at the other end of the connection. On one thread."""
@@ -34,7 +32,8 @@ class Spawner:
         self._workers: set[int] = set()
         # Orphans of workers become the zygote's children, which reaps them: as a container's first process, the server
         # would inherit them, and cannot wait for processes that it does not know.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        # 36 is PR_SET_CHILD_SUBREAPER.
+        ctypes.CDLL(None).prctl(36, 1)
         self._single_threaded = len(list(Path("/proc/self/task").iterdir())) == 1
         if not self._single_threaded:
             print("the zygote has several threads after its imports; workers are started by exec", file=sys.stderr)

@@ -52,8 +52,6 @@ CALLED_ONCE = frozenset(
 """Functions that write messages other than errors, or change their arguments. All others may be called again."""
 
 _IN_ORDER = tuple(NUMPY_DTYPES)
-_FAILED_PASS = re.compile(r"\[ERROR\] \[[^]]*\] Error (?P<pass>[^:]+): (?P<reason>.+)")
-"""A line in the log of MIGraphX 2.16 and later."""
 
 
 class CBinding(Binding):
@@ -221,7 +219,8 @@ class CBinding(Binding):
         # The last error may be a run's on another thread that has just begun.
         words = next((words.strip() for words in reversed(messages) if words.strip()), "")
         # After a failed pass MIGraphX writes the program to a file. If that fails too, only the log has the reason.
-        logged = _FAILED_PASS.search(before)
+        # MIGraphX 2.16 and later log such a line.
+        logged = re.search(r"\[ERROR\] \[[^]]*\] Error (?P<pass>[^:]+): (?P<reason>.+)", before)
         if logged and logged["reason"] not in words:
             words = f"{logged['pass']}: {logged['reason']}; then {words}"
         self.add_message(before)

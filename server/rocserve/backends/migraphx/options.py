@@ -74,8 +74,6 @@ def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
 
 _DYNAMIC_BATCH = "dynamic_batch"
 """A parameter of earlier versions, for one program that takes any batch size."""
-_CASE_SENSITIVE = frozenset({"calibration_data", "calibration_pipeline", "input_shapes"})
-"""Parameters whose values are names. The values of all other parameters are case-insensitive."""
 
 
 class Precision(enum.Enum):
@@ -195,8 +193,11 @@ def _with_accelerator(config: ModelConfig) -> ModelConfig:
         # A list of batch sizes in `parameters` replaces the accelerator's, under both names.
         for name in ("batch", "batch_sizes"):
             accelerator.pop(name, None)
+    # These values are names; all others are case-insensitive.
     values = {
-        name: text.strip() if name in _CASE_SENSITIVE else text.strip().lower()
+        name: text.strip()
+        if name in {"calibration_data", "calibration_pipeline", "input_shapes"}
+        else text.strip().lower()
         for name, text in {**accelerator, **own}.items()
     }
     return replace(config, parameters=values)

@@ -51,8 +51,6 @@ from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
 _LOG = logging.getLogger(__name__)
-_BATCH_SIZE_PARAMETERS = frozenset({"batch", "batch_sizes", "pad_batch"})
-"""MIGraphX's parameters that ONNX Runtime also follows if it runs a model at fixed batch sizes."""
 
 
 def load(model: ModelSource) -> LoadedModel:
@@ -63,7 +61,8 @@ def load(model: ModelSource) -> LoadedModel:
     # Parameters of MIGraphX that have no effect here are logged. Fixed batch sizes follow some of them.
     names = PARAMETERS | {"target"}
     if plan.compiling is not None or plan.on_gpu:
-        names -= _BATCH_SIZE_PARAMETERS
+        # ONNX Runtime also follows these if it runs a model at fixed batch sizes.
+        names -= {"batch", "batch_sizes", "pad_batch"}
     values = {name: text.strip().lower() for name, text in model.config.parameters.items() if name in names}
     unreduced = ("precision", "fp32")
     unused = sorted(f"'{name}'" for name, text in values.items() if text and (name, text) != unreduced)

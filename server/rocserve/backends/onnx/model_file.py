@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import onnx
 
 _ZIP_MAP = "ZipMap"
-_FLOAT = 1
-"""TensorProto.DataType.FLOAT in onnx.proto."""
 FATAL_ONLY = 4
 """ONNX Runtime's level of the log in which it writes no errors, which it also raises."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -131,7 +129,8 @@ def _replace_zip_maps(graph: onnx.GraphProto) -> Iterator[tuple[str, tuple[str, 
         del node.attribute[:]
         kind = outputs[node.output[0]].type
         kind.Clear()
-        kind.tensor_type.elem_type = _FLOAT
+        # 1 is TensorProto.DataType.FLOAT in onnx.proto.
+        kind.tensor_type.elem_type = 1
         if classes:
             # By ZipMap's definition: a row for each map, with a float for each class.
             kind.tensor_type.shape.dim.add()

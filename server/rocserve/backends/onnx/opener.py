@@ -47,8 +47,6 @@ _LOG = logging.getLogger(__name__)
 _CPU_PROVIDER = "CPUExecutionProvider"
 _TEMPORARY = "TMPDIR"
 
-_LEVELS_OF_GRAPH = {-1: "basic", 1: "extended", 2: "disable"}
-"""`optimization.graph.level` -> optimisation level, as in Triton's ONNX Runtime backend; other values -> "all"."""
 _OPTIMIZATION_LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -73,7 +71,8 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
     parallel = "1" if options.inter_op_num_threads > 1 else "0"
     if read_choice(config, "execution_mode", parallel, ("0", "1")) == "1":
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    default_level = _LEVELS_OF_GRAPH.get(config.graph_level, "all")
+    # `optimization.graph.level` means these levels, as in Triton's ONNX Runtime backend.
+    default_level = {-1: "basic", 1: "extended", 2: "disable"}.get(config.graph_level, "all")
     level = read_choice(config, "graph_optimization_level", default_level, tuple(_OPTIMIZATION_LEVELS))
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _OPTIMIZATION_LEVELS[level])
     options.enable_cpu_mem_arena = read_choice(config, "enable_mem_arena", "1", ("0", "1")) == "1"

@@ -263,8 +263,6 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
     return given
 
 
-_NOT_OF_PLUGINS = ("migraphx_mem_limit", "migraphx_arena_extend_strategy")
-"""Settings of a memory arena that MIGraphX's plugin does not have."""
 _OPENVINO_DEVICES = ("CPU", "GPU", "NPU")
 _OPENVINO_PROPERTIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cache_dir": ("CACHE_DIR", _OPENVINO_DEVICES),
@@ -291,8 +289,11 @@ def plugin_options(kind: ProviderKind, options: Mapping[str, str]) -> Mapping[st
     """Return the options by the names that a plugin has for them. OpenVINO's plugin takes OpenVINO's properties of each
     device as JSON; it ignores other options, and has no need for `disable_dynamic_shapes`: the sessions have none."""
     if kind is MIGRAPHX_PROVIDER:
+        # MIGraphX's plugin has no settings of a memory arena.
         named = {
-            name.removeprefix("migraphx_"): value for name, value in options.items() if name not in _NOT_OF_PLUGINS
+            name.removeprefix("migraphx_"): value
+            for name, value in options.items()
+            if name not in ("migraphx_mem_limit", "migraphx_arena_extend_strategy")
         }
         return {
             "int8_use_native_calibration_table" if name == "use_native_calibration_table" else name: value

@@ -22,8 +22,6 @@ Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
 """Takes the names of the wanted outputs and all inputs; returns the wanted outputs. BF16 is passed as uint16 bits."""
 
-_PLACED_FROM = 256 << 10
-"""Bytes; from this size on, letting the engine write a batch's outputs to their place is faster than copying them."""
 _ONNX_BFLOAT16 = 16
 """TensorProto.DataType.BFLOAT16 in onnx.proto."""
 
@@ -75,7 +73,8 @@ class InPlaceRun:
         """Return whether the batch has room for all wanted outputs, in shapes that the model may give, and the outputs
         are large."""
         room = batch.room
-        if sum([array.nbytes for array in room.values()]) < _PLACED_FROM:
+        # From 256 KiB on, letting the engine write a batch's outputs to their place is faster than copying them.
+        if sum([array.nbytes for array in room.values()]) < (256 << 10):
             return False
         return all(name in room and self._may_have(name, room[name].shape) for name in batch.requested_outputs)
 

@@ -22,10 +22,6 @@ DATATYPES = {
 }
 """ONNX Runtime's name of a tensor's type -> KServe datatype."""
 
-_MOST_DEFAULT_VALUES = 1024
-"""Values in the defaults of all inputs. A file with more keeps its weights as inputs, as ONNX required before IR
-version 4 and some exporters still do."""
-
 
 def session_signature(session: Any, config: ModelConfig, file: ModelFile) -> Signature:
     """Return the session's signature, with the configuration's dims for tensors without a shape in the model. Inputs
@@ -62,7 +58,9 @@ def _defaulted(session: Any, declared: Mapping[str, object]) -> Sequence[Any]:
     """Return the inputs with a default: all of them, or of weights only those that the configuration names."""
     nodes: Sequence[Any] = session.get_overridable_initializers()
     values = sum(math.prod(size for size in node.shape if isinstance(size, int)) for node in nodes)
-    return [node for node in nodes if node.name in declared or values <= _MOST_DEFAULT_VALUES]
+    # A file with more values in its defaults keeps its weights as inputs, as ONNX required before IR version 4 and some
+    # exporters still do.
+    return [node for node in nodes if node.name in declared or values <= 1024]
 
 
 def _has_rows(node: Any, session: Any) -> bool:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 _FIRST_STAND_IN = 0x10F780
-_FIRST_SURROGATE = 0xDC80
 _STAND_INS = re.compile(f"[{chr(_FIRST_STAND_IN)}-{chr(_FIRST_STAND_IN + 0x7F)}]")
-_TO_STAND_INS = {_FIRST_SURROGATE + byte: _FIRST_STAND_IN + byte for byte in range(0x80)}
+_TO_STAND_INS = {0xDC80 + byte: _FIRST_STAND_IN + byte for byte in range(0x80)}
 _TO_SURROGATES = {stand_in: surrogate for surrogate, stand_in in _TO_STAND_INS.items()}
 
 

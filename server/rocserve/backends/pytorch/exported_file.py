@@ -33,8 +33,6 @@ _MODEL = "model"
 """The name that torch.export.save gives a program in its archive."""
 _SPEC = re.compile(r'"(?:in_spec|out_spec)": *("(?:[^"\\]|\\.)*")')
 """A description of a program's arguments or results: JSON in a string of the file's JSON."""
-_TYPE = re.compile(r'"type": *"((?:[A-Za-z_]\w*\.)+)([A-Za-z_]\w*)"')
-"""In such a description, a class with its module."""
 
 
 def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
@@ -99,7 +97,12 @@ def import_classes(file: str, specs: Iterable[str]) -> bool:
     """Import the modules of the classes that a program takes or returns, which register them with PyTorch. `specs`:
     PyTorch's descriptions of its arguments and results. Return whether there were any to import. Raises ServeError
     (UNAVAILABLE) if a module is missing, or does not register its class."""
-    found = {(module.rstrip("."), name) for spec in specs for module, name in _TYPE.findall(spec)}
+    # In such a description, a class with its module.
+    found = {
+        (module.rstrip("."), name)
+        for spec in specs
+        for module, name in re.findall(r'"type": *"((?:[A-Za-z_]\w*\.)+)([A-Za-z_]\w*)"', spec)
+    }
     missing = sorted(pair for pair in found if ".".join(pair) not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE)
     for module, name in missing:
         package = module.partition(".")[0]

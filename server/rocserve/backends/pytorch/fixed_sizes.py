@@ -35,9 +35,6 @@ from rocserve.core.tensors import Tensor
 Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger(__name__)
 
-_RUNS_BEFORE = 3
-"""Runs of a size before its capture, in which libraries choose their kernels."""
-
 
 class SizedModel(Protocol):
     """A model that runs at fixed sizes, with any engine."""
@@ -261,7 +258,8 @@ def sized_executions(
             return call(inputs)
 
         with torch.cuda.stream(stream):
-            for _ in range(_RUNS_BEFORE):
+            # In the runs before a capture, libraries choose their kernels.
+            for _ in range(3):
                 outputs = run()
         stream.synchronize()
         if not all(isinstance(output, torch.Tensor) and output.shape[:1] == (rows,) for output in outputs):

@@ -16,8 +16,6 @@ _SIZES = ("aten::sym_size", "aten::sym_numel", "aten::sym_stride")
 """Operators that return a tensor's sizes, which its values do not change."""
 _COMPARISONS = frozenset(f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne"))
 _SIZE_COMPARISONS = (operator.gt, operator.ge, operator.lt, operator.le, operator.eq, operator.ne)
-_SCRIPT_SCALES = ("quantized::linear_dynamic", "quantized::linear_relu_dynamic")
-"""TorchScript's operators that do so inside."""
 _ONE_SCALE = "{} takes one scale from all rows"
 
 
@@ -36,7 +34,12 @@ def graph_facts(exported: Any) -> GraphFacts:
 def script_facts(module: Any) -> GraphFacts:
     """Return the facts of a TorchScript program."""
     graph = module.inlined_graph
-    found = (kind for kind in _SCRIPT_SCALES if graph.findAllNodes(kind, recurse=True))
+    # TorchScript's operators that do so inside.
+    found = (
+        kind
+        for kind in ("quantized::linear_dynamic", "quantized::linear_relu_dynamic")
+        if graph.findAllNodes(kind, recurse=True)
+    )
     return GraphFacts(couples_rows=next((_ONE_SCALE.format(kind) for kind in found), ""))
 
 

@@ -37,16 +37,10 @@ _FOLDER = "data/aotinductor/"
 """Holds a folder with the code of each program."""
 # Statements of the source that name an input, and check its datatype, sizes and strides.
 _INPUT = re.compile(r"\bauto (\w+) = std::move\(inputs\[(\d+)\]\);")
-_DATATYPE = re.compile(r"\bint32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);")
 _FIXED = re.compile(r"\bif \((?P<value>\d+) != (?P<input>\w+)_size\[(?P<dimension>\d+)\]\)")
 _LEAST = re.compile(r"\bif \((?P<input>\w+)_size\[(?P<dimension>\d+)\] < (?P<value>\d+)\)")
 _MOST = re.compile(r"\bif \((?P<input>\w+)_size\[(?P<dimension>\d+)\] > (?P<value>\d+)\)")
 _STRIDE = re.compile(r"\bif \((?P<value>\d+) != (?P<input>\w+)_stride\[(?P<dimension>\d+)\]\)")
-_SYMBOL = re.compile(r"\bint64_t (s\d+) = (\w+)_size\[(\d+)\];")
-_ASSERTED = re.compile(r'\bassert_size_stride\((\w+), \{([^{}]*)\}, \{[^{}]*\}, "input"\)')
-"""PyTorch 2.13 and newer write this line, with all sizes as expressions of symbols."""
-_INDEXED = re.compile(r'"index out of bounds: 0 <= \w+ < (\d+)L*"')
-"""The error of an index that is checked. A table whose size varies is not found."""
 _C_TO_PYTHON = ((re.compile(r"\b(\d+)L+\b"), r"\1"), (re.compile(r"static_cast<int64_t>"), ""),
          (re.compile(r"c10::div_floor_integer"), "FloorDiv"), (re.compile(r"std::(max|min)\b"), r"\1"))  # fmt: skip
 """Parts of a C++ expression, and their form in Python."""
@@ -162,7 +156,10 @@ def read_source(path: Path, name: str) -> PackageSource:
     found = [source for source in _sources(path, name) if "::run_impl(" in source]
     text = found[0] if len(found) == 1 else ""
     names = [name for name, _ in sorted(_INPUT.findall(text), key=lambda input_: int(input_[1]))]
-    datatypes = {name: getattr(torch, datatype, None) for name, datatype in _DATATYPE.findall(text)}
+    datatypes = {
+        name: getattr(torch, datatype, None)
+        for name, datatype in re.findall(r"\bint32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);", text)
+    }
     if not text or any(not isinstance(datatypes.get(name), torch.dtype) for name in names):
         raise invalid_argument(
             f"{path.name} lacks the source of its code, from which the server reads its datatypes and sizes; write it"
@@ -173,7 +170,15 @@ def read_source(path: Path, name: str) -> PackageSource:
 
 def smallest_table(path: Path, name: str) -> int | None:
     """Return the rows of the smallest table that a package's code for the CPU indexes; None = it indexes none."""
-    return min((int(size) for source in _sources(path, name) for size in _INDEXED.findall(source)), default=None)
+    # The error of an index that is checked. A table whose size varies is not found.
+    return min(
+        (
+            int(size)
+            for source in _sources(path, name)
+            for size in re.findall(r'"index out of bounds: 0 <= \w+ < (\d+)L*"', source)
+        ),
+        default=None,
+    )
 
 
 def _sources(path: Path, name: str) -> Sequence[str]:
@@ -188,9 +193,16 @@ def _sources(path: Path, name: str) -> Sequence[str]:
 
 def _parse_source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype]) -> PackageSource:
     fixed, least, most, strides = (_numbers(pattern, text) for pattern in (_FIXED, _LEAST, _MOST, _STRIDE))
-    dimension_of = {symbol: (name, int(dimension)) for symbol, name, dimension in _SYMBOL.findall(text)}
+    dimension_of = {
+        symbol: (name, int(dimension))
+        for symbol, name, dimension in re.findall(r"\bint64_t (s\d+) = (\w+)_size\[(\d+)\];", text)
+    }
     symbol_of = {key: symbol for symbol, key in dimension_of.items()}
-    asserted_sizes = {name: _split(expressions) for name, expressions in _ASSERTED.findall(text)}
+    # PyTorch 2.13 and newer write this line, with all sizes as expressions of symbols.
+    asserted_sizes = {
+        name: _split(expressions)
+        for name, expressions in re.findall(r'\bassert_size_stride\((\w+), \{([^{}]*)\}, \{[^{}]*\}, "input"\)', text)
+    }
     ranks = {name: len(asserted_sizes.get(name, ())) for name in names}
     for name, dimension in (*fixed, *least, *most, *strides, *symbol_of):
         ranks[name] = max(ranks.get(name, 0), dimension + 1)

@@ -26,15 +26,10 @@ import numpy as np
 
 from rocserve.backends.rocal.image import Part, Pixels, PixelsError, cached_by_size, with_channels
 
-_VECTOR_WIDTH = 8
-"""Pixels that RPP's vectorised loop writes at a time. The rest of a row goes through its scalar loop."""
-
 _ERROR = 3e-6
 """Difference of OpenCV's levels from RPP's, per pixel of the source's longer side: both compute places in 32 bits,
 whose precision falls with their size. One level in 10,000 is further away, and none more than twice as far."""
 
-_CLOSE_TO_MEAN = 5.0
-"""Grey levels. Further from the mean, OpenCV's error is hardly ever more than a thousandth of the result."""
 
 _GRIDS = 64
 _LONG_GRIDS = 2
@@ -42,10 +37,6 @@ _LONG_SIDE = 1 << 14
 """Numbers of cached pairs of sizes: with sides up to this length in pixels, and with a longer side. An entry has dozens
 of bytes per pixel of a side."""
 
-
-_SUM_ERROR = 6e-5
-"""Largest difference per summand between two orders of adding weighted levels: 24 bits of 255, twice, and weights whose
-absolute values add up to 1.4."""
 
 _BAND = 4
 """Result pixels per matrix product. With a larger band more zeros are multiplied."""
@@ -87,7 +78,9 @@ def resize_to_floats(
         scaling.apply(results)
         if np.any(scaling.mean):
             # Near the mean, OpenCV's error is not small compared with the result.
-            limit = _CLOSE_TO_MEAN * float(np.max(np.abs(scaling.factor)))
+            # More than five grey levels from the mean, OpenCV's error is hardly ever more than a thousandth of the
+            # result.
+            limit = 5.0 * float(np.max(np.abs(scaling.factor)))
             grid = _grid(pixels.shape, width, height, mirror, False)
             numbers = results.reshape(-1)
             # The blocks fit into the CPU's cache.
@@ -158,7 +151,8 @@ class _Grid:
         row_length = source_width * channels
         self._top_rows = np.clip(rows, 0, last_row) * row_length
         self._bottom_rows = np.clip(rows + 1, 0, last_row) * row_length
-        is_scalar = np.arange(width) >= (width - width % _VECTOR_WIDTH if for_bytes else width)
+        # RPP's vectorised loop writes eight pixels at a time; the rest of a row goes through its scalar loop.
+        is_scalar = np.arange(width) >= (width - width % 8 if for_bytes else width)
         is_last = columns >= last_column
         left_columns = np.clip(columns, 0, np.where(is_scalar, last_column, source_width - 1))
         right_columns = np.where(is_last, left_columns, columns + 1)
@@ -329,7 +323,9 @@ def resize_by_weights(
     if as_float:
         return _in_two_passes(pixels, down, across, _weighted, part)
     results = np.clip(_in_two_passes(pixels, down, across, _multiplied, part), 0, 255)
-    error = _SUM_ERROR * (len(down.weights) + len(across.weights))
+    # The largest difference per summand between two orders of adding weighted levels: 24 bits of 255, twice, and
+    # weights whose absolute values add up to 1.4.
+    error = 6e-5 * (len(down.weights) + len(across.weights))
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
     doubtful = np.flatnonzero(rounded != other)
     if len(doubtful) * len(down.weights) * len(across.weights) > pixels.size:

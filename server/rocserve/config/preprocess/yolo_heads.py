@@ -8,9 +8,6 @@ from dataclasses import dataclass
 
 from rocserve.presets.yolo import FINISHED_COLUMNS, HeadForm
 
-_STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
-"""Pixels of the input for each cell: of most networks, and of those that are trained for large (P6) or small objects
-(P2), or to be tiny."""
 _ANCHORS = 3
 """Boxes for each cell, up to YOLOv7."""
 _PUBLIC_CLASSES = 80
@@ -35,7 +32,12 @@ class HeadShape:
     """The number of class names; None = not known."""
 
     def cells(self) -> Collection[int]:
-        return {sum(-(-self.height // stride) * -(-self.width // stride) for stride in strides) for strides in _STRIDES}
+        # Pixels of the input for each cell: of most networks, and of those that are trained for large (P6) or small
+        # objects (P2), or to be tiny.
+        return {
+            sum(-(-self.height // stride) * -(-self.width // stride) for stride in strides)
+            for strides in ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
+        }
 
 
 def yolov8_head(shape: HeadShape) -> tuple[HeadForm, int]:

@@ -32,8 +32,6 @@ _MAX_EPOLL_EVENTS = 100
 there is no event only if as many polls have found none."""
 _LONGEST_SLEEP_SECONDS = 0.05
 """The loop sleeps no longer than this, because events of the core's own threads do not wake it."""
-_LONGEST_IDLE_SLEEP_SECONDS = 1.0
-"""In place of _LONGEST_SLEEP_SECONDS if there is no connection, because then no client waits."""
 
 
 _NO_EVENT = SimpleNamespace(tag=None)
@@ -57,7 +55,8 @@ class QueuePolling:
         if self._watched == self._unconnected:
             # The number may have changed since the last count.
             self._count()
-        return _LONGEST_IDLE_SLEEP_SECONDS if self._watched == self._unconnected else _LONGEST_SLEEP_SECONDS
+        # Without a connection no client waits.
+        return 1.0 if self._watched == self._unconnected else _LONGEST_SLEEP_SECONDS
 
     @property
     def idle_polls(self) -> int:

@@ -36,8 +36,6 @@ DECODED_AT_ONCE = 64 << 10
 """Bytes of a message, or of an answer, up to which its contents are decoded or encoded in one call."""
 FIELDS = range(MOST_ENTRIES + 16)
 """The most fields of a message, including one for each tensor's bytes. Requests with more are refused."""
-_MOST_TENSOR_FIELDS = 4 * MOST_ENTRIES
-"""The most fields of all inputs of a message in the usual form: name, datatype, shape and contents of each."""
 
 _STEP_BYTES = 32 << 10
 _INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER
@@ -226,7 +224,8 @@ def cut_contents(message: bytes) -> tuple[bytes, Sequence[Cut]]:
     parts: list[Buffer] = []
     cuts: list[Cut] = []
     index = position = 0
-    most_fields = _MOST_TENSOR_FIELDS
+    # In the usual form each input has a name, a datatype, a shape and contents.
+    most_fields = 4 * MOST_ENTRIES
     while position < len(message):
         start, tag = position, message[position]
         length, begin = read_varint(message, position + 1)

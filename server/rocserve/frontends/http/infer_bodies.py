@@ -392,8 +392,6 @@ def _read_outputs(head: Any, otherwise_binary: bool) -> tuple[list[RequestedOutp
 
 
 _KIND = "multipart/form-data"
-_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
-"""RFC 2046 allows no longer boundaries."""
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _NAME = re.compile(
     rb'^content-disposition:(?:[^\r\n"]|"[^\r\n"]*")*?;\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE | re.MULTILINE
@@ -405,7 +403,8 @@ def form_boundary(content_type: str) -> bytes | None:
     (INVALID_ARGUMENT) if the header has no boundary."""
     if not content_type.lower().startswith(_KIND):
         return None
-    found = _BOUNDARY.search(content_type)
+    # RFC 2046 allows no longer boundaries.
+    found = re.search(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', content_type, flags=re.IGNORECASE)
     if found is None:
         raise invalid_argument(f"Content-Type {_KIND}: expected a boundary of at most 70 characters, got none")
     return (found[1] or found[2]).encode("utf-8", "surrogateescape")

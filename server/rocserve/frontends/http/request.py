@@ -41,13 +41,14 @@ a client may promise a body and send none."""
 _NO_HEADERS: Mapping[str, str] = {}
 
 
-_ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
-"""Before the path, if a client sends a request as to a proxy."""
-
-
 def path_of(target: bytes) -> str:
     """Return the path as it was sent, percent-encoded, without the query."""
-    path = _ORIGIN.sub(b"", target, 1) if not target.startswith(b"/") else target
+    # A client that sends a request as to a proxy writes scheme and host before the path.
+    path = (
+        re.sub(rb"https?://[^/?#]*", b"", target, count=1, flags=re.IGNORECASE)
+        if not target.startswith(b"/")
+        else target
+    )
     return path.partition(b"?")[0].decode("utf-8", "surrogateescape")
 
 

@@ -34,11 +34,6 @@ from rocserve.plane.heap import COPIED_AT_ONCE, HeapFull, fill
 from rocserve.services.access import PROTOCOLS
 from rocserve.services.inference import ClientResponder
 
-_HANDLED_METHODS = frozenset({"ModelInfer", "ModelStreamInfer"})
-_STREAM_METHODS = frozenset({"Watch"})
-"""Streams for which clients send one message."""
-
-
 ABOUT = Struct("<I")
 """The bytes of JSON (the method's full name, the metadata and the client's address) that follow in a CALL's details,
 before the client's message."""
@@ -81,10 +76,11 @@ class Forwarding:
     _exchanges: FrontExchanges
 
     def routes(self) -> Mapping[str, Route]:
-        names = PROTOCOLS.keys() - _HANDLED_METHODS
+        names = PROTOCOLS.keys() - {"ModelInfer", "ModelStreamInfer"}
+        # The stream for which clients send one message.
         return {
             full_name(name): StreamRoute(lambda call: _ForwardedStream(self, call))
-            if name in _STREAM_METHODS
+            if name == "Watch"
             else UnaryRoute(self._forward)
             for name in names
         }

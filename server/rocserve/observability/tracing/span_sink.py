@@ -22,7 +22,6 @@ from rocserve.observability.failures import Allowance
 from rocserve.observability.tracing.json_sink import WriterThread
 from rocserve.observability.tracing.trace_settings import TraceOptions, TraceSetting
 
-_SCOPE = InstrumentationScope("rocserve")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 _CLOSE_SECONDS = 2.0
@@ -134,7 +133,7 @@ class SpanSink:
                 kind=SpanKind.SERVER,
                 start_time=offset_ns + min(moment.ns for moment in moments),
                 end_time=offset_ns + max(moment.ns for moment in moments),
-                instrumentation_scope=_SCOPE,
+                instrumentation_scope=InstrumentationScope("rocserve"),
             )
         )
         return context

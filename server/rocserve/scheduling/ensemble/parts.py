@@ -23,9 +23,6 @@ from rocserve.core.tensors import Tensor, TensorHead, classify
 from rocserve.core.validation import reshape_dims
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
 
-_DEEPEST = 32
-"""Levels of ensembles within ensembles."""
-
 
 class InflightLimit:
     """Limits how many requests of a step are in flight. Each start is matched by one `end`."""
@@ -149,7 +146,8 @@ _NO_SEQUENCE = _sequence_parameters(NO_SEQUENCE)
 def _labels(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:
     """Return an output's labels; without own labels, the labels of the member that makes the output."""
     own = next((entry.labels for entry in config.outputs if entry.name == output), ())
-    if own or depth > _DEEPEST:
+    # At most 32 levels of ensembles within ensembles.
+    if own or depth > 32:
         return own
     for step in config.ensemble_steps:
         for member_output, tensor in step.output_map.items():

@@ -49,7 +49,6 @@ _MACHINE, _SOFTWARE = partial(Finding, "machine"), partial(Finding, "software")
 NO_GPUS, GPU_DRIVER = "GPUs", "GPU driver"
 """Names of findings: that there are no GPUs, and what is wrong with the driver of those that there are."""
 _DRIVER = Path("/dev/kfd")
-_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "ROCM_PATH")
 
 
 def examine_machine(host: Host) -> Iterator[Finding]:
@@ -76,7 +75,13 @@ def examine_machine(host: Host) -> Iterator[Finding]:
         yield _MACHINE("ROCm", State.ABSENT, text, advice, is_for_gpus=True)
     yield from _gpus(host)
     for name in sorted(host.environment):
-        if name in _VARIABLES or name.startswith(("MIGRAPHX_", "MIOPEN_", "ROCSERVE_")):
+        if name in (
+            "HIP_VISIBLE_DEVICES",
+            "ROCR_VISIBLE_DEVICES",
+            "HSA_OVERRIDE_GFX_VERSION",
+            "LD_LIBRARY_PATH",
+            "ROCM_PATH",
+        ) or name.startswith(("MIGRAPHX_", "MIOPEN_", "ROCSERVE_")):
             yield _MACHINE(f"${name}", State.FACT, host.environment[name])
 
 

@@ -46,7 +46,6 @@ _BITS: Mapping[int, int] = {
     if hasattr(_TYPES, name)
 }
 
-_QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"})
 _EXTERNAL_ORDER = ("location", "offset", "length")
 """The order of the entries that MIGraphX reads."""
 
@@ -113,7 +112,10 @@ class _GraphReader:
             defaults=frozenset(value.name for value in graph.input if value.name in defaults),
             external_files=tuple(dict.fromkeys(self._files.paths.values())),
             is_quantised=any(
-                as_text(node.op_type) in _QUANTISED or as_text(node.op_type).startswith("QLinear") for node in nodes
+                as_text(node.op_type)
+                in {"QuantizeLinear", "DequantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"}
+                or as_text(node.op_type).startswith("QLinear")
+                for node in nodes
             ),
             faults=known_faults(model, [node for node in nodes if as_text(node.domain) in ("", "ai.onnx")]),
             purpose=read_purpose({as_text(entry.key): as_text(entry.value) for entry in model.metadata_props}),

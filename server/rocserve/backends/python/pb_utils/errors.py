@@ -33,8 +33,10 @@ class ErrorCode(int, enum.Enum):
     CANCELLED = 7
 
 
-_OTHER_NAMES = {"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}
-_STATUS = {code: StatusCode[_OTHER_NAMES.get(code.name, code.name)] for code in ErrorCode}
+_STATUS = {
+    code: StatusCode[{"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}.get(code.name, code.name)]
+    for code in ErrorCode
+}
 _CODES = {status: code for code, status in _STATUS.items()} | {
     # Triton has no codes for these; it reports expired and refused requests as UNAVAILABLE.
     StatusCode.DEADLINE_EXCEEDED: ErrorCode.UNAVAILABLE,

@@ -99,9 +99,6 @@ _UNLIMITED_SIDE = 2000
 """Largest side of an image in pixels if the decoder has no limit, as in amd.rocal. There must be one, because rocAL
 reserves memory for the largest image."""
 
-_TRIED_SIZES = ((240, 320), (64, 64), (512, 512), (65535, 65535))
-"""Possible heights and widths of the trial picture; the first one that the pipeline can process is used."""
-
 
 _TOLERANCE = 0.05
 """Share of the standard deviation of an output's values. Kernels with another rounding differ by a hundredth of it.
@@ -144,7 +141,11 @@ class RocalEngine:
         for flags in itertools.product((False, True), repeat=len(pipeline.inputs)) if graph.outputs else ():
             with limited_to(600.0):
                 self._runners[flags] = [PipelineRunner(graph, size, flags, self._canvas) for size in sizes]
-        tried = [(min(graph.max_height, height), min(graph.max_width, width)) for height, width in _TRIED_SIZES]
+        # The first of these heights and widths that the pipeline can process is the trial picture's.
+        tried = [
+            (min(graph.max_height, height), min(graph.max_width, width))
+            for height, width in ((240, 320), (64, 64), (512, 512), (65535, 65535))
+        ]
         self._tried_size = next((size for size in tried if image_refusal(graph, *size) is None), None)
         """Height and width of the trial picture; None = the pipeline can process none of the possible ones."""
         self._try_out()

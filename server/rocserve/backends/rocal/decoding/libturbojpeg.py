@@ -24,8 +24,8 @@ from rocserve.backends.rocal.image import Pixels
 
 SIGNATURE = b"\xff\xd8"
 
-_MARKER = re.compile(rb"\xff+([^\xff])")
 END = b"\xff\xd9"
+_MARKER = re.compile(rb"\xff+([^\xff])")
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 """In entropy-coded data 0xFF is followed by 0x00 (a stuffed byte) or is a restart marker, 0xD0 to 0xD7."""
 
@@ -35,8 +35,6 @@ _MAX_SIDE = 65_500
 _START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN, _APPLICATION_1 = 0xD8, 0xD9, 0xDA, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """SOF markers. The three other codes define tables or are reserved."""
-_DECODABLE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
-"""Baseline, extended and progressive; then the last two with arithmetic coding. Neither lossless nor hierarchical."""
 
 _MAX_SEGMENTS = 10_000
 """Far more than any image has. It limits the time for a file of empty segments."""
@@ -114,7 +112,8 @@ def _segment_at(data: memoryview, position: int, marker: int) -> memoryview:
 
 
 def _read_frame(marker: int, body: memoryview) -> tuple[int, int, int, int]:
-    if marker not in _DECODABLE_FRAMES:
+    # Baseline, extended and progressive; then the last two with arithmetic coding. Neither lossless nor hierarchical.
+    if marker not in {0xC0, 0xC1, 0xC2, 0xC9, 0xCA}:
         raise ImageError(
             f"it is a lossless or hierarchical JPEG (frame header 0x{marker:02x}); baseline and progressive ones are"
             " accepted"

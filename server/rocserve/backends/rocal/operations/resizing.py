@@ -23,8 +23,6 @@ from rocserve.backends.rocal.sampling import (
     resize_to_floats,
 )
 
-_FETCHED_COLUMNS = 8
-
 
 def resize_refusal(width: float, height: float, resized_width: int) -> str | None:
     """Return the reason why RPP's kernels cannot resize a part of an image; None = they can. They step back from the
@@ -34,7 +32,7 @@ def resize_refusal(width: float, height: float, resized_width: int) -> str | Non
             f"rocAL reads other memory where it resizes less than two rows or columns, here {int(width)}x{int(height)}"
             " pixels (width x height)"
         )
-    if width < resized_width and width <= _FETCHED_COLUMNS:
+    if width < resized_width and width <= 8:
         return f"rocAL may read other memory where it resizes {int(width)} columns to {resized_width}"
     return None
 
