@@ -26,7 +26,6 @@ from rocserve.verbs.printing import table as tabulated
 
 _MOST_ROWS = 30
 """Rows that fit one screen. Of more models only those that are not ready have a row."""
-_READY = "READY"
 
 
 def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO) -> None:
@@ -39,10 +38,8 @@ def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO
     loaded = [row for row in entries if row.state]
     rows = loaded
     if len(loaded) > _MOST_ROWS:
-        rows = [row for row in loaded if row.state != _READY]
-        say(
-            console, f"{len(loaded)} versions of models, {len(loaded) - len(rows)} {_READY}; rocserve status lists them"
-        )
+        rows = [row for row in loaded if row.state != "READY"]
+        say(console, f"{len(loaded)} versions of models, {len(loaded) - len(rows)} READY; rocserve status lists them")
         rows = rows[:_MOST_ROWS]
     if rows:
         columns = [

@@ -21,14 +21,8 @@ MOST_STEPS = 1024
 """Steps of an ensemble."""
 MOST_DIMS = 32
 """NumPy before version 2 supports no more."""
-MOST_TENSOR_BYTES = (1 << 63) - 1
-"""Limit of 64-bit sizes and offsets."""
 MOST_SAMPLE_BYTES = (1 << 31) - 1
 """Bytes of all warm-up samples, and of a sequence's initial state; no request can be larger either."""
-MOST_SAMPLE_ROWS = 1_000_000
-"""Rows of a warm-up sample's batch: each row is a request to the model."""
-MOST_SAMPLE_RUNS = 10_000
-"""Runs of one warm-up sample; more do not make a model warmer."""
 
 
 def check_bounds(message: ModelConfig) -> None:
@@ -43,12 +37,14 @@ def check_bounds(message: ModelConfig) -> None:
         for dims in (tensor.dims, tensor.reshape.shape):
             _check_number(who, len(dims), "dims", MOST_DIMS)
             listed = f"dims [{','.join(map(str, dims))}], which are "
-            _check_number(who, _nbytes(dims, tensor.data_type), "bytes", MOST_TENSOR_BYTES, listed)
+            # The limit of 64-bit sizes and offsets.
+            _check_number(who, _nbytes(dims, tensor.data_type), "bytes", (1 << 63) - 1, listed)
     total = 0
     for sample in message.model_warmup:
         who = f"warm-up sample '{sample.name}' of model '{name}' has"
-        _check_number(who, sample.count, "runs", MOST_SAMPLE_RUNS)
-        _check_number(who, sample.batch_size, "rows", MOST_SAMPLE_ROWS)
+        # Each row is a request to the model, and more runs do not make a model warmer.
+        _check_number(who, sample.count, "runs", 10_000)
+        _check_number(who, sample.batch_size, "rows", 1_000_000)
         for given in sample.inputs.values():
             _check_number(who, len(given.dims), "dims", MOST_DIMS)
             total += _nbytes(given.dims, given.data_type) * max(sample.batch_size, 1)

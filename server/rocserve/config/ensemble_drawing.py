@@ -17,8 +17,6 @@ _LEAST_WIDTH, _MOST_WIDTH = 108.0, 260.0
 """Of a box."""
 _GAP = 16.0
 """Between boxes of a row."""
-_BESIDE = 180.0
-"""Width for texts on arrows that are longer than the boxes."""
 _LINE, _SPACE = 16.0, 22.0
 """Height of a line of text on an arrow, and of the space above and below these lines."""
 _LETTER = 7.2
@@ -105,7 +103,8 @@ class _Layout:
         most = max(map(len, rows))
         # The width for arrows that pass rows, at the right edge.
         lane = 26.0 if any(map(self._passes_rows, arrows)) else 0.0
-        width = min(available, most * (_MOST_WIDTH + _GAP) + _BESIDE)
+        # Texts on arrows that are longer than the boxes take 180 pixels beside them.
+        width = min(available, most * (_MOST_WIDTH + _GAP) + 180.0)
         self._box_width = max(_LEAST_WIDTH, min(_MOST_WIDTH, (width - lane - _GAP * (most - 1)) / most))
         self._width = max(width, most * (self._box_width + _GAP) - _GAP + lane)
         self._boxes: dict[int, GraphBox] = {}

@@ -271,9 +271,6 @@ def run_agents(message: ModelConfig, folder: ModelFolder) -> None:
                 raise invalid_argument(f"Mismatched MD5 hash for file {name}, expect: {wanted}, got: {found}")
 
 
-INITIAL_STATE_FOLDER = "initial_state"
-
-
 def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str, bytes]:
     """Read the files of `initial_state`. Returns input name of the state -> content, without states of zeros. Raises
     ServeError (INVALID_ARGUMENT) if a file is missing, outside of the folder, or too short."""
@@ -283,7 +280,7 @@ def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str
         name = initial.data_file
         if not name:
             continue
-        path = folder.resolve(name, f"initial state '{initial.name}'", INITIAL_STATE_FOLDER)
+        path = folder.resolve(name, f"initial state '{initial.name}'", "initial_state")
         expected = math.prod(initial.dims) * initial.datatype.itemsize
         try:
             with path.open("rb") as file:
@@ -292,7 +289,7 @@ def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str
         except OSError as error:
             raise unreadable(
                 f"the file '{name}' of initial state '{initial.name}' cannot be read in the model's folder"
-                f" '{INITIAL_STATE_FOLDER}': {error.strerror}",
+                f" 'initial_state': {error.strerror}",
                 error,
             ) from None
         if len(content) < expected:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from rocserve.core.errors import invalid_argument
 from rocserve.settings import TimeLimits
 
-_IDLE_UNLOAD = "idle_unload_secs"
-_PINNED = "pinned"
 SHARED_WORKER = "shared_worker"
 """Parameter: worker process that a model shares with others; "" = a separate process; missing = the server decides."""
 
@@ -38,14 +36,14 @@ def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
 def idle_unload_seconds(parameters: Mapping[str, str]) -> float:
     """Return the seconds without requests after which a model is unloaded; infinity = never. Raises ServeError
     (INVALID_ARGUMENT) if the parameter is not a number of seconds."""
-    return _seconds(_IDLE_UNLOAD, parameters.get(_IDLE_UNLOAD, "0")) or math.inf
+    return _seconds("idle_unload_secs", parameters.get("idle_unload_secs", "0")) or math.inf
 
 
 def is_pinned(parameters: Mapping[str, str]) -> bool:
     """Whether a model is never unloaded for room. Raises ServeError (INVALID_ARGUMENT) if not "true" or "false"."""
-    text = parameters.get(_PINNED, "false")
+    text = parameters.get("pinned", "false")
     if text not in ("true", "false"):
-        raise invalid_argument(f"parameter '{_PINNED}': expected true or false, got '{text}'")
+        raise invalid_argument(f"parameter 'pinned': expected true or false, got '{text}'")
     return text == "true"
 
 

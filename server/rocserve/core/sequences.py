@@ -15,7 +15,6 @@ SequenceId = int | str
 SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
 SEQUENCE_PARAMETERS = frozenset({SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END})
 
-_LONGEST_ID = 128
 
 START_FLAG, END_FLAG = 1, 2
 """The bits that Triton's models see."""
@@ -54,8 +53,8 @@ def sequence_id(value: int | str) -> SequenceId:
     """Return the id, negative numbers as unsigned, as in Triton. Raises ServeError (UNIMPLEMENTED) for a long text."""
     if isinstance(value, int):
         return value & 0xFFFF_FFFF_FFFF_FFFF
-    if len(value.encode(errors="replace")) > _LONGEST_ID:
-        raise unimplemented(f"string correlation ID cannot be longer than {_LONGEST_ID} characters")
+    if len(value.encode(errors="replace")) > 128:
+        raise unimplemented("string correlation ID cannot be longer than 128 characters")
     return value
 
 

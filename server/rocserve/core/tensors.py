@@ -199,12 +199,6 @@ def bytes_elements(data: Buffer, expected: int, name: str) -> list[memoryview]:
     return elements
 
 
-_MOST_VALUES = 1 << 20
-"""Sorting more values would keep all other requests waiting for more than 100 ms."""
-_MOST_CLASSES = 1 << 16
-"""Formatting more classes of one answer would take more than 60 ms."""
-
-
 def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: bool) -> Tensor:
     """Return the highest elements of each row (without batching, of the whole tensor), highest first, as BYTES of shape
     [rows, n] or [n]. An element reads `value:index`, or `value:index:label` if the model has a label for the index. Of
@@ -216,10 +210,12 @@ def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: 
     rows, *dims = tensor.shape if batching and tensor.shape else (1, *tensor.shape)
     values = tensor.numpy().reshape(rows, math.prod(dims))
     count = min(class_count, values.shape[1])
-    if values.size > _MOST_VALUES or rows * count > _MOST_CLASSES:
+    # Sorting more values would keep all other requests waiting for more than 100 ms, formatting more classes of one
+    # answer for more than 60 ms.
+    if values.size > 1_048_576 or rows * count > 65_536:
         raise invalid_argument(
             f"class result not available for output with {values.size} values and {rows * count} classes, at most"
-            f" {_MOST_VALUES} and {_MOST_CLASSES} can be"
+            " 1048576 and 65536 can be"
         )
     order = np.argsort(-values.astype(np.float64), axis=1, kind="stable")[:, :count]
     texts = [_class_text(values[row, index], int(index), labels) for row in range(rows) for index in order[row]]

@@ -159,16 +159,13 @@ class JobProcess:
         return self._status
 
 
-_LONGEST_WORDS = 600
-
-
 def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: str) -> str:
     """Describe the end of a child without a last reply, to follow "while compiling: ". `status`: the exit status, or
     the signal's negative number. `who`: the child's name in the text."""
     # The log has the whole output.
     message = "; ".join(line.strip() for line in [*last_lines][-4:])
-    if len(message) > _LONGEST_WORDS:
-        message = "..." + message[-_LONGEST_WORDS:]
+    if len(message) > 600:
+        message = "..." + message[-600:]
     if status == -signal.SIGKILL:
         held = f" (it had {peak_bytes / 2**20:.0f} MiB)" if peak_bytes else ""
         end = f"it was killed by signal 9 (SIGKILL) from outside{held}"
@@ -184,7 +181,6 @@ def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: s
 _FIRST_REPORT_SECONDS = 5.0
 """The time before a job's first report, and between the first two reports of a phase. Later reports are less frequent,
 because less changes between them."""
-_START = "starting"
 
 
 class JobWatch:
@@ -198,7 +194,7 @@ class JobWatch:
         engine: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.phase = _START
+        self.phase = "starting"
         self._title = title
         self._report = report
         self._log = log
@@ -321,7 +317,7 @@ class JobRunner:
                     text = f"{failed} {watch.phase}: {printable(self._engine.with_hint(end))}"
                     # A child that dies before its work begins shows a fault of the installation, not of the job.
                     # SIGKILL comes from outside, for example from the kernel when memory runs out.
-                    is_crash = watch.phase != _START and status != -signal.SIGKILL
+                    is_crash = watch.phase != "starting" and status != -signal.SIGKILL
                     raise JobError(StatusCode.UNAVAILABLE, text, is_crash)
             except JobError:
                 self.check_called_off(job.title)

@@ -15,8 +15,6 @@ TIES = "ties"
 BEYOND_HALF = "beyond half"
 LARGE = "large"
 """This case may overflow a type of few bits even in a correct engine."""
-_EXTREME = 300
-"""The first two values of large inputs are this and its negative, so that the few of a small input are large, too."""
 _NAN_PLACES, _NAN_STEP = (0, 7), 10
 """Some are the first of a reduced group, some are not. The places of two inputs differ."""
 _BEYOND_HALF = 70000
@@ -63,7 +61,8 @@ def _large(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object
     # exp(x) overflows from 88.8 in float32, log(softmax(x)) underflows 104 below the largest value. In float16 inner
     # tensors overflow sooner.
     result = np.asarray(values * (30 if values.dtype == np.float16 else 150))
-    result.flat[:2] = (_EXTREME, -_EXTREME)[: result.size]
+    # The first two values are the largest, so that the few of a small input are large, too.
+    result.flat[:2] = (300, -300)[: result.size]
     return result
 
 

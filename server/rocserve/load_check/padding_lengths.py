@@ -11,8 +11,6 @@ from rocserve.core.padding import Lengths, PaddedDimension
 
 _STARTS = (7, 3, 2, 5, 12, 32, 64, 96, 128, 160, 224, 320, 1)
 """Lengths that are tried if those of the search for inputs do not fit."""
-_MULTIPLE = 32
-"""Heights and widths of images must often be multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,8 @@ class TrialLengths:
         sizes = self._dimensions[indices[0]].sizes
         lengths = [self._base[indices[0]], *_STARTS]
         for before, size in pairwise((0, *sizes)):
-            lengths += [before + 1, size - 1, (size - 1) // _MULTIPLE * _MULTIPLE]
+            # Heights and widths of images must often be multiples of 32.
+            lengths += [before + 1, size - 1, (size - 1) // 32 * 32]
         yield from self._filled_up(indices, lengths)
 
     def shortest(self, indices: Sequence[int]) -> Iterator[Trial]:

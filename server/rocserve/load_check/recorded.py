@@ -29,8 +29,6 @@ _MOST_BYTES = 1 << 30
 _TOLERANCES = {DataType.FP64: 1e-3, DataType.FP32: 1e-3, DataType.FP16: 2e-2, DataType.BF16: 1e-1}
 """Datatype of an output -> tolerance if the file has none: the largest difference of two engines that compute the same
 model in this precision. Other datatypes must be equal."""
-_LONGEST_VALUE = 60
-"""Characters of a value in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +183,7 @@ def _both(place: Sequence[int], actual: Array, recorded: Array) -> str:
 
 def _shown(value: Any) -> str:
     text = repr(value.decode(errors="backslashreplace")) if isinstance(value, bytes) else f"{value:.7g}"
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _input(name: str, array: Array, config: ModelConfig) -> Tensor:

@@ -26,7 +26,6 @@ one network differ by 1e-6 in float32 and 1e-3 in float16 for nine models of ten
 scales, so engines differ by a step of them here and there."""
 _NOISE_FACTOR = 100
 """An engine may be off by so many times the reference's own noise: an ill-conditioned network amplifies rounding."""
-_DESCRIPTION = "description"
 
 
 CASE_ROWS = 3
@@ -274,7 +273,7 @@ def save_cases(path: Path, cases: Sequence[Case]) -> None:
                 entry[kind][name] = key
                 arrays[key] = values if values.dtype.kind != "O" else _packed(values)
         described.append(entry)
-    arrays[_DESCRIPTION] = np.frombuffer(json.dumps(described).encode(), np.uint8)
+    arrays["description"] = np.frombuffer(json.dumps(described).encode(), np.uint8)
     with path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
@@ -295,7 +294,7 @@ def load_cases(path: Path) -> Sequence[Case]:
                 one["precision"],
                 tuple(one["drawn"]),
             )
-            for one in json.loads(arrays[_DESCRIPTION].tobytes())
+            for one in json.loads(arrays["description"].tobytes())
         ]
 
 

@@ -26,8 +26,6 @@ from rocserve.load_check.tensors import CheckedInput, Feed, Run
 
 _ROWS = 3
 """Of a batch: two whose outputs are compared, and their neighbour."""
-_BESIDE = 1e-6
-"""Largest difference of a row beside others. On a CPU it is 0."""
 _ALONE = 5e-2
 """Largest difference of a row alone and in a batch. Ill-conditioned networks reach 1.3e-2."""
 _NOISE_FACTOR = 30
@@ -280,7 +278,8 @@ class _RowsCheck:
                 continue
             self._compared += 1
             name, largest = _largest(group.kept(first[1]), group.kept(then))
-            if largest <= _BESIDE:
+            # On a CPU it is 0.
+            if largest <= 1e-6:
                 continue
             noise = self._noise(first)
             # Equal runs that differ by more show a random model.

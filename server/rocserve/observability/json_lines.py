@@ -12,8 +12,6 @@ from rocserve.observability.log_fields import fields_of
 LONGEST_LINE = 4096
 """Bytes, with the end of the line. The kernel writes up to this many into a pipe at once or not at all (PIPE_BUF), even
 if other processes write there or this process is killed. A longer message takes several lines."""
-_LONGEST_FIELD = 600
-"""Bytes of a field, such as a client's id for its request; longer ones are cut. Five of them leave room for a text."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -56,9 +54,10 @@ def _written(line: dict[str, Any]) -> str:
 
 
 def _bounded(value: Any) -> Any:
-    if not isinstance(value, str) or len(json.dumps(value)) <= _LONGEST_FIELD:
+    # Five fields of this length leave room for a text.
+    if not isinstance(value, str) or len(json.dumps(value)) <= 600:
         return value
-    return _pieces(value, _LONGEST_FIELD)[0] + "..."
+    return _pieces(value, 600)[0] + "..."
 
 
 def _pieces(text: str, room: int) -> list[str]:

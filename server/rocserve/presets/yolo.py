@@ -22,8 +22,6 @@ FINISHED_COLUMNS = 6
 """Of boxes that need no more work: four corners, score, class."""
 _BOX_VALUES = 5
 """The values before the classes' probabilities: x, y, width, height, object."""
-_BLOCK = 128
-"""Candidates, best first, that are compared in one step. The first block is usually enough."""
 
 
 class Resize(enum.Enum):
@@ -182,8 +180,9 @@ def suppress(found: Detections, iou_threshold: float, max_boxes: int) -> Detecti
     """Return the boxes that non-maximum suppression keeps in each class. Among equal scores the first is best."""
     order = np.argsort(-found.scores, kind="stable")
     kept = order[:0]
-    for start in range(0, len(order), _BLOCK):
-        block = order[start : start + _BLOCK]
+    # Best first, 128 candidates are compared in one step. The first block is usually enough.
+    for start in range(0, len(order), 128):
+        block = order[start : start + 128]
         block = block[~_overlap(found[block], found[kept], iou_threshold).any(axis=1)]
         clashes = _overlap(found[block], found[block], iou_threshold)
         stays = np.ones(len(block), dtype=bool)

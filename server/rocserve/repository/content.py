@@ -32,7 +32,6 @@ VERSION = "version"
 """Parameter of requests that load or unload one version."""
 UNLOAD_DEPENDENTS = "unload_dependents"
 """Parameter of requests that unload a model."""
-_FILE_PREFIX = "file:"
 _PRIVATE_PREFIX = "rocserve-model-"
 _READABLE = 0o755
 
@@ -60,10 +59,10 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
             config = value
         elif key == VERSION:
             version = parse_version(value)
-        elif key.startswith(_FILE_PREFIX):
+        elif key.startswith("file:"):
             if not isinstance(value, bytes):
                 raise wrong_type(key, "bytes_param")
-            text = key.removeprefix(_FILE_PREFIX)
+            text = key.removeprefix("file:")
             is_path = all(part not in ("", ".", "..") for part in text.split("/")) and text == encodable(text)
             if not is_path or "\0" in text or "\\" in text:
                 raise invalid_argument(

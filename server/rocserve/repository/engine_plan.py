@@ -22,9 +22,6 @@ from rocserve.workers.messages import WorkerPlan
 _Loaded = TypeVar("_Loaded")
 
 
-_LONGEST_WARNING = 300
-"""Characters shown in the index; the log and the metadata have the whole text."""
-
 SMALL_MODEL_BYTES = 4 << 20
 """Models up to this size get a process per instance, not threads: a copy of the model takes less memory than the
 process, and threads mostly wait for the interpreter's lock (four answered a quarter of one thread's requests)."""
@@ -159,7 +156,8 @@ class EnginePlan:
 
 def shortened(warning: str) -> str:
     """Return a warning as the index shows it."""
-    return warning if len(warning) <= _LONGEST_WARNING else f"{warning[: _LONGEST_WARNING - 3]}..."
+    # The log and the metadata have the whole text.
+    return warning if len(warning) <= 300 else warning[:297] + "..."
 
 
 def _place(worker: WorkerPlan) -> str:

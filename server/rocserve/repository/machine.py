@@ -15,7 +15,6 @@ from rocserve.backends.parameters import usable_cpus
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.settings import EngineSettings
 
-_CORES = "cpu-cores"
 _NODE = "numa-node"
 
 
@@ -71,8 +70,8 @@ class ThisMachine:
         policy, so any core. Raises ServeError: INVALID_ARGUMENT for an unreadable setting; INTERNAL for missing
         nodes or cores."""
         settings: Mapping[str, str] = self._host_policies.get(policy, {})
-        if _CORES in settings:
-            wanted = {core for part in settings[_CORES].split(",") for core in _range(part)}
+        if "cpu-cores" in settings:
+            wanted = {core for part in settings["cpu-cores"].split(",") for core in _range(part)}
         elif _NODE in settings:
             wanted = self._cores_of_node(settings[_NODE])
         else:

@@ -25,8 +25,6 @@ from rocserve.services.methods import Method
 from rocserve.services.readiness import Readiness, Ready
 from rocserve.workers.resource_watch import memory_bytes
 
-_MOST_NAMES = 200
-"""Names in a request for the overview of some models; a screen shows fewer."""
 _LEAST_WIDTH, _USUAL_WIDTH, _MOST_WIDTH = 240.0, 900.0, 4000.0
 """Pixels of a drawing: a narrow phone, a page, a wide screen."""
 
@@ -151,8 +149,9 @@ class QueryService:
 
     async def overview(self, request: page_pb2.OverviewRequest) -> page_pb2.OverviewResponse:
         names = frozenset(request.names)
-        if len(names) > _MOST_NAMES:
-            raise invalid_argument(f"expected at most {_MOST_NAMES} names of models, got {len(names)}")
+        # A screen shows fewer.
+        if len(names) > 200:
+            raise invalid_argument(f"expected at most 200 names of models, got {len(names)}")
         # For hundreds of models this takes long, and must not delay others.
         return await asyncio.to_thread(
             lambda: page_pb2.OverviewResponse(

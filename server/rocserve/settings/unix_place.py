@@ -12,8 +12,6 @@ _MODE = 0o600
 """By default only the server's own user, and root, may connect."""
 _LONGEST_PATH = 107
 """Bytes that the kernel accepts (unix(7))."""
-PRIVATE_NAME = "/.r-12345678/s"
-"""The form of a socket's name in the folder until clients may connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,8 @@ def unix_place(address: str) -> UnixPlace | None:
         raise ValueError(f"{_EXPECTED}, got '{address}'")
     # gRPC's clients also write unix:///run/rocserve.sock.
     path = re.sub("^/+", "/", path)
-    longest = _LONGEST_PATH - len(PRIVATE_NAME)
+    # Until clients may connect, the socket has such a name in the folder.
+    longest = _LONGEST_PATH - len("/.r-12345678/s")
     if len(path.encode()) > _LONGEST_PATH or len(str(Path(path).parent).encode()) > longest:
         raise ValueError(
             f"expected a path of at most {_LONGEST_PATH} bytes in a folder of at most {longest}, got '{path}'"

@@ -210,9 +210,6 @@ def _facts(tensors: Sequence[ProgramTensor], names: Sequence[str]) -> tuple[Tens
     return tuple(facts)
 
 
-_SHOWN_OPERATORS = 40
-
-
 @dataclass(frozen=True, slots=True)
 class InspectOptions:
     model: ModelOptions = part(ModelOptions, "model")
@@ -311,7 +308,7 @@ def _print_operators(program: ProgramFacts, place: str, out: Console) -> None:
     before, after = program.before, program.after
 
     def show_counts(what: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        show(out, table(f"{program.title}: {what}", columns, rows[:_SHOWN_OPERATORS]))
+        show(out, table(f"{program.title}: {what}", columns, rows[:40]))
 
     done = [(operator.name, str(operator.count)) for operator in after.operators]
     if before is None:
@@ -328,7 +325,7 @@ def _print_operators(program: ProgramFacts, place: str, out: Console) -> None:
             rows = [(name, str(read[name]), str(compiled[name])) for name in names]
             show_counts("operators", ("operator", "as it was read", "compiled"), rows)
         say(out, f"instructions of a run: {before.instructions} as it was read, {after.instructions} compiled")
-    hidden = len(after.operators) - _SHOWN_OPERATORS
+    hidden = len(after.operators) - 40
     if hidden > 0:
         say(out, f"... and {hidden} more kinds (--json has them all)")
     if not after.kernels:

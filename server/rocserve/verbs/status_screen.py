@@ -21,7 +21,6 @@ from rocserve.verbs.status_rows import ATTENTION, counts, in_order, matching, or
 
 _TABLE_HELP = "↑↓ move   enter open   / filter   s sort   q leave"
 _GAP = 2
-_LEAST_REASON = 24
 
 
 @dataclass
@@ -192,12 +191,12 @@ class _Columns:
             return width - name - version - state - sum(size + _GAP for size in figures.values()) - 2 * _GAP
 
         for column in DISPENSABLE:
-            if left() >= (_LEAST_REASON + _GAP if has_reasons else 0):
+            if left() >= (24 + _GAP if has_reasons else 0):
                 break
             figures.pop(column, None)
         if left() < 0:
             name = max(12, name + left())
-        reason = left() - _GAP if has_reasons and left() - _GAP >= _LEAST_REASON else 0
+        reason = left() - _GAP if has_reasons and left() - _GAP >= 24 else 0
         return cls(name, version, state, list(figures.items()), reason)
 
     def header(self) -> Text:

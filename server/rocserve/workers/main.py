@@ -47,8 +47,6 @@ from rocserve.workers.worker_end import error_text
 _LOG = logging.getLogger("rocserve.worker")
 _SERVER_LOG = "rocserve"
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LONGEST_REPORT = 500
-"""Characters; a report is one line of the repository index."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -186,8 +184,9 @@ class Session:
     def _report(self, text: str, is_check: bool = False) -> None:
         """Send an engine's report to the server."""
         line = " ".join(text.split())
-        if len(line) > _LONGEST_REPORT:
-            line = f"{line[: _LONGEST_REPORT - 3]}..."
+        # A report is one line of the repository index.
+        if len(line) > 500:
+            line = line[:497] + "..."
         progress = messages.Progress(line, self._properties(), is_check and bool(line))
         if progress != self._reported:
             self._reported = progress

@@ -41,8 +41,6 @@ from rocserve.load_check.reference import CASE_ROWS, ReferenceVerdict
 from rocserve.load_check.rows import Independence, RowsVerdict, couples, doubt_of
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
-_CASES_PREFIX = "rocserve-check-"
-
 
 @dataclass(frozen=True, slots=True)
 class ReferenceEngine:
@@ -129,8 +127,8 @@ class ModelCheck:
         model = self._context.model
         self._mode = load_check_mode(model.config, model.settings)
         self._verdicts = VerdictCache(cache_directory(model.settings))
-        remove_left(_CASES_PREFIX)
-        self._folder = TemporaryFolder(_CASES_PREFIX)
+        remove_left("rocserve-check-")
+        self._folder = TemporaryFolder("rocserve-check-")
 
     def close(self) -> None:
         """Remove the reference's cases."""

@@ -72,10 +72,6 @@ def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
     return values
 
 
-_DYNAMIC_BATCH = "dynamic_batch"
-"""A parameter of earlier versions, for one program that takes any batch size."""
-
-
 class Precision(enum.Enum):
     FP32 = "fp32"
     """The model's own precision."""
@@ -160,10 +156,11 @@ def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection
 
 def serving_options(config: ModelConfig) -> ServingOptions:
     """Return the serving options. Raises ServeError (INVALID_ARGUMENT) if the configuration is wrong."""
-    if _DYNAMIC_BATCH in config.parameters:
+    # A parameter of earlier versions, for one program that takes any batch size.
+    if "dynamic_batch" in config.parameters:
         raise wrong(
             config,
-            f"'{_DYNAMIC_BATCH}' is not supported; remove it: MIGraphX compiles a program for each of 'batch_sizes'",
+            "'dynamic_batch' is not supported; remove it: MIGraphX compiles a program for each of 'batch_sizes'",
         )
     config = _with_accelerator(config)
     largest = config.max_batch_size

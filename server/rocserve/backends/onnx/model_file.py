@@ -20,7 +20,6 @@ from rocserve.load_check.onnx_facts import expose
 if TYPE_CHECKING:
     import onnx
 
-_ZIP_MAP = "ZipMap"
 FATAL_ONLY = 4
 """ONNX Runtime's level of the log in which it writes no errors, which it also raises."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -72,7 +71,7 @@ def open_served(file: ModelFile, open_session: Callable[[ModelFile], Any]) -> tu
         session = open_session(file)
     except Exception as error:
         # The binding's exceptions have no common base class but Exception.
-        if _ZIP_MAP not in str(error) or (served := corrected(file.path)).content is None:
+        if "ZipMap" not in str(error) or (served := corrected(file.path)).content is None:
             raise
     else:
         if not may_need_correction(session) or (served := corrected(file.path)).content is None:
@@ -117,7 +116,7 @@ def _replace_zip_maps(graph: onnx.GraphProto) -> Iterator[tuple[str, tuple[str, 
     """Replace each ZipMap that makes an output by Identity, and yield the output with its classes."""
     outputs = {value.name: value for value in graph.output}
     for node in graph.node:
-        if node.op_type != _ZIP_MAP or len(node.output) != 1 or node.output[0] not in outputs:
+        if node.op_type != "ZipMap" or len(node.output) != 1 or node.output[0] not in outputs:
             continue
         classes = tuple(
             label.decode(errors="replace") if isinstance(label, bytes) else str(label)

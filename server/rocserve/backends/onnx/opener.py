@@ -44,7 +44,6 @@ from rocserve.core.printable import without_colours
 from rocserve.jobs.runner import TEMPORARY_PREFIX
 
 _LOG = logging.getLogger(__name__)
-_CPU_PROVIDER = "CPUExecutionProvider"
 _TEMPORARY = "TMPDIR"
 
 _OPTIMIZATION_LEVELS = {
@@ -233,7 +232,7 @@ class SessionOpener:
 
     def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]] | None) -> Any:
         """`providers`: None = the plugins in the options; names would replace them."""
-        names = None if providers is None else [*providers, _CPU_PROVIDER]
+        names = None if providers is None else [*providers, "CPUExecutionProvider"]
         with stable_weights(self.file.path, self._weights, options) as path:
 
             def open_session(file: ModelFile) -> Any:
@@ -279,7 +278,7 @@ class SessionOpener:
         operators: dict[str, Counter[str]] = {}
         for part in assignment_info() if assignment_info is not None else ():
             operators.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
-        elsewhere = operators.pop(_CPU_PROVIDER, Counter())
+        elsewhere = operators.pop("CPUExecutionProvider", Counter())
         if not elsewhere:
             return
         what = ", ".join(f"{name} ({times})" for name, times in elsewhere.most_common(8))

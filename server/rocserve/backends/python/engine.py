@@ -298,7 +298,6 @@ def keep_server_log() -> None:
             logger.disabled = False
 
 
-_CLASS_NAME = "TritonPythonModel"
 _IN_PLACE = "READS_INPUTS_IN_PLACE"
 
 
@@ -313,9 +312,11 @@ def load(model: RequestModelSource) -> RequestModel:
             module = import_model(source.model_file, source.model_folder, utilities)
         finally:
             keep_server_log()
-        model_class: type[Any] | None = getattr(module, _CLASS_NAME, None)
+        model_class: type[Any] | None = getattr(module, "TritonPythonModel", None)
         if model_class is None:
-            raise invalid_argument(f"{source.model_file.name} of model '{source.name}' defines no class {_CLASS_NAME}")
+            raise invalid_argument(
+                f"{source.model_file.name} of model '{source.name}' defines no class TritonPythonModel"
+            )
         if not callable(getattr(model_class, "execute", None)):
             raise invalid_argument(f"Python model {source.model_file} does not implement `execute` method.")
         if type(in_place := getattr(model_class, _IN_PLACE, False)) is not bool:

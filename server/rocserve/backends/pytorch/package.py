@@ -36,15 +36,12 @@ _INSTRUCTION_SETS = {
 """PyTorch's name of an instruction set -> the function of torch.cpu that tells whether this processor has it."""
 
 
-_UNPACKED_PREFIX = "rocserve-package-"
-
-
 def unpacked(load: Callable[[], Any]) -> Any:
     """Call `load` with a separate folder for temporary files, which is deleted when nothing refers to the result any
     more; if the process was killed, by the next load. PyTorch itself deletes the files that it unpacks there only if
     the process ends normally."""
-    remove_left(_UNPACKED_PREFIX)
-    folder = TemporaryFolder(_UNPACKED_PREFIX)
+    remove_left("rocserve-package-")
+    folder = TemporaryFolder("rocserve-package-")
     try:
         with environment("TMPDIR", str(folder.path)):
             package = load()

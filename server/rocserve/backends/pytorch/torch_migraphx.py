@@ -52,8 +52,6 @@ from rocserve.settings import EngineSettings
 _MODULE = "torch_migraphx"
 _MIGRAPHX = "migraphx"
 """MIGraphX's Python module, and the name of the compiler that torch_migraphx registers."""
-_EXTENSIONS_VARIABLE = "TORCH_EXTENSIONS_DIR"
-"""PyTorch's variable for its build folder. If the server's environment sets it, it replaces the cache's folder."""
 _TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.15, "int8": 0.11}
 """The largest relative error that counts as rounding, by precision.
 
@@ -115,9 +113,10 @@ def build_in_cache(settings: EngineSettings) -> None:
     a worker may be unable to write anywhere else. Raises ServeError (UNAVAILABLE) if other users may have put files
     there, because the files are run; OSError if the folder cannot be made."""
     folder = cache_directory(settings) / "torch-extensions" / f"{torch.__version__}-{sys.implementation.cache_tag}"
-    if _EXTENSIONS_VARIABLE not in os.environ:
+    # PyTorch's variable for its build folder. If the server's environment sets it, it replaces the cache's folder.
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
         make_private(folder)
-        os.environ[_EXTENSIONS_VARIABLE] = str(folder)
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
 
 
 def import_lowering() -> None:

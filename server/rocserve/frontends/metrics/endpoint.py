@@ -12,7 +12,6 @@ from rocserve.frontends.http.connection import ConnectionLimits
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Request, Response
 
-_PATH = "/metrics"
 MOST_CONNECTIONS = 64
 """Monitoring reads the metrics a few times a minute."""
 
@@ -26,8 +25,8 @@ def metrics_listener(
     """Return a listener that serves the text of `write_metrics`, which is called on another thread."""
 
     async def answer(request: Request) -> Response:
-        if request.head.path.rstrip("/") != _PATH:
-            return _text(404, f"not found; this port serves only {_PATH}\n")
+        if request.head.path.rstrip("/") != "/metrics":
+            return _text(404, "not found; this port serves only /metrics\n")
         if request.head.method not in ("GET", "HEAD"):
             return _text(405, "only GET and HEAD\n", {"Allow": "GET, HEAD"})
         return _text(200, await asyncio.to_thread(write_metrics))

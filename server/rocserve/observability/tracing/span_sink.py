@@ -26,7 +26,6 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 _CLOSE_SECONDS = 2.0
 """Limit for the collector to take the remaining spans at the end."""
-_EXPORTER_LOG = "opentelemetry"
 
 
 class SpanSink:
@@ -46,7 +45,7 @@ class SpanSink:
             max_export_batch_size=options.batch["bsp_max_export_batch_size"],
         )
         self._exporter_warnings = _ExporterWarnings(log)
-        logging.getLogger(_EXPORTER_LOG).addHandler(self._exporter_warnings)
+        logging.getLogger("opentelemetry").addHandler(self._exporter_warnings)
         # A separate thread, because creating spans takes time too. The processor sends them on a third thread.
         self._writer: WriterThread[TraceGroup] = WriterThread(self._handle, log)
 
@@ -71,7 +70,7 @@ class SpanSink:
         self._processor.force_flush()
         self._processor.shutdown()
         calling_off.cancel()
-        logging.getLogger(_EXPORTER_LOG).removeHandler(self._exporter_warnings)
+        logging.getLogger("opentelemetry").removeHandler(self._exporter_warnings)
 
     # The methods below run on the writer's thread.
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 8 << 20
 """Bytes of one range request: S3 delivers some 100 MB/s per request, whatever its size."""
-_REQUESTS = 8
-"""Requests of a repository at the same time, so at most 64 MiB of parts are in memory."""
 _CLIENT: Mapping[str, Any] = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "1d", "allow_http": True}
 """A request may take up to a day, as long as data keeps coming."""
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
@@ -50,7 +48,8 @@ class BucketSource(Source):
         options = {**store_options(place, environment), "client_options": _CLIENT, "retry_config": _RETRIES}
         self._store = _open(place, lambda: kinds[place.kind](**options))
         self._prefix = f"{place.prefix}/" if place.prefix else ""
-        self._requests = asyncio.Semaphore(_REQUESTS)
+        # Eight requests at the same time have at most 64 MiB of parts in memory.
+        self._requests = asyncio.Semaphore(8)
 
     async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
         import obstore

@@ -14,8 +14,6 @@ from onnx.external_data_helper import load_external_data_for_model
 from rocserve.core.errors import invalid_argument
 
 Array = np.ndarray[Any, Any]
-_NAMED_INPUTS = 4
-"""Inputs of an operator that its title names; a Concat may have hundreds."""
 
 
 class CutGraph:
@@ -83,7 +81,8 @@ def title(node: NodeProto) -> str:
     kind = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
     name = f" '{node.name}'" if node.name else ""
     inputs = [one for one in node.input if one]
-    shown = ", ".join(inputs[:_NAMED_INPUTS]) + (", ..." if len(inputs) > _NAMED_INPUTS else "")
+    # A Concat may have hundreds of inputs.
+    shown = ", ".join(inputs[:4]) + (", ..." if len(inputs) > 4 else "")
     return f"{kind}{name} ({shown} -> {', '.join(filter(None, node.output))})"
 
 

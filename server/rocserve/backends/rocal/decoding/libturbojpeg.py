@@ -36,9 +36,6 @@ _START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN, _APPLICATION_1 = 0xD8, 0xD9, 0xD
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """SOF markers. The three other codes define tables or are reserved."""
 
-_MAX_SEGMENTS = 10_000
-"""Far more than any image has. It limits the time for a file of empty segments."""
-
 _EXIF = b"Exif\0\0"
 """Name at the start of EXIF's segment, because XMP also uses APP1."""
 
@@ -54,7 +51,8 @@ def read_jpeg(data: memoryview, trusts_last_bytes: bool = True) -> ImageFile:
     scans = 0
     is_one_scan = False
     position = 2
-    for _ in range(_MAX_SEGMENTS):
+    # Far more than any image has. The limit bounds the time for a file of empty segments.
+    for _ in range(10_000):
         marker, position = _marker_at(data, position)
         if marker == _END_OF_IMAGE:
             if frame is None or not scans:
@@ -81,7 +79,7 @@ def read_jpeg(data: memoryview, trusts_last_bytes: bool = True) -> ImageFile:
             if found is None:
                 raise ImageError(_TRUNCATED)
             position = found.start()
-    raise ImageError(f"it is a JPEG of more than {_MAX_SEGMENTS} segments")
+    raise ImageError("it is a JPEG of more than 10000 segments")
 
 
 def _marker_at(data: memoryview, position: int) -> tuple[int, int]:
@@ -172,7 +170,6 @@ RGB, BGR, GREY, CMYK = 0, 1, 6, 11
 _CHANNELS = {RGB: 3, BGR: 3, GREY: 1, CMYK: 4}
 
 _ACCURATE_DCT, _LIMIT_SCANS = 4096, 32768
-
 
 _ATTEMPTS = len(_REPAIRS) + 2
 """Maximum number of decompressions of one JPEG: one to find each harmless fault, extraneous bytes included, and one

@@ -37,11 +37,6 @@ from rocserve.frontends.http.request import JSON, Request, Response
 
 _Body = TypeVar("_Body")
 
-_MATRYOSHKA = "matryoshka"
-"""Parameter of a model: the lengths to which its vectors may be cut, or "any"."""
-_MAX_TOKENS = "max_tokens"
-"""Parameter of a model: the number of tokens beyond which it cuts a text, or a query with its document."""
-
 
 _Work = tuple[TextModel, Iterator[Rows], Callable[[TextOutputs], Steps[list[bytes]]]]
 """A call's model, its infer requests, and what writes the body of the answer, which may raise ServeError."""
@@ -136,14 +131,15 @@ class OpenAiService:
 
 def _check_most_tokens(model: TextModel, wanted: int | None) -> None:
     """Raise FieldFault if a client wants documents cut before the model cuts them."""
-    own = model.config.parameters.get(_MAX_TOKENS, "")
+    # Parameter of a model: the number of tokens beyond which it cuts a text, or a query with its document.
+    own = model.config.parameters.get("max_tokens", "")
     if wanted is None or (own.isdecimal() and wanted >= int(own)):
         return
     expected = f"at least {own}, where" if own.isdecimal() else "nothing, as only"
     raise FieldFault(
         "max_tokens_per_doc",
         f"max_tokens_per_doc: expected {expected} model '{model.config.name}' cuts a query with its document, got"
-        f" {wanted}; leave it out, or set the encoder's parameter '{_MAX_TOKENS}'",
+        f" {wanted}; leave it out, or set the encoder's parameter 'max_tokens'",
     )
 
 
@@ -152,14 +148,15 @@ def _check_dimensions(model: TextModel, width: int, wanted: int | None) -> None:
     `width`: their length; -1 = not known yet."""
     if wanted is None or width in (-1, wanted):
         return
-    allowed = model.config.parameters.get(_MATRYOSHKA, "")
+    # Parameter of a model: the lengths to which its vectors may be cut, or "any".
+    allowed = model.config.parameters.get("matryoshka", "")
     lengths: list[int] = []
     if allowed and allowed != "any":
         try:
             lengths = [int(length) for length in allowed.split(",")]
         except ValueError:
             raise internal(
-                f"model '{model.config.name}': parameter '{_MATRYOSHKA}': expected comma-separated numbers or 'any',"
+                f"model '{model.config.name}': parameter 'matryoshka': expected comma-separated numbers or 'any',"
                 f" got '{allowed}'"
             ) from None
     if wanted < width and (allowed == "any" or wanted in lengths):

@@ -20,8 +20,6 @@ from rocserve.frontends.http.json_text import DEEPEST_NESTING, from_base64, kind
 ROWS, COLUMNS = "instances", "inputs"
 _B64 = "b64"
 _SIGNATURE = "signature_name"
-_ONLY_SIGNATURE = "serving_default"
-"""The signature's name in TensorFlow Serving if a model has only one, as each model here."""
 
 
 MOST_REQUESTS = 4096
@@ -60,9 +58,10 @@ def read_predict(inputs: Sequence[InputConfig], max_batch_size: int, body: Buffe
             hint = names_hint("the members are", name, (ROWS, COLUMNS, _SIGNATURE))
             raise invalid_argument(f"unknown member {_shown(name)}{hint}")
     signature = value.get(_SIGNATURE)
-    if signature not in (None, "", _ONLY_SIGNATURE):
+    # TensorFlow Serving's name if a model has only one signature, as each model here.
+    if signature not in (None, "", "serving_default"):
         shown = _shown(signature) if type(signature) is str else _kind(signature)
-        raise invalid_argument(f"{_SIGNATURE}: expected '{_ONLY_SIGNATURE}', the model's only one, got {shown}")
+        raise invalid_argument(f"{_SIGNATURE}: expected 'serving_default', the model's only one, got {shown}")
     if (ROWS in value) == (COLUMNS in value):
         found = "both" if ROWS in value else "neither"
         raise invalid_argument(f"the body: expected either '{ROWS}' or '{COLUMNS}', got {found}")
