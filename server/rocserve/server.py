@@ -88,7 +88,7 @@ def run_server(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        tracing = create_tracing(settings.trace.values, settings.server_id, log.logger.getChild("tracing"))
+        tracing = create_tracing(settings.trace, settings.server_id, log.logger.getChild("tracing"))
     except ValueError as error:
         log.logger.error("%s", error)
         asyncio.run(launcher.close())

@@ -138,7 +138,6 @@ def _control(name: str, message: ModelSequenceBatching.Control) -> SequenceContr
 
 _NAMES = {
     "batch_inputs": "batch_input",
-    "batch_outputs": "batch_output",
     "cpu_accelerators": "optimization.execution_accelerators.cpu_execution_accelerator",
     "datatype": "data_type",
     "decoupled": "model_transaction_policy.decoupled",
@@ -154,6 +153,8 @@ _NAMES = {
     "operator_libraries": "model_operations.op_library_filename",
     "outputs": "output",
     "response_cache": "response_cache.enable",
+    "slot_delay_microseconds": "direct.max_queue_delay_microseconds",
+    "slot_utilization": "direct.minimum_slot_utilization",
     "source_inputs": "source_input",
     "states": "state",
     "target_names": "target_name",
@@ -168,6 +169,14 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
         _converter(plain.WarmupSample)(sample) for sample in message.model_warmup if sample.batch_size > 0
     ),
     (ModelConfig, "purpose"): lambda _: plain.NO_PURPOSE,
+    (ModelConfig, "scattered_outputs"): lambda message: {
+        # An entry without a source is refused later, with the signature.
+        name: entry.source_input[0]
+        for entry in message.batch_output
+        if entry.source_input
+        for name in entry.target_name
+    },
+    (plain.QueuePolicy, "delays_timed_out"): lambda policy: policy.timeout_action == policy.DELAY,
     (ModelConfig, "histogram_buckets"): lambda message: {
         control.metric_identifier.family: tuple(control.histogram_options.buckets)
         for control in message.model_metrics.metric_control
@@ -198,9 +207,6 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
     # An input has one control; more have no effect.
     (plain.SequenceBatching, "controls"): lambda batching: tuple(
         _control(entry.name, entry.control[0]) for entry in batching.control_input if entry.control
-    ),
-    (plain.SequenceBatching, "direct"): lambda batching: (
-        None if batching.HasField("oldest") else _converter(plain.DirectStrategy)(batching.direct)
     ),
 }
 """(Dataclass, field) -> converter from the message that has the field."""

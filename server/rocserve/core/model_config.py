@@ -79,14 +79,6 @@ class BatchInput:
     """The requests' inputs that the values describe."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchOutput:
-    """Outputs that are split among requests by the shape of an input (BATCH_SCATTER_WITH_INPUT_SHAPE)."""
-
-    target_names: tuple[str, ...]
-    source_inputs: tuple[str, ...]
-
-
 class InstanceKind(enum.Enum):
     AUTO = "KIND_AUTO"
     GPU = "KIND_GPU"
@@ -125,16 +117,12 @@ class InstanceGroup:
     host_policy: str = ""
 
 
-class TimeoutAction(enum.Enum):
-    REJECT = "REJECT"
-    DELAY = "DELAY"
-
-
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
     """How many requests may wait, and how long (ModelQueuePolicy)."""
 
-    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    delays_timed_out: bool = False
+    """A request whose timeout has passed runs after the others (DELAY), and is not refused (REJECT)."""
     default_timeout_microseconds: int = 0
     """0 = no timeout."""
     allow_timeout_override: bool = False
@@ -196,14 +184,6 @@ class SequenceState:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectStrategy:
-    """Each sequence keeps a slot in the batches of one instance until the sequence ends."""
-
-    max_queue_delay_microseconds: int = 0
-    minimum_slot_utilization: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class OldestStrategy:
     """Sequences share batches; their oldest requests go first."""
 
@@ -216,9 +196,11 @@ class OldestStrategy:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    direct: DirectStrategy | None = None
-    """This strategy applies if neither is set."""
     oldest: OldestStrategy | None = None
+    """None = the strategy "direct": each sequence keeps a slot in the batches of one instance until it ends."""
+    slot_delay_microseconds: int = 0
+    """How long a "direct" batch waits until the share `slot_utilization` of its slots has requests."""
+    slot_utilization: float = 0.0
     max_sequence_idle_microseconds: int = 1_000_000
     controls: tuple[SequenceControl, ...] = ()
     states: tuple[SequenceState, ...] = ()
@@ -308,7 +290,8 @@ class ModelConfig:
     decoupled: bool = False
     """A request may get any number of responses (model_transaction_policy)."""
     batch_inputs: tuple[BatchInput, ...] = ()
-    batch_outputs: tuple[BatchOutput, ...] = ()
+    scattered_outputs: Mapping[str, str] = field(default_factory=dict)
+    """Output -> the input by whose shape it is split among requests (BATCH_SCATTER_WITH_INPUT_SHAPE)."""
     sequence_batching: SequenceBatching | None = None
     ensemble_max_inflight_requests: int = 0
     """Limit of a decoupled step's responses that one ensemble request processes at a time; 0 = no limit."""

@@ -26,9 +26,8 @@ class RaggedBatching:
         self._made = config.batch_inputs
         self._scattered = {
             # An output's dims may not be completed yet.
-            name: (entry.source_inputs[0], dims.get(name, ()))
-            for entry in config.batch_outputs
-            for name in entry.target_names
+            name: (source, dims.get(name, ()))
+            for name, source in config.scattered_outputs.items()
         }
         """Output -> (the input that gives the output's shape in each request, the output's dims, in which -1 means the
         input's dimension at the same index)."""

@@ -30,13 +30,6 @@ _MOST_PLACES = 1000
 """Limit of response counters: each index has one, and indices from the last on share it, as a stream may never end."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailureNote:
-    time_ms: int
-    """Since the epoch."""
-    text: str
-
-
 @dataclass(slots=True, eq=False)
 class PhaseTotals:
     """Total nanoseconds of the parts of a request, for example of an ensemble's steps."""
@@ -169,7 +162,7 @@ class ModelStatistics:
         self._latencies = latencies
         self._lock = threading.Lock()
         self._numbers = Statistics()
-        self._failures: deque[FailureNote] = deque(maxlen=20)
+        self._failures: deque[tuple[int, str]] = deque(maxlen=20)
         self._watched: SlidingSummary | None = None
         """Latencies of whole requests in microseconds; None while nobody reads them."""
         self._watched_ns = 0
@@ -326,11 +319,11 @@ class ModelStatistics:
 
     def note_failure(self, text: str) -> None:
         """Keep an error that a client got, without counting it."""
-        self._failures.append(FailureNote(time.time_ns() // 1_000_000, text[:500]))
+        self._failures.append((time.time_ns() // 1_000_000, text[:500]))
 
     @property
-    def failures(self) -> Sequence[FailureNote]:
-        """Return the last errors, oldest first."""
+    def failures(self) -> Sequence[tuple[int, str]]:
+        """Return the last errors, oldest first: milliseconds since the epoch, and the text."""
         return tuple(self._failures.copy())
 
     def quantiles(self, quantiles: Sequence[float]) -> SummaryReading:

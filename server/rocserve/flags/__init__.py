@@ -178,7 +178,7 @@ def _check(settings: ServerSettings) -> None:
     _check_restricted("--grpc-restricted-protocol", "protocol", settings.grpc.restricted)
     check_tls(settings)
     try:
-        trace_options(settings.trace.values)
+        trace_options(settings.trace)
     except ValueError as error:
         raise FlagError(f"--trace-config: {error}") from None
 

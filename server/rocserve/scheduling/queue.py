@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.exchange import QUEUED, RECEIVED, RUNNING
-from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
+from rocserve.core.model_config import DynamicBatching, QueuePolicy
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 
@@ -277,7 +277,7 @@ class RequestQueue:
         """With the action DELAY, let a request whose timeout has passed run after the rest of its level; it expires
         again at its client's deadline. Returns whether the action is DELAY."""
         level = self._levels[request.level]
-        if level.policy.timeout_action is not TimeoutAction.DELAY:
+        if not level.policy.delays_timed_out:
             return False
         level.remove(request)
         level.delayed.append(request)

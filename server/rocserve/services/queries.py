@@ -194,8 +194,8 @@ class QueryService:
                 overview.latencies_us.add(quantile=quantile, value=value)
         overview.worker_memory_bytes.extend(memory_bytes(pid) // models for pid, models in served.worker_pids.items())
         overview.worker_restarts = served.worker_restarts
-        for failure in served.statistics.failures:
-            overview.failures.add(time_ms=failure.time_ms, text=self._shown(failure.text))
+        for time_ms, text in served.statistics.failures:
+            overview.failures.add(time_ms=time_ms, text=self._shown(text))
         return overview
 
     async def load_report(self, request: page_pb2.LoadReportRequest) -> page_pb2.LoadReportResponse:

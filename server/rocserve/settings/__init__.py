@@ -5,7 +5,6 @@ from rocserve.settings.front_ends import HttpSettings as HttpSettings
 from rocserve.settings.front_ends import LogSettings as LogSettings
 from rocserve.settings.front_ends import MetricsSettings as MetricsSettings
 from rocserve.settings.front_ends import RestrictedProtocols as RestrictedProtocols
-from rocserve.settings.front_ends import TraceSettings as TraceSettings
 from rocserve.settings.repository import ControlMode as ControlMode
 from rocserve.settings.repository import ReadinessRule as ReadinessRule
 from rocserve.settings.repository import RepositorySettings as RepositorySettings

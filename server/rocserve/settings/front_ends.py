@@ -22,14 +22,12 @@ from rocserve.settings.flag import (
     REGULAR_EXPRESSION,
     SECONDS,
     SETTING,
-    Flag,
     Kind,
     flag,
     level,
     number,
     one_of,
     repeated,
-    scoped_setting,
     text,
 )
 from rocserve.settings.unix_place import listening_address
@@ -224,31 +222,6 @@ class MetricsSettings:
     )
     use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP)
     use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP)
-
-
-def _older_trace_flag(name: str, mode: str, setting: str) -> Flag:
-    """Declare one of tritonserver's flags from before --trace-config."""
-    kind = Kind("VALUE", lambda text: (mode, setting, text))
-    scope = f"{mode}," if mode else ""
-    return Flag(kind, f"the same as --trace-config={scope}{setting}=VALUE", name, repeatable=True)
-
-
-@dataclass(frozen=True, slots=True)
-class TraceSettings:
-    values: tuple[tuple[str, str, str], ...] = repeated(
-        Kind("[MODE,]SETTING=VALUE", scoped_setting),
-        "how requests are traced: mode, level, rate, count, and the mode's own settings:"
-        " triton,file=trace.json or opentelemetry,url=http://localhost:4318/v1/traces",
-        others=(
-            _older_trace_flag("trace-file", "triton", "file"),
-            _older_trace_flag("trace-level", "", "level"),
-            _older_trace_flag("trace-rate", "", "rate"),
-            _older_trace_flag("trace-count", "", "count"),
-            _older_trace_flag("trace-log-frequency", "triton", "log-frequency"),
-        ),
-        name="trace-config",
-    )
-    """Mode ("" = all modes), setting and value, in the order of the command line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ from rocserve.settings.front_ends import (
     HttpSettings,
     LogSettings,
     MetricsSettings,
-    TraceSettings,
     connection,
     tls,
 )
@@ -250,6 +249,13 @@ def default_front_ends(cpus: int) -> int:
     return 0 if cpus <= 4 else min(cpus // 2, 16)
 
 
+def _older_trace_flag(name: str, mode: str, setting: str) -> Flag:
+    """Declare one of tritonserver's flags from before --trace-config."""
+    kind = Kind("VALUE", lambda text: (mode, setting, text))
+    scope = f"{mode}," if mode else ""
+    return Flag(kind, f"the same as --trace-config={scope}{setting}=VALUE", name, repeatable=True)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     repository: RepositorySettings = part(RepositorySettings, "model repository")
@@ -347,7 +353,21 @@ class ServerSettings:
     http: HttpSettings = part(HttpSettings, "HTTP", "http-")
     grpc: GrpcSettings = part(GrpcSettings, "gRPC", "grpc-")
     metrics: MetricsSettings = part(MetricsSettings, "metrics", "metrics-")
-    trace: TraceSettings = part(TraceSettings, "traces")
+    trace: tuple[tuple[str, str, str], ...] = repeated(
+        Kind("[MODE,]SETTING=VALUE", scoped_setting),
+        "how requests are traced: mode, level, rate, count, and the mode's own settings:"
+        " triton,file=trace.json or opentelemetry,url=http://localhost:4318/v1/traces",
+        others=(
+            _older_trace_flag("trace-file", "triton", "file"),
+            _older_trace_flag("trace-level", "", "level"),
+            _older_trace_flag("trace-rate", "", "rate"),
+            _older_trace_flag("trace-count", "", "count"),
+            _older_trace_flag("trace-log-frequency", "triton", "log-frequency"),
+        ),
+        name="trace-config",
+        group="traces",
+    )
+    """Mode ("" = all modes), setting and value, in the order of the command line."""
     log: LogSettings = part(LogSettings, "log", "log-")
     allow_mixed_tls: bool = tls(
         False,

@@ -84,7 +84,7 @@ class ToolWorkers:
         # The batches are the engine's: a worker joins none, and makes nothing of their rows.
         config = replace(
             order.definition.config, max_batch_size=0, is_batch_size_written=False, model_warmup=(), batch_inputs=(),
-            batch_outputs=(), sequence_batching=None,
+            scattered_outputs={}, sequence_batching=None,
         )  # fmt: skip
         with titled(title):
             loaded = await self.load(order, plan)

@@ -159,7 +159,7 @@ def test_older_flags_of_traces(tmp_path: Path) -> None:
         "--trace-count=5",
         "--trace-log-frequency=2",
     )
-    assert given.trace.values == (
+    assert given.trace == (
         ("triton", "file", "/tmp/trace.json"),
         ("", "level", "TIMESTAMPS"),
         ("", "rate", "7"),

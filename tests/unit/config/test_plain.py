@@ -14,7 +14,6 @@ from rocserve.core.model_config import (
     ModelConfig,
     OutputConfig,
     QueuePolicy,
-    TimeoutAction,
     VersionPolicy,
     WarmupInput,
     WarmupSample,
@@ -75,7 +74,7 @@ def test_every_part() -> None:
             2,
             1,
             QueuePolicy(max_queue_size=3),
-            {2: QueuePolicy(TimeoutAction.DELAY, 4, True, 0)},
+            {2: QueuePolicy(True, 4, True, 0)},
         ),
         model_warmup=(
             WarmupSample("w", 2, {"x": WarmupInput(DataType.UINT8, (2, 3, 1), "random")}),

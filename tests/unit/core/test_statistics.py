@@ -92,7 +92,7 @@ def test_failures_count_as_failures_only():
     statistics.record_refusal(ServeError(StatusCode.CANCELLED, "gone"), 10, 17)
     counted = statistics.snapshot()
     assert (counted.fail.count, counted.fail.ns) == (3, 32)
-    assert [failure.text for failure in statistics.failures] == ["the queue is full"]
+    assert [text for _, text in statistics.failures] == ["the queue is full"]
     assert counted.success.count == counted.inference_count == counted.execution_count == 0
 
 
@@ -121,8 +121,8 @@ def test_the_last_failures_are_kept():
     statistics = ModelStatistics()
     for number in range(100):
         statistics.note_failure(f"{number} " + "x" * 10_000)
-    assert [failure.text.split()[0] for failure in statistics.failures] == [str(number) for number in range(80, 100)]
-    assert {len(failure.text) for failure in statistics.failures} == {500}
+    assert [text.split()[0] for _, text in statistics.failures] == [str(number) for number in range(80, 100)]
+    assert {len(text) for _, text in statistics.failures} == {500}
     assert statistics.snapshot().fail.count == 0
 
 

@@ -12,7 +12,7 @@ from support.hand_instances import Nobody
 
 from rocserve.core.errors import StatusCode
 from rocserve.core.exchange import Exchange
-from rocserve.core.model_config import DynamicBatching, QueuePolicy, TimeoutAction
+from rocserve.core.model_config import DynamicBatching, QueuePolicy
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching, Triage
@@ -141,7 +141,9 @@ def batches(delay_ms: int = 0) -> DynamicBatcher:
                 Model(
                     lambda n: 10,
                     None,
-                    DynamicBatching(default_queue_policy=QueuePolicy(TimeoutAction.DELAY, 50_000)),
+                    DynamicBatching(
+                        default_queue_policy=QueuePolicy(delays_timed_out=True, default_timeout_microseconds=50_000)
+                    ),
                 ),
                 100,
             ),
@@ -492,7 +494,7 @@ def test_what_cannot_end_in_time_is_refused_at_once_and_counted(make_bench, wait
 def test_requests_run_in_the_order_in_which_they_are_listed(seed: int) -> None:
     """With and without deadlines, the oldest or the newest first, some delayed, some put back."""
     numbers = random.Random(seed)
-    policy = QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_microseconds=1)
+    policy = QueuePolicy(delays_timed_out=True, default_timeout_microseconds=1)
     queue = RequestQueue(DynamicBatching(default_queue_policy=policy), QueueLimits())
     now_ns, ran = SECOND, 0
     for _ in range(60):

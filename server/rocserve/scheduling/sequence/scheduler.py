@@ -39,9 +39,8 @@ class DirectStrategy:
         self, config: ModelConfig, batching: SequenceBatching, inputs: SequenceInputs, padding: Padding
     ) -> None:
         self.slot_count = max(config.max_batch_size, 1)
-        direct = batching.direct
-        self._delay_ns = direct.max_queue_delay_microseconds * 1000 if direct is not None else 0
-        self._utilization = direct.minimum_slot_utilization if direct is not None else 0.0
+        self._delay_ns = batching.slot_delay_microseconds * 1000
+        self._utilization = batching.slot_utilization
         self._inputs = inputs
 
     def choose(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest] | int:

@@ -16,7 +16,6 @@ from support.waiting import PATIENCE_SECONDS
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import (
-    DirectStrategy,
     InitialState,
     InstanceRateLimiter,
     OldestStrategy,
@@ -98,7 +97,7 @@ def test_sequences_spread_over_the_instances_and_stay_there(make_bench):
 
 
 def test_a_batch_waits_until_enough_slots_are_used(make_bench):
-    bench = make_bench(direct=DirectStrategy(60_000_000, 0.75))
+    bench = make_bench(slot_delay_microseconds=60_000_000, slot_utilization=0.75)
     for sequence in (1, 2):
         bench.ask(sequence, sequence, start=True)
     assert not bench.instance.executions
@@ -107,7 +106,7 @@ def test_a_batch_waits_until_enough_slots_are_used(make_bench):
 
 
 def test_a_batch_waits_no_longer_than_its_delay(make_bench):
-    bench = make_bench(direct=DirectStrategy(20_000, 1.0))
+    bench = make_bench(slot_delay_microseconds=20_000, slot_utilization=1.0)
     bench.ask(1, 7, start=True)
     assert not bench.instance.executions
     bench.loop.wait_for(lambda: bench.instance.executions)
@@ -798,7 +797,7 @@ def test_an_iterative_request_runs_to_its_end_after_its_sequence_has_ended(make_
 
 def test_a_lost_instance_leaves_nothing_behind(make_bench):
     """Not even until the next garbage collection: it keeps the memory that the server shared with its worker."""
-    bench = make_bench(direct=DirectStrategy(60_000_000, 1.0))
+    bench = make_bench(slot_delay_microseconds=60_000_000, slot_utilization=1.0)
     waiting = bench.ask(1, start=True)
     gc.collect()
     gc.disable()
