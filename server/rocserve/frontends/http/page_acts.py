@@ -15,7 +15,7 @@ from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.http.inference import HttpParts
 from rocserve.frontends.http.json_text import checked_text, find, json_bytes, parse_json, shown_json
-from rocserve.frontends.http.request import JSON, Head, MissingSecret, Request, Response, error_response
+from rocserve.frontends.http.request import JSON, Head, HttpError, Request, Response, error_response
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
@@ -36,7 +36,7 @@ class PageActs:
     """Answers /v2/page/acts: GET says what the client may do, POST does it."""
 
     def __init__(self, parts: HttpParts, access: Access, check_secret: Callable[[Head, str], None]) -> None:
-        """`check_secret`: raises MissingSecret if a head lacks the secret of a method."""
+        """`check_secret`: raises HttpError if a head lacks the secret of a method."""
         self._parts = parts
         self._access = access
         self._check_secret = check_secret
@@ -51,7 +51,7 @@ class PageActs:
             try:
                 self._check(act, request)
                 refusals[act] = ""
-            except (ServeError, MissingSecret) as error:
+            except (ServeError, HttpError) as error:
                 refusals[act] = error.text
         told: dict[str, Any] = {"token": "", "refusals": refusals}
         if not all(refusals.values()):
@@ -90,7 +90,7 @@ class PageActs:
             self._parts.memory.requests.release(holding)
 
     def _check(self, act: str, request: Request) -> None:
-        """Raise MissingSecret or ServeError (PERMISSION_DENIED) if the client may not do this here."""
+        """Raise HttpError or ServeError (PERMISSION_DENIED) if the client may not do this here."""
         head, method = request.head, _ADMIN_CALLS[act]
         self._check_secret(head, method)
         self._check_own_page(head, method)

@@ -99,13 +99,6 @@ class HttpError(Exception):
         self.headers = headers
 
 
-class MissingSecret(HttpError):
-    """A client that sent no secret, or a wrong one, to call a restricted API."""
-
-    def __init__(self, header: str) -> None:
-        super().__init__(403, f"This API is restricted, expecting header '{header}'")
-
-
 def error_response(error: ServeError | HttpError) -> Response:
     """Return the response for an error. It is JSON and says so, because clients, KServe's among them, show no text of
     another content type. Triton calls some of its errors text/plain."""

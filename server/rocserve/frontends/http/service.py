@@ -32,7 +32,6 @@ from rocserve.frontends.http.request import (
     PLAIN,
     Head,
     HttpError,
-    MissingSecret,
     Request,
     Response,
     error_response,
@@ -215,13 +214,13 @@ def _unknown_url(target: bytes) -> str:
 
 
 def _check_admitted(head: Head, wanted: Iterable[Restriction], takes_bearer: bool) -> None:
-    """Raise MissingSecret if the head lacks one of the secrets. `takes_bearer`: a secret may also be in the header
+    """Raise HttpError (403) if the head lacks one of the secrets. `takes_bearer`: a secret may also be in the header
     Authorization, as OpenAI's clients send their key."""
     for restriction in wanted:
         if restriction.admits(head.headers.get(restriction.header.lower())):
             continue
         if not (takes_bearer and restriction.admits(_bearer_token(head))):
-            raise MissingSecret(restriction.header)
+            raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'")
 
 
 def _bearer_token(head: Head) -> str | None:

@@ -29,7 +29,7 @@ from rocserve.frontends.http.openai.calls import TextOutputs, infer_request, row
 from rocserve.frontends.http.openai.errors import FieldFault, openai_error
 from rocserve.frontends.http.openai.models import TextModel, TextOutput, text_model
 from rocserve.frontends.http.openai.service import _check_dimensions, _check_most_tokens, _cut
-from rocserve.frontends.http.request import Head, HttpError, MissingSecret
+from rocserve.frontends.http.request import Head, HttpError
 from rocserve.services.inference import header_forwarding
 
 
@@ -171,7 +171,7 @@ def overload() -> ServeError:
         (FieldFault("", "no"), 400, "invalid_request_error", None, None),
         (FieldFault("model", "no", StatusCode.NOT_FOUND, "model_not_found"), 404, "invalid_request_error", "model",
          "model_not_found"),
-        (MissingSecret("key"), 401, "invalid_request_error", None, "invalid_api_key"),
+        (HttpError(403, "restricted"), 401, "invalid_request_error", None, "invalid_api_key"),
         (HttpError(405, "no", {"Allow": "POST"}), 405, "invalid_request_error", None, None),
         (overload(), 429, "rate_limit_error", None, "rate_limit_exceeded"),
         (ServeError(StatusCode.RESOURCE_EXHAUSTED, "no"), 429, "rate_limit_error", None, "rate_limit_exceeded"),

@@ -8,7 +8,7 @@ from typing import Any
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import MemoryFull
 from rocserve.frontends.http.json_text import json_bytes
-from rocserve.frontends.http.request import JSON, HttpError, MissingSecret, Response, error_response
+from rocserve.frontends.http.request import JSON, HttpError, Response, error_response
 
 
 class FieldFault(ServeError):
@@ -32,8 +32,8 @@ def openai_error(error: ServeError | HttpError, members: Mapping[str, Any] | Non
     text = error.text
     if isinstance(error, FieldFault):
         member, kind = error.member or None, error.kind
-    elif isinstance(error, MissingSecret):
-        # OpenAI's clients know a wrong key by 401.
+    elif isinstance(error, HttpError) and status == 403:
+        # The secret of a restricted API is missing or wrong. OpenAI's clients know a wrong key by 401.
         status, kind = 401, "invalid_api_key"
         text += " or its value in 'Authorization: Bearer VALUE'"
         headers["WWW-Authenticate"] = "Bearer"
