@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import enum
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,25 +14,30 @@ from itertools import accumulate
 
 from rocserve.core.model_config import ModelConfig
 
-REQUEST_SUMMARY = "nv_inference_request_summary_us"
-QUEUE_SUMMARY = "nv_inference_queue_summary_us"
-INPUT_SUMMARY = "nv_inference_compute_input_summary_us"
-INFER_SUMMARY = "nv_inference_compute_infer_summary_us"
-OUTPUT_SUMMARY = "nv_inference_compute_output_summary_us"
-CACHE_HIT_SUMMARY = "nv_cache_hit_summary_per_model"
-CACHE_MISS_SUMMARY = "nv_cache_miss_summary_per_model"
 
-FIRST_RESPONSE_HISTOGRAM = "nv_inference_first_response_histogram_ms"
-REQUEST_HISTOGRAM = "rocserve_request_duration_ms"
-QUEUE_HISTOGRAM = "rocserve_queue_duration_ms"
-BATCH_SIZE_HISTOGRAM = "rocserve_batch_size"
+class Distribution(enum.StrEnum):
+    """The metrics with distributions of latencies and sizes."""
+
+    REQUEST_SUMMARY = "nv_inference_request_summary_us"
+    QUEUE_SUMMARY = "nv_inference_queue_summary_us"
+    INPUT_SUMMARY = "nv_inference_compute_input_summary_us"
+    INFER_SUMMARY = "nv_inference_compute_infer_summary_us"
+    OUTPUT_SUMMARY = "nv_inference_compute_output_summary_us"
+    CACHE_HIT_SUMMARY = "nv_cache_hit_summary_per_model"
+    CACHE_MISS_SUMMARY = "nv_cache_miss_summary_per_model"
+
+    FIRST_RESPONSE_HISTOGRAM = "nv_inference_first_response_histogram_ms"
+    REQUEST_HISTOGRAM = "rocserve_request_duration_ms"
+    QUEUE_HISTOGRAM = "rocserve_queue_duration_ms"
+    BATCH_SIZE_HISTOGRAM = "rocserve_batch_size"
+
 
 _LATENCY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10_000.0)
 DEFAULT_BUCKETS: Mapping[str, tuple[float, ...]] = {
-    FIRST_RESPONSE_HISTOGRAM: (100.0, 500.0, 2000.0, 5000.0),
-    REQUEST_HISTOGRAM: _LATENCY_BUCKETS,
-    QUEUE_HISTOGRAM: _LATENCY_BUCKETS,
-    BATCH_SIZE_HISTOGRAM: (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
+    Distribution.FIRST_RESPONSE_HISTOGRAM: (100.0, 500.0, 2000.0, 5000.0),
+    Distribution.REQUEST_HISTOGRAM: _LATENCY_BUCKETS,
+    Distribution.QUEUE_HISTOGRAM: _LATENCY_BUCKETS,
+    Distribution.BATCH_SIZE_HISTOGRAM: (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
 }
 """Metric -> upper bounds of its buckets; a model's model_metrics may set others."""
 
@@ -182,9 +188,18 @@ class LatencyDistributions:
         self._summaries: dict[str, SlidingSummary] = {}
         self._histograms: dict[str, Histogram] = {}
         if options.summaries:
-            names = [QUEUE_SUMMARY, INPUT_SUMMARY, INFER_SUMMARY, OUTPUT_SUMMARY]
+            names = [
+                Distribution.QUEUE_SUMMARY,
+                Distribution.INPUT_SUMMARY,
+                Distribution.INFER_SUMMARY,
+                Distribution.OUTPUT_SUMMARY,
+            ]
             # As in Triton: a cache hit's latency and an execution's latency must not be mixed.
-            names += [CACHE_HIT_SUMMARY, CACHE_MISS_SUMMARY] if config.response_cache else [REQUEST_SUMMARY]
+            names += (
+                [Distribution.CACHE_HIT_SUMMARY, Distribution.CACHE_MISS_SUMMARY]
+                if config.response_cache
+                else [Distribution.REQUEST_SUMMARY]
+            )
             self._summaries = {name: SlidingSummary() for name in names}
         if options.histograms:
             self._histograms = {
@@ -193,13 +208,17 @@ class LatencyDistributions:
             }
         self._is_decoupled = config.decoupled
         # These attributes save a look-up per request.
-        self._request_summary = self._summaries.get(REQUEST_SUMMARY)
-        self._queue_summary = self._summaries.get(QUEUE_SUMMARY)
+        self._request_summary = self._summaries.get(Distribution.REQUEST_SUMMARY)
+        self._queue_summary = self._summaries.get(Distribution.QUEUE_SUMMARY)
         self._phases = [
-            self._summaries[name] for name in (INPUT_SUMMARY, INFER_SUMMARY, OUTPUT_SUMMARY) if name in self._summaries
+            self._summaries[name]
+            for name in (Distribution.INPUT_SUMMARY, Distribution.INFER_SUMMARY, Distribution.OUTPUT_SUMMARY)
+            if name in self._summaries
         ]
-        self._request_histogram = self._histograms.get(REQUEST_HISTOGRAM)
-        self._queue_histogram = self._histograms.get(QUEUE_HISTOGRAM)
+        self._request_histogram = self._histograms.get(Distribution.REQUEST_HISTOGRAM)
+        self._queue_histogram = self._histograms.get(Distribution.QUEUE_HISTOGRAM)
+        self._first_response = self._histograms.get(Distribution.FIRST_RESPONSE_HISTOGRAM)
+        self._batch_size = self._histograms.get(Distribution.BATCH_SIZE_HISTOGRAM)
 
     def note_batch(
         self,
@@ -215,7 +234,8 @@ class LatencyDistributions:
             summary.observe(max(0, nanoseconds) // 1000, request_end, len(queue_starts))
         for queue_start in queue_starts:
             self.note_request(request_end - queue_start, compute_start - queue_start, request_end)
-        self.observe(BATCH_SIZE_HISTOGRAM, batch_size)
+        if self._batch_size is not None:
+            self._batch_size.observe(batch_size)
 
     def read(self, now_ns: int) -> dict[str, SummaryReading | HistogramReading]:
         """Return all distributions by metric."""
@@ -225,8 +245,8 @@ class LatencyDistributions:
     def note_response(self, nanoseconds: int) -> None:
         """Record the only response to a request, or its error. A decoupled model's first responses are recorded as they
         come."""
-        if not self._is_decoupled:
-            self.observe(FIRST_RESPONSE_HISTOGRAM, nanoseconds / 1e6)
+        if self._first_response is not None and not self._is_decoupled:
+            self._first_response.observe(nanoseconds / 1e6)
 
     def note_request(self, nanoseconds: int, waited_ns: int, ended_ns: int) -> None:
         """Record an answered request: its duration, its wait in the queue, its end."""

@@ -15,7 +15,6 @@ SequenceId = int | str
 SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
 SEQUENCE_PARAMETERS = frozenset({SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END})
 
-
 START_FLAG, END_FLAG = 1, 2
 """The bits that Triton's models see."""
 

@@ -13,13 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.latencies import (
-    BATCH_SIZE_HISTOGRAM,
-    CACHE_HIT_SUMMARY,
-    CACHE_MISS_SUMMARY,
-    FIRST_RESPONSE_HISTOGRAM,
-    REQUEST_HISTOGRAM,
-    REQUEST_SUMMARY,
     WINDOW_NS,
+    Distribution,
     HistogramReading,
     LatencyDistributions,
     SlidingSummary,
@@ -248,10 +243,10 @@ class ModelStatistics:
             self._numbers.add(took)
             self._numbers.batches[batch_size].add(took)
             if self._latencies is not None:
-                self._latencies.summarise(REQUEST_SUMMARY, ended_ns - started_ns, ended_ns)
-                self._latencies.observe(REQUEST_HISTOGRAM, (ended_ns - started_ns) / 1e6)
+                self._latencies.summarise(Distribution.REQUEST_SUMMARY, ended_ns - started_ns, ended_ns)
+                self._latencies.observe(Distribution.REQUEST_HISTOGRAM, (ended_ns - started_ns) / 1e6)
                 self._latencies.note_response(ended_ns - started_ns)
-                self._latencies.observe(BATCH_SIZE_HISTOGRAM, batch_size)
+                self._latencies.observe(Distribution.BATCH_SIZE_HISTOGRAM, batch_size)
             self._watch(ended_ns - started_ns, ended_ns)
 
     def record_cache_hit(self, started_ns: int, ended_ns: int) -> None:
@@ -262,7 +257,7 @@ class ModelStatistics:
             self._numbers.cache_hit.add(ended_ns - started_ns)
             if self._latencies is not None:
                 self._latencies.note_request(ended_ns - started_ns, 0, ended_ns)
-                self._latencies.summarise(CACHE_HIT_SUMMARY, ended_ns - started_ns, ended_ns)
+                self._latencies.summarise(Distribution.CACHE_HIT_SUMMARY, ended_ns - started_ns, ended_ns)
             self._watch(ended_ns - started_ns, ended_ns)
 
     def record_cache_miss(self, ns: int) -> None:
@@ -271,7 +266,7 @@ class ModelStatistics:
             self._numbers.success.add(ns, count=0)
             self._numbers.cache_miss.add(ns)
             if self._latencies is not None:
-                self._latencies.summarise(CACHE_MISS_SUMMARY, ns, time.monotonic_ns())
+                self._latencies.summarise(Distribution.CACHE_MISS_SUMMARY, ns, time.monotonic_ns())
 
     def record_response(self, index: int, started_ns: int, made_ns: int, sent_ns: int, failed: bool = False) -> None:
         """Count a response of a decoupled model, or an error. `started_ns`: the previous response, or the batch's
@@ -293,7 +288,7 @@ class ModelStatistics:
         """Record how long a request to a decoupled model, or a decoupled ensemble, waited for its first response."""
         if self._latencies is not None:
             with self._lock:
-                self._latencies.observe(FIRST_RESPONSE_HISTOGRAM, ns / 1e6)
+                self._latencies.observe(Distribution.FIRST_RESPONSE_HISTOGRAM, ns / 1e6)
 
     def record_failure(self, started_ns: int, ended_ns: int, by_backend: bool = False) -> None:
         """Count a failed request. `by_backend`: the model, its engine or its worker failed, not the request."""

@@ -13,16 +13,8 @@ import pytest
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.latencies import (
-    BATCH_SIZE_HISTOGRAM,
-    CACHE_HIT_SUMMARY,
-    CACHE_MISS_SUMMARY,
-    FIRST_RESPONSE_HISTOGRAM,
-    INFER_SUMMARY,
-    QUEUE_HISTOGRAM,
-    QUEUE_SUMMARY,
-    REQUEST_HISTOGRAM,
-    REQUEST_SUMMARY,
     WINDOW_NS,
+    Distribution,
     Histogram,
     LatencyOptions,
     SlidingSummary,
@@ -211,15 +203,18 @@ def test_a_batch_in_summaries_and_histograms() -> None:
     )
     found = readings(statistics)
     totals = {name: (summary.count, summary.total) for name, summary in found.items()}
-    assert totals[REQUEST_SUMMARY] == (2, 18_000)
-    assert totals[QUEUE_SUMMARY] == (2, 6_000)
-    assert totals[INFER_SUMMARY] == (2, 8_000)
-    assert CACHE_HIT_SUMMARY not in totals
-    assert found[REQUEST_HISTOGRAM].total == pytest.approx(18.0)
-    assert found[QUEUE_HISTOGRAM].count == 2
-    assert (found[BATCH_SIZE_HISTOGRAM].count, found[BATCH_SIZE_HISTOGRAM].total) == (1, 6)
+    assert totals[Distribution.REQUEST_SUMMARY] == (2, 18_000)
+    assert totals[Distribution.QUEUE_SUMMARY] == (2, 6_000)
+    assert totals[Distribution.INFER_SUMMARY] == (2, 8_000)
+    assert Distribution.CACHE_HIT_SUMMARY not in totals
+    assert found[Distribution.REQUEST_HISTOGRAM].total == pytest.approx(18.0)
+    assert found[Distribution.QUEUE_HISTOGRAM].count == 2
+    assert (found[Distribution.BATCH_SIZE_HISTOGRAM].count, found[Distribution.BATCH_SIZE_HISTOGRAM].total) == (1, 6)
     # As in Triton since 26.01, also for a model that is not decoupled, whose only response is the first.
-    assert (found[FIRST_RESPONSE_HISTOGRAM].count, found[FIRST_RESPONSE_HISTOGRAM].total) == (2, pytest.approx(18.0))
+    assert (found[Distribution.FIRST_RESPONSE_HISTOGRAM].count, found[Distribution.FIRST_RESPONSE_HISTOGRAM].total) == (
+        2,
+        pytest.approx(18.0),
+    )
 
 
 def test_an_error_is_a_first_response() -> None:
@@ -228,7 +223,7 @@ def test_an_error_is_a_first_response() -> None:
     statistics.record_refusal(unavailable("full"), now, now + 50 * MS)
     statistics.record_cache_hit(now, now + MS)
     statistics.record_ensemble(now, now, now + 3000 * MS, 2, PhaseTotals())
-    assert readings(statistics)[FIRST_RESPONSE_HISTOGRAM].cumulative == (2, 2, 3, 4)
+    assert readings(statistics)[Distribution.FIRST_RESPONSE_HISTOGRAM].cumulative == (2, 2, 3, 4)
 
 
 def test_with_the_cache_there_is_no_summary_of_requests_as_in_triton() -> None:
@@ -236,11 +231,11 @@ def test_with_the_cache_there_is_no_summary_of_requests_as_in_triton() -> None:
     statistics.record_cache_hit(now, now + MS)
     statistics.record_cache_miss(2 * MS)
     found = readings(statistics)
-    assert REQUEST_SUMMARY not in found
-    assert found[CACHE_HIT_SUMMARY].total == 1_000
-    assert found[CACHE_MISS_SUMMARY].total == 2_000
-    assert found[QUEUE_SUMMARY].count == 1
-    assert found[REQUEST_HISTOGRAM].count == 1
+    assert Distribution.REQUEST_SUMMARY not in found
+    assert found[Distribution.CACHE_HIT_SUMMARY].total == 1_000
+    assert found[Distribution.CACHE_MISS_SUMMARY].total == 2_000
+    assert found[Distribution.QUEUE_SUMMARY].count == 1
+    assert found[Distribution.REQUEST_HISTOGRAM].count == 1
 
 
 def test_an_ensemble_and_the_first_response_of_a_decoupled_model() -> None:
@@ -249,15 +244,15 @@ def test_an_ensemble_and_the_first_response_of_a_decoupled_model() -> None:
     statistics.record_first_response(700 * MS)
     statistics.record_failure(now, now + 600 * MS)
     found = readings(statistics)
-    assert found[REQUEST_SUMMARY].total == 3_000
-    assert found[FIRST_RESPONSE_HISTOGRAM].cumulative == (0, 0, 1, 1)
+    assert found[Distribution.REQUEST_SUMMARY].total == 3_000
+    assert found[Distribution.FIRST_RESPONSE_HISTOGRAM].cumulative == (0, 0, 1, 1)
 
 
 def test_a_model_has_buckets_of_its_own() -> None:
-    config = replace(CONFIG, histogram_buckets={BATCH_SIZE_HISTOGRAM: (3.0,)})
+    config = replace(CONFIG, histogram_buckets={Distribution.BATCH_SIZE_HISTOGRAM: (3.0,)})
     statistics, now = counted(config)
     statistics.record_ensemble(now, now, now, 4, PhaseTotals())
-    assert readings(statistics)[BATCH_SIZE_HISTOGRAM].bounds == (3.0,)
+    assert readings(statistics)[Distribution.BATCH_SIZE_HISTOGRAM].bounds == (3.0,)
 
 
 def test_options() -> None:

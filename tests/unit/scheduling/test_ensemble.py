@@ -19,7 +19,7 @@ from rocserve.core.device_references import DEVICE_PROPERTY, DeviceReference, pa
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
 from rocserve.core.exchange import Exchange
-from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, HistogramReading, LatencyOptions
+from rocserve.core.latencies import Distribution, HistogramReading, LatencyOptions
 from rocserve.core.model_config import EnsembleStep, InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InputHead, RequestedOutput, RequestHead, RequestPlan
@@ -507,7 +507,7 @@ def test_the_first_response_of_a_decoupled_ensemble_is_timed() -> None:
     counts = []
     for final in (False, False, True):
         responder.send(InferResponse.of("a", "1", "", [Tensor("OUT", FP32, (1, 2), bytes(8))]), final=final)
-        reading = version.statistics.totals().latencies[FIRST_RESPONSE_HISTOGRAM]
+        reading = version.statistics.totals().latencies[Distribution.FIRST_RESPONSE_HISTOGRAM]
         assert isinstance(reading, HistogramReading)
         counts.append(reading.count)
     assert counts == [1, 1, 1]

@@ -17,7 +17,7 @@ from support.outputs import outputs_from
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.exchange import Exchange
-from rocserve.core.latencies import FIRST_RESPONSE_HISTOGRAM, LatencyOptions
+from rocserve.core.latencies import Distribution, LatencyOptions
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.responses import LARGE_RESPONSE, InferResponse
 from rocserve.core.statistics import ModelStatistics
@@ -317,7 +317,7 @@ def test_responses_of_a_decoupled_model_are_counted_by_their_place(loop: HandLoo
         (place.success.count, place.fail.count, place.empty_response.count) for place in counted.responses.values()
     ]
     assert places == [(2, 0, 0), (0, 1, 1), (0, 0, 1)]
-    assert counted.latencies[FIRST_RESPONSE_HISTOGRAM].count == 2
+    assert counted.latencies[Distribution.FIRST_RESPONSE_HISTOGRAM].count == 2
 
 
 def test_responses_of_other_models_have_no_places(model: Model) -> None:

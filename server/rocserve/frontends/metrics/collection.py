@@ -15,9 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rocserve.core import latencies
 from rocserve.core.custom_metrics import EventLabels, MetricFamily, Sample
-from rocserve.core.latencies import LatencyOptions
+from rocserve.core.latencies import Distribution, LatencyOptions
 from rocserve.core.padding import SIZES_PROPERTY
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder
@@ -55,23 +54,23 @@ _LATENCY_COUNTERS = {
 
 # Metric -> (kind, help text).
 _DISTRIBUTIONS = {
-    latencies.REQUEST_SUMMARY: ("summary", f"Summary of inference request duration {_CACHED}"),
-    latencies.QUEUE_SUMMARY: ("summary", f"Summary of inference queuing duration {_CACHED}"),
-    latencies.INPUT_SUMMARY: ("summary", f"Cumulative compute input duration {_UNCACHED}"),
-    latencies.INFER_SUMMARY: ("summary", f"Cumulative compute inference duration {_UNCACHED}"),
-    latencies.OUTPUT_SUMMARY: ("summary", f"Cumulative inference compute output duration {_UNCACHED}"),
-    latencies.CACHE_HIT_SUMMARY: ("summary", "Summary of cache hit counts/durations per model, in microseconds."),
-    latencies.CACHE_MISS_SUMMARY: ("summary", "Summary of cache miss counts/durations per model, in microseconds."),
-    latencies.FIRST_RESPONSE_HISTOGRAM: ("histogram", "Duration from request to first response in milliseconds"),
-    latencies.REQUEST_HISTOGRAM: (
+    Distribution.REQUEST_SUMMARY: ("summary", f"Summary of inference request duration {_CACHED}"),
+    Distribution.QUEUE_SUMMARY: ("summary", f"Summary of inference queuing duration {_CACHED}"),
+    Distribution.INPUT_SUMMARY: ("summary", f"Cumulative compute input duration {_UNCACHED}"),
+    Distribution.INFER_SUMMARY: ("summary", f"Cumulative compute inference duration {_UNCACHED}"),
+    Distribution.OUTPUT_SUMMARY: ("summary", f"Cumulative inference compute output duration {_UNCACHED}"),
+    Distribution.CACHE_HIT_SUMMARY: ("summary", "Summary of cache hit counts/durations per model, in microseconds."),
+    Distribution.CACHE_MISS_SUMMARY: ("summary", "Summary of cache miss counts/durations per model, in microseconds."),
+    Distribution.FIRST_RESPONSE_HISTOGRAM: ("histogram", "Duration from request to first response in milliseconds"),
+    Distribution.REQUEST_HISTOGRAM: (
         "histogram",
         "Durations of successful requests in milliseconds (includes cached requests)",
     ),
-    latencies.QUEUE_HISTOGRAM: (
+    Distribution.QUEUE_HISTOGRAM: (
         "histogram",
         "Time in the queue of successful requests in milliseconds (includes cached requests)",
     ),
-    latencies.BATCH_SIZE_HISTOGRAM: ("histogram", "Sizes of the batches that were executed"),
+    Distribution.BATCH_SIZE_HISTOGRAM: ("histogram", "Sizes of the batches that were executed"),
 }
 
 

@@ -34,7 +34,6 @@ _MAX_SIDE = 2**31 - 1
 _LONGEST_SIDE = 1_000_000
 """Limit of libpng in pixels."""
 
-
 _GREY, _RGB, _PALETTE, _GREY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
 _BIT_DEPTHS = {
     _GREY: (1, 2, 4, 8, 16),
