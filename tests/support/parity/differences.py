@@ -78,6 +78,12 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         r"^UNIMPLEMENTED: Method not found! This server does not serve '/inference\..*No",
     ),
     Difference(
+        "The error for a wrong number of elements names the input and both numbers",
+        ["HTTP: too little data", "HTTP: too much data"],
+        "Shape does not match true shape of 'data' field\"",
+        "Shape does not match true shape of 'data' field; input 'INPUT1' has [25] elements, expected 4 for its shape",
+    ),
+    Difference(
         "A version must be a number; Triton accepts text after the number",
         [
             *(

@@ -230,7 +230,10 @@ def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, 
         raw = _numbers(elements[:element_count], known)
         count = len(elements)
     if count != element_count:
-        raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
+        raise internal(
+            f"Unable to parse 'data': Shape does not match true shape of 'data' field; input '{input_name}' has"
+            f" {count} elements, expected {element_count} for its shape"
+        )
     return raw
 
 

@@ -42,7 +42,10 @@ def test_a_byte_order_mark_is_none_of_the_text() -> None:
             parse_json(text)
 
 
-_WRONG_COUNT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+_WRONG_COUNT = (
+    "Unable to parse 'data': Shape does not match true shape of 'data' field; input 'X' has 3 elements, expected 2 for"
+    " its shape"
+)
 
 
 @pytest.mark.parametrize(
