@@ -14,6 +14,7 @@ from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import EnsembleStep, InputConfig, OutputConfig
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_names import ModelKey
+from rocserve.core.printable import names_hint
 from rocserve.core.validation import format_shape
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelEnsembling
 
@@ -42,17 +43,19 @@ def ensemble_faults(message: ModelConfig) -> Iterator[str]:
                 )
             sources[written] = given
     read = {tensor for step in steps for tensor in step.input_map.values()}
+    ready = {tensor.name for tensor in message.input}
     for tensor in message.input:
         if tensor.name not in read and tensor.name not in sources:
-            yield f"ensemble input '{tensor.name}' for ensemble {name}' is not used"
-    ready = {tensor.name for tensor in message.input}
+            hint = names_hint("nothing writes what a step reads", tensor.name, read - sources.keys() - ready)
+            yield f"ensemble input '{tensor.name}' for ensemble {name}' is not used{hint}"
     ready.update(*(steps[place].output_map.values() for place in _order(steps, ready)))
+    outputs = {output.name for output in message.output}
     for output in message.output:
         if output.name not in read and output.name not in sources:
-            yield f"ensemble output '{output.name}' for ensemble {name}' is not used"
+            hint = names_hint("nothing reads what a step writes", output.name, sources.keys() - read - outputs)
+            yield f"ensemble output '{output.name}' for ensemble {name}' is not used{hint}"
         if output.name not in ready:
             yield _not_written(output.name, name, sources, ready)
-    outputs = {output.name for output in message.output}
     for entry in (tensor for step in steps for tensor in (*step.output_map.values(), *step.input_map.values())):
         if entry not in outputs and (entry not in ready or entry not in read):
             yield f"ensemble tensor '{entry}' is unused in ensemble '{name}'"

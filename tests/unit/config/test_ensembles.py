@@ -87,8 +87,12 @@ def test_a_tensor_is_written_once() -> None:
 
 
 def test_unused_ends() -> None:
-    assert _fault(_step("a", {"x": "other"}, {"y": "out"})) == "ensemble input 'in' for ensemble e' is not used"
-    assert _fault(_step("a", {"x": "in"}, {"y": "other"})) == "ensemble output 'out' for ensemble e' is not used"
+    assert _fault(_step("a", {"x": "inn"}, {"y": "out"})) == (
+        "ensemble input 'in' for ensemble e' is not used; nothing writes what a step reads: inn"
+    )
+    assert _fault(_step("a", {"x": "in"}, {"y": "other"})) == (
+        "ensemble output 'out' for ensemble e' is not used; nothing reads what a step writes: other"
+    )
 
 
 def test_output_that_nothing_leads_to() -> None:
