@@ -132,6 +132,19 @@ def test_a_model_that_switches_loggers_off_is_still_heard(tmp_path: Path, caplog
     assert "ValueError: a fault" in caplog.text
 
 
+def test_an_output_that_the_configuration_does_not_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = "pb_utils.InferenceResponse([pb_utils.Tensor('y', np.ones(1, np.float32))])"
+    source = f"{HEAD}    def execute(self, requests):\n        return [answer(requests[0]), {other}]\n"
+    with serving_source(tmp_path / "m", source, CONFIG) as model:
+        for _ in range(2):
+            first, second = model.execute([request(X=X), request(X=X)])
+            assert [*outputs(first)] == ["Y"]
+            assert not outputs(second)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "model 'm' returned the output 'y', which its configuration lacks, so no client gets it; its outputs are: Y"
+    ]
+
+
 def test_what_a_spawned_child_finds() -> None:
     """A child gets the model's sys.path from multiprocessing, and imports model.py from it."""
     program = """

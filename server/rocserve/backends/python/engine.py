@@ -44,6 +44,7 @@ from rocserve.core import tensors as core
 from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.printable import names_hint
 from rocserve.core.requests import Signature
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class PythonModel:
         self._abandoned = AbandonedRequests(self._source.name)
         self._loop = EventLoop()
         self._model: Any = None
+        self._has_warned = False
+        """Whether the log says that an output is not in the configuration."""
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
         """Make the instance and call its `initialize`. Raises ServeError: the model's own, else INTERNAL with the
@@ -215,6 +218,8 @@ class PythonModel:
     ) -> Answer:
         """Return a response's wanted tensors; `reference_outputs` stay on the GPU. Safe on any thread."""
         tensors = self._tensors
+        if not self._has_warned:
+            self._warn_of_unknown(response, wanted)
         if tensors is None or not reference_outputs:
             return answer_of(response, wanted)
         kept: list[SharedTensor] = []
@@ -228,6 +233,13 @@ class PythonModel:
         answer = answer_of(response, wanted, sent)
         tensors.wait()
         return replace(answer, slot=kept) if kept and isinstance(answer, ModelResponse) else answer
+
+    def _warn_of_unknown(self, response: InferenceResponse, wanted: tuple[str, ...]) -> None:
+        for name in [tensor._tensor.name for tensor in response._tensors]:
+            if not (name in wanted or name in self._outputs or self._has_warned):
+                self._has_warned = True
+                text = "model '%s' returned the output '%s', which its configuration lacks, so no client gets it%s"
+                _LOG.warning(text, self._source.name, name, names_hint("its outputs are", name, self._outputs))
 
     def _decoupled_fault(self) -> ServeError:
         return internal(
