@@ -89,7 +89,7 @@ def _print(checked: Checked, out: Console) -> None:
             if remark:
                 say(out, remark)
     elif not checked.against:
-        say(out, "not compared: this model has no reference engine; name one with --against")
+        say(out, "not compared: this engine is the reference, or there is none; name another with --against")
     if checked.load_check.parts:
         say(out, f"a server finds at the load: {checked.load_check.text}")
     if checked.operator is not None:
