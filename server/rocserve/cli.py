@@ -65,6 +65,9 @@ def _run(words: Sequence[str]) -> int:
     # The flags before the verb take no values.
     name = next((word for word in words if not word.startswith("-")), "")
     verbs = _VERBS if name in _VERBS else _with_tools()
+    names_repository = any(word.startswith(("--model-repository", "--model-store")) for word in words)
+    if name not in verbs and (names_repository or os.access(name, os.F_OK)):
+        parser.error(f"expected a verb before '{words[0]}'; did you mean: rocserve serve {' '.join(words)}")
     if name and name not in verbs and len(verbs) == len(_VERBS):
         from rocserve.core.extras import install_command
 

@@ -44,6 +44,12 @@ sys.exit(main(["doctor"]))
         (("serve", "--model-repo=x"), "usage: rocserve serve", "did you mean --model-repository?"),
         (("cache", "list", "more"), "usage: rocserve cache list", "unrecognized arguments: more\n"),
         (("--nothing",), "usage: rocserve [-h]", "unrecognized arguments: --nothing\n"),
+        (
+            ("--model-repository", "/models"),
+            "usage: rocserve [-h]",
+            "expected a verb before '--model-repository'; did you mean: rocserve serve --model-repository /models\n",
+        ),
+        ((".",), "usage: rocserve [-h]", "expected a verb before '.'; did you mean: rocserve serve .\n"),
     ],
 )
 def test_what_no_verb_takes_is_refused_with_its_usage(
