@@ -36,7 +36,7 @@ class LoadCheckReport:
     failures: tuple[str, ...] = ()
     """The kinds of checks that failed."""
     seconds: float = 0.0
-    """0 = all verdicts came from the cache."""
+    """0 = all verdicts came from the cache, or the model's file alone gives them."""
 
     @property
     def text(self) -> str:

@@ -214,7 +214,7 @@ class WorkerVersionLoader:
             if kind in KINDS:
                 self._count_failed_check(order, kind)
         if report.parts:
-            took = f"{report.seconds:.2g} s" if report.seconds else "known from an earlier load"
+            took = f"{report.seconds:.2g} s" if report.seconds else "known from the cache or the file"
             fields = about(model=order.definition.name, version=order.version)
             self.log.info("%s %d: %s; %s", order.definition.name, order.version, report.text, took, extra=fields)
         if report.warning:
