@@ -57,6 +57,7 @@ def test_requests_are_counted(server: RocserveProcess) -> None:
     assert samples[f"nv_inference_pending_request_count{labels}"] == "0"
     assert int(samples[f"nv_inference_request_duration_us{labels}"]) > 0
     assert float(samples[f"nv_model_load_duration_secs{labels}"]) > 0
+    assert int(samples[f"rocserve_model_memory_bytes{labels}"]) > 1_000_000
     assert 0 <= float(samples["nv_cpu_utilization"]) <= 1
     assert int(samples["nv_cpu_memory_total_bytes"]) > int(samples["nv_cpu_memory_used_bytes"]) > 0
     assert samples['rocserve_model_engine_info{engine="onnxruntime",model="m",replaces="",version="1"}'] == "1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from rocserve.frontends.metrics.collection import load_check_families, server_fa
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.scheduling.scheduler import cancelled
+from rocserve.workers.resource_watch import memory_bytes
 
 LOG = logging.getLogger("test")
 
@@ -64,6 +66,7 @@ class ToldVersion:
     has_statistics: bool = True
     pending_requests: int = 0
     load_seconds: float = 0.0
+    worker_pids: Mapping[int, int] = field(default_factory=dict)
     worker_restarts: int = 0
     load_check: LoadCheckReport = NOT_CHECKED
 
@@ -218,6 +221,15 @@ def test_the_metrics_count_failed_load_checks() -> None:
     (family,) = load_check_families({event_labels(model="m", version=1, kind="recorded answers"): 2})
     assert family.name == "rocserve_load_check_failures_total"
     assert family.samples == [Sample({"model": "m", "version": "1", "kind": "recorded answers"}, 2)]
+
+
+def test_models_that_share_a_worker_have_parts_of_its_memory() -> None:
+    name = "rocserve_model_memory_bytes"
+    before = memory_bytes(os.getpid())
+    samples = samples_of(ToldVersion("m", 1, worker_pids={os.getpid(): 4}), ToldVersion("ensemble", 1))
+    (label,) = (label for label in samples if label.startswith(name))
+    assert label == f'{name}{{model="m",version="1"}}'
+    assert before / 2 < int(samples[label]) * 4 < before * 2
 
 
 class Written:

@@ -24,6 +24,7 @@ from rocserve.core.statistics import Statistics
 from rocserve.repository.model_repository import outcomes
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.settings import MetricsSettings
+from rocserve.workers.resource_watch import memory_bytes
 
 Source = Callable[[], Iterable[MetricFamily]]
 
@@ -193,6 +194,16 @@ def server_families(
             Sample({**reading.labels, "engine": known["engine"], "replaces": known.get("engine_replaces", "")}, 1)
             for reading in readings
             if "engine" in (known := reading.version.properties)
+        ],
+    )
+    yield MetricFamily(
+        "rocserve_model_memory_bytes",
+        "gauge",
+        "Memory of the version's workers without files; models that share a worker have equal parts of it",
+        [
+            Sample(reading.labels, sum(memory_bytes(pid) // models for pid, models in workers.items()))
+            for reading in readings
+            if (workers := reading.version.worker_pids)
         ],
     )
     yield MetricFamily(
