@@ -62,6 +62,11 @@ class InstancePool:
                 best = instance
         return best if self.limiter is None else None
 
+    @property
+    def idle_count(self) -> int:
+        """Return the number of instances without batches."""
+        return sum([not batches for batches in self.in_flight.values()])
+
     def is_idle(self, instance: Instance) -> bool:
         batches = self.in_flight.get(instance)
         return batches is not None and not batches

@@ -97,8 +97,11 @@ class ModelScheduler(Scheduler):
             instance = claimed
             self._fewest_for_busy = 0
             count, chosen = decision.request_count, decision.chosen
+            if decision.is_grouped:
+                # The requests of a group run one after another, so idle instances share them.
+                count = min(count, -(-queue.count // max(1, pool.idle_count)))
             requests = queue.take_chosen(chosen[:count]) if chosen else queue.take(count)
-            batch = FormedBatch(requests, now_ns, decision.is_grouped)
+            batch = FormedBatch(requests, now_ns, decision.is_grouped and count > 1)
             if self._sequencer is not None:
                 for request in batch.requests:
                     # Tickets are given late, so a request that is refused while it waits delays no other. A request

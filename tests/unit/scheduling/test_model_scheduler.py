@@ -86,6 +86,16 @@ def test_waiting_requests_of_a_quick_model_travel_together_and_run_one_by_one(ma
     assert set(after.batches) == {1}
 
 
+def test_idle_instances_share_the_requests_of_a_group(make_bench):
+    bench = make_bench(width=2, instances=2)
+    bench.warm_up(rows=1)
+    before = [len(instance.executions) for instance in bench.instances]
+    bench.submit_in_one_turn(*map(float, range(7)))
+    groups = [instance.executions[count:] for instance, count in zip(bench.instances, before, strict=True)]
+    assert [[one.request_sizes for one in group] for group in groups] == [[(1,) * 4], [(1,) * 3]]
+    assert all(one.is_grouped for group in groups for one in group)
+
+
 def test_requests_of_a_slow_model_go_each_for_itself(make_bench):
     bench = make_bench(width=2)
     for value in range(8):
