@@ -86,9 +86,13 @@ def kernel_has_filters() -> bool:
                 one.bind(("127.0.0.1", 0) if one is first else first.getsockname())
                 one.listen(_TRIALS)
             set_filter(first, _SO_ATTACH_REUSEPORT_CBPF, [(_RETURN, 0, 0, 1)])
+            # select() refuses descriptors above 1023.
+            poll = select.poll()
+            for one in (first, second):
+                poll.register(one, select.POLLIN)
             for _ in range(_TRIALS):
                 opened.enter_context(socket.create_connection(first.getsockname(), _TRIAL_SECONDS))
-                if select.select([first, second], [], [], _TRIAL_SECONDS)[0] != [second]:
+                if poll.poll(_TRIAL_SECONDS * 1000) != [(second.fileno(), select.POLLIN)]:
                     return False
                 opened.enter_context(second.accept()[0])
         except OSError:

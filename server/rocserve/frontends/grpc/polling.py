@@ -149,17 +149,20 @@ def find_epoll(place: int | str, address: str | None = None) -> int | None:
 
 def _wakes(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
     """Return whether a connection to the address makes the epoll readable until the queue is polled."""
+    # select() refuses descriptors above 1023.
+    poll = select.poll()
+    poll.register(epoll, select.POLLIN)
     # Tried again for a second, because another process that shares the port may get the connection.
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
         # A connection to the wildcard address reaches this machine.
         with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
             client.connect_ex(address)
-            # Seconds. A connection on loopback appears sooner.
-            if select.select([epoll], [], [], 0.005)[0]:
+            # Milliseconds. A connection on loopback appears sooner.
+            if poll.poll(5):
                 # The core's own threads would have accepted it by then.
                 time.sleep(0.01)
-                return bool(select.select([epoll], [], [], 0)[0])
+                return bool(poll.poll(0))
     return False
 
 
