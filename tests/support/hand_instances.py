@@ -28,8 +28,15 @@ class Outcome:
     slot = None
     parameters: ClassVar[dict[int, Parameters]] = {}
 
-    def __init__(self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError]) -> None:
+    def __init__(
+        self,
+        batch: Execution,
+        error: ServeError | None,
+        failures: Mapping[int, ServeError],
+        begun: int | None = None,
+    ) -> None:
         self.error = error
+        self.begun = begun
         self.failures = failures
         self.input_end_ns = time.monotonic_ns()
         self.output_start_ns = self.compute_end_ns = self.input_end_ns + batch.engine_ns
@@ -59,8 +66,13 @@ class Execution:
         rows = self.request_sizes[request_index]
         return [Tensor("OUT", DataType.FP32, (rows, doubled.size // rows), doubled.tobytes())]
 
-    def finish(self, error: ServeError | None = None, failures: Mapping[int, ServeError] | None = None) -> Outcome:
-        outcome = Outcome(self, error, failures or {})
+    def finish(
+        self,
+        error: ServeError | None = None,
+        failures: Mapping[int, ServeError] | None = None,
+        begun: int | None = None,
+    ) -> Outcome:
+        outcome = Outcome(self, error, failures or {}, begun)
         self._on_outcome(outcome)
         return outcome
 

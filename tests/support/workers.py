@@ -121,6 +121,7 @@ class Answer:
     failures: dict[int, ServeError]
     outputs: list[dict[str, np.ndarray]]
     times: tuple[int, int, int]
+    begun: int | None
 
     @property
     def facts(self) -> dict[str, str]:
@@ -195,7 +196,7 @@ def submit(
                 for index in range(len(sizes))
             ]
         times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
-        answer = Answer(outcome.error, dict(outcome.failures), outputs, times)
+        answer = Answer(outcome.error, dict(outcome.failures), outputs, times, outcome.begun)
         # A second outcome would raise InvalidStateError in the loop.
         loop.call_soon_threadsafe(future.set_result, answer)
 

@@ -1,9 +1,9 @@
 """Rings carry entries between two processes, in shared memory, without locks.
 
 Each end owns a file that the other end maps to read. The file holds the end's words and its rings. The words are how
-much it has posted on each of its rings, how much it has taken from each of the other end's, and which of its threads
-sleep. A writer stores entries, then its word; a reader copies entries, then stores its word. All words are aligned
-64-bit stores. x86 keeps their order; other processors need a fence.
+much it has posted on each of its rings, how much it has taken from each of the other end's, which of its threads sleep,
+and how far a worker is with the group that it runs. A writer stores entries, then its word; a reader copies entries,
+then stores its word. All words are aligned 64-bit stores. x86 keeps their order; other processors need a fence.
 
 An end trusts the other end only with the content of entries. Impossible numbers raise LinkBroken.
 """
@@ -30,7 +30,7 @@ def _word(kind: int, number: int) -> int:
     return (kind * _MOST_RINGS + number) * 8
 
 
-_POSTED, _TAKEN, _ASLEEP = range(3)
+_POSTED, _TAKEN, _ASLEEP, _BEGUN = range(4)
 
 
 class LinkBroken(Exception):
@@ -157,6 +157,15 @@ class LinkEnd:
 
     def other_sleep_word(self, number: int = 0) -> memoryview:
         at = _word(_ASLEEP, number)
+        return self._other_words[at : at + 1]
+
+    def own_begun_word(self) -> memoryview:
+        """Return the word in which a worker counts the requests of a group that have begun to run; 0 between groups."""
+        at = _word(_BEGUN, 0)
+        return self._own_words[at : at + 1]
+
+    def other_begun_word(self) -> memoryview:
+        at = _word(_BEGUN, 0)
         return self._other_words[at : at + 1]
 
 

@@ -288,7 +288,7 @@ class BatchAnswerer:
         """Return a batch's requests as instances take them."""
         return [(request.plan.form, request.data, 0, b"") for request in batch.requests]
 
-    def forget(self, batch: FormedBatch) -> None:
+    def forget(self, batch: FormedBatch, begun: int = 0) -> None:
         """Do nothing: no state of a batch is kept."""
 
     def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:

@@ -73,6 +73,11 @@ LONGEST_GROUP_NS = 500_000
 """The longest engine time of a group, because the answer to its first request waits for the last."""
 
 
+CALM_REQUESTS = 1000
+"""Number of requests in a row that must have been quick, and have left the worker alive, before others are grouped: a
+request that is slow or ends the worker takes those before it in its group with it."""
+
+
 class NoBatching:
     """Runs one request at a time, in order of arrival. If the engine takes only a moment for each request, waiting
     requests are grouped: they go to the worker in one message and still run one by one there. The round trip to the
@@ -91,6 +96,8 @@ class NoBatching:
 
 
 def _longest_group(times: ComputeTimes) -> int:
+    if times.calm_requests < CALM_REQUESTS:
+        return 1
     return max(1, min(LARGEST_GROUP, LONGEST_GROUP_NS // max(times.request_ns, 1)))
 
 

@@ -38,10 +38,16 @@ about 1 ms. Then the round trip to the worker is a large part of the time, in wh
 throughput of that model. A request that waits in the worker instead of the queue loses almost nothing."""
 
 
+_SLOW_NS = 20_000_000
+"""Engine time after which a batch is no longer that of a quick model; a busy machine seldom makes one take so long."""
+
+
 class ComputeTimes:
     def __init__(self) -> None:
         self.engine_ns = self.request_ns = SEND_AHEAD_BELOW_NS
         """Smoothed engine time of a batch, and its share for one request."""
+        self.calm_requests = 0
+        """Number of requests since the last batch that was slow or ended its worker."""
         self._windows: dict[int, deque[int]] = {}
         """Size class (log2 of the rows, rounded up) -> nanoseconds of its last batches."""
         self._ended_ns: dict[int, int] = {}
@@ -59,6 +65,7 @@ class ComputeTimes:
     def observe(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
         requests = batch.requests
         engine_ns = outcome.output_start_ns - outcome.input_end_ns
+        self.calm_requests = self.calm_requests + len(requests) if engine_ns < _SLOW_NS else 0
         self.engine_ns += (engine_ns - self.engine_ns) >> 3
         self.request_ns += (engine_ns // len(requests) - self.request_ns) >> 2
         if batch.is_first:
@@ -71,6 +78,10 @@ class ComputeTimes:
             else:
                 work = sum([request.plan.work for request in requests])
         self.add(work, nanoseconds, outcome.compute_end_ns)
+
+    def note_end(self) -> None:
+        """Note that a worker has ended with a batch."""
+        self.calm_requests = 0
 
     def add(self, rows: int, nanoseconds: int, ended_ns: int) -> None:
         """Record that `rows` rows took `nanoseconds` from their start on an instance to their outputs."""

@@ -108,14 +108,17 @@ class InFlightRequests:
                 self._mark_ended(in_flight, True)
         return members
 
-    def forget(self, batch: FormedBatch) -> None:
-        running = self._batches.pop(batch, None)
+    def forget(self, batch: FormedBatch, begun: int = 0) -> None:
+        """Forget the requests of a batch that the worker has not run: all after the first `begun`."""
+        running = self._batches.get(batch)
         if running is not None:
-            for in_flight in running.requests:
+            for in_flight in running.requests[begun:]:
                 if not in_flight.ended_ns:
                     self._mark_ended(in_flight, True)
                 self._end_trace(in_flight, None)
-            running.requests = []
+            del running.requests[begun:]
+        if not begun:
+            self._batches.pop(batch, None)
 
     # From the worker
 

@@ -267,6 +267,15 @@ class Scheduler(ABC):
             self._schedule_pump()
         return False
 
+    def _requeue_rest(self, instance: Instance, batch: FormedBatch, begun: int, error: ServeError) -> None:
+        """Requeue the requests of a group that had not begun to run when the worker ended."""
+        rest = FormedBatch(batch.requests[begun:], batch.compute_start_ns)
+        if rest.requests:
+            self._answerer.forget(batch, begun)
+            del batch.requests[begun:]
+            self._requeue(instance, rest, WorkerGone(error.text))
+            self._schedule_pump()
+
     def _worker_gone(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         self._answerer.forget(batch)
         self._running -= 1
@@ -275,9 +284,17 @@ class Scheduler(ABC):
 
     def _finish(self, instance: Instance, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """Take a batch's outcome. The next batch starts before this one's answers are written."""
-        if isinstance(outcome.error, WorkerGone):
-            self._worker_gone(instance, batch, outcome.error)
+        error = outcome.error
+        if isinstance(error, WorkerGone):
+            self._worker_gone(instance, batch, error)
             return
+        if error is not None and outcome.begun is not None:
+            self._times.note_end()
+            if batch.is_grouped:
+                if not outcome.begun:
+                    self._worker_gone(instance, batch, WorkerGone(error.text))
+                    return
+                self._requeue_rest(instance, batch, outcome.begun, error)
         self._pool.end(instance, batch)
         if outcome.error is None:
             self._times.observe(batch, outcome)

@@ -300,7 +300,8 @@ class Instance:
 
     def end(self, error: ServeError) -> None:
         """Finish after the worker has ended. Batches that it has answered are reported as usual. Batches that were in
-        the engine fail with `error`; later batches fail with WorkerGone. Memory is freed as outcomes are released."""
+        the engine fail with `error`, of a group only what had begun; later batches fail with WorkerGone. Memory is
+        freed as outcomes are released."""
         self.take_mail()
         self._stop_listening()
         self.closed = self.has_ended = True
@@ -314,8 +315,9 @@ class Instance:
         for place, batch in enumerate(sent.values()):
             now = time.monotonic_ns()
             was_inside = place < self.batches_at_once and batch.posted and self._work.is_taken(batch.posted)
-            reason = error if was_inside else WorkerGone(self._gone_text)
-            self.call_guarded(batch.on_outcome, BatchOutcome(reason, (now, now, now)))
+            outcome = BatchOutcome(error if was_inside else WorkerGone(self._gone_text), (now, now, now))
+            outcome.begun = self._link.other_begun_word()[0]
+            self.call_guarded(batch.on_outcome, outcome)
         self._end_exchanges(error)
         self._reader.close(is_last=True)
 

@@ -33,6 +33,7 @@ _NOTHING = memoryview(b"")
 class BatchOutcome:
     __slots__ = (
         "_view",
+        "begun",
         "compute_end_ns",
         "error",
         "failures",
@@ -51,6 +52,8 @@ class BatchOutcome:
         """The error of the whole batch; None = the batch ran."""
         # time.monotonic_ns() when the engine began, when it ended, and when the outputs were in the heap.
         self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
+        self.begun: int | None = None
+        """If the worker has ended: how many requests of a group may have begun to run. The others may run elsewhere."""
         self.failures: dict[int, ServeError] = {}
         """Errors of single requests, by their index in the batch."""
         self.open: set[int] = set()

@@ -6,9 +6,10 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
+from typing import TypeVar
 
 from rocserve.backends.request_model import ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode
@@ -26,6 +27,8 @@ from rocserve.plane.doorbell import SocketSleeper
 from rocserve.plane.freed_memory import WORTH_BYTES, FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.heap import SHARES, HeapReader, fill
+
+_Request = TypeVar("_Request")
 
 _MOST_UNREAD_BYTES = 256 << 20
 """A worker waits while the server has more bytes than this to read."""
@@ -124,6 +127,7 @@ class WorkerEnd:
         self.back_connection = socket.socket(fileno=accepted.more[0]) if accepted.more else None
         self.back = link.readers[BACK]
         self.back_sleep_word = link.own_sleep_word(1)
+        self._begun = link.own_begun_word()
         # Re-entrant: a garbage collection may run anywhere and answer a request that its model has dropped.
         self._lock = threading.RLock()
         self._is_wanted = True
@@ -230,6 +234,13 @@ class WorkerEnd:
         while number not in self.files:
             if not self.files.take(self._connection, flags=0):
                 raise ServerGone
+
+    def one_by_one(self, requests: Iterable[_Request]) -> Iterator[_Request]:
+        """Yield the requests of a group, each when it begins to run: if it ends the worker, those after it may run
+        elsewhere. `finish` ends the group."""
+        for number, request in enumerate(requests, 1):
+            self._begun[0] = number
+            yield request
 
     def stop(self, is_wanted: bool = True) -> None:
         """End `batches` after the batches already posted; if not `is_wanted`, after the running batch, whose results
@@ -355,6 +366,8 @@ class WorkerEnd:
                     begin += one.nbytes
                 entries.RESULTS_HEADER.pack_into(view, 0, count, *times, time.monotonic_ns())
                 self.post(ENTRY.pack(entries.DONE, 0, 0, 0, batch.id, place, end))
+                # Only now, or the server might think that none of the batch has run.
+                self._begun[0] = 0
             finally:
                 for one in results:
                     if one.layout is not None:

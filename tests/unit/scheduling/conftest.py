@@ -17,6 +17,7 @@ from rocserve.core.padding import NO_PADDING, Padding
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.batch_policy import CALM_REQUESTS
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.rate_limiter import RateLimiter
@@ -79,10 +80,11 @@ class Bench:
         """Submit single rows before the loop's turn ends."""
         self.loop.turning(lambda: [self._submit(value) for value in values])()
 
-    def warm_up(self, rows: int) -> None:
-        """Run requests one by one: the engine must first prove that it is fast."""
-        for _ in range(20):
+    def warm_up(self, rows: int, engine_ns: int = Execution.engine_ns) -> None:
+        """Run requests one by one: the model must first prove that it is fast and ends no worker."""
+        for _ in range(CALM_REQUESTS):
             self.submit(0.0, rows)
+            self.executions[-1].engine_ns = engine_ns
             self.executions[-1].finish()
 
     def finish_all(self, engine_ns: int = Execution.engine_ns) -> list[tuple[int, ...]]:

@@ -24,6 +24,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.core.trace import Trace
 from rocserve.core.validation import RequestValidator
+from rocserve.scheduling.batch_policy import CALM_REQUESTS
 from rocserve.scheduling.model_scheduler import ModelScheduler
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.scheduler import SchedulerParts
@@ -40,8 +41,11 @@ class HandOutcome:
     is_large = False
     slot = None
 
-    def __init__(self, error: ServeError | None, in_flight: set[int], failures: dict[int, ServeError]) -> None:
+    def __init__(
+        self, error: ServeError | None, in_flight: set[int], failures: dict[int, ServeError], begun: int | None
+    ) -> None:
         self.error = error
+        self.begun = begun
         self.failures = failures
         self.input_end_ns = 1
         self.output_start_ns = self.compute_end_ns = 1001
@@ -102,8 +106,9 @@ class HandInstance:
         error: ServeError | None = None,
         in_flight: set[int] | None = None,
         failures: dict[int, ServeError] | None = None,
+        begun: int | None = None,
     ) -> None:
-        self.batches.pop(0)(HandOutcome(error, in_flight or set(), failures or {}))
+        self.batches.pop(0)(HandOutcome(error, in_flight or set(), failures or {}, begun))
 
 
 class Model:
@@ -130,8 +135,8 @@ class Model:
         return told
 
     def warm_up(self, instance: HandInstance) -> None:
-        """Run requests one by one: the engine must first prove that it is fast."""
-        for _ in range(40):
+        """Run requests one by one: the model must first prove that it is fast and ends no worker."""
+        for _ in range(CALM_REQUESTS):
             self.submit()
             instance.finish()
 
@@ -380,6 +385,29 @@ def test_clients_of_requests_that_run_long_are_watched(model: Model) -> None:
     model.loop.wait_for(lambda: later.leave is not None)
     assert quick.leave is None
     instance.finish()
+
+
+def test_of_a_group_only_what_had_begun_fails_with_its_worker(model: Model) -> None:
+    instance = model.instance()
+    model.warm_up(instance)
+    before = model.counts()
+    asked = [model.submit() for _ in range(9)]
+    while (size := instance.sizes[-len(instance.batches)]) < 3:
+        instance.finish()
+    done = sum(told.done.is_set() for told in asked)
+    instance.closed = True
+    instance.finish(error=RequestLost(StatusCode.UNAVAILABLE, "it died"), begun=2)
+    while instance.batches:
+        instance.finish(error=WorkerGone("gone"))
+    instance.end()
+    successor = model.instance()
+    while successor.batches:
+        successor.finish()
+    assert [told.error is not None for told in asked] == [False] * done + [True] * 2 + [False] * (7 - done)
+    # The model has ended a worker, so requests run alone for a while.
+    assert size > 2 and set(successor.sizes) == {1}
+    executions, successes, failures = model.counts()
+    assert (executions - before[0], successes - before[1], failures - before[2]) == (7, 7, 2)
 
 
 def test_after_its_first_call_a_model_gets_nothing_ahead(model: Model) -> None:

@@ -16,6 +16,7 @@ from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.exchange import Exchange
 from rocserve.core.model_config import DynamicBatching
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.scheduling.batch_policy import CALM_REQUESTS
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.workers.instance import WorkerGone
 
@@ -62,14 +63,14 @@ def test_an_answered_request_is_let_go_of_long_before_its_deadline(make_bench):
 @pytest.mark.parametrize("width", [2, -1])
 def test_waiting_requests_of_a_quick_model_travel_together_and_run_one_by_one(make_bench, width: int):
     bench = make_bench(width=width)
-    for value in range(40):
+    for value in range(CALM_REQUESTS + 40):
         bench.submit(float(value))
-    # The engine must first prove that it is fast; until then each request runs alone.
+    # The model must first prove that it is fast and ends no worker; until then each request runs alone.
     alone = 0
     while not bench.executions[alone].is_grouped:
         bench.executions[alone].finish()
         alone += 1
-    assert alone
+    assert alone >= CALM_REQUESTS
     group = bench.executions[alone]
     assert len(group.request_sizes) > 1
     before = bench.statistics.snapshot()
@@ -94,6 +95,44 @@ def test_idle_instances_share_the_requests_of_a_group(make_bench):
     groups = [instance.executions[count:] for instance, count in zip(bench.instances, before, strict=True)]
     assert [[one.request_sizes for one in group] for group in groups] == [[(1,) * 4], [(1,) * 3]]
     assert all(one.is_grouped for group in groups for one in group)
+
+
+def test_of_a_group_only_what_had_begun_fails_with_its_worker(make_bench):
+    bench = make_bench(width=2, instances=2)
+    bench.warm_up(rows=1)
+    first, second = (instance.executions for instance in bench.instances)
+    bench.submit_in_one_turn(*map(float, range(8)))
+    dying = second[-1]
+    assert dying.is_grouped and len(dying.requests) == 4
+    bench.answered.clear()
+    bench.instances[1].closed = True
+    place = len(first) - 1
+    dying.finish(unavailable("the worker died"), begun=2)
+    while place < len(first):
+        first[place].finish()
+        place += 1
+    died = [answer.error is not None for answer in bench.answered]
+    assert died == [True] * 2 + [False] * 6
+    assert [answer.number for answer in bench.answered[2:]] == [0.0, 2.0, 4.0, 6.0, 12.0, 14.0]
+    # Until as many requests as before have left their worker alive, each runs alone.
+    assert [one.is_grouped for one in first[-2:]] == [False, False]
+
+
+def test_a_slow_request_ends_the_groups_of_a_quick_model(make_bench):
+    bench = make_bench(width=2)
+    bench.warm_up(rows=1)
+    bench.submit(0.0)
+    bench.executions[-1].engine_ns = 30_000_000
+    bench.executions[-1].finish()
+    for _ in range(60):
+        bench.submit(0.0)
+        bench.executions[-1].finish()
+    place = start = len(bench.executions)
+    bench.submit_in_one_turn(*map(float, range(8)))
+    while place < len(bench.executions):
+        bench.executions[place].finish()
+        place += 1
+    assert [(one.is_grouped, one.request_sizes) for one in bench.executions[start:]] == [(False, (1,))] * 8
 
 
 def test_requests_of_a_slow_model_go_each_for_itself(make_bench):
@@ -123,17 +162,14 @@ def test_different_heads_do_not_travel_together(make_bench):
 )
 def test_requests_of_unlike_shapes_travel_together_to_a_quick_model(make_bench, delay, engine_ns, batches):
     bench = make_bench(DynamicBatching(max_queue_delay_microseconds=delay))
-    for _ in range(20):
-        bench.submit(0.0, rows=8)
-        bench.executions[-1].engine_ns = engine_ns
-        bench.executions[-1].finish()
+    bench.warm_up(8, engine_ns)
     for _ in range(3):
         # No more is sent ahead.
         bench.submit(0.0, rows=8)
     answers = [bench.submit(float(width), width=width) for width in (2, 3, 2, 3, 3, 4, 2)]
     bench.submit(9.0, rows=2, width=5)
-    assert [*map(sum, bench.finish_all(engine_ns)[20:23])] == [8, 8, 8]
-    formed = bench.executions[23:]
+    assert [*map(sum, bench.finish_all(engine_ns)[CALM_REQUESTS : CALM_REQUESTS + 3])] == [8, 8, 8]
+    formed = bench.executions[CALM_REQUESTS + 3 :]
     assert [execution.request_sizes for execution in formed] == batches
     assert [execution.is_grouped for execution in formed[:3]] == [len(batches[0]) > 1, False, len(batches[0]) > 1]
     assert [answer.number for answer in answers] == [4.0, 6.0, 4.0, 6.0, 6.0, 8.0, 4.0]

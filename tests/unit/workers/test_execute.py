@@ -360,6 +360,16 @@ async def test_grouped_requests_run_one_by_one_and_a_failure_is_one_requests_own
         assert answer.outputs[2]["SUM"].tolist() == [[8] * 16]
 
 
+async def test_a_dead_worker_has_told_how_far_it_was_with_a_group(workshop: Workshop) -> None:
+    group = await workshop.serving("crash_at_zeros")
+    instance = group.instances[0]
+    ones = np.ones((1, 16), np.int32)
+    for values in ([ones] * 3, [ones, 0 * ones, ones, ones]):
+        inputs = [batch_input("A", *values), batch_input("B", *[ones] * len(values))]
+        answer = await submit(instance, inputs, ("SUM",), (1,) * len(values), is_grouped=True)
+    assert answer.error is not None and answer.begun == 2
+
+
 @pytest.mark.parametrize("behaviour", ["identity", "identity_tensor"])
 @pytest.mark.parametrize("width", [1, 16, 2000])
 async def test_grouped_requests_whose_outputs_are_their_inputs_have_their_own(

@@ -190,6 +190,33 @@ async def test_a_request_that_a_dead_worker_had_not_taken_runs_in_the_next(model
         assert (answers.errors, answers.out) == ([], [[float(value)]])
 
 
+@pytest.mark.parametrize("more", ["", "dynamic_batching {}"])
+async def test_a_request_that_ends_its_worker_harms_none_that_had_not_begun(
+    models: RequestModels, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    """Also if they went to the worker in one message."""
+    monkeypatch.setattr(batch_policy, "LONGEST_GROUP_NS", 1_000_000_000)
+    monkeypatch.setattr(batch_policy, "CALM_REQUESTS", 1)
+    version = await models.load("m", "crashes", more)
+    for _ in range(5):
+        await models.ask("m", [[1]]).done()
+    (pid,) = version.worker_pids
+    stop(pid)
+    # What has a batch of its own is grouped: with batching, unlike shapes.
+    values = [[float(number)] * (number if more else 1) for number in range(1, 13)]
+    values[5] = [-1.0] * len(values[5])
+    asked = [models.ask("m", [value]) for value in values]
+    await asyncio.sleep(0.05)
+    os.kill(pid, signal.SIGCONT)
+    for answers in asked:
+        await answers.done()
+    assert [bool(answers.errors) for answers in asked[5:]] == [True] + [False] * 6
+    assert [answers.out for answers in asked[6:]] == [[value] for value in values[6:]]
+    # Those before it had run, and their answers were lost with the worker.
+    lost = [len(answers.errors) for answers in asked[:5]]
+    assert lost == sorted(lost)
+
+
 async def test_calls(models: RequestModels) -> None:
     await models.load("echo")
     await models.load("counts", "counts", DECOUPLED)

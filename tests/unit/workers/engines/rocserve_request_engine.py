@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -105,6 +106,12 @@ class Model:
         for place, request in enumerate(requests):
             self._array[place] = request.inputs["IN"].numpy()[0]
         return [ModelResponse([out(self._array[place : place + 1])]) for place in range(len(requests))]
+
+    def _crashes(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
+        """At a negative number."""
+        if any((request.inputs["IN"].numpy() < 0).any() for request in requests):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [ModelResponse([out(request.inputs["IN"].numpy())]) for request in requests]
 
     def _picky(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
         return [

@@ -138,6 +138,11 @@ class Model:
         os.kill(os.getpid(), signal.SIGKILL)
         return self._add_sub(batch)
 
+    def _crash_at_zeros(self, batch: Batch) -> BatchResult:
+        if not batch.inputs["A"].numpy().any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self._add_sub(batch)
+
     def _raise(self, batch: Batch) -> BatchResult:
         raise RuntimeError("the engine's own words")
 
