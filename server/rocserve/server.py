@@ -42,7 +42,7 @@ from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.tracing import Tracing, create_tracing
 from rocserve.plane.freed_memory import FreedMemory
 from rocserve.plane.guarded_mapping import FaultGuard
-from rocserve.plane.loop import PlaneLoop, default_idle_polls, default_spin
+from rocserve.plane.loop import PlaneLoop, default_poll_seconds, default_spin
 from rocserve.presets import PREPROCESS, ensemble_name
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
@@ -114,7 +114,7 @@ class Server:
         self._manager = ServiceManager(os.environ, log)
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
         self._plane = PlaneLoop(log.getChild("plane"), spin)
-        mail = InstanceMail(self._plane, 0 if settings.spin == 0 else default_idle_polls(usable_cpus()))
+        mail = InstanceMail(self._plane, 0.0 if settings.spin == 0 else default_poll_seconds(usable_cpus()))
         self._plane.add_source(mail)
         self._tables = ServingTableHolder()
         self._history = ServerHistory(self._tables)

@@ -34,13 +34,15 @@ class Peer:
         heap_bytes: int = 1 << 30,
         start_call: CallStarter | None = None,
         is_ours: bool = False,
+        poll_seconds: float = 0.0,
     ) -> None:
-        """`start_call`: see RequestInstance; None = an Instance. `is_ours`: see Instance."""
+        """`start_call`: see RequestInstance; None = an Instance. `is_ours`: see Instance. `poll_seconds`: see
+        InstanceMail."""
         self.plane = plane
         self.broken: list[str] = []
         self.broken_event = threading.Event()
         self.inputs = SharedHeap("test", heap_bytes)
-        self.mail = mail_of(plane)
+        self.mail = mail_of(plane, poll_seconds)
         shared = ("m", self.mail, self.inputs, self._on_broken, LOG)
         make = Instance if start_call is None else partial(RequestInstance, start_call=start_call)
         self.instance = make(*shared, is_ours=is_ours)

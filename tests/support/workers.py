@@ -59,9 +59,9 @@ def on_plane(plane: PlaneLoop, call: Callable[[], _Result]) -> _Result:
     return results[0]
 
 
-def mail_of(plane: PlaneLoop) -> InstanceMail:
+def mail_of(plane: PlaneLoop, poll_seconds: float = 0.0) -> InstanceMail:
     """The mail of instances on a loop."""
-    mail = InstanceMail(plane)
+    mail = InstanceMail(plane, poll_seconds)
     on_plane(plane, lambda: plane.add_source(mail))
     return mail
 

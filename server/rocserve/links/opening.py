@@ -35,8 +35,8 @@ SERVER_RINGS: Rings = (128, 1024, 1024)
 WORK, BACK, RETURNS = range(3)
 WORKER_RINGS: Rings = (1024,)
 
-IDLE_POLLS = Struct("<I")
-"""The message with a worker's part of a link: how often the worker polls for a batch before it sleeps. If the model
+POLL_SECONDS = Struct("<d")
+"""The message with a worker's part of a link: how long the worker may poll for a batch before it sleeps. If the model
 sees each request separately, the socket for the reader of BACK comes too."""
 FRONT_MESSAGE = b"F"
 """The message with a front end's part, and with each descriptor that is passed later."""

@@ -268,8 +268,8 @@ class ServerSettings:
     spin: int | None = flag(
         None,
         number("N", 0, most=100_000),
-        "polls of the request thread, some 3 us each, before it sleeps (default 0 with one CPU, 22 with less than"
-        " four, else 100)",
+        "polls of the request thread, some 3 us each, before it sleeps; 0 = workers do not poll either (default 0 with"
+        " one CPU, 22 with less than four, else 100)",
     )
     exit_on_error: bool = flag(True, BOOLEAN, "exit if a model fails to load at the start")
     listen_when_loaded: bool = flag(

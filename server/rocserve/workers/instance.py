@@ -20,7 +20,7 @@ from rocserve.core.steps import Steps
 from rocserve.links import entries
 from rocserve.links.entries import ENTRY, LONGEST_TEXT, post_returns
 from rocserve.links.files import PassedFiles
-from rocserve.links.opening import IDLE_POLLS, RETURNS, SERVER_RINGS, WORK, WORKER_RINGS, offer
+from rocserve.links.opening import POLL_SECONDS, RETURNS, SERVER_RINGS, WORK, WORKER_RINGS, offer
 from rocserve.links.rings import LinkBroken, RingReader, RingWriter
 from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import Heap, SharedHeap, Slot, copy_in_steps
@@ -99,7 +99,7 @@ class Instance:
         back: tuple[socket.socket, ...] = socket.socketpair() if self.sees_requests else ()
         self._link, self._reader = offer(
             self._socket,
-            IDLE_POLLS.pack(self._mail.workers_idle_polls),
+            POLL_SECONDS.pack(self._mail.poll_seconds),
             f"rocserve:{self._model_name}",
             self.inputs,
             self.plane,
@@ -332,8 +332,9 @@ class InstanceMail:
     longest_sleep_seconds = math.inf
     idle_polls = 1
 
-    def __init__(self, plane: PlaneLoop, idle_polls: int = 0) -> None:
-        self.workers_idle_polls = idle_polls
+    def __init__(self, plane: PlaneLoop, poll_seconds: float = 0.0) -> None:
+        """`poll_seconds`: how long a worker may poll for its next batch."""
+        self.poll_seconds = poll_seconds
         self.plane = plane
         self.answering: dict[Instance, RingReader] = {}
         """Instances that must answer, with the rings that they post to."""

@@ -50,6 +50,30 @@ def test_an_answer_by_hand(peer: Peer) -> None:
     peer.release()
 
 
+@pytest.mark.parametrize("poll_seconds", [PATIENCE_SECONDS, 0.1, 0.0])
+def test_a_worker_polls_where_the_last_batch_came_soon(plane: PlaneLoop, poll_seconds: float) -> None:
+    peer = Peer(plane, poll_seconds=poll_seconds)
+    word = peer.end_of_worker._sleeper._word  # Odd while the worker sleeps, and each sleep counts two.
+    taken = []
+    thread = threading.Thread(target=lambda: taken.extend(peer.take() for _ in range(2)), daemon=True)
+    thread.start()
+    wait_until(lambda: word[0] == 1, "the sleep before the first batch")
+    peer.send()
+    if poll_seconds < PATIENCE_SECONDS:
+        wait_until(lambda: word[0] == 3, "the sleep before the second batch")
+    else:
+        assert thread.ident is not None
+        clock = time.pthread_getcpuclockid(thread.ident)
+        begun = time.clock_gettime(clock)
+        wait_until(lambda: time.clock_gettime(clock) - begun > 0.05, "the polling thread's CPU time")
+        assert word[0] == 2
+    peer.send()
+    thread.join(PATIENCE_SECONDS)
+    assert len(taken) == 2
+    peer.end()
+    peer.close()
+
+
 def test_each_request_of_a_batch_may_have_outputs_of_another_shape(peer: Peer) -> None:
     """More than the layouts that both ends remember."""
     count = 3 * REMEMBERED
