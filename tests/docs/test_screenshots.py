@@ -24,7 +24,7 @@ SHOWN = {
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("screenshots")
-    command = [sys.executable, str(CHECKOUT / "docs/screenshots.py"), str(folder), "--seconds=1", "--texts"]
+    command = [sys.executable, str(CHECKOUT / "docs/screenshots.py"), str(folder), "--seconds=0.2", "--texts"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert [Path(line.partition(":")[0]) for line in ran.stdout.splitlines()] == [

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from support.migraphx_serving import config
 from support.models import drop
 from support.pictures import PHOTOGRAPHS
 from support.pytorch import NO_PYTORCH
@@ -81,30 +80,21 @@ def check_labels(found: np.ndarray, scores: np.ndarray) -> None:
     assert (labels == best[:, 1])[~same].all()
 
 
-def test_pytorch_s_files_give_photographs_the_same_labels(
-    repository: Path, files: Path, serve, migraphx_root: Path, tmp_path: Path
-) -> None:
-    models = tmp_path / "models"
+def test_pytorch_s_files_give_photographs_the_same_labels(repository: Path, files: Path, serve, tmp_path: Path) -> None:
     # The answers below are compared with PyTorch's; a load check would do the same with made-up inputs.
     unchecked = 'parameters { key: "load_check" value { string_value: "off" } }'
+    models = tmp_path / "models"
     drop(models, "exported", (files / "exported.pt2").read_bytes(), unchecked, filename="model.pt2")
-    # Two at a time, because MIGraphX's reference target is slow.
-    on_migraphx = config(2, "pytorch_libtorch", engine="migraphx-onnx", batch_sizes=2, load_check="off")
-    drop(models, "small", (files / "small.pt2").read_bytes(), on_migraphx, filename="model.pt2")
-    server = serve(models, flags=(f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}"))
+    server = serve(models)
     stored = np.load(files / "photographs.npz")
     images, scores = stored["images"], stored["scores"]
     file = repository / "efficientnet_lite0" / "1" / "model.onnx"
     (of_onnx,) = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, {"images": images})
-    for found in (of_onnx, stored["scripted"]):
-        np.testing.assert_allclose(found, scores, atol=1e-4)
     check_labels(stored["quantised"], scores)
     assert str(stored["precision"]).startswith("int8")
     with Client(server.address) as client:
-        for name in ("exported", "small"):
-            client.wait_until_ready(PATIENCE_SECONDS, model=name)
-            metadata = client.model_metadata(name)
-            given = np.split(stored["small"], len(images) // 2) if name == "small" else [images]
-            answers = [client.infer(name, {metadata.inputs[0].name: batch}) for batch in given]
-            found = np.concatenate([answer[metadata.outputs[0].name] for answer in answers])
-            np.testing.assert_allclose(found, stored["small_scores"] if name == "small" else scores, atol=1e-4)
+        client.wait_until_ready(PATIENCE_SECONDS, model="exported")
+        metadata = client.model_metadata("exported")
+        answer = client.infer("exported", {metadata.inputs[0].name: images})
+    for found in (of_onnx, stored["scripted"], answer[metadata.outputs[0].name]):
+        np.testing.assert_allclose(found, scores, atol=1e-4)

@@ -1,9 +1,9 @@
 """Writes EfficientNet-Lite0 with its real weights as PyTorch files, and photographs: `python real_weights.py MODEL.onnx
 FOLDER`.
 
-The files: exported.pt2, small.pt2 (for 32 x 32 pixels), scripted.pt, quantised.pt2, and photographs.npz with the images
-in both sizes, PyTorch's scores of them, and what the pytorch backend computes from scripted.pt and quantised.pt2, in
-this process, because an import of PyTorch is most of a load.
+The files: exported.pt2, scripted.pt, quantised.pt2, and photographs.npz with the images, PyTorch's scores of them, and
+what the pytorch backend computes from scripted.pt and quantised.pt2, in this process, because an import of PyTorch is
+most of a load.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from quantisation_photographs import SIDE, as_network
 
 ROUND_IT = 256
 """The shorter side in pixels before the middle is cut out."""
-SMALLER = 7
-"""small.pt2 gets every seventh pixel, so that MIGraphX's reference target takes seconds."""
 
 
 def prepared(photograph: Path) -> np.ndarray:
@@ -58,11 +56,9 @@ def main(model: Path, folder: Path) -> None:
     libraries = Path(torch.__file__).parents[1]
     images = np.stack([prepared(libraries / name) for name in PHOTOGRAPHS])
     network = as_network(onnx.load(model))
-    small = np.ascontiguousarray(images[..., ::SMALLER, ::SMALLER])
     with torch.no_grad():
-        scores, small_scores = (network(torch.from_numpy(one)).numpy() for one in (images, small))
+        scores = network(torch.from_numpy(images)).numpy()
     save_program(network, torch.zeros(2, 3, SIDE, SIDE), folder / "exported.pt2")
-    save_program(network, torch.from_numpy(small), folder / "small.pt2")
     torch.jit.trace(network, torch.zeros(2, 3, SIDE, SIDE)).save(folder / "scripted.pt")
     np.save(folder / "data.npy", images)
     flags = ("--method=static", f"--data={folder / 'data.npy'}", f"--out={folder / 'quantised'}.pt2")
@@ -70,8 +66,7 @@ def main(model: Path, folder: Path) -> None:
     scripted, _ = served(folder / "scripted.pt", images)
     quantised, precision = served(folder / "quantised.pt2", images)
     by_backend = {"scripted": scripted, "quantised": quantised, "precision": np.array(precision)}
-    stored = {"images": images, "scores": scores, "small": small, "small_scores": small_scores}
-    np.savez(folder / "photographs.npz", **stored, **by_backend)
+    np.savez(folder / "photographs.npz", images=images, scores=scores, **by_backend)
 
 
 if __name__ == "__main__":
