@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.load import ConstantLoad
 from support.manifests import DEPLOY, objects, read, rendered, the
 from support.migraphx import CHECKOUT
 from support.models import add_constant, drop
@@ -130,29 +129,6 @@ def test_what_inference_services_name_is_served(kserve: Environment, tmp_path: P
             pod.signal("TERM")
         for pod in pods:
             assert pod.wait(PATIENCE_SECONDS) == 0, pod.log
-
-
-def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
-    """Clients stay connected to the ending pod, as behind a Service's address, until it makes them reconnect."""
-    require_containers()
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    model = drop(tmp_path, "any", add_constant(1.0))
-    with (
-        Pod(runtime("rocserve", "m"), model, "/mnt/models", tmp_path / "a") as ending,
-        Pod(runtime("rocserve", "m"), model, "/mnt/models", tmp_path / "b") as staying,
-    ):
-        for pod in (ending, staying):
-            pod.wait_until_ready()
-        # Clients stay with the first pod that they reach.
-        addresses = "ipv4:" + ",".join(f"127.0.0.1:{pod.ports['grpc']}" for pod in (ending, staying))
-        with ConstantLoad(addresses, "m", {1.0}, threads=4, pause_seconds=0.01) as load:
-            load.wait_until_answered_by(1.0, times=20)
-            ending.signal("TERM")
-            assert ending.wait(PATIENCE_SECONDS) == 0, ending.log
-            load.wait_until_answered_by(1.0, times=20)
-        assert load.failures == []
-        assert load.wrong == []
 
 
 def runtime(name: str, service: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve.protocol import health_pb2
 
-MOVES = int(os.environ.get("MOVES", "4"))
+MOVES = int(os.environ.get("MOVES", "2"))
 """How often front ends come, and go, while clients ask."""
 PROGRAM = (str(Path(__file__).parents[1] / "support" / "eager_server.py"),)
 FLAGS = (

@@ -156,27 +156,6 @@ def test_the_server_itself_has_no_pytorch(server: RocserveProcess) -> None:
     assert "libtorch" not in libraries
 
 
-def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocserveProcess, torch_files: TorchFiles) -> None:
-    inputs, expected = torch_files.values("classifier")
-    repository = server.repositories[0]
-    with Client(server.address) as client:
-        client.wait_until_ready(PATIENCE_SECONDS, model="exported")
-
-        def workers() -> set[int]:
-            return {process.pid for process in server.workers("exported")}
-
-        before = workers()
-        drop(repository, "exported", torch_files.data("few"), version=2, filename="model.pt2")
-
-        def is_swapped() -> bool:
-            answer = client.infer("exported", {"x": inputs["x"]})
-            np.testing.assert_allclose(answer["scores"], expected["scores"], atol=1e-6)
-            return client.model_metadata("exported").versions == ("2",)
-
-        wait_until(is_swapped)
-        wait_until(lambda: (now := workers()).isdisjoint(before) and len(now) == len(before))
-
-
 WRITE_WEIGHTS = """
 import json, sys, torch
 from network import Scorer

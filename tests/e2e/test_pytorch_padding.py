@@ -1,16 +1,13 @@
-"""PyTorch programs whose requests are padded, on a server: recorded answers, sequences, two versions."""
+"""PyTorch programs whose requests are padded, on a server: recorded answers, two versions."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
-from support.infer_inputs import infer_input
 from support.models import drop
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess, Start
-from support.waiting import LOAD_CHECK_SECONDS, PATIENCE_SECONDS
+from support.waiting import LOAD_CHECK_SECONDS
 
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve_client import Client
@@ -24,18 +21,6 @@ version_policy { all { } }
 dynamic_batching { }
 parameters { key: "sizes" value { string_value: "ids:0=8,16" } }
 """
-SEQUENCES = """
-platform: "pytorch_libtorch"
-max_batch_size: 4
-input { name: "x" data_type: TYPE_FP32 dims: -1 }
-output [ { name: "doubled" data_type: TYPE_FP32 dims: -1 }, { name: "total" data_type: TYPE_FP32 dims: 1 } ]
-sequence_batching {
-  %s
-  control_input { name: "start" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
-  state { input_name: "state" output_name: "next" data_type: TYPE_FP32 dims: 1 }
-}
-parameters { key: "sizes" value { string_value: "x:0=4,8,16" } }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +33,6 @@ def server(start: Start, torch_files: TorchFiles, tmp_path_factory: pytest.TempP
     folder = drop(repository, "two", traced, ENCODER, filename="model.pt")
     write_recorded(folder / "check.npz", RecordedAnswers(inputs, outputs))
     drop(repository, "two", exported, ENCODER, version=2, filename="model.pt2")
-    for strategy in ("direct", "oldest"):
-        config = SEQUENCES % f"{strategy} {{ }}"
-        drop(repository, strategy, torch_files.data("summing"), config, filename="model.pt")
     return start(repository, f"--load-check-seconds={LOAD_CHECK_SECONDS:g}")
 
 
@@ -75,25 +57,3 @@ def test_two_versions(server: RocserveProcess) -> None:
             one, two = (client.infer("two", inputs, version=version) for version in ("1", "2"))
             assert one["states"].shape == (2, length, 8)
             np.testing.assert_allclose(one["states"], two["states"], atol=1e-6)
-
-
-@pytest.mark.parametrize("strategy", ["direct", "oldest"])
-def test_sequences_with_states(server: RocserveProcess, strategy: str) -> None:
-    def run(sequence: int) -> None:
-        rng, client, total = np.random.default_rng(sequence), server.client(), 0
-        for step in range(5):
-            values = rng.integers(1, 100, (1, int(rng.integers(1, 17)))).astype(np.float32)
-            total += values.sum()
-            answer = client.infer(
-                strategy,
-                [infer_input("x", values)],
-                sequence_id=sequence,
-                sequence_start=step == 0,
-                sequence_end=step == 4,
-                client_timeout=PATIENCE_SECONDS,
-            )
-            np.testing.assert_array_equal(answer.as_numpy("doubled"), 2 * values)
-            assert answer.as_numpy("total").tolist() == [[total]]
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(run, range(1, 5)))

@@ -111,6 +111,8 @@ def test_the_log_shows_once_what_a_model_raises_from_its_own_file_on(serve, repo
     drop(repository, "typo", "import json\n\nclass TritonPythonModel\n    pass\n", PYTHON_CONFIG)
     drop(repository, "waits", WAITS_FOR_A_SERVICE.format(path=str(service)), PYTHON_CONFIG)
     server = serve(repository)
+    says = f"not served: typo, waits; `rocserve status --url={server.address}` says why"
+    wait_until(lambda: says in server.log_text, says)
     wait_until(lambda: "failed 2 times, next try in" in server.log_text, "the second failure")
     service.touch()
     wait_until(lambda: "successfully loaded 'waits' version 1" in server.log_text, "the load that heals itself")
@@ -133,13 +135,6 @@ def test_the_log_shows_once_what_a_model_raises_from_its_own_file_on(serve, repo
     told = [line for line in lines if line.startswith("failed to load 'typo' version 1: ")]
     assert len(told) == 1
     assert told[0].endswith(" (failed once, not tried again until its files change)")
-
-
-def test_the_first_line_of_a_server_names_its_own_url(serve, repository: Path) -> None:
-    drop(repository, "bad", b"no model")
-    server = serve(repository)
-    says = f"not served: bad; `rocserve status --url={server.address}` says why"
-    wait_until(lambda: says in server.log_text, says)
 
 
 def test_a_start_tells_what_is_served_and_where_and_the_rest_if_asked(serve, repository: Path) -> None:

@@ -30,7 +30,6 @@ def wait_until_state(server: RocserveProcess, version: str, state: str) -> None:
 def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     repository = tmp_path_factory.mktemp("drops") / "repository"
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    drop(repository, "swapped", add_constant(0.0), ADD_CONSTANT_CONFIG)
     return start(repository, f"--repository-settle-secs={SETTLE_SECONDS}")
 
 
@@ -93,16 +92,3 @@ def test_a_folder_that_is_renamed_and_renamed_back_within_the_settle_time_is_no_
         time.sleep(2.0)
         load.wait_until_answered_by(1.0)
     assert load.failures == load.wrong == []
-
-
-def test_many_swaps_under_load(server: RocserveProcess):
-    folder = server.repositories[0] / "swapped" / "1"
-    swaps = 8
-    with ConstantLoad(server.address, "swapped", {float(number) for number in range(swaps + 1)}) as load:
-        for number in range(1, swaps + 1):
-            (folder / "next.tmp").write_bytes(add_constant(float(number)))
-            (folder / "next.tmp").rename(folder / "model.onnx")
-            load.wait_until_answered_by(float(number))
-    assert load.failures == []
-    assert load.wrong == []
-    wait_until(lambda: len(server.workers("swapped")) == 1, "the end of the replaced workers")

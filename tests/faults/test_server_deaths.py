@@ -8,7 +8,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
-import pytest
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
@@ -67,17 +66,13 @@ def ask_in_background(server: RocserveProcess, model: str) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-@pytest.mark.parametrize(
-    ("number", "flags"),
-    [(signal.SIGSEGV, ("--front-ends=0", "--shared-workers=1")), (signal.SIGKILL, ("--front-ends=1",))],
-)
-def test_deaths_under_load(serve, repository: Path, number: signal.Signals, flags: tuple[str, ...]) -> None:
+def test_deaths_under_load(serve, repository: Path) -> None:
     """Nothing stays of the server; clients lose the requests in flight, and no more once the next server listens."""
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop(repository, "python", answering("X", "Y", "x + 2"), PYTHON_CONFIG)
     drop(repository, "chain", None, CHAIN)
     drop(repository, "stuck", STUCK, PYTHON_CONFIG)
-    server: RocserveProcess = serve(repository, *flags, "--listen-when-loaded")
+    server: RocserveProcess = serve(repository, "--front-ends=1", "--shared-workers=1", "--listen-when-loaded")
     ports = (server.port, server.http_port)
     ask_in_background(server, "stuck")
     wait_until((repository.parent / "inside").exists, "the request in the model")
@@ -93,7 +88,7 @@ def test_deaths_under_load(serve, repository: Path, number: signal.Signals, flag
         assert any(command_of(process) == "sleep 600" for process in family)
         # Waits for the end of the whole family. Tensors lie in files without a name, which end with the last process
         # that has them. The next server listens on the same ports.
-        server.restart(number)
+        server.restart(signal.SIGSEGV)
         for load, constant in loads:
             load.wait_until_answered_by(constant, times=20)
     assert (server.port, server.http_port) == ports
