@@ -1,4 +1,4 @@
-"""gRPC's reflection of a real server, without and with front end processes; test_protocol.py has the default."""
+"""gRPC's reflection of a real server, without and with front end processes; test_sample.py has the default."""
 
 from __future__ import annotations
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.infer_inputs import infer_input
 from support.waiting import wait_until
+from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 
 IMAGES = sorted((Path(__file__).parents[1] / "data" / "digits").glob("*.jpg"))
@@ -110,3 +113,16 @@ def test_a_bad_image_within_a_request_is_named(rocserve_server):
 
 def executions(server, model: str) -> int:
     return server.client().get_inference_statistics(model).model_stats[0].execution_count
+
+
+async def test_tritons_asyncio_client(rocserve_server):
+    async with aio.InferenceServerClient(rocserve_server.address) as client:
+        result = await client.infer("digits", [encoded(IMAGES[0].read_bytes())])
+    assert result.as_numpy("LABEL").ravel().tolist() == [label_of(IMAGES[0]).encode()]
+
+
+def test_reflection_is_off_by_default(rocserve_server):
+    with grpc.insecure_channel(rocserve_server.address) as channel:
+        with pytest.raises(grpc.RpcError) as error:
+            list(ProtoReflectionDescriptorDatabase(channel).get_services())
+        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -354,14 +354,6 @@ class Shares(nn.Module):
         return x / largest
 
 
-class Summing(nn.Module):
-    """Doubles values, and adds them to a state."""
-
-    def forward(self, x: Tensor, start: Tensor, state: Tensor) -> Dict[str, Tensor]:  # noqa: UP006
-        total = x.sum(1, keepdim=True) + state * (1 - start)
-        return {"doubled": 2 * x, "total": total, "next": total}
-
-
 def main(folder: Path) -> None:
     rows = Dim("rows")
     x = torch.arange(20, dtype=torch.float32).reshape(5, 4) / 10
@@ -388,7 +380,6 @@ def main(folder: Path) -> None:
     _save(folder, "traced_encoder", traced, {"ids": texts, "mask": mask}, traced(texts, mask))
     torch.jit.script(Spelled()).save(folder / "spelled.pt")
     torch.jit.script(Shares()).save(folder / "shares.pt")
-    torch.jit.script(Summing()).save(folder / "summing.pt")
     steps = {"x": {0: rows, 1: 4 * Dim("quarter", max=8)}}
     _save(folder, "stepped", torch.export.export(Stepped(), (torch.ones(2, 16),), dynamic_shapes=steps), {}, {})
     typed_texts = torch.export.export(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import NEEDS_CHROMIUM, WIDTHS, as_on_a_phone, assert_fits, row, visit
+from support.browser import NEEDS_CHROMIUM, as_on_a_phone, assert_fits, row, visit
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
 from support.page_models import HOSTILE, HOSTILE_CONFIG, MARKUP
 from support.server import RocserveProcess
@@ -81,12 +81,8 @@ def shares(page: Any) -> list[float]:
     return [float(text.split(" %")[0]) for text in page.locator(".graph .time").all_text_contents() if " %" in text]
 
 
-@WIDTHS
-def test_an_ensemble_is_a_graph_of_links(
-    page: Any, server: RocserveProcess, models: Path, width: int, scheme: str
-) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
+def test_an_ensemble_is_a_graph_of_links(page: Any, server: RocserveProcess, models: Path) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
     visit(page, server, "detect_shapes")
     steps = page.locator(".graph a")
     steps.nth(2).wait_for()
@@ -110,7 +106,7 @@ def test_an_ensemble_is_a_graph_of_links(
     steps.nth(1).focus()
     page.keyboard.press("Enter")
     page.locator("h2", has_text="detect_shapes_network version 1").wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
     (models / "odd" / "1").mkdir(parents=True)
     (models / "odd" / "config.pbtxt").write_text(HOSTILE_ENSEMBLE)

@@ -90,18 +90,23 @@ async def load(
 async def test_a_model_that_does_not_insist_goes_on_on_the_cpu(
     load: Load, fallbacks: Counter[EventLabels], caplog: pytest.LogCaptureFixture
 ) -> None:
-    loaded = await load("")
+    if importlib.util.find_spec("torch_migraphx") is not None:
+        pytest.skip("torch_migraphx is installed")
+    loaded = await load("", machine=WithLowering(gpus=(0,)))
     assert loaded.available
     properties = loaded.properties
-    assert (properties["engine"], properties["engine_replaces"]) == ("eager", "eager")
+    assert (properties["engine"], properties["engine_replaces"]) == ("eager", "migraphx")
     assert (properties["devices"], properties["device"]) == ("cpu", "cpu")
     reason = properties["engine_reason"]
-    assert reason.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
-    assert "finds no GPU that it can use" in reason
+    on_gpu, _, before = reason.partition("; earlier, ")
+    assert on_gpu.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
+    assert "finds no GPU that it can use" in on_gpu
+    assert before.startswith("engine migraphx cannot load it: model 'm': engine migraphx needs torch_migraphx, which ")
     assert loaded.status_reason.startswith(f"served by eager instead: {reason[:100]}")
-    assert fallbacks == {event_labels(model="m", version=1, engine="eager", replaced_by="eager"): 1}
-    (warning,) = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
-    assert warning.message == f"model 'm' version 1: {reason}; engine eager on the CPU replaces it"
+    assert fallbacks == {event_labels(model="m", version=1, engine="migraphx", replaced_by="eager"): 1}
+    warnings = [record for record in caplog.records if record.name == LOG.name and record.levelname == "WARNING"]
+    assert len(warnings) == 2
+    assert warnings[1].message == f"model 'm' version 1: {reason}; engine eager on the CPU replaces it"
 
 
 async def test_a_model_that_asks_for_the_gpu_is_not_moved(load: Load, fallbacks: Counter[EventLabels]) -> None:
@@ -117,15 +122,3 @@ async def test_what_is_wrong_with_the_file_is_wrong_on_the_cpu_too(load: Load) -
         await load("", model="weights")
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert caught.value.text.startswith("model.pt2 holds a pickle of weights or of a module, not a program")
-
-
-async def test_each_that_fails_is_named_in_the_end(load: Load, fallbacks: Counter[EventLabels]) -> None:
-    if importlib.util.find_spec("torch_migraphx") is not None:
-        pytest.skip("torch_migraphx is installed")
-    loaded = await load("", machine=WithLowering(gpus=(0,)))
-    properties = loaded.properties
-    assert (properties["engine"], properties["engine_replaces"], properties["device"]) == ("eager", "migraphx", "cpu")
-    on_gpu, _, before = properties["engine_reason"].partition("; earlier, ")
-    assert on_gpu.startswith("engine eager cannot load it on the GPU: model 'm': PyTorch 2.")
-    assert before.startswith("engine migraphx cannot load it: model 'm': engine migraphx needs torch_migraphx, which ")
-    assert fallbacks == {event_labels(model="m", version=1, engine="migraphx", replaced_by="eager"): 1}
