@@ -1,9 +1,8 @@
 """Writes EfficientNet-Lite0 with its real weights as PyTorch files, and photographs: `python real_weights.py MODEL.onnx
 FOLDER`.
 
-The files: exported.pt2, scripted.pt, quantised.pt2, and photographs.npz with the images, PyTorch's scores of them, and
-what the pytorch backend computes from scripted.pt and quantised.pt2, in this process, because an import of PyTorch is
-most of a load.
+The files: exported.pt2, quantised.pt2, and photographs.npz with the images, PyTorch's scores of them, and what the
+pytorch backend computes from quantised.pt2, in this process, because an import of PyTorch is most of a load.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ import torch
 from rocserve import cli
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.pytorch import eager
-from rocserve.core.datatypes import DataType
-from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig
+from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "clients" / "examples"))
@@ -42,10 +40,7 @@ def prepared(photograph: Path) -> np.ndarray:
 
 def served(file: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
     """Return the pytorch backend's scores, and the precision that it tells."""
-    config = ModelConfig("m", max_batch_size=8, inputs=(InputConfig("images", DataType.FP32, (3, SIDE, SIDE)),))
-    if file.suffix == ".pt2":
-        config = ModelConfig("m")
-    model = eager.load(ModelSource("m", 1, file.parent, file.parent, file, config, InstanceKind.CPU, None, 1))
+    model = eager.load(ModelSource("m", 1, file.parent, file.parent, file, ModelConfig("m"), InstanceKind.CPU, None, 1))
     name, output = model.signature.inputs[0].name, model.signature.outputs[0].name
     batch = Batch({name: tensor_from_numpy(name, images)}, (output,), (len(images),))
     return np.array(model.execute(batch).outputs[output]), model.properties.get("precision", "")
@@ -59,14 +54,11 @@ def main(model: Path, folder: Path) -> None:
     with torch.no_grad():
         scores = network(torch.from_numpy(images)).numpy()
     save_program(network, torch.zeros(2, 3, SIDE, SIDE), folder / "exported.pt2")
-    torch.jit.trace(network, torch.zeros(2, 3, SIDE, SIDE)).save(folder / "scripted.pt")
     np.save(folder / "data.npy", images)
     flags = ("--method=static", f"--data={folder / 'data.npy'}", f"--out={folder / 'quantised'}.pt2")
     assert cli.main(["quantise", str(folder / "exported.pt2"), *flags]) == 0
-    scripted, _ = served(folder / "scripted.pt", images)
     quantised, precision = served(folder / "quantised.pt2", images)
-    by_backend = {"scripted": scripted, "quantised": quantised, "precision": np.array(precision)}
-    np.savez(folder / "photographs.npz", images=images, scores=scores, **by_backend)
+    np.savez(folder / "photographs.npz", images=images, scores=scores, quantised=quantised, precision=precision)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from rocserve.plane.heap import Heap, HeapReader, SharedHeap, Slot
 from rocserve.services.inference import RequestOrigin
 
 STEPS = 600
-SEEDS = range(8)
+SEEDS = range(4)
 REMEMBERED = 4
 """Texts, of which the test has more, so that their numbers are used again and again."""
 LONG = "x" * (33 << 10)

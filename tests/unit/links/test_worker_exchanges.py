@@ -35,7 +35,7 @@ from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import ReceivedBatch, WorkerEnd
 
 STEPS = 500
-SEEDS = range(8)
+SEEDS = range(4)
 REMEMBERED = 4
 """Texts, of which the test has more, so that their numbers are used again and again."""
 LOG = logging.getLogger("rocserve.test.worker_exchanges")
