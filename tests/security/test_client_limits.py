@@ -1,11 +1,11 @@
-"""Limits of one client: requests in flight, and requests a second, over gRPC, streams and HTTP together."""
+"""The limit of one client's requests in flight, over gRPC, streams and HTTP together; the rate's is in
+tests/unit/services/test_client_limits.py."""
 
 from __future__ import annotations
 
 import json
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -60,16 +60,3 @@ def test_requests_in_flight(repository: Path, tmp_path: Path) -> None:
         assert all(call.result() for call in calls if call not in refused)
         assert infer(infer_request(), timeout=PATIENCE_SECONDS)
         assert over_http(server)[0] == 200
-
-
-def test_requests_a_second(repository: Path, tmp_path: Path) -> None:
-    drop_gated(repository).touch()
-    # One request, and the next one a quarter of an hour later.
-    flag = "--max-request-rate-per-client=0.001"
-    with RocserveProcess([repository], flag, log=tmp_path / "server.log") as server:
-        server.wait_until_ready()
-        with ThreadPoolExecutor(20) as pool:
-            answers = list(pool.map(lambda _: over_http(server), range(60)))
-    refused = [text for status, text in answers if status == 429]
-    assert [status for status, _ in answers if status != 429] == [200]
-    assert all("--max-request-rate-per-client" in text for text in refused)
