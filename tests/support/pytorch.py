@@ -25,10 +25,8 @@ os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 import torch
 settings = {"cpp.dynamic_threads": True, "aot_inductor.precompile_headers": False}
 settings["aot_inductor.compile_wrapper_opt_level"] = "O0"
-for name in ("classifier", "encoders"):
-    program = torch.export.load(f"{files}/{name}.pt2")
-    path = f"{folder}/{name}.pt2"
-    torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
+program = torch.export.load(f"{files}/encoders.pt2")
+torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/encoders.pt2", inductor_configs=settings)
 """
 Arrays = dict[str, np.ndarray]
 
@@ -67,7 +65,7 @@ def torch_files(tmp_path_factory: pytest.TempPathFactory) -> TorchFiles:
 
 @pytest.fixture(scope="session")
 def torch_packages(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) -> TorchFiles:
-    """Packages of AOTInductor of some of the files, compiled once for all pytest processes by a separate process."""
+    """A package of AOTInductor of `encoders`, compiled once for all pytest processes by a separate process."""
     if not has_compiler():
         pytest.skip(NO_COMPILER)
     return TorchFiles(_written(tmp_path_factory, "pytorch-packages", "-c", _PACKAGE, str(torch_files.folder)))

@@ -17,7 +17,7 @@ import sys
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,6 @@ import numpy as np
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.pytorch import eager
 from rocserve.backends.pytorch.model_file import file_kind
-from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
@@ -40,6 +39,7 @@ ROUNDING = 1e-6
 """The largest difference from PyTorch's own outputs that is mere rounding in compiled code."""
 READERS = ("torch.export.pt2_archive", "torch.export._trace", "torch._inductor.package", "torch.utils.cpp_extension")
 """Modules that loading a file imports. They take 1.6 s, so they are imported once here instead of in each child."""
+NAMES = ("INPUT__0", "INPUT__1", "INPUT__2", "INPUT__3")
 OUTCOMES = ("served", "refused", "wrong", "failed")
 
 
@@ -120,8 +120,12 @@ def is_refused(file: Path) -> bool:
     return False
 
 
-def outcome(file: Path, x: np.ndarray, expected: np.ndarray, rounding: float) -> str:
-    inputs = (InputConfig("INPUT__0", DataType.FP32, (4,)),)
+def outcome(file: Path, given: Sequence[np.ndarray], expected: np.ndarray, rounding: float) -> str:
+    tensors = {name: tensor_from_numpy(name, array) for name, array in zip(NAMES, given, strict=False)}
+    dims = [(-1,) if rounding else array.shape[1:] for array in given]
+    inputs = tuple(
+        InputConfig(name, tensor.datatype, own) for (name, tensor), own in zip(tensors.items(), dims, strict=True)
+    )
     # The load check of a package imports PyTorch in one more process, and says nothing about values.
     checks = {"load_check": "off"} if rounding else {}
     config = ModelConfig(name="m", max_batch_size=8, inputs=inputs, parameters=checks)
@@ -131,7 +135,7 @@ def outcome(file: Path, x: np.ndarray, expected: np.ndarray, rounding: float) ->
         names = [spec.name for spec in model.signature.outputs]
         # A package does not name its outputs.
         scores = "scores" if "scores" in names else names[0]
-        result = model.execute(Batch({"INPUT__0": tensor_from_numpy("INPUT__0", x)}, (scores,), (len(x),)))
+        result = model.execute(Batch(tensors, (scores,), (len(expected),)))
     except ServeError:
         return "refused"
     except Exception as error:
@@ -140,28 +144,30 @@ def outcome(file: Path, x: np.ndarray, expected: np.ndarray, rounding: float) ->
     return "served" if np.allclose(np.asarray(result.outputs[scores]), expected, rtol=0, atol=rounding) else "wrong"
 
 
-def ended(file: Path, x: np.ndarray, expected: np.ndarray, rounding: float = 0.0) -> str:
+def ended(file: Path, given: Sequence[np.ndarray], expected: np.ndarray, rounding: float = 0.0) -> str:
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os._exit(OUTCOMES.index(outcome(file, x, expected, rounding)))
+        os._exit(OUTCOMES.index(outcome(file, given, expected, rounding)))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return OUTCOMES[status] if status >= 0 else "hung" if -status == signal.SIGXCPU else "crashed"
 
 
 def main(files: Path, packages: Path, scratch: Path, count: int) -> None:
-    """`packages`: the folder with the classifier's package; "-" = none."""
+    """`packages`: the folder with the encoders' package; "-" = none."""
     warnings.simplefilter("ignore")
     logging.disable()
     for name in READERS:
         importlib.import_module(name)
     with np.load(files / "classifier.npz") as values:
-        x, expected = values["in:x"], values["out:scores"]
-    undamaged = [((files / name).read_bytes(), 0.0) for name in ("classifier.pt2", "traced.pt")]
+        x, expected = [values["in:x"]], values["out:scores"]
+    undamaged = [((files / name).read_bytes(), x, expected, 0.0) for name in ("classifier.pt2", "traced.pt")]
     if packages != Path("-"):
-        undamaged.append(((packages / "classifier.pt2").read_bytes(), ROUNDING))
+        with np.load(files / "encoders.npz") as values:
+            texts = [values[name] for name in values if name.startswith("in:")]
+            undamaged.append(((packages / "encoders.pt2").read_bytes(), texts, values["out:states"], ROUNDING))
     counts: Counter[str] = Counter()
     touched = scratch / "touched"
     for content in hostile(files, touched):
@@ -174,12 +180,12 @@ def main(files: Path, packages: Path, scratch: Path, count: int) -> None:
         is_member = seed % 100 < MEMBERS_OF
         damage: Callable[[bytes, random.Random], bytes] = chance.choice((truncated, flipped))
         file = scratch / "model.pt2"
-        content, rounding = undamaged[seed % len(undamaged)]
+        content, *asked = undamaged[seed % len(undamaged)]
         file.write_bytes((with_other_member if is_member else damage)(content, chance))
         if is_refused(file):
             counts["member refused" if is_member else "refused"] += 1
             continue
-        end = ended(file, x, expected, rounding)
+        end = ended(file, *asked)
         counts[f"member {end}" if is_member else end] += 1
     print(json.dumps(counts))
 

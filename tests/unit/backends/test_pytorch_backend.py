@@ -196,23 +196,23 @@ def test_inductor_takes_no_example_that_is_a_part_of_another_tensor(
 def test_a_package_takes_what_it_was_compiled_for(
     model_source: SourceMaker, torch_files: TorchFiles, torch_packages: TorchFiles
 ) -> None:
-    outputs = [OutputConfig("RESULT[scores]", FP32, (3,)), OutputConfig("RESULT[best]", INT64, (1,), reshape=())]
+    outputs = [OutputConfig("RESULT[states]", FP32, (-1, 8)), OutputConfig("RESULT[all_mean]", FP32, (8,))]
 
-    def package(most: int, columns: int = 4) -> ModelSource:
-        inputs = [InputConfig("ARGS[0]", FP32, (columns,))]
-        data = torch_packages.data("classifier")
+    def package(most: int, datatype: DataType = INT64) -> ModelSource:
+        inputs = [InputConfig(f"ARGS[{place}]", datatype, (-1,)) for place in range(4)]
+        data = torch_packages.data("encoders")
         return model_source("model.pt2", data, inputs=inputs, outputs=outputs, max_batch_size=most)
 
-    values, expected = torch_files.values("classifier")
+    values, expected = torch_files.values("encoders")
     for most, sizes in ((8, (2, 1)), (1, (1,))):
         model = load(package(most))
         assert model.properties["program"] == "a package of AOTInductor"
         for rows in sizes:
-            given = run(model, {"ARGS[0]": values["x"][:rows]})
-            np.testing.assert_allclose(given["RESULT[scores]"], expected["scores"][:rows], atol=1e-6)
-            assert given["RESULT[best]"].ravel().tolist() == expected["best"][:rows].tolist()
+            given = run(model, {f"ARGS[{place}]": array[:rows] for place, array in enumerate(values.values())})
+            np.testing.assert_allclose(given["RESULT[states]"], expected["states"][:rows], atol=1e-6)
+            np.testing.assert_allclose(given["RESULT[all_mean]"], expected["all_mean"][:rows], atol=1e-6)
     # The compiled code would read beyond the ends of its rows.
-    assert "compiled for FP32 [-1, 4]; change config.pbtxt, or compile" in refusal(package(8, columns=3))
+    assert "compiled for INT64 [-1, -1]; change config.pbtxt, or compile" in refusal(package(8, DataType.INT32))
 
 
 @pytest.mark.parametrize(
