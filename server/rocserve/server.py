@@ -101,6 +101,8 @@ def run_server(
 
 @dataclass(eq=False)
 class Server:
+    """Builds the server's parts, and runs them until a signal."""
+
     _settings: ServerSettings
     _command: Sequence[str]
     _launcher: WorkerLauncher

@@ -55,6 +55,8 @@ _UNSUPPORTED = {
 
 @dataclass(frozen=True, slots=True)
 class Worker:
+    """What a client's WorkerLoad asks for: a model file and parameters."""
+
     platforms: Mapping[str, str]
     """File suffix -> platform, best first."""
     file: str
@@ -162,6 +164,8 @@ _STAGE = "_stage"
 
 @dataclass(slots=True, eq=False)
 class _Endpoint:
+    """An endpoint that a client loaded, with the models that serve it."""
+
     name: str
     worker_name: str
     parameters: Mapping[str, ParameterValue]

@@ -24,6 +24,8 @@ from rocserve.settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
+    """One of a backend's engines, as the server sees it without importing the engine."""
+
     name: str
     """The value of the parameter `engine` that selects this engine, such as "onnxruntime"."""
     module: str
@@ -61,6 +63,8 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
+    """The engine that runs a model, and why."""
+
     engine: EngineSpec
     reason: str
     """For the log and the model's metadata; continues "engine onnxruntime: "."""
@@ -99,6 +103,8 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
+    """A backend: the platforms that it serves, its model files and its engines."""
+
     name: str
     """The canonical name, such as "onnx"."""
     platforms: tuple[str, ...]

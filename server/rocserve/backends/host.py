@@ -28,6 +28,8 @@ _Node = tuple[Path, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
+    """An AMD GPU of this machine."""
+
     number: int
     """The number in a worker's HIP_VISIBLE_DEVICES."""
     architecture: str
@@ -40,6 +42,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
+    """The memory of a GPU or of this machine that is free now."""
+
     place: str
     """Where the memory is, such as "GPU 0 (gfx90a)" or "this machine"."""
     total_bytes: int

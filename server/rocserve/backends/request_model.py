@@ -154,6 +154,8 @@ def reads_in_place(model: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RequestModelSource:
+    """What a model that answers single requests is loaded from."""
+
     source: ModelSource
     config_json: str
     """The configuration before completion, in Triton's JSON."""

@@ -18,6 +18,8 @@ from rocserve.protocol import model_config_pb2 as messages
 
 @dataclass(frozen=True, slots=True)
 class ClassNames:
+    """The names of a model's classes, with the file that has them."""
+
     source: str
     """The file as messages name it: clients see no folder of the server's machine."""
     filename: str

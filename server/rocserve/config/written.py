@@ -9,6 +9,8 @@ from rocserve.protocol.model_config_pb2 import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class WrittenConfig:
+    """The configurations in a model's folder, as a user wrote them."""
+
     models: tuple[ModelConfig, ...]
     source: str
     """The file's name in the model folder, or the text that errors show instead."""

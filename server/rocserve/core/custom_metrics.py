@@ -73,11 +73,15 @@ class MetricChange:
 
 @dataclass(frozen=True, slots=True)
 class MetricChanges:
+    """Changes of a model's own metrics, as the worker sends them."""
+
     changes: tuple[MetricChange, ...]
 
 
 @dataclass(slots=True)
 class _Series:
+    """The value of a metric for one set of labels."""
+
     labels: Mapping[str, str]
     bounds: tuple[float, ...]
     value: float = 0.0
@@ -91,6 +95,8 @@ class _Series:
 
 @dataclass(slots=True)
 class _Family:
+    """All series of a metric."""
+
     kind: MetricKind
     help: str
     series: dict[frozenset[tuple[str, str]], _Series] = field(default_factory=dict)

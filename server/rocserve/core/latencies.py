@@ -53,6 +53,8 @@ _DIGITS = 7
 
 @dataclass(frozen=True, slots=True)
 class HistogramReading:
+    """The values of a histogram at one moment."""
+
     bounds: tuple[float, ...]
     cumulative: tuple[int, ...]
     """The number of values up to each bound."""
@@ -87,6 +89,8 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class SummaryReading:
+    """The values of a summary at one moment."""
+
     quantiles: tuple[tuple[float, float], ...]
     """Quantile and value; NaN if the window has no values."""
     count: int

@@ -26,6 +26,8 @@ NO_PURPOSE = Purpose()
 
 @dataclass(frozen=True, slots=True)
 class TensorConfig:
+    """An input or output in the configuration."""
+
     name: str
     datatype: DataType
     dims: tuple[int, ...]
@@ -42,6 +44,8 @@ class TensorConfig:
 
 @dataclass(frozen=True, slots=True)
 class InputConfig(TensorConfig):
+    """An input in the configuration."""
+
     optional: bool = False
     format: str = "FORMAT_NONE"
     """FORMAT_NONE, FORMAT_NHWC or FORMAT_NCHW."""
@@ -51,6 +55,8 @@ class InputConfig(TensorConfig):
 
 @dataclass(frozen=True, slots=True)
 class OutputConfig(TensorConfig):
+    """An output in the configuration."""
+
     label_filename: str = ""
     labels: tuple[str, ...] = ()
     """The lines of the file `label_filename`."""
@@ -98,6 +104,8 @@ class RateLimiterResource:
 
 @dataclass(frozen=True, slots=True)
 class InstanceRateLimiter:
+    """The resources that an execution of an instance needs, and its priority."""
+
     resources: tuple[RateLimiterResource, ...] = ()
     priority: int = 0
     """Instances with lower numbers get more executions; 0 counts as 1."""
@@ -108,6 +116,8 @@ NO_LIMITS = InstanceRateLimiter()
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
+    """Instances of a model that run on the same devices."""
+
     name: str
     kind: InstanceKind
     count: int
@@ -132,6 +142,8 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
+    """How the scheduler joins requests to batches."""
+
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_microseconds: int = 0
     preserve_ordering: bool = False
@@ -165,6 +177,8 @@ class SequenceControl:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
+    """The value of a sequence's state before its first request."""
+
     name: str
     datatype: DataType
     dims: tuple[int, ...]
@@ -196,6 +210,8 @@ class OldestStrategy:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
+    """How the scheduler gives the requests of sequences to instances."""
+
     oldest: OldestStrategy | None = None
     """None = the strategy "direct": each sequence keeps a slot in the batches of one instance until it ends."""
     slot_delay_microseconds: int = 0
@@ -209,6 +225,8 @@ class SequenceBatching:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
+    """A member of an ensemble, and where its tensors come from and go to."""
+
     model_name: str
     model_version: int
     """-1 = the highest ready version."""
@@ -227,6 +245,8 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True)
 class WarmupInput:
+    """An input of a warm-up sample."""
+
     datatype: DataType
     dims: tuple[int, ...]
     source: str
@@ -235,6 +255,8 @@ class WarmupInput:
 
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
+    """A request that a model runs before it is READY."""
+
     name: str
     batch_size: int
     inputs: Mapping[str, WarmupInput]
@@ -261,6 +283,8 @@ class VersionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
+    """The configuration of a model, with Triton's fields."""
+
     name: str
     platform: str = ""
     backend: str = ""

@@ -22,6 +22,8 @@ class StoreKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RemotePlace:
+    """A folder of a remote store that holds models."""
+
     kind: StoreKind
     url: str
     """As configured, without the part from "?" on, which may be a secret."""

@@ -55,6 +55,8 @@ def check_id(nbytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class InputHead:
+    """Name, datatype and shape of a request's input."""
+
     name: str
     datatype: str
     """The client's text; validation compares it with the model's datatype."""
@@ -64,6 +66,8 @@ class InputHead:
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
+    """An output that a request asks for."""
+
     name: str
     parameters: Parameters = field(default_factory=dict)
 

@@ -24,6 +24,8 @@ class ResponseHead(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class InferResponse:
+    """An answer to a request, or one of several."""
+
     head: ResponseHead
     id: str
     data: Sequence[Buffer]

@@ -84,6 +84,8 @@ class ServedVersion(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
+    """A model in the serving table, with its versions."""
+
     name: str
     versions: Mapping[int, ServedVersion]
     """Ready versions only."""
@@ -97,6 +99,8 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ServingTable:
+    """The models that answer requests at one moment."""
+
     models: Mapping[str, ServedModel] = field(default_factory=dict)
     """Name -> model, for every name that identifies a model; with namespaces a model may have several names."""
     listed: tuple[ServedModel, ...] | None = None

@@ -49,6 +49,8 @@ class PhaseTotals:
 
 @dataclass(slots=True)
 class Duration:
+    """A number of events, and their time together."""
+
     count: int = 0
     ns: int = 0
 
@@ -59,6 +61,8 @@ class Duration:
 
 @dataclass(slots=True)
 class BatchStatistics:
+    """The times of a model's executions of one batch size."""
+
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)

@@ -54,6 +54,8 @@ class SpanContext:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
+    """An activity in a request's life, and when it happened."""
+
     activity: str
     ns: int
     """time.monotonic_ns()"""

@@ -28,6 +28,8 @@ _NO_HANDSHAKE_BEGINS = (
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
+    """Where a protocol is served, as the settings have it."""
+
     protocol: str
     """The protocol served here, such as "metrics"."""
     flags: str

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Served:
+    """What the front ends serve."""
+
     inference: InferenceService
     methods: Mapping[str, Method]
     tables: ServingTableHolder

@@ -32,6 +32,8 @@ _TRIAL_SECONDS = 1.0
 
 @dataclass(eq=False)
 class SharedPorts:
+    """The ports that the server and its front end processes share."""
+
     addresses: Sequence[ListenAddress]
     """One for each protocol."""
     ports: dict[str, int] = field(default_factory=dict, init=False)

@@ -16,6 +16,8 @@ from rocserve.settings import GrpcSettings, HttpSettings, MetricsSettings
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
+    """The files of a port's certificate."""
+
     chain: Path
     private_key: Path
     root: Path | None

@@ -32,6 +32,8 @@ _CREDENTIALS = struct.Struct("iII")
 
 @dataclass(frozen=True, slots=True)
 class PublishedSocket:
+    """A Unix socket that clients find at its path."""
+
     place: UnixPlace
     file: tuple[int, int]
     """Device and inode, because another server may replace the socket."""

@@ -80,6 +80,8 @@ def offer(
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
+    """This process's end of a link, and what came with it."""
+
     message: bytes
     end: LinkEnd
     heap: Heap

@@ -33,6 +33,8 @@ model in this precision. Other datatypes must be equal."""
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswers:
+    """Inputs, and the outputs that a model must compute from them."""
+
     inputs: Mapping[str, Array]
     """With the batch dimension if the model batches. Texts are arrays of str or bytes, or object arrays of these."""
     outputs: Mapping[str, Array]

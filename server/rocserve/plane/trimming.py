@@ -18,6 +18,8 @@ _ROUNDS = 2
 
 @dataclass(slots=True)
 class _Use:
+    """How long a used heap is still trimmed."""
+
     take_returns: Callable[[], None] | None
     rounds: int = _ROUNDS
     """The rounds left."""

@@ -50,6 +50,8 @@ class HeadForm(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HeadGeometry:
+    """Geometry of one of YOLO's output tensors."""
+
     stride: int
     """Pixels of the network's input for each cell."""
     anchors: tuple[tuple[float, float], ...]
@@ -60,6 +62,8 @@ class HeadGeometry:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
+    """Which boxes an answer contains."""
+
     score: float
     """Bound that a box's score must exceed: probability of object times class; from version 8 on, of the class."""
     iou: float

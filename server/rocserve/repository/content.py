@@ -38,6 +38,8 @@ _READABLE = 0o755
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
+    """What a client's load request gives in place of the repository's files."""
+
     config: str | None = None
     """A ModelConfig as JSON; None = the configuration in the repository."""
     files: Mapping[PurePosixPath, bytes] = field(default_factory=dict)
@@ -112,6 +114,8 @@ class PrivateFolder:
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
+    """A model's folder at one moment: its definition, its files and the wanted versions."""
+
     definition: ModelDefinition
     scan: ModelScan
     wanted: frozenset[int]

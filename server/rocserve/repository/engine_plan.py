@@ -127,6 +127,8 @@ def _takes_gpus(engine: EngineSpec, machine: Machine) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
+    """The workers that run a version on one engine."""
+
     engine: EngineSpec
     reason: str
     """Why this engine was chosen; follows "engine onnxruntime: "."""

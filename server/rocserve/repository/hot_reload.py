@@ -34,6 +34,8 @@ _BATCH_SECONDS = 0.02
 
 @dataclass(slots=True, eq=False)
 class _FolderReading:
+    """A settled folder, and whether its reading is queued or has failed."""
+
     scan: ModelScan
     is_queued: bool = False
     """The folder is queued for reading, or is being read."""

@@ -48,6 +48,8 @@ class LoadedVersion(ServedVersion, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
+    """The version to load, and whom to tell about the load."""
+
     definition: ModelDefinition
     version: int
     folder: Path

@@ -83,6 +83,8 @@ class VersionFacts:
 
 @dataclass(eq=False, kw_only=True)
 class LoadedModelVersion(VersionFacts, ScheduledVersion):
+    """A version whose workers run."""
+
     workers: ConnectedWorkers
     load_seconds: float
 

@@ -15,6 +15,8 @@ from rocserve.observability.failures import Allowance
 
 @dataclass(frozen=True, slots=True)
 class Failure:
+    """A failed load or reading, and when it is tried again."""
+
     error: ServeError
     attempts: int = 1
     retry_at: float | None = None

@@ -53,6 +53,8 @@ class FileMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FilesScan:
+    """What a scan found of a folder's files."""
+
     fingerprint: str
     refusal: str
     """Why the files must not be read; "" = they may."""

@@ -23,6 +23,8 @@ from rocserve.repository.table import ModelTable
 
 @dataclass(slots=True, eq=False)
 class _PresetSet:
+    """The models that a preset has generated for a served model."""
+
     config: ModelConfig | None = None
     """The served configuration that the preset models are made for."""
     content: ModelContent | None = None

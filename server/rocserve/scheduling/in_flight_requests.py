@@ -29,6 +29,8 @@ from rocserve.workers.results import BatchOutcome
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
+    """A request that an instance runs."""
+
     request: InferRequest
     batch: _InFlightBatch
     number: int = 0
@@ -49,6 +51,8 @@ class _InFlight:
 
 @dataclass(slots=True, eq=False)
 class _InFlightBatch:
+    """A batch whose requests an instance runs."""
+
     formed: FormedBatch
     instance: RequestInstance
     requests: list[_InFlight] = field(default_factory=list)

@@ -48,6 +48,8 @@ class WaitingRequests(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerParts:
+    """What a version's scheduler is built from."""
+
     config: ModelConfig
     version: int
     statistics: ModelStatistics

@@ -45,6 +45,8 @@ PROTOCOLS: Mapping[str, str] = MappingProxyType({name: key for key, names in _ME
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
+    """A header, and the value that it needs for a restricted protocol."""
+
     header: str
     """The header's name, with GRPC_HEADER_PREFIX for gRPC; compared without regard to case."""
     secret: str | SecretFile
@@ -134,6 +136,8 @@ _LOOPBACK = frozenset({ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("
 
 @dataclass(frozen=True, slots=True)
 class Peer:
+    """The client of a call, as far as the connection shows."""
+
     address: str
     """An IP address; "uid:1000" = that user, over a Unix socket; "unix" = any user, over a Unix socket; "" =
     unknown."""

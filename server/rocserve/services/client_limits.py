@@ -18,6 +18,8 @@ MOST_CLIENTS = 65_536
 
 @dataclass(slots=True, eq=False)
 class _Client:
+    """The requests of one client."""
+
     allowance: Allowance
     in_flight: int = 0
 

@@ -43,6 +43,8 @@ NOT_FOR_DECOUPLED: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
+    """How a request came to the server."""
+
     protocol: str
     """"GRPC" or "HTTP"."""
     received_ns: tuple[int, int]

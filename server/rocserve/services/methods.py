@@ -16,6 +16,8 @@ from rocserve.core.private_paths import PrivatePaths
 
 @dataclass(frozen=True, slots=True)
 class Method:
+    """A method of the services, for each protocol."""
+
     request: type[Message]
     answer: Callable[[Any], Any]
     """Returns, on any thread, a Message or a coroutine for a task of the event loop that returns it."""

@@ -33,6 +33,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
+    """A flag of the command line."""
+
     kind: Kind
     help: str
     name: str = ""

@@ -117,6 +117,8 @@ def connection(default: T, kind: Kind, help_text: str, name: str = "") -> T:
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
+    """The flags of the HTTP port."""
+
     allow: bool = flag(True, BOOLEAN, "serve HTTP/REST", name="allow-http")
     address: str = flag("0.0.0.0", ADDRESS, "the address to listen on, or unix:/PATH[,mode=0660][,owner=USER:GROUP]")
     port: int = flag(8000, PORT, "the port to listen on; 0 = any free one")
@@ -142,6 +144,8 @@ class HttpSettings:
 
 @dataclass(frozen=True, slots=True)
 class GrpcSettings:
+    """The flags of the gRPC port."""
+
     allow: bool = flag(True, BOOLEAN, "serve gRPC", name="allow-grpc")
     address: str = flag("0.0.0.0", ADDRESS, "the address to listen on, or unix:/PATH[,mode=0660][,owner=USER:GROUP]")
     port: int = flag(8001, PORT, "the port to listen on; 0 = any free one")
@@ -204,6 +208,8 @@ class GrpcSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
+    """The flags of the metrics port."""
+
     allow: bool = flag(True, BOOLEAN, "serve metrics over HTTP, at /metrics", name="allow-metrics")
     address: str = flag(
         "",
@@ -226,6 +232,8 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
+    """The flags of the log."""
+
     info: bool = flag(True, BOOLEAN, "write information")
     warning: bool = flag(True, BOOLEAN, "write warnings")
     error: bool = flag(True, BOOLEAN, "write errors")

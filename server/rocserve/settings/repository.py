@@ -108,6 +108,8 @@ class ResidencySettings:
 
 @dataclass(frozen=True, slots=True)
 class RepositorySettings:
+    """The flags of the model repository."""
+
     roots: tuple[Path, ...] = repeated(
         Kind("DIR|URL", repository),
         "a folder of models, or s3://, gs://, as://, hf://, https:// (docs/guides/remote-repositories.md)",

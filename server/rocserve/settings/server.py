@@ -258,6 +258,8 @@ def _older_trace_flag(name: str, mode: str, setting: str) -> Flag:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
+    """All settings of a server."""
+
     repository: RepositorySettings = part(RepositorySettings, "model repository")
     residency: ResidencySettings = part(ResidencySettings, "model repository")
     what: Path | None = None

@@ -16,6 +16,8 @@ _LONGEST_PATH = 107
 
 @dataclass(frozen=True, slots=True)
 class UnixPlace:
+    """The path of a Unix socket, and who may connect."""
+
     path: str
     mode: int = _MODE
     """Who may connect: the socket file's permission to write."""

@@ -15,6 +15,8 @@ from rocserve.workers.instance import Instance, PendingAnswers
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
+    """What the kernel says about a process."""
+
     is_stopped: bool = False
     is_traced: bool = False
 

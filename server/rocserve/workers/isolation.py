@@ -56,6 +56,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
+    """A user that workers may run as."""
+
     name: str
     uid: int
     gid: int
@@ -67,6 +69,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
+    """What a worker is confined by."""
+
     candidates: tuple[Identity, ...] = ()
     """Preferred first; empty = the zygote's user."""
     core_dumps: bool = False

@@ -37,6 +37,8 @@ _MESSAGE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ZygoteProcess:
+    """A running zygote, and the connection to it."""
+
     process: subprocess.Popen[bytes]
     connection: socket.socket
 

@@ -34,6 +34,8 @@ LONGEST_FRAME = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
+    """What one worker of a version runs."""
+
     kind: InstanceKind
     """CPU or GPU; MODEL if the model itself chooses its devices."""
     device: int | None
@@ -83,6 +85,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """The worker has loaded the model."""
+
     signature: Signature
     properties: Mapping[str, str] = field(default_factory=dict)
     """How the engine runs the model; shown in the model's metadata."""
@@ -129,6 +133,8 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class WarmedUp:
+    """The worker has run the warm-up samples."""
+
     checks_readiness: bool = False
     """The model answers CheckReadiness."""
     load_check: LoadCheckReport = NOT_CHECKED
@@ -163,6 +169,8 @@ class Verbosity:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
+    """How the zygote starts a worker."""
+
     title: str
     """Shown by ps; Linux keeps 15 bytes."""
     forked: bool
@@ -218,11 +226,15 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
+    """The zygote could not start the worker."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
+    """A worker has ended."""
+
     pid: int
     wait_status: int
     """As os.waitpid returns it."""

@@ -35,6 +35,8 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWorkers:
+    """The workers that a version needs."""
+
     load: Load
     options: LaunchOptions
     """For workers on the CPU; a worker on a GPU is never forked, and may also use the GPU's devices."""

@@ -24,6 +24,8 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Process:
+    """A process, as /proc shows it."""
+
     pid: int
     parent: int
     group: int
@@ -36,6 +38,8 @@ class Process:
 
 @dataclass(slots=True, eq=False)
 class _Watched:
+    """A worker whose memory and tasks are bounded by checks."""
+
     worker: WorkerProcess
     memory_bytes: int
     tasks: int

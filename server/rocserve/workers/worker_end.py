@@ -58,6 +58,8 @@ class ReceivedRequest:
 
 @dataclass(slots=True)
 class ReceivedBatch:
+    """A batch that has arrived on an instance's link."""
+
     id: int
     is_grouped: bool
     requests: Sequence[ReceivedRequest]

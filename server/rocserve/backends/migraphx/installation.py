@@ -33,6 +33,8 @@ _ROOT_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "lib", "lib64", "usr/lib64")
 
 @dataclass(frozen=True, slots=True)
 class MigraphxInstallation:
+    """Where MIGraphX is on this machine, and what starts a worker with it."""
+
     library: str
     """Path of the C library; "" = only the Python module was found."""
     module_folder: str = ""

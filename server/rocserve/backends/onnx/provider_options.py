@@ -23,6 +23,8 @@ Reader = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class ProviderKind:
+    """An execution provider of ONNX Runtime, with the parameters that it takes."""
+
     accelerator: str
     """The name in `optimization { execution_accelerators }`."""
     provider: str

@@ -24,6 +24,8 @@ _COMPILE_OPTIONS: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
+    """How PyTorch runs a model."""
+
     precision: str
     """fp32 (the file's own precision), fp16 or bf16."""
     intra_op_threads: int
@@ -71,6 +73,8 @@ def run_options(config: ModelConfig) -> RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class TorchCompileOptions:
+    """The parameters of the configuration for torch.compile."""
+
     is_requested: bool = False
     """Whether the parameter is present and does not disable the compiler."""
     mode: str = ""

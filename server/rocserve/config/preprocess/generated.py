@@ -23,6 +23,8 @@ Files = Mapping[PurePosixPath, bytes]
 
 @dataclass(frozen=True, slots=True)
 class GeneratedModel:
+    """A model that `preprocess` generates."""
+
     name: str
     files: Files
 

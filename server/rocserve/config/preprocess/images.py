@@ -69,6 +69,8 @@ class _Input:
 
 @dataclass(frozen=True, slots=True)
 class _Preset:
+    """How a preset turns images into a model's input, and its output into an answer."""
+
     side: int
     """Width and height in pixels if the input accepts any size."""
     operations: Callable[[_Input], list[dict[str, Any]]]

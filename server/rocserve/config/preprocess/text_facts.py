@@ -32,6 +32,8 @@ _POSITIONS_BEHIND_PADDING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
+    """What the files and parameters of a model for texts tell about it."""
+
     model: str
     parameters: Mapping[str, str]
     files: TextFiles

@@ -76,6 +76,8 @@ def _below(folder: ModelFolder, version_folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
+    """Reads files of a model from the folders where they may lie."""
+
     model: str
     folder: ModelFolder
     places: Mapping[str, None]

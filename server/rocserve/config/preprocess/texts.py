@@ -57,6 +57,8 @@ _POOLED, _UNPOOLED = ("sentence_embedding",), ("last_hidden_state", "token_embed
 
 @dataclass(frozen=True, slots=True)
 class _Encoder:
+    """The inputs of a model that reads tokens."""
+
     inputs: Mapping[str, InputConfig]
     """Role -> the input."""
     length: int

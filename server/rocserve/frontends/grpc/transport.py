@@ -112,6 +112,8 @@ class StreamCall(_Call, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnaryRoute:
+    """What handles the calls of a unary method."""
+
     handler: Callable[[Any], None]
     """Takes a UnaryCall, or a call of `call_type`."""
     call_type: Callable[..., Any] | None = None
@@ -120,6 +122,8 @@ class UnaryRoute:
 
 @dataclass(frozen=True, slots=True)
 class StreamRoute:
+    """What handles the calls of a streaming method."""
+
     handler: Callable[[StreamCall], StreamReceiver | None]
     """Returns None if it has finished the stream."""
 
@@ -168,6 +172,8 @@ def address_of(peer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WaitingLimits:
+    """How many calls may wait for their messages, and for how long."""
+
     most: int = 8192
     """Calls that may wait for longer than `patience_seconds`."""
     patience_seconds: float = 1.0

@@ -34,6 +34,8 @@ _NO_LABEL = re.compile(r"[^a-zA-Z0-9_]")
 
 @dataclass(frozen=True, slots=True)
 class VersionReading:
+    """The statistics of a version, with the labels of its metrics."""
+
     version: ServedVersion
     labels: Mapping[str, str]
     numbers: Statistics

@@ -40,6 +40,8 @@ class TraceValues:
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
+    """The settings of --trace-config."""
+
     mode: str = "triton"
     file: str = ""
     """The trace file of the mode triton; "" = nothing is traced."""

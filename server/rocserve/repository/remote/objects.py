@@ -29,6 +29,8 @@ class ObjectChanged(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class RemoteObject:
+    """A file in a remote store."""
+
     key: str
     size: int
     tag: str

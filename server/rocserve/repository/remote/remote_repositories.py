@@ -41,6 +41,8 @@ from rocserve.settings import ControlMode, RepositorySettings
 
 @dataclass(slots=True)
 class _Progress:
+    """How much of a download is done."""
+
     total: int
     logged: float
     done: int = 0

@@ -59,6 +59,8 @@ class InflightLimit:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleParts:
+    """What an ensemble's requests need to run."""
+
     config: ModelConfig
     version: str
     graph: EnsembleGraph

@@ -108,6 +108,8 @@ class StepRequest:
 
 @dataclass(slots=True, eq=False)
 class _HeldTensor:
+    """A tensor of a running ensemble, kept for the steps that read it."""
+
     tensor: Tensor | None
     """None = the client, or the member, did not send it."""
     sequence: SequenceTag | None

@@ -16,6 +16,8 @@ from rocserve.workers.instance import Instance
 
 @dataclass(slots=True, eq=False)
 class SequenceRequest(InferRequest):
+    """A request of a sequence, in the scheduler."""
+
     @classmethod
     def of(cls, request: InferRequest, tag: SequenceTag, exchange: Exchange, now_ns: int) -> SequenceRequest:
         """Make the scheduler's copy of a validated request."""
@@ -78,6 +80,8 @@ class SequenceSlot:
 
 @dataclass(slots=True, eq=False)
 class SequenceInstance:
+    """An instance with the slots of its sequences."""
+
     worker: Instance
     number: int
     slot_count: int

@@ -176,6 +176,8 @@ class DeviceRegion(Region):
 
 @dataclass(frozen=True, slots=True)
 class RegionReference:
+    """A tensor's place in a shared memory region."""
+
     region: str
     offset: int
     """Bytes from the region's beginning. Triton reads both numbers as unsigned, so a negative one is huge."""
