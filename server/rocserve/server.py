@@ -178,7 +178,10 @@ class Server:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(partial(log_loop_error, self._log))
         ending = Ending(self._log, self._settings.drain_seconds, self._settings.exit_timeout_seconds)
-        self._signals.watch(lambda number: self._reload() if number == signal.SIGHUP else ending.on_signal(number))
+        self._signals.watch(
+            lambda number: self._reload() if number == signal.SIGHUP else ending.on_signal(number),
+            loop,
+        )
         self._plane.start()
         self._manager.begin(self._plane.call_soon)
         asks_models = self._settings.repository.readiness is not ReadinessRule.STARTED

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -26,9 +29,8 @@ class Signals:
         # If the parent process ignored it, this process would not learn how its child processes end.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    def watch(self, on_signal: Callable[[int], object]) -> None:
-        """Report each signal to `on_signal`, on the running asyncio loop, including earlier ones."""
-        loop = asyncio.get_running_loop()
+    def watch(self, on_signal: Callable[[int], object], loop: asyncio.AbstractEventLoop) -> None:
+        """Report each signal to `on_signal`, on the loop, including earlier ones."""
 
         def deliver(number: int) -> None:
             with suppress(RuntimeError):  # The loop has ended, and the process is about to end.

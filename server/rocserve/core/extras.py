@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from shlex import quote
 from urllib.parse import unquote, urlsplit
@@ -14,6 +13,9 @@ def install_command(extra: str) -> str:
     """Return the command that installs an extra: of the checkout that rocserve was installed from; else the packages
     themselves. PyPI has no project of rocserve's name, and pip must never be asked for one: anybody could register it,
     and pip would run their code."""
+    # Here: its import takes 15 ms, and few starts of the server need it.
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         installed = distribution("rocserve")
         origin, requirements = installed.read_text("direct_url.json"), installed.requires or ()

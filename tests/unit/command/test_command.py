@@ -45,11 +45,18 @@ sys.exit(main(["doctor"]))
         (("cache", "list", "more"), "usage: rocserve cache list", "unrecognized arguments: more\n"),
         (("--nothing",), "usage: rocserve [-h]", "unrecognized arguments: --nothing\n"),
         (
-            ("--model-repository", "/models"),
+            ("--model-repository=/models", "--log-verbose=1"),
             "usage: rocserve [-h]",
-            "expected a verb before '--model-repository'; did you mean: rocserve serve --model-repository /models\n",
+            "the verb is missing, expected: rocserve serve --model-repository=/models --log-verbose=1\n",
         ),
-        ((".",), "usage: rocserve [-h]", "expected a verb before '.'; did you mean: rocserve serve .\n"),
+        (
+            ("--model-repository", "/my models"),
+            "usage: rocserve [-h]",
+            "the verb is missing, expected: rocserve serve --model-repository '/my models'\n",
+        ),
+        (("/models",), "usage: rocserve [-h]", "the verb is missing, expected: rocserve serve /models\n"),
+        (("tests",), "usage: rocserve [-h]", "the verb is missing, expected: rocserve serve tests\n"),
+        (("no_such_verb",), "usage: rocserve [-h]", "invalid choice: 'no_such_verb'"),
     ],
 )
 def test_what_no_verb_takes_is_refused_with_its_usage(
@@ -134,7 +141,7 @@ def test_another_package_adds_a_verb_and_takes_none_away(
 def test_without_the_tools_it_says_how_to_install_them(
     found: list[EntryPoint], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rocserve.cli.entry_points", lambda group: found)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
     with pytest.raises(SystemExit) as ended:
         main(["bench", "model_repository/digits_classifier"])
     assert ended.value.code == 2

@@ -27,7 +27,7 @@ for name in sys.argv[1].split(","):
 
 async def take():
     taken = []
-    signals.watch(taken.append)
+    signals.watch(taken.append, asyncio.get_running_loop())
     os.kill(os.getpid(), signal.SIGHUP)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
