@@ -197,6 +197,7 @@ def _serve(options: argparse.Namespace, command: Sequence[str], signals: Signals
         return 2
 
     from rocserve.backends.registry import discover_backends
+    from rocserve.settings import ControlMode
     from rocserve.workers.launcher import WorkerLauncher
 
     for line in without_effect(options):
@@ -205,8 +206,10 @@ def _serve(options: argparse.Namespace, command: Sequence[str], signals: Signals
     # Created before the first child process, which would otherwise remain outside.
     workers_log = log.logger.getChild("workers")
     groups = _control_groups(workers_log) if settings.workers.control_groups else None
+    loads_models = settings.repository.control_mode is not ControlMode.EXPLICIT or settings.repository.load_models
+    expected = registry.expected_modules(settings.repository.roots) if loads_models else ()
     try:
-        launcher = WorkerLauncher(registry.preload, workers_log, settings.workers, groups)
+        launcher = WorkerLauncher(expected, workers_log, settings.workers, groups)
     except ValueError as error:
         print(f"rocserve serve: --worker-user={settings.workers.user}: {error}", file=sys.stderr)
         return 2

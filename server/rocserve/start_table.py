@@ -10,9 +10,6 @@ from textwrap import wrap
 from typing import TextIO
 from urllib.parse import quote as quote_url
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Column
-
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.printable import listed, printable
@@ -21,8 +18,6 @@ from rocserve.core.validation import format_shape
 from rocserve.settings import RepositorySettings
 from rocserve.settings.repository import ControlMode
 from rocserve.settings.unix_place import SCHEME
-from rocserve.verbs.printing import console_on, say, show
-from rocserve.verbs.printing import table as tabulated
 
 _MOST_ROWS = 30
 """Rows that fit one screen. Of more models only those that are not ready have a row."""
@@ -33,9 +28,18 @@ def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO
     versions = {
         (model.name, str(number)): version for model in table.all_models for number, version in model.versions.items()
     }
+    loaded = [row for row in entries if row.state]
+    if not loaded:
+        return
+    # Here: rich takes 20 ms, which a server without models saves, and others spend after they are ready.
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column
+
+    from rocserve.verbs.printing import console_on, say, show
+    from rocserve.verbs.printing import table as tabulated
+
     console = console_on(file)
     between = "\n" if console.is_terminal else ", "
-    loaded = [row for row in entries if row.state]
     rows = loaded
     if len(loaded) > _MOST_ROWS:
         rows = [row for row in loaded if row.state != "READY"]

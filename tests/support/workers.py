@@ -247,6 +247,7 @@ class Workshop:
         config: ModelConfig | None = None,
         engine: str = "rocserve_test_engine",
         forked: bool = True,
+        preload: Sequence[str] = (),
         interpreter: str = "",
         loader: tuple[str, ...] = (),
         shared_worker: str = "",
@@ -263,6 +264,7 @@ class Workshop:
         options = LaunchOptions(
             title=f"rocserve:{config.name}",
             forked=forked and not interpreter and not loader,
+            preload=tuple(preload),
             interpreter=interpreter,
             loader=loader,
             output_prefix=f"shared worker '{shared_worker}': " if is_shared else f"{config.name}:1: ",

@@ -35,11 +35,11 @@ class EngineSpec:
     thread_safe: bool
     """Several threads may execute one loaded model at the same time; else each instance is a separate worker."""
     forks_from_zygote: bool
-    """The zygote, which has imported the CPU engines, may fork the worker; else the worker is started by exec."""
+    """The zygote, which has imported the engine, may fork the worker; else the worker is started by exec."""
     shares_process: bool = False
     """The models may share a process with other models."""
     preload: tuple[str, ...] = ()
-    """Modules that the zygote imports for this engine, if they are installed."""
+    """Modules that the zygote imports for this engine, besides its own, if they are installed."""
     gpu_module: str = ""
     """The module that runs the models on a GPU if it is installed, with one worker for each instance; "" = CPU only."""
     gpu_files: tuple[str, ...] = ()
@@ -52,6 +52,11 @@ class EngineSpec:
     """A worker of KIND_MODEL gets all GPUs, and the model file chooses its devices; else KIND_MODEL means KIND_AUTO."""
     needs_migraphx: bool = False
     """The workers load MIGraphX, so they are started as its installation requires (migraphx/installation.py)."""
+
+    @property
+    def zygote_modules(self) -> tuple[str, ...]:
+        """Return what the zygote imports before it forks a worker of this engine."""
+        return (*self.preload, self.module) if self.forks_from_zygote else ()
 
     def has_gpu_parts(self, machine: Machine) -> bool:
         """Return whether the module that runs the models on a GPU is installed, with its files or a plugin."""

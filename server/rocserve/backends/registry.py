@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
 
 import rocserve.backends
 from rocserve.backends.base import BackendSpec
 from rocserve.settings import DEFAULT_MAX_BATCH_SIZE
 
 ENSEMBLE_PLATFORM = "ensemble"
+_MOST_FOLDERS = 100
+"""How many folders are looked at for models; that takes a millisecond or two."""
 
 
 class BackendRegistry:
@@ -22,15 +27,27 @@ class BackendRegistry:
         self._by_platform = {platform: spec for spec in self.backends for platform in (*spec.platforms, spec.name)}
         self.platforms = tuple(sorted(self._by_platform))
 
-    @property
-    def preload(self) -> tuple[str, ...]:
-        """The modules that the zygote imports, for all engines that fork from it."""
-        engines = (engine for spec in self.backends for engine in spec.engines if engine.forks_from_zygote)
-        return tuple(dict.fromkeys(name for engine in engines for name in engine.preload))
+    def expected_modules(self, folders: Iterable[Path]) -> tuple[str, ...]:
+        """Return what the zygote will import for the models below the folders, by the names of their files. It is a
+        guess from the first folders: what it misses is imported at the first launch."""
+        found: dict[str, None] = {}
+        for names in islice(chain.from_iterable(map(_names_of_files, folders)), _MOST_FOLDERS):
+            for spec in self.backends:
+                if any(name in spec.model_filenames or name.lower().endswith(spec.file_endings) for name in names):
+                    found |= dict.fromkeys(name for engine in spec.engines for name in engine.zygote_modules)
+        return tuple(found)
 
     def find(self, platform: str, backend: str) -> BackendSpec | None:
         """Return the backend that `platform` names or, if that is empty, `backend`."""
         return self._by_platform.get(platform or backend)
+
+
+def _names_of_files(repository: Path) -> Iterator[Sequence[str]]:
+    """Return the names of the files in the repository, in its models and in their versions, folder by folder."""
+    for folder, folders, names in os.walk(repository):
+        if len(Path(folder).relative_to(repository).parts) == 2:
+            folders.clear()
+        yield names
 
 
 def discover_backends() -> BackendRegistry:

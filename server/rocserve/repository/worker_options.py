@@ -67,6 +67,7 @@ def plan_version_workers(
         options=LaunchOptions(
             title=f"rocserve:{shared or load.model_name}",
             forked=plan.engine.forks_from_zygote and not interpreter and not plan.loader,
+            preload=plan.engine.zygote_modules,
             interpreter=interpreter,
             loader=plan.loader,
             output_prefix=f"shared worker '{shared}': " if shared else f"{load.model_name}:{load.version}: ",

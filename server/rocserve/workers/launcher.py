@@ -44,7 +44,8 @@ class ZygoteProcess:
 
     @classmethod
     def start(cls, preload: Sequence[str], parent_pipe: int, environment: Mapping[str, str]) -> ZygoteProcess:
-        """Start a zygote, which imports those of the modules that are installed, and ends when the pipe breaks."""
+        """Start a zygote, which imports those of the modules that are installed, and ends when the pipe breaks. Without
+        modules it imports nothing before the first launch."""
         connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Launches queue here while the zygote imports.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1024 * 1024)
@@ -89,7 +90,7 @@ class WorkerLauncher:
     the machine to itself; everything else runs on the loop."""
 
     preload: Sequence[str]
-    """Modules that the zygote imports if they are installed."""
+    """Modules that the zygote imports at its start, if they are installed; others when a launch needs them."""
     log: logging.Logger
     settings: WorkerSettings = field(default_factory=lambda: WorkerSettings(user=KEEP_USER))
     groups: ControlGroups | None = None
@@ -111,6 +112,10 @@ class WorkerLauncher:
         self._started_at = self._last_message_at = time.monotonic()
         """When the zygote last sent something; less than `_started_at` if it has sent nothing yet."""
         self._attached = False
+        self._imported: set[str] = set()
+        """What the zygote has imported for launches that it has answered."""
+        self._not_preloaded: set[str] = set()
+        """Modules whose import seems to have ended a zygote."""
         self._launches: deque[_Launch] = deque()
         self._workers: dict[int, WorkerProcess] = {}
         self._shared: dict[str, WorkerProcess] = {}
@@ -149,13 +154,13 @@ class WorkerLauncher:
             group = self.groups.create(settings.memory_bytes, settings.tasks)
         folder = "" if group is None else str(group.folder)
         named = worker_environment(os.environ, self.settings, options.model_name)
-        spawn = messages.Spawn(
-            replace(options, environment={**named, **options.environment}),
-            Confinement(self._candidates, settings.core_dumps, settings.file_bytes, folder),
-        )
+        options = replace(options, environment={**named, **options.environment})
+        confinement = Confinement(self._candidates, settings.core_dumps, settings.file_bytes, folder)
         worker: WorkerProcess | None = None
         try:
             for _ in range(3):
+                preload = tuple(name for name in options.preload if name not in self._not_preloaded)
+                spawn = messages.Spawn(replace(options, preload=preload), confinement)
                 with suppress(ConnectionResetError):
                     worker = await self._ask(spawn, group, log)
                     return worker
@@ -222,6 +227,7 @@ class WorkerLauncher:
 
     def _start_zygote(self) -> ZygoteProcess:
         self._started_at, self._last_message_at = time.monotonic(), 0.0
+        self._imported = set()
         environment = worker_environment(os.environ, self.settings)
         self.zygote = ZygoteProcess.start(self.preload, self._pipe, environment)
         return self.zygote
@@ -271,8 +277,7 @@ class WorkerLauncher:
             "the zygote, which starts workers, has not answered for %g s; it is killed and restarted",
             self.answer_seconds,
         )
-        if self._last_message_at < self._started_at:
-            # The zygote may hang in an import.
+        if self._last_message_at < self._started_at or self._is_importing:
             self._drop_preload()
         self._zygote_ended()
 
@@ -305,6 +310,7 @@ class WorkerLauncher:
 
     def _take_reply(self, reply: messages.Spawned | messages.SpawnFailed, descriptors: Sequence[int]) -> None:
         launch = self._launches.popleft()
+        self._imported.update(launch.options.preload)
         answer = launch.answer
         if not answer.done():
             if isinstance(reply, messages.SpawnFailed):
@@ -320,10 +326,18 @@ class WorkerLauncher:
         for descriptor in descriptors:
             os.close(descriptor)
 
+    @property
+    def _is_importing(self) -> bool:
+        """Whether the launch that the zygote answers next needs modules that it may not have imported."""
+        return bool(self._launches) and not self._imported.issuperset(self._launches[0].options.preload)
+
     def _drop_preload(self) -> None:
-        if self.preload:
-            self.log.error("the next zygote will not preload %s", ", ".join(self.preload))
+        names = {*self.preload, *(self._launches[0].options.preload if self._launches else ())}
+        names -= self._imported
+        if names:
+            self.log.error("the next zygote will not preload %s", ", ".join(sorted(names)))
             self.preload = ()
+            self._not_preloaded |= names
 
     def _zygote_ended(self) -> None:
         if self.zygote is None:
@@ -331,7 +345,7 @@ class WorkerLauncher:
         end = self._end_zygote()
         self.log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
         # If it lived for less than five seconds, an import has probably ended it.
-        if time.monotonic() - self._started_at < 5.0:
+        if time.monotonic() - self._started_at < 5.0 or self._is_importing:
             self._drop_preload()
         launches, self._launches = self._launches, deque()
         for launch in launches:

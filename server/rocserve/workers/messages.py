@@ -174,7 +174,9 @@ class LaunchOptions:
     title: str
     """Shown by ps; Linux keeps 15 bytes."""
     forked: bool
-    """Fork the zygote, which has imported the CPU engines; else start a new Python."""
+    """Fork the zygote; else start a new Python."""
+    preload: tuple[str, ...] = ()
+    """Modules that the zygote imports before it forks, if they are installed."""
     interpreter: str = ""
     """The Python of a worker that is not forked; "" = the server's."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -20,23 +20,23 @@ from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.workers import main as worker
 from rocserve.workers import messages
 from rocserve.workers.isolation import Identity, choose, confine
+from rocserve.workers.preload import Preload
 
 
 class Spawner:
     """Serves the server at the other end of the connection. On one thread."""
 
-    def __init__(self, connection: socket.socket, parent_pipe: int, kept: int) -> None:
+    def __init__(self, connection: socket.socket, parent_pipe: int, kept: int, modules: Preload) -> None:
         self._connection = connection
         self._parent_pipe = parent_pipe
         self._kept = kept
+        self._modules = modules
         self._workers: set[int] = set()
         # Orphans of workers become the zygote's children, which reaps them: as a container's first process, the server
         # would inherit them, and cannot wait for processes that it does not know.
         # 36 is PR_SET_CHILD_SUBREAPER.
         ctypes.CDLL(None).prctl(36, 1)
-        self._single_threaded = len(list(Path("/proc/self/task").iterdir())) == 1
-        if not self._single_threaded:
-            print("the zygote has several threads after its imports; workers are started by exec", file=sys.stderr)
+        self._warned_of_threads = False
         self._child_ended, self._child_ended_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._child_ended_writer, warn_on_full_buffer=False)
@@ -99,12 +99,22 @@ class Spawner:
             self._workers.add(pid)
             self._send_worker(messages.Spawned(pid, problem), own)
 
+    def _can_fork(self, preload: Sequence[str]) -> bool:
+        """Import the modules that the worker needs. Returns whether the zygote still has a single thread."""
+        self._modules.load(preload)
+        if len(list(Path("/proc/self/task").iterdir())) == 1:
+            return True
+        if not self._warned_of_threads:
+            self._warned_of_threads = True
+            print("the zygote has several threads after its imports; workers are started by exec", file=sys.stderr)
+        return False
+
     def _spawn(
         self, spawn: messages.Spawn, identity: Identity | None, output: int, reception: int, servers: Sequence[int]
     ) -> int:
         """`servers`: descriptors that the child closes."""
         options = spawn.options
-        forked = options.forked and self._single_threaded
+        forked = options.forked and self._can_fork(options.preload)
         if not forked:
             if shutil.which(options.interpreter or sys.executable) is None:
                 raise FileNotFoundError(f"there is no Python interpreter '{options.interpreter}'")

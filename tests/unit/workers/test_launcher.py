@@ -189,6 +189,25 @@ async def test_the_cpu_engines_can_be_preloaded_without_threads(preload: Preload
     assert (await facts_of(workshop))["engine_forked"] == "True"
 
 
+async def test_a_launch_names_modules_that_the_zygote_imports_once(
+    preload: Preload, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workshop = preload(late_module="print('imported by', __import__('os').getpid(), flush=True)\n")
+    for _ in range(2):
+        assert (await facts_of(workshop, preload=("late_module",)))["engine_forked"] == "True"
+    assert capfd.readouterr().out.split("imported by ") == ["", f"{zygote_of(workshop).pid}\n"]
+
+
+async def test_an_import_that_ends_the_zygote_is_left_to_the_worker(
+    preload: Preload, caplog: pytest.LogCaptureFixture
+) -> None:
+    workshop = preload(deadly_module="__import__('os')._exit(3)\n")
+    facts = await facts_of(workshop, preload=("numpy", "deadly_module"))
+    assert facts["engine_forked"] == "True"
+    assert "the next zygote will not preload deadly_module, numpy" in caplog.text
+    assert caplog.text.count("has ended (exit status 3)") == 1
+
+
 async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
     workshop: Workshop, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from types import MappingProxyType
@@ -169,7 +168,9 @@ class Serving:
         if now >= self._last_lines_until:
             second = time.time()
             self._last_lines_until = now + 1 - second % 1
-            self._last_lines = f"Date: {formatdate(second, usegmt=True)}\r\nServer: rocserve\r\n\r\n".encode()
+            # The names are English: this process sets no locale for times.
+            date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(second))
+            self._last_lines = f"Date: {date}\r\nServer: rocserve\r\n\r\n".encode()
         return self._last_lines
 
 
