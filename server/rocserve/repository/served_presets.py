@@ -8,7 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from rocserve.config.preprocess.generated import GeneratedModel
-from rocserve.config.preprocess.models import preset_models
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey
@@ -109,6 +108,8 @@ class PresetModels:
                         model.publish()
 
     async def _make(self, key: ModelKey, content: ModelContent, version: ServedVersion, made: _PresetSet) -> None:
+        from rocserve.config.preprocess.models import preset_models  # Here: 6 ms of each start.
+
         definition, config = content.definition, version.config
         try:
             models = await asyncio.to_thread(

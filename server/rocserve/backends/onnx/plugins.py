@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,8 @@ class Plugin:
     @property
     def package(self) -> str:
         """The Python package and its version."""
+        from importlib.metadata import PackageNotFoundError, version  # Here: 8 ms of the zygote's start.
+
         name = self.module.replace("_", "-")
         with suppress(PackageNotFoundError):
             return f"{name} {version(name)}"

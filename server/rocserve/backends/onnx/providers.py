@@ -23,7 +23,6 @@ import onnxruntime
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.migraphx.compiling.recipe import changes_programs
-from rocserve.backends.onnx.distributions import installed_onnx_runtimes
 from rocserve.backends.onnx.external_weights import ExternalWeights
 from rocserve.backends.onnx.plugins import Plugin, gpu_devices, migraphx_library, openvino_devices, seen_devices
 from rocserve.backends.onnx.provider_options import (
@@ -206,6 +205,8 @@ def _without_missing(
             " it"
         )
     why = "; ".join(reasons)
+    from rocserve.backends.onnx.distributions import installed_onnx_runtimes  # Here: 8 ms of the zygote's start.
+
     runtimes = installed_onnx_runtimes()
     if problem := runtimes.problem:
         why = f"{why}; {runtimes.names}: {problem}; {runtimes.remedy}"
