@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 from rocserve.core.errors import ServeError
@@ -19,13 +20,21 @@ class PrivatePaths:
 
     def __init__(self, known: Iterable[Path] = ()) -> None:
         """`known`: the model repositories, and folders with files that clients may name."""
-        folders = {str(form) for folder in known for form in (folder.absolute(), folder.resolve())} - {"/"}
+        self._folders = {str(form) for folder in known for form in (folder.absolute(), folder.resolve())} - {"/"}
+
+    # The expressions are compiled at the first error, because several objects of the server's start have this one.
+
+    @cached_property
+    def _known(self) -> re.Pattern[str]:
         # Model files that had to be copied or generated are in <temporary>/rocserve-<purpose>-<random>/<model>.
         private = rf"{re.escape(tempfile.gettempdir())}/rocserve-[^/{_NO_PATH}]+"
-        known_forms = "|".join([*map(re.escape, sorted(folders, key=len, reverse=True)), private])
-        self._known = re.compile(rf"(?<![\w.-])(?:{known_forms})(?:/|(?![\w.-]))")
+        forms = "|".join([*map(re.escape, sorted(self._folders, key=len, reverse=True)), private])
+        return re.compile(rf"(?<![\w.-])(?:{forms})(?:/|(?![\w.-]))")
+
+    @cached_property
+    def _others(self) -> re.Pattern[str]:
         roots = "|".join(map(re.escape, sorted((entry.name for entry in Path("/").iterdir()), key=len, reverse=True)))
-        self._others = re.compile(rf"(?<![\w.-])/(?:{roots})/(?:[^/{_NO_PATH}]*/)*(?P<name>[^/{_NO_PATH}]*)")
+        return re.compile(rf"(?<![\w.-])/(?:{roots})/(?:[^/{_NO_PATH}]*/)*(?P<name>[^/{_NO_PATH}]*)")
 
     def hide(self, text: str) -> str:
         if "/" not in text:

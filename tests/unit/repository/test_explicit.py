@@ -16,11 +16,12 @@ import pytest
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.config.definition import ModelDefinition
+from rocserve.config.preprocess import models
 from rocserve.config.preprocess.generated import GeneratedModel
 from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.repository import scanner as scanner_file
-from rocserve.repository import served_presets, table
+from rocserve.repository import table
 from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import ControlMode
@@ -380,7 +381,7 @@ async def test_a_load_waits_for_the_preset_models_of_its_own_model_and_members_a
         files = {PurePosixPath("config.pbtxt"): text, PurePosixPath("1/model.onnx"): b"good"}
         return (GeneratedModel(f"{config.name}_image", files),)
 
-    monkeypatch.setattr(served_presets, "preset_models", made)
+    monkeypatch.setattr(models, "preset_models", made)
     folders.model("m", 1, more='parameters { key: "preprocess" value { string_value: "imagenet" } }')
     folders.model("other", 1)
     folders.ensemble("e", "m")
