@@ -34,6 +34,8 @@ class JobError(ServeError):
 
 @dataclass(frozen=True, slots=True)
 class JobOrder:
+    """A job for a child process."""
+
     context: str
     job: str
     """The job as JSON."""

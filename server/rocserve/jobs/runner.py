@@ -257,6 +257,8 @@ TEMPORARY_PREFIX = "rocserve-job-"
 
 @dataclass(frozen=True, slots=True)
 class JobEngine:
+    """The program that runs the jobs of an engine."""
+
     name: str
     child: str = "rocserve.jobs.child"
     """The module that the child process runs."""

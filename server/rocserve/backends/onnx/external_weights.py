@@ -26,6 +26,8 @@ from rocserve.core.errors import invalid_argument, unavailable
 
 @dataclass(frozen=True, slots=True)
 class ExternalWeights:
+    """The files with a model's weights, if they lie outside the model file."""
+
     files: Mapping[str, Path] = field(default_factory=dict)
     """File name in the model -> path; empty = all weights are in the model file."""
     in_memory: bool = True

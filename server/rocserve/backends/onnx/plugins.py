@@ -30,6 +30,8 @@ _PREFIX = "onnxruntime_ep_"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
+    """A package with an execution provider that ONNX Runtime loads as a plugin."""
+
     module: str
     provider: str
     """ONNX Runtime's name of the provider."""
@@ -124,6 +126,8 @@ def _described(device: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PluginReport:
+    """The devices that a plugin finds, or why it cannot be used."""
+
     package: str
     provider: str
     devices: tuple[str, ...] = ()
@@ -133,6 +137,8 @@ class PluginReport:
 
 @dataclass(frozen=True, slots=True)
 class PluginReports:
+    """The reports on all plugins that are installed."""
+
     plugins: tuple[PluginReport, ...] = ()
     seen: str = ""
     """See `seen_devices`."""

@@ -23,6 +23,8 @@ from rocserve.load_check.rows import Independence, RowsVerdict, check_rows
 
 @dataclass(frozen=True, slots=True)
 class OnnxReferenceResult:
+    """What a run of the reference found."""
+
     rows: RowsVerdict | None
     """None = the rows were not asked for, or ONNX Runtime cannot open the file."""
     cases: int

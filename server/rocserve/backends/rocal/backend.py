@@ -38,6 +38,8 @@ _WARM_UP_SIDE = 64
 
 @dataclass(eq=False)
 class RocalModel:
+    """A loaded pipeline with its engine."""
+
     _engine: BatchEngine
     _setup: EngineSetup
     _interface: Interface

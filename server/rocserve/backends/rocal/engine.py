@@ -33,6 +33,8 @@ call. Raises PixelsError if the result does not have the declared shape."""
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
+    """What an engine is made for."""
+
     model_name: str
     pipeline: Pipeline
     color_format: ColorFormat

@@ -63,6 +63,8 @@ class PixelsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
+    """An image from the decoder."""
+
     pixels: Pixels
     original_height: int
     """Height before the decoder scaled the image; of the upright image if the decoder applies EXIF."""
@@ -75,6 +77,8 @@ Part = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class Image:
+    """An image between two steps of a pipeline."""
+
     content: Pixels | Callable[[Part], Pixels]
     """The pixels from the top left, zeros if they end early; or a function that makes a part of them on first use."""
     extent: ResultExtent

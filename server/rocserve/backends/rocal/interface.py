@@ -36,6 +36,8 @@ _FLAG_DATATYPES = (DataType.BOOL, DataType.UINT8, DataType.INT32)
 
 @dataclass(frozen=True, slots=True)
 class ImageInput:
+    """The input with the images."""
+
     spec: TensorSpec
     """Encoded: BYTES [images] or [images, 1], UINT8 [length] (one image) or [images, length] (padded with zeros).
     Raw: UINT8 [height, width, channels] or [images, height, width, channels]; a single channel's dimension may be
@@ -59,6 +61,8 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True)
 class Output:
+    """An output of a pipeline."""
+
     name: str
     format: OutputFormat
     shape: tuple[int, ...]
@@ -67,6 +71,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
+    """The tensors of a model that runs a pipeline."""
+
     image: ImageInput
     outputs: tuple[Output, ...]
     holds_several: bool

@@ -110,6 +110,8 @@ _STEP_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """A step of a pipeline."""
+
     index: int
     call: Call
     """Flags that come from inputs have their defaults."""
@@ -149,6 +151,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
+    """A checked pipeline."""
+
     steps: tuple[Step | Measurement, ...]
     decoder: DecoderOptions
     inputs: tuple[str, ...]
@@ -280,6 +284,8 @@ class _StepReader:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
+    """Datatype and layout of a pipeline's output."""
+
     datatype: DataType
     """UINT8, FP32 or FP16; a measurement has its own."""
     layout: Layout

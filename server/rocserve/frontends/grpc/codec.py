@@ -55,6 +55,8 @@ LONGEST_REMEMBERED_HEAD = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ParsedHead:
+    """What many requests with equal heads share."""
+
     head: RequestHead
     sources: tuple[bytes | None, ...] | None
     """The data of each input: b"" for typed contents and shared memory, None if the input takes the next raw entry.
@@ -333,6 +335,8 @@ _ID_PREFIXES = tuple(length_prefix(_ID, length) for length in range(128))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _EncodedHead:
+    """The bytes that many responses share."""
+
     model: bytes
     """The fields before the id: name and version."""
     outputs: bytes

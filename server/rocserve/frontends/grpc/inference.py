@@ -232,6 +232,8 @@ class InferenceStream:
 
 @dataclass(slots=True, eq=False)
 class _StreamResponder(Cancellable):
+    """Sends the answers of a request on its stream."""
+
     _stream: InferenceStream
     _ticket: Ticket
     message: bytes

@@ -58,6 +58,8 @@ _BETWEEN_REQUESTS = (_NEXT_REQUEST, _FIRST_REQUEST)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
+    """The limits of HTTP connections."""
+
     head_seconds: float = 10.0
     """From the first byte of a request's head to its end; for the first request, from the beginning of the connection.
     The TLS handshake before it has the same time, and so has the rest of a body whose request has been answered."""

@@ -120,6 +120,8 @@ LONGEST_REMEMBERED_TEXT = 4096
 
 @dataclass(slots=True, eq=False)
 class InferText:
+    """The JSON of an inference request."""
+
     id: str
     inputs: list[InputHead]
     outputs: list[RequestedOutput]

@@ -58,6 +58,8 @@ def query_of(target: bytes) -> Mapping[str, Sequence[str]]:
 
 @dataclass(slots=True)
 class Response:
+    """An answer over HTTP."""
+
     status: int
     body: bytes
     content_type: str

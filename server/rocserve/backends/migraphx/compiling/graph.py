@@ -61,6 +61,8 @@ class GraphTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
+    """Inputs, outputs and weights of an ONNX file."""
+
     inputs: tuple[GraphTensor, ...]
     """The inputs that a run needs; inputs with a default are missing."""
     outputs: tuple[GraphTensor, ...]

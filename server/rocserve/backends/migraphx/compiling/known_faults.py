@@ -16,6 +16,8 @@ _FLOATS = frozenset((1, 10, 11, 16))
 
 @dataclass(frozen=True, slots=True)
 class KnownFault:
+    """An operator that versions of MIGraphX compute differently."""
+
     text: str
     """Follows the operator's name."""
     first: tuple[int, int]

@@ -49,6 +49,8 @@ class ProgramEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSource:
+    """The model file that a program is compiled from."""
+
     kind: SourceKind
     path: str
     """The file's path, which is not part of the key."""

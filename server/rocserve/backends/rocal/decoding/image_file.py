@@ -27,6 +27,8 @@ NOT_TURNED = 1
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
+    """What the head of an image file tells."""
+
     width: int
     """Width of the stored image in pixels, before the image is turned or scaled."""
     height: int

@@ -34,6 +34,8 @@ class ColorFormat(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
+    """How a pipeline's decoder treats images."""
+
     max_width: int = 1000
     """Limits of a decoded image in pixels, which is scaled to fit them; 0 = no limit."""
     max_height: int = 1000

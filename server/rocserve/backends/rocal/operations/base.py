@@ -167,6 +167,8 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """An operation with the values of its arguments."""
+
     operation: Operation
     values: Values
     arguments: Values

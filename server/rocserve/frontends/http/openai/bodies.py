@@ -23,6 +23,8 @@ MOST_TEXTS = 2048
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsBody:
+    """The body of a request for embeddings."""
+
     model: str
     texts: Sequence[str]
     ids: Sequence[Ids]
@@ -34,6 +36,8 @@ class EmbeddingsBody:
 
 @dataclass(frozen=True, slots=True)
 class RerankBody:
+    """The body of a request for a ranking."""
+
     model: str
     query: str
     documents: Sequence[str]

@@ -30,6 +30,8 @@ class TextOutput(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
+    """A model that OpenAI's API can serve."""
+
     config: ModelConfig
     output: TextOutput
     takes_ids: bool

@@ -28,6 +28,8 @@ MOST_REQUESTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PredictBody:
+    """The body of a predict request."""
+
     requests: Sequence[Sequence[Tensor]]
     """The inputs of each infer request that the body becomes."""
     instances: int | None
@@ -38,6 +40,8 @@ class PredictBody:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
+    """The values of an input in a body."""
+
     entry: InputConfig
     shape: tuple[int, ...]
     elements: Sequence[Any]
