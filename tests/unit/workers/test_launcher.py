@@ -208,6 +208,18 @@ async def test_an_import_that_ends_the_zygote_is_left_to_the_worker(
     assert caplog.text.count("has ended (exit status 3)") == 1
 
 
+@pytest.mark.long
+async def test_an_import_that_hangs_is_left_to_the_worker(preload: Preload, caplog: pytest.LogCaptureFixture) -> None:
+    workshop = preload(slow_module="__import__('time').sleep(600)\n")
+    await workshop.serving()
+    workshop.launcher.answer_seconds = 5.0
+    started = asyncio.create_task(facts_of(workshop, preload=("slow_module",)))
+    await until(lambda: "it is killed and restarted" in caplog.text)
+    workshop.launcher.answer_seconds = PATIENCE_SECONDS
+    assert (await started)["engine_forked"] == "True"
+    assert "the next zygote will not preload slow_module" in caplog.text
+
+
 async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
     workshop: Workshop, caplog: pytest.LogCaptureFixture
 ) -> None:
