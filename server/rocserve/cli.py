@@ -197,7 +197,6 @@ def _serve(options: argparse.Namespace, command: Sequence[str], signals: Signals
         return 2
 
     from rocserve.backends.registry import discover_backends
-    from rocserve.settings import ControlMode
     from rocserve.workers.launcher import WorkerLauncher
 
     for line in without_effect(options):
@@ -206,8 +205,8 @@ def _serve(options: argparse.Namespace, command: Sequence[str], signals: Signals
     # Created before the first child process, which would otherwise remain outside.
     workers_log = log.logger.getChild("workers")
     groups = _control_groups(workers_log) if settings.workers.control_groups else None
-    loads_models = settings.repository.control_mode is not ControlMode.EXPLICIT or settings.repository.load_models
-    expected = registry.expected_modules(settings.repository.roots) if loads_models else ()
+    # Also under explicit control, where the first load would wait for them.
+    expected = registry.expected_modules(settings.repository.roots)
     try:
         launcher = WorkerLauncher(expected, workers_log, settings.workers, groups)
     except ValueError as error:
