@@ -44,7 +44,7 @@ class BackendRegistry:
 
 def _names_of_files(repository: Path) -> Iterator[Sequence[str]]:
     """Return the names of the files in the repository, in its models and in their versions, folder by folder."""
-    for folder, folders, names in os.walk(repository):
+    for folder, folders, names in os.walk(repository, followlinks=True):
         if len(Path(folder).relative_to(repository).parts) == 2:
             folders.clear()
         yield names

@@ -32,3 +32,11 @@ def test_the_names_of_model_files_tell_what_the_zygote_will_import(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert set(discover_backends().expected_modules([tmp_path, tmp_path / "absent"])) == expected
+
+
+def test_a_model_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "1").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "1" / "model.py").touch()
+    (tmp_path / "repository").mkdir()
+    (tmp_path / "repository" / "a").symlink_to(tmp_path / "elsewhere")
+    assert set(discover_backends().expected_modules([tmp_path / "repository"])) == PYTHON
