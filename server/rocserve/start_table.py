@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from shlex import quote
 from textwrap import wrap
 from typing import TextIO
+from unicodedata import east_asian_width
 from urllib.parse import quote as quote_url
 
 from rocserve.core.datatypes import DataType
@@ -21,6 +23,8 @@ from rocserve.settings.unix_place import SCHEME
 
 _MOST_ROWS = 30
 """Rows that fit one screen. Of more models only those that are not ready have a row."""
+_READY = "READY"
+_HEADINGS = ("model", "version", "runs on", "inputs", "outputs", "state")
 
 
 def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO) -> None:
@@ -28,45 +32,57 @@ def print_table(entries: Iterable[IndexEntry], table: ServingTable, file: TextIO
     versions = {
         (model.name, str(number)): version for model in table.all_models for number, version in model.versions.items()
     }
-    loaded = [row for row in entries if row.state]
-    if not loaded:
-        return
-    # Here: rich takes 20 ms, which a server without models saves, and others spend after they are ready.
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column
-
-    from rocserve.verbs.printing import console_on, say, show
-    from rocserve.verbs.printing import table as tabulated
-
-    console = console_on(file)
-    between = "\n" if console.is_terminal else ", "
-    rows = loaded
+    rows = loaded = [row for row in entries if row.state]
     if len(loaded) > _MOST_ROWS:
-        rows = [row for row in loaded if row.state != "READY"]
-        say(console, f"{len(loaded)} versions of models, {len(loaded) - len(rows)} READY; rocserve status lists them")
+        rows = [row for row in loaded if row.state != _READY]
+        print(
+            f"{len(loaded)} versions of models, {len(loaded) - len(rows)} {_READY}; rocserve status lists them",
+            file=file,
+        )
         rows = rows[:_MOST_ROWS]
-    if rows:
-        columns = [
-            *(Column(name, overflow="fold", no_wrap=True) for name in ("model", "version")),
-            *(Column(name, overflow="fold") for name in ("runs on", "inputs", "outputs")),
-            Column("state", overflow="fold", no_wrap=True),
-        ]
-        cells = [
-            # A longer name is folded, to leave room for the tensors.
-            (
-                "\n".join(wrap(row.name, max(1, console.width // 4))),
-                *_cells(row, versions.get((row.name, row.version)), between),
-            )
-            for row in rows
-        ]
-        made = tabulated("", columns, cells, box=SIMPLE_HEAD if console.is_terminal else None)
-        show(console, made, is_folded=True)
+    if not rows:
+        return
+    # FORCE_COLOR asks for a terminal's table in a file.
+    is_terminal = file.isatty() or bool(os.environ.get("FORCE_COLOR"))
+    between = "\n" if is_terminal else ", "
+    cells = [(row.name, *_cells(row, versions.get((row.name, row.version)), between)) for row in rows]
+    if is_terminal:
+        _print_folded(cells, file)
+    else:
+        _print_lines(cells, file)
     for row in rows:
         if row.reason:
             name = f"{row.name} {row.version}".rstrip()
-            say(console, f"{name}: {printable(row.reason)}")
-    if rows:
-        say(console)
+            print(f"{name}: {printable(row.reason)}", file=file)
+    print(file=file)
+
+
+def _print_lines(rows: Sequence[Sequence[str]], file: TextIO) -> None:
+    """Print one line for each row."""
+    lines = [_HEADINGS, *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell + " " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True))
+        print("  ".join(cells).rstrip(), file=file)
+
+
+def _width(text: str) -> int:
+    return len(text) if text.isascii() else sum(2 if east_asian_width(one) in "WF" else 1 for one in text)
+
+
+def _print_folded(rows: Sequence[Sequence[str]], file: TextIO) -> None:
+    """Print a table that is folded to the width of the terminal."""
+    # Here: rich takes 50 ms, which services save, whose output is not a terminal.
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column
+
+    from rocserve.verbs.printing import console_on, show, table
+
+    console = console_on(file)
+    columns = [Column(name, overflow="fold", no_wrap=name in ("model", "version", "state")) for name in _HEADINGS]
+    # A longer name is folded, to leave room for the tensors.
+    folded = [("\n".join(wrap(name, max(1, console.width // 4))), *others) for name, *others in rows]
+    show(console, table("", columns, folded, box=SIMPLE_HEAD), is_folded=True)
 
 
 def print_way_to_first_model(

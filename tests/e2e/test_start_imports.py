@@ -27,9 +27,11 @@ def libraries(server: RocserveProcess) -> set[str]:
     return parts & {"numpy", "onnxruntime", "cv2", "google", "grpc", "torch"}
 
 
+PROGRAM = ("-X", "importtime", "-m", "rocserve.cli")
+
+
 def test_a_server_imports_nothing_before_it_is_needed(repository: Path, tmp_path: Path) -> None:
-    program = ("-X", "importtime", "-m", "rocserve.cli")
-    with RocserveProcess([repository], "--repository-poll-secs=1", log=tmp_path / "log", program=program) as server:
+    with RocserveProcess([repository], "--repository-poll-secs=1", log=tmp_path / "log", program=PROGRAM) as server:
         server.wait_until_ready()
         wait_until(lambda: "There is no model yet" in server.printed)
         modules = imported(server.log_text)
@@ -47,6 +49,8 @@ def test_a_server_imports_nothing_before_it_is_needed(repository: Path, tmp_path
 
 def test_the_zygote_imports_the_engines_of_the_models_that_are_there(repository: Path, tmp_path: Path) -> None:
     drop(repository, "plus_one", add_constant(1.0))
-    with RocserveProcess([repository], log=tmp_path / "log") as server:
+    with RocserveProcess([repository], log=tmp_path / "log", program=PROGRAM) as server:
         server.wait_until_ready()
+        wait_until(lambda: "plus_one" in server.printed)
+        assert "rich" not in imported(server.log_text)
         assert libraries(server) == {"numpy", "onnxruntime"}

@@ -42,6 +42,16 @@ def test_few_models_have_a_row_each() -> None:
     assert lines[0].split() == ["model", "version", "runs", "on", "inputs", "outputs", "state"]
 
 
+def test_in_a_file_each_model_has_one_line_in_columns() -> None:
+    long, wide = IndexEntry("m" * 60, "1", "READY", ""), IndexEntry("\u6a21\u578b\n", "12", "UNAVAILABLE", "")
+    assert printed(long, wide) == [
+        "model" + " " * 57 + "version  runs on  inputs  outputs  state",
+        "m" * 60 + "  1" + " " * 34 + "READY",
+        "\u6a21\u578b\\n" + " " * 56 + "12" + " " * 33 + "UNAVAILABLE",
+        "",
+    ]
+
+
 def test_names_and_states_are_not_broken_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "60")
