@@ -202,7 +202,7 @@ async def test_a_request_that_ends_its_worker_harms_none_that_had_not_begun(
         await models.ask("m", [[1]]).done()
     (pid,) = version.worker_pids
     stop(pid)
-    # What has a batch of its own is grouped: with batching, unlike shapes.
+    # Requests that share no batch are grouped: with batching, those of unlike shapes.
     values = [[float(number)] * (number if more else 1) for number in range(1, 13)]
     values[5] = [-1.0] * len(values[5])
     asked = [models.ask("m", [value]) for value in values]
