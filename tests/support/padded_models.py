@@ -253,6 +253,14 @@ REFUSED: Mapping[str, Padded] = {
         )
     ),
     "mean": Padded(lambda: _attention(_MASK, _POOLED, _MEAN, ", int64[N, T] mask")),
+    "mean, if a value is above a number": Padded(
+        lambda: model(
+            """g (float[N, T, 4] x) => (float[N, T, 4] y) {
+                m = ReduceMax<axes = [1, 2], keepdims = 1>(x) g = Greater(m, limit) f = Cast<to = 1>(g)
+                a = ReduceMean<axes = [1], keepdims = 1>(x) p = Mul(f, a) y = Add(x, p) }""",
+            limit=np.array(1000, _T),
+        )
+    ),
     "mask in the mean alone": Padded(lambda: _attention(_NOTHING, _POOLED, _MASKED_MEAN, ", int64[N, T] mask")),
     "mask that hides with 1, as nobody knew": Padded(
         lambda: _attention(_MASK_OF_ONES, _STEPS, _ALL, ", int64[N, T] mask"), written=frozenset({"mask"})

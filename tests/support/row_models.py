@@ -367,6 +367,13 @@ DEPENDENT: Mapping[str, Make] = {
         zero=np.array(0),
         two=np.array(2),
     ),
+    "a number of rows that eight divides": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            s = Shape(x) n = Gather(s, zero) m = Mod(n, eight) q = Equal(m, zero)
+            f = Cast<to = 1>(q) y = Add(x, f) }""",
+        zero=np.array(0),
+        eight=np.array(8),
+    ),
     "another sign with a special id in any row": lambda: model(
         """g (int64[N, 6] x) => (float[N, 4] y) {
             e = Gather(table, x) s = ReduceSum<keepdims = 0>(e, one) q = Equal(x, special) i = Cast<to = 7>(q)

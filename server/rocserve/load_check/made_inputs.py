@@ -57,6 +57,7 @@ class InputMaker:
         self._seed = seed
         self._are_requests = are_requests
         self.levels = facts.levels
+        self._thresholds = facts.thresholds
         self._words = facts.words or ("cat", "the dog sat", "Rome", "1", "stocks fell on monday", "2.5", "Oslo", "red")
         self.ends = {given.name: end for given in inputs if (end := given.end or facts.ends.get(given.name))}
         """Input -> exclusive end of its values, if the model defines it."""
@@ -98,6 +99,17 @@ class InputMaker:
             if given.least <= value < recipe.ends.get(given.name, 0)
         }
         return {**changed_floats(row, lambda values: np.full_like(values, value)), **filled}
+
+    def beyond_thresholds(self, recipe: Recipe, row: Feed) -> Mapping[str, dict[str, Array]]:
+        """Return rows beyond the numbers that the model compares something with, by kind."""
+        result = {}
+        for threshold in self._thresholds:
+            step = max(1.0, abs(threshold))
+            result[f"above {threshold:g}"] = self.filled(recipe, row, threshold + step)
+            result[f"below {threshold:g}"] = self.filled(recipe, row, threshold - step)
+            if threshold.is_integer() and not has_floats(row):
+                result[f"equal to {threshold:g}"] = self.filled(recipe, row, threshold)
+        return result
 
     def quiet(self, row: Feed) -> dict[str, Array]:
         """Return the row with small numbers, and nothing true."""

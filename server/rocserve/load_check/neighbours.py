@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.made_inputs import InputMaker, Recipe, changed_floats, has_floats
 from rocserve.load_check.tensors import Array, Feed
 
@@ -49,13 +48,13 @@ class Group:
 
 
 def groups(
-    maker: InputMaker, recipe: Recipe, facts: GraphFacts, two: Sequence[Feed], says_little: bool, most_rows: float
+    maker: InputMaker, recipe: Recipe, two: Sequence[Feed], says_little: bool, most_rows: float
 ) -> Iterator[Group]:
     """Yield the groups, the most effective first. `says_little`: no output is a float. `most_rows`: rows that a batch
     may have."""
     a, b = two
     c, d = (maker.row(recipe, name) for name in "cd")
-    neighbours = _neighbours(maker, recipe, facts, a, d)
+    neighbours = _neighbours(maker, recipe, a, d)
     if most_rows == 2:
         yield from _pairs(maker, recipe, neighbours, (a, c, d), says_little)
     else:
@@ -109,7 +108,7 @@ def _shared(maker: InputMaker, row: Feed) -> Feed:
     return {given.name: row[given.name] for given in maker.inputs if not given.has_rows}
 
 
-def _neighbours(maker: InputMaker, recipe: Recipe, facts: GraphFacts, a: Feed, d: Feed) -> Mapping[str, Feed]:
+def _neighbours(maker: InputMaker, recipe: Recipe, a: Feed, d: Feed) -> Mapping[str, Feed]:
     """Return the neighbours of row a, by kind."""
     # Of one sign, so that a sum or an extreme of the batch exceeds any threshold in that direction.
     result: dict[str, Feed] = {"large": _large(d, _LARGEST), "large and negative": _large(d, -_LARGE)}
@@ -120,12 +119,7 @@ def _neighbours(maker: InputMaker, recipe: Recipe, facts: GraphFacts, a: Feed, d
         result["first ids"] = ids
     if (hidden := maker.hidden(recipe, d)) is not None:
         result["half hidden"] = hidden
-    for threshold in facts.thresholds:
-        step = max(1.0, abs(threshold))
-        result[f"above {threshold:g}"] = maker.filled(recipe, d, threshold + step)
-        result[f"below {threshold:g}"] = maker.filled(recipe, d, threshold - step)
-        if threshold.is_integer() and not has_floats(d):
-            result[f"equal to {threshold:g}"] = maker.filled(recipe, d, threshold)
+    result |= maker.beyond_thresholds(recipe, d)
     rows = {kind: {**row, **_shared(maker, d)} for kind, row in result.items()}
     return {kind: row for kind, row in rows.items() if _differ(row, d)}
 

@@ -38,6 +38,8 @@ _TRIES = 10
 """Further rows that are tried if outputs are equal, or the same number everywhere."""
 _MOST_ROWS = 128
 """Rows of the largest batch that is tried because the model compares something with a number."""
+_ROUND = 64
+"""Rows of a batch that most divisors of numbers of rows divide, and in which kernels take their widest ways."""
 _DEPENDENT = "rows depend on each other: {}"
 _NOT_CHECKED = "not checked: {}; give warm-up samples or check.npz"
 
@@ -177,7 +179,7 @@ class _RowsCheck:
         says_little = all(values.dtype.kind != "f" for one in alone for values in one.values())
         most = self._most_rows()
         first: _Ran | None = None
-        for number, group in enumerate(groups(self._maker, found.recipe, self._facts, two, says_little, most)):
+        for number, group in enumerate(groups(self._maker, found.recipe, two, says_little, most)):
             neighbours = iter(group.neighbours.items())
             first = self._first(group, neighbours, first)
             if first is None:
@@ -231,10 +233,14 @@ class _RowsCheck:
         return ([one, other], [alone, other_alone]), are_telling
 
     def _telling_sizes(self) -> Sequence[int]:
-        """Return sizes of batches above a number that the model compares something with: perhaps its rows."""
+        """Return sizes of batches above a number that the model compares something with: perhaps its rows; and a round
+        one, unless it takes longer than 0.1 s."""
         if self._fixed_rows:
             return ()
-        return [int(one) + 1 for one in self._facts.thresholds if one.is_integer() and _ROWS <= one < _MOST_ROWS]
+        usual = [_ROUND] if self._trials.fastest_row * _ROUND <= 0.1 else []
+        return usual + [
+            int(one) + 1 for one in self._facts.thresholds if one.is_integer() and _ROWS <= one < _MOST_ROWS
+        ]
 
     def _compare_alone(self, alone: Sequence[Feed], together: Feed, found: Found) -> None:
         """Compare rows alone and in a batch. Raises _Decided if they are far apart."""

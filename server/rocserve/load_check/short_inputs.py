@@ -98,6 +98,8 @@ class ShortInputs:
             changed["negative"] = changed_floats(usual, lambda values: -np.abs(values))
             # Squares of larger values overflow in half precision.
             changed["large"] = changed_floats(usual, lambda values: np.abs(values) * values.dtype.type(30.0))
+        beyond = self._maker.beyond_thresholds(self._recipe, usual)
+        changed |= {kind: row for kind, row in beyond.items() if not self._is_hidden_by_value(row)}
         changed["largest ids"] = self._maker.largest_ids(self._recipe, usual)
         changed["first ids"] = self._maker.first_ids(self._recipe, usual)
         # Masks stay unchanged: with everything hidden, an answer may be anything.
@@ -105,6 +107,10 @@ class ShortInputs:
         yield from ((kind, {**row, **hiding}) for kind, row in changed.items() if row is not None)
         if min(lengths) > 1 and (hidden := self._hidden(usual, [length // 2 for length in lengths])) is not None:
             yield "half hidden", hidden
+
+    def _is_hidden_by_value(self, row: Feed) -> bool:
+        """Return whether an input is as if everything were added."""
+        return any((row[name] == self._buckets.value(name)).all() for name in self._buckets.inputs)
 
     def negated(self, row: Feed) -> Feed:
         return {**changed_floats(row, lambda values: -values), **{name: row[name] for name in self._hiding}}

@@ -18,6 +18,7 @@ from rocserve.load_check.tensors import ROWS, Array, CheckedInput, Feed, Run
 _LINEAR = INDEPENDENT["linear"]
 _NEED_MORE_RUNS = {
     "another branch above eight rows",
+    "a number of rows that eight divides",
     "a row far behind",
     "cut at five times the mean of all",
     "missing values from other rows",
