@@ -37,7 +37,9 @@ def test_a_server_imports_nothing_before_it_is_needed(repository: Path, tmp_path
         server.wait_until_ready()
         wait_until(lambda: "There is no model yet" in server.printed)
         # What Python itself imports in this environment, for example by .pth files.
-        bare = subprocess.run([sys.executable, "-X", "importtime", "-c", ""], capture_output=True, text=True, check=True)
+        bare = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", ""], capture_output=True, text=True, check=True
+        )
         modules = imported(server.log_text) - imported(bare.stderr)
         packages = {name.partition(".")[0] for name in modules} & packages_distributions().keys()
         # grpc imports its other packages, which are empty, if they are installed.
