@@ -2,8 +2,8 @@
 
 Each end owns a file that the other end maps to read. The file holds the end's words and its rings. The words are how
 much it has posted on each of its rings, how much it has taken from each of the other end's, which of its threads sleep,
-and how far a worker is with the group that it runs. A writer stores entries, then its word; a reader copies entries,
-then stores its word. All words are aligned 64-bit stores. x86 keeps their order; other processors need a fence.
+and how far a worker was with its last group. A writer stores entries, then its word; a reader copies entries, then
+stores its word. All words are aligned 64-bit stores. x86 keeps their order; other processors need a fence.
 
 An end trusts the other end only with the content of entries. Impossible numbers raise LinkBroken.
 """
@@ -31,6 +31,9 @@ def _word(kind: int, number: int) -> int:
 
 
 _POSTED, _TAKEN, _ASLEEP, _BEGUN = range(4)
+
+BEGUN_BITS = 16
+"""See `LinkEnd.own_begun_word`."""
 
 
 class LinkBroken(Exception):
@@ -160,7 +163,8 @@ class LinkEnd:
         return self._other_words[at : at + 1]
 
     def own_begun_word(self) -> memoryview:
-        """Return the word in which a worker counts the requests of a group that have begun to run; 0 between groups."""
+        """Return the word in which a worker keeps how many requests of its last group have begun to run; from bit
+        BEGUN_BITS on it has the batch's number, so that it is never read for another group."""
         at = _word(_BEGUN, 0)
         return self._own_words[at : at + 1]
 

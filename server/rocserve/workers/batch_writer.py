@@ -28,6 +28,7 @@ class SentBatch:
 
     id: int
     entry: bytes
+    is_grouped: bool
     sizes: tuple[int, ...]
     on_outcome: Callable[[BatchOutcome], None]
     slot: Slot
@@ -123,7 +124,7 @@ class BatchWriter:
         if nbytes < start:
             table.append(bytes(start - nbytes))
         later = fill(view, [*table, *pieces], COPIED_AT_ONCE)
-        return SentBatch(batch_id, entry, tuple(sizes), on_outcome, slot, placed, view, later)
+        return SentBatch(batch_id, entry, is_grouped, tuple(sizes), on_outcome, slot, placed, view, later)
 
     def _named(self, data: ScatteredTensors) -> dict[int, bytes]:
         """Return the entries of the inputs that the worker may read in other workers' heaps, by the inputs' indices."""

@@ -21,7 +21,7 @@ from rocserve.links import entries
 from rocserve.links.entries import ENTRY, LONGEST_TEXT, post_returns
 from rocserve.links.files import PassedFiles
 from rocserve.links.opening import POLL_SECONDS, RETURNS, SERVER_RINGS, WORK, WORKER_RINGS, offer
-from rocserve.links.rings import LinkBroken, RingReader, RingWriter
+from rocserve.links.rings import BEGUN_BITS, LinkBroken, RingReader, RingWriter
 from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import Heap, SharedHeap, Slot, copy_in_steps
 from rocserve.plane.loop import Alarm, PlaneLoop
@@ -300,7 +300,8 @@ class Instance:
 
     def end(self, error: ServeError) -> None:
         """Finish after the worker has ended. Batches that it has answered are reported as usual. Batches that were in
-        the engine fail with `error`, of a group only what had begun; later batches fail with WorkerGone. Memory is
+        the engine fail with `error`, of a group only what had begun; later batches fail with WorkerGone. The last batch
+        is reported first, so that the requests of all can return to the front of a queue in their order. Memory is
         freed as outcomes are released."""
         self.take_mail()
         self._stop_listening()
@@ -311,12 +312,19 @@ class Instance:
         for one in self._back_sockets:
             one.close()
         sent, self._sent = self._sent, {}
-        # The worker begins and answers batches in their order, so only the first ones can have been in the engine.
-        for place, batch in enumerate(sent.values()):
-            now = time.monotonic_ns()
-            was_inside = place < self.batches_at_once and batch.posted and self._work.is_taken(batch.posted)
+        group, begun = divmod(self._link.other_begun_word()[0], 1 << BEGUN_BITS)
+        now = time.monotonic_ns()
+        ended: list[tuple[SentBatch, BatchOutcome]] = []
+        # The worker begins and answers batches in their order, so only the first ones can have been in the engine, and
+        # none after a group, which runs alone.
+        may_be_inside = self.batches_at_once
+        for batch in sent.values():
+            was_inside = may_be_inside > 0 and batch.posted and self._work.is_taken(batch.posted)
+            may_be_inside = 0 if batch.is_grouped else may_be_inside - 1
             outcome = BatchOutcome(error if was_inside else WorkerGone(self._gone_text), (now, now, now))
-            outcome.begun = self._link.other_begun_word()[0]
+            outcome.begun = begun if batch.id == group else 0
+            ended.append((batch, outcome))
+        for batch, outcome in reversed(ended):
             self.call_guarded(batch.on_outcome, outcome)
         self._end_exchanges(error)
         self._reader.close(is_last=True)

@@ -255,7 +255,7 @@ class TensorExecutor:
         """Run each request separately, so that a failure affects only one."""
         results: list[OutgoingResult] = []
         kept: list[object] = []
-        for request in self._end.one_by_one(received.requests):
+        for request in self._end.one_by_one(received, received.requests):
             try:
                 kept += self._free[0].run_one(request, results)
             except BaseException as error:
@@ -396,7 +396,7 @@ class RequestService(ModelService):
             requests = [self._request(request, responders) for request in received.requests]
             input_end = output_start = time.monotonic_ns()
             answers = (
-                [*map(self._run_grouped, self._end.one_by_one(requests))]
+                [*map(self._run_grouped, self._end.one_by_one(received, requests))]
                 if received.is_grouped
                 else self._run(requests)
             )

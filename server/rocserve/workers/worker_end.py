@@ -22,7 +22,7 @@ from rocserve.links import entries
 from rocserve.links.entries import BATCH_ENTRY, ENTRY, LONGEST_TEXT, REQUEST, data_start
 from rocserve.links.files import ReceivedFiles
 from rocserve.links.opening import BACK, POLL_SECONDS, RETURNS, SERVER_RINGS, WORK, WORKER_RINGS, accept
-from rocserve.links.rings import ENTRY_BYTES, RingReader
+from rocserve.links.rings import BEGUN_BITS, ENTRY_BYTES, RingReader
 from rocserve.links.tensors import Layout, TensorSender, error_bytes
 from rocserve.plane.doorbell import SocketSleeper
 from rocserve.plane.freed_memory import WORTH_BYTES, FreedMemory
@@ -251,10 +251,10 @@ class WorkerEnd:
             if not self.files.take(self._connection, flags=0):
                 raise ServerGone
 
-    def one_by_one(self, requests: Iterable[_Request]) -> Iterator[_Request]:
+    def one_by_one(self, group: ReceivedBatch, requests: Iterable[_Request]) -> Iterator[_Request]:
         """Yield the requests of a group, each when it begins to run: if it ends the worker, those after it may run
-        elsewhere. `finish` ends the group."""
-        for number, request in enumerate(requests, 1):
+        elsewhere."""
+        for number, request in enumerate(requests, group.id << BEGUN_BITS | 1):
             self._begun[0] = number
             yield request
 
@@ -382,8 +382,6 @@ class WorkerEnd:
                     begin += one.nbytes
                 entries.RESULTS_HEADER.pack_into(view, 0, count, *times, time.monotonic_ns())
                 self.post(ENTRY.pack(entries.DONE, 0, 0, 0, batch.id, place, end))
-                # Only now, or the server might think that none of the batch has run.
-                self._begun[0] = 0
             finally:
                 for one in results:
                     if one.layout is not None:

@@ -111,12 +111,11 @@ def test_what_was_dropped_does_not_come_back_from_a_dead_worker(bench) -> None:
 
 def test_grouped_requests_keep_deadlines_of_those_that_have_not_begun(make_bench) -> None:
     bench = make_bench(width=2)
-    for _ in range(40):
-        bench.submit(0.0)
-    bench.finish_all()
+    bench.warm_up(rows=1)
     bench.executions.clear()
-    running = bench.submit(1.0)
-    ahead = [bench.submit(2.0, timeout=30_000) for _ in range(4)]
+    running, *ahead = bench.loop.turning(lambda: [bench._submit(1.0, timeout=30_000) for _ in range(5)])()
+    (group,) = bench.executions
+    assert group.is_grouped
     for answer in ahead:
         assert answer.done.wait(PATIENCE_SECONDS)
         assert answer.error.text == "Request timeout expired"

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 
 import numpy as np
 import pytest
 from support.instance_peer import HEAD, Peer, done
 from support.outputs import tensors_of
 from support.waiting import PATIENCE_SECONDS, until, wait_until
-from support.workers import batch_input, execute, on_plane, open_descriptors
+from support.workers import add_sub_inputs, batch_input, execute, members_of, on_plane, open_descriptors
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, internal
@@ -115,8 +116,8 @@ def test_an_answer_just_before_the_end_counts(peer: Peer) -> None:
     peer.socket.close()
     peer.end()
     assert [outcome.error is None for outcome in peer.outcomes] == [True, False, False]
-    assert peer.outcomes[1].error is not None and peer.outcomes[1].error.text == "it is over"
-    assert isinstance(peer.outcomes[2].error, WorkerGone)  # It was not in the engine yet.
+    assert isinstance(peer.outcomes[1].error, WorkerGone)  # The third was not in the engine yet.
+    assert peer.outcomes[2].error is not None and peer.outcomes[2].error.text == "it is over"
     assert tensors_of(peer.outcomes[0].outputs_of(0))[0].shape == (1, 16)
     peer.release()
 
@@ -133,12 +134,63 @@ def test_what_the_worker_had_not_taken_may_run_elsewhere(peer: Peer, taken: int,
     for _ in range(3 - taken):
         peer.send()
     peer.end(internal("killed by signal 9"))
-    errors = [outcome.error for outcome in peer.outcomes]
+    errors = [outcome.error for outcome in reversed(peer.outcomes)]
     assert len(errors) == 3
     for _ in range(min(taken, at_once)):
         inside = errors.pop(0)
         assert inside is not None and not isinstance(inside, WorkerGone) and inside.text == "killed by signal 9"
     assert all(isinstance(error, WorkerGone) for error in errors)
+
+
+def _send_group(peer: Peer, size: int = 3) -> None:
+    peer.submit(members_of(add_sub_inputs(), ("SUM",), (1,)) * size, is_grouped=True)
+
+
+def _begin(peer: Peer, group: ReceivedBatch, count: int) -> None:
+    """Begin to run so many requests of a group."""
+    assert group.is_grouped
+    assert len([*islice(peer.end_of_worker.one_by_one(group, group.requests), count)]) == count
+
+
+def _ends(peer: Peer) -> list[tuple[bool, int | None]]:
+    """Of each outcome, in the order of sending: whether its batch may run elsewhere, and how much of it has begun."""
+    return [(isinstance(outcome.error, WorkerGone), outcome.begun) for outcome in reversed(peer.outcomes)]
+
+
+def test_what_waits_behind_a_group_has_not_begun_though_the_engine_takes_two_batches_at_once(peer: Peer) -> None:
+    peer.instance.batches_at_once = 2
+    _send_group(peer)
+    peer.send()
+    _begin(peer, peer.take(), 2)
+    peer.end()
+    assert _ends(peer) == [(False, 2), (True, 0)]
+
+
+@pytest.mark.parametrize("begins", [0, 1])
+def test_a_group_behind_another_has_begun_as_far_as_it_has_itself(peer: Peer, begins: int) -> None:
+    peer.instance.batches_at_once = 2
+    for _ in range(2):
+        _send_group(peer)
+    first, second = peer.take(), peer.take()
+    _begin(peer, first, 3)
+    if begins:
+        peer.finish(first, *[peer.result(bytes(64)) for _ in range(3)])
+        assert peer.arrived.acquire(timeout=PATIENCE_SECONDS)
+        peer.outcomes.clear()
+        _begin(peer, second, begins)
+    peer.end()
+    assert [begun for _, begun in _ends(peer)] == ([1] if begins else [3, 0])
+
+
+def test_a_group_that_ran_and_could_not_be_reported_does_not_run_again(peer: Peer) -> None:
+    """The worker was told to end while its ring was full."""
+    _send_group(peer)
+    group = peer.take()
+    _begin(peer, group, 3)
+    peer.end_of_worker.post = lambda mail: None  # type: ignore[method-assign]
+    peer.finish(group, *[peer.result(bytes(64)) for _ in range(3)])
+    peer.end()
+    assert _ends(peer) == [(False, 3)]
 
 
 def test_when_the_other_end_is_closed_what_it_did_not_take_may_run_elsewhere(peer: Peer) -> None:
