@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rocserve.core.exchange import Exchange
 from rocserve.core.requests import InferRequest
@@ -31,7 +31,7 @@ class InstancePool:
         """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken; never with
         a limiter. `limited`: the limiter's record of the version, which nothing uses without a limiter."""
         self.in_flight: dict[Instance, deque[FormedBatch]] = {}
-        """Instance -> its batches: the first is in the engine, the others were sent ahead."""
+        """Instance -> its batches: the first `batches_at_once` are in the engine, the others were sent ahead."""
         self._used: set[Instance] = set()
         self._times = times
         self._last_begin_ns = 0
@@ -150,29 +150,36 @@ class InstancePool:
         if self.limiter is not None and not batches and instance in self._limited.instances:
             self.limiter.release(self._limited.instances[instance], has_run=True)
 
-    # Requests that were sent ahead and have not begun to run
+    # Requests that instances have, and that have not begun to run
 
     def waiting(self) -> Iterator[InferRequest]:
         """Yield the requests that, to the server's knowledge, wait in workers. Safe on any thread."""
         # Copies, each made in one step, because the data plane changes these meanwhile.
-        for batches in tuple(self.in_flight.values()):
-            for place, batch in enumerate(tuple(batches)):
-                yield from _waiting_of(batch, place)
+        for instance, batches in tuple(self.in_flight.items()):
+            for _, waiting in _waiting(instance, tuple(batches)):
+                yield from waiting
 
     def batch_ahead(self, request: InferRequest) -> FormedBatch | None:
-        """Return the batch with which a request waits in a worker, sent ahead; None if it does not wait there."""
-        for batches in self.in_flight.values():
-            for place, batch in enumerate(batches):
-                if any(waiting is request for waiting in _waiting_of(batch, place)):
+        """Return the batch with which a request waits in a worker, sent ahead or in a group behind others; None if it
+        does not wait there."""
+        for instance, batches in self.in_flight.items():
+            for batch, waiting in _waiting(instance, batches):
+                if any(one is request for one in waiting):
                     return batch
         return None
 
 
-def _waiting_of(batch: FormedBatch, place: int) -> Iterator[InferRequest]:
-    if place == 0 and not batch.is_grouped:
-        return
-    # Of the grouped requests in the engine at least the first has begun to run.
-    begun = batch.requests[0] if place == 0 else None
-    for request in batch.running:
-        if request is not begun:
-            yield request
+def _waiting(
+    instance: Instance, batches: Iterable[FormedBatch]
+) -> Iterator[tuple[FormedBatch, Sequence[InferRequest]]]:
+    """Yield the batches of an instance, with the requests that, to the server's knowledge, have not begun to run."""
+    begins = instance.batches_at_once
+    for batch in batches:
+        if begins <= 0:
+            yield batch, batch.running
+        elif batch.is_grouped:
+            # At least the first has begun. A group runs alone.
+            first = batch.requests[0]
+            yield batch, [request for request in batch.running if request is not first]
+            begins = 0
+        begins -= 1

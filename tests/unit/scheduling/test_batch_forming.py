@@ -94,7 +94,7 @@ def test_an_engine_that_takes_two_batches_at_once_is_given_the_second_before_the
         bench.submit(1.0)
     assert [execution.request_sizes for execution in bench.executions] == [(1,), (1,)]
     bench.executions[0].finish()
-    assert bench.executions[2].request_sizes == (1, 1) and bench.scheduler.waiting == 2
+    assert bench.executions[2].request_sizes == (1, 1) and bench.scheduler.waiting == 0
 
 
 def test_what_may_still_grow_waits_for_the_instance_that_is_about_to_be_done(make_bench, monkeypatch):

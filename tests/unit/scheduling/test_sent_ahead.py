@@ -56,6 +56,19 @@ def test_one_that_has_begun_since_is_left_to_its_end(bench) -> None:
     assert begun.number == 4.0
 
 
+def test_what_an_engine_runs_at_the_same_time_has_begun(bench) -> None:
+    bench.instances[0].batches_at_once = 2
+    bench.submit(1.0, 8)
+    begun = bench.submit(2.0, 8, timeout=20_000)
+    doomed = bench.submit(3.0, 8, timeout=20_000)
+    assert len(bench.executions) == 3
+    assert bench.scheduler.waiting == 1
+    assert doomed.done.wait(PATIENCE_SECONDS)
+    assert not begun.done.is_set()
+    bench.executions[1].finish()
+    assert begun.number == 4.0
+
+
 def test_its_company_is_answered(bench) -> None:
     bench.submit(1.0, 8)
     # One waits in the queue until the second completes a full batch.
