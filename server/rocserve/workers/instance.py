@@ -78,6 +78,8 @@ class Instance:
         self.closed = self.has_ended = self.has_answered = self._is_listening = False
         self.batches_at_once = 1
         """Batches that the engine may run at the same time; further ones wait in the worker."""
+        self._goes_on_unread = False
+        """The worker may have run, and answered, all batches that it has taken: its messages were no longer read."""
         self._gone_text = f"the worker of model '{self._model_name}' has ended"
         self._sent: dict[int, SentBatch] = {}
         """By id, in the order of sending, which is also the order of running."""
@@ -200,7 +202,7 @@ class Instance:
         # Messages that the worker posted before its end are still there.
         self.take_mail()
         if not is_open:
-            self.break_off("it closed its socket")
+            self.break_off("it closed its socket", goes_on=False)
 
     @property
     def must_answer(self) -> bool:
@@ -280,10 +282,12 @@ class Instance:
     def _break_off_for(self, error: Exception) -> None:
         self.break_off(f"it sent an invalid message: {str(error)[:LONGEST_TEXT]}")
 
-    def break_off(self, reason: str) -> None:
-        """Stop talking to a worker that sends invalid messages, reads none, or has closed its socket."""
+    def break_off(self, reason: str, goes_on: bool = True) -> None:
+        """Stop talking to a worker that sends invalid messages, reads none, or has closed its socket. `goes_on`: until
+        it is killed, it may run batches."""
         self.closed = self.has_ended = True
         if self._stop_listening():
+            self._goes_on_unread = goes_on
             self._on_broken(self, reason)
 
     def _stop_listening(self) -> bool:
@@ -319,10 +323,12 @@ class Instance:
         # none after a group, which runs alone.
         may_be_inside = self.batches_at_once
         for batch in sent.values():
-            was_inside = may_be_inside > 0 and batch.posted and self._work.is_taken(batch.posted)
+            is_taken = batch.posted > 0 and self._work.is_taken(batch.posted)
+            was_inside = is_taken and (may_be_inside > 0 or self._goes_on_unread)
             may_be_inside = 0 if batch.is_grouped else may_be_inside - 1
             outcome = BatchOutcome(error if was_inside else WorkerGone(self._gone_text), (now, now, now))
-            outcome.begun = begun if batch.id == group else 0
+            # If a later group has begun, this one has run.
+            outcome.begun = begun if batch.id == group else len(batch.sizes) if group > batch.id else 0
             ended.append((batch, outcome))
         for batch, outcome in reversed(ended):
             self.call_guarded(batch.on_outcome, outcome)

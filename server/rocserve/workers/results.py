@@ -53,7 +53,8 @@ class BatchOutcome:
         # time.monotonic_ns() when the engine began, when it ended, and when the outputs were in the heap.
         self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
         self.begun: int | None = None
-        """If the worker has ended: how many requests of a group may have begun to run. The others may run elsewhere."""
+        """How many of the requests may have begun to run, if the batch is a group and its worker has ended; the others
+        may run elsewhere. None = the worker has not ended."""
         self.failures: dict[int, ServeError] = {}
         """Errors of single requests, by their index in the batch."""
         self.open: set[int] = set()

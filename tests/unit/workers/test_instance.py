@@ -193,6 +193,30 @@ def test_a_group_that_ran_and_could_not_be_reported_does_not_run_again(peer: Pee
     assert _ends(peer) == [(False, 3)]
 
 
+def test_what_a_worker_took_before_its_invalid_message_does_not_run_again(peer: Peer) -> None:
+    """The worker may have run it since: until it is killed, its messages are not read."""
+    for _ in range(2):
+        peer.send()
+    peer.take()
+    peer.send()
+    peer.end_of_worker.post(ENTRY.pack(CALL, 0, 0, 0, 0, 0, 0))
+    assert peer.broken_event.wait(PATIENCE_SECONDS)
+    peer.end()
+    assert [is_elsewhere for is_elsewhere, _ in _ends(peer)] == [False, False, True]
+
+
+def test_a_group_that_ran_after_an_invalid_message_does_not_run_again(peer: Peer) -> None:
+    for _ in range(3):
+        _send_group(peer)
+    groups = [peer.take() for _ in range(3)]
+    peer.end_of_worker.post(ENTRY.pack(CALL, 0, 0, 0, 0, 0, 0))
+    assert peer.broken_event.wait(PATIENCE_SECONDS)
+    _begin(peer, groups[0], 3)
+    _begin(peer, groups[1], 1)
+    peer.end()
+    assert [begun for _, begun in _ends(peer)] == [3, 1, 0]
+
+
 def test_when_the_other_end_is_closed_what_it_did_not_take_may_run_elsewhere(peer: Peer) -> None:
     peer.socket.close()
     assert peer.broken_event.wait(PATIENCE_SECONDS)
