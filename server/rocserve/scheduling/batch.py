@@ -233,7 +233,7 @@ class FormedBatch:
     is_grouped: bool = False
     """The requests go to the worker in one message, and the engine runs them one after another."""
     sent_ahead: bool = False
-    """The batch waits in its worker after another."""
+    """Its instance had another batch before it, and mostly runs that first."""
     is_first: bool = False
     """The first batch of its instance, which may take far longer than any later one."""
     instance: Instance | None = None

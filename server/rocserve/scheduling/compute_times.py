@@ -1,5 +1,5 @@
 """Measures how long batches take: smoothed times in the engine, and by batch size the time from the start on an
-instance to the outputs.
+instance to the outputs. Also counts how many requests in a row were quick and left their worker alive.
 
 The second measure is kept for batches of up to 1, 2, 4, 8, ... rows separately, and read in two ways: the time that
 most batches stay below, a quantile of the last ones, and the best time, that of the fastest of the very last ones. A
