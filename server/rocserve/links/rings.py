@@ -32,9 +32,6 @@ def _word(kind: int, number: int) -> int:
 
 _POSTED, _TAKEN, _ASLEEP, _BEGUN = range(4)
 
-BEGUN_BITS = 16
-"""See `LinkEnd.own_begun_word`."""
-
 
 class LinkBroken(Exception):
     """The other end has written impossible numbers; it must no longer be read."""
@@ -162,15 +159,14 @@ class LinkEnd:
         at = _word(_ASLEEP, number)
         return self._other_words[at : at + 1]
 
-    def own_begun_word(self) -> memoryview:
-        """Return the word in which a worker keeps how many requests of its last group have begun to run; from bit
-        BEGUN_BITS on it has the batch's number, so that it is never read for another group."""
-        at = _word(_BEGUN, 0)
-        return self._own_words[at : at + 1]
+    def note_begun(self, group: int, count: int) -> None:
+        """Note how many requests of a group, by its batch's number, have begun to run. In one word, so that the count
+        of one group is never read for another."""
+        self._own_words[_word(_BEGUN, 0)] = group << 16 | count
 
-    def other_begun_word(self) -> memoryview:
-        at = _word(_BEGUN, 0)
-        return self._other_words[at : at + 1]
+    def others_begun(self) -> tuple[int, int]:
+        """Return the other end's last group, and how many of its requests have begun."""
+        return divmod(self._other_words[_word(_BEGUN, 0)], 1 << 16)
 
 
 def _rings(view: memoryview, entries: Sequence[int]) -> list[memoryview]:

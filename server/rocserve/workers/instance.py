@@ -21,7 +21,7 @@ from rocserve.links import entries
 from rocserve.links.entries import ENTRY, LONGEST_TEXT, post_returns
 from rocserve.links.files import PassedFiles
 from rocserve.links.opening import POLL_SECONDS, RETURNS, SERVER_RINGS, WORK, WORKER_RINGS, offer
-from rocserve.links.rings import BEGUN_BITS, LinkBroken, RingReader, RingWriter
+from rocserve.links.rings import LinkBroken, RingReader, RingWriter
 from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import Heap, SharedHeap, Slot, copy_in_steps
 from rocserve.plane.loop import Alarm, PlaneLoop
@@ -316,7 +316,7 @@ class Instance:
         for one in self._back_sockets:
             one.close()
         sent, self._sent = self._sent, {}
-        group, begun = divmod(self._link.other_begun_word()[0], 1 << BEGUN_BITS)
+        group, begun = self._link.others_begun()
         now = time.monotonic_ns()
         ended: list[tuple[SentBatch, BatchOutcome]] = []
         # The worker begins and answers batches in their order, so only the first ones can have been in the engine, and

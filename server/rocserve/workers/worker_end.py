@@ -22,7 +22,7 @@ from rocserve.links import entries
 from rocserve.links.entries import BATCH_ENTRY, ENTRY, LONGEST_TEXT, REQUEST, data_start
 from rocserve.links.files import ReceivedFiles
 from rocserve.links.opening import BACK, POLL_SECONDS, RETURNS, SERVER_RINGS, WORK, WORKER_RINGS, accept
-from rocserve.links.rings import BEGUN_BITS, ENTRY_BYTES, RingReader
+from rocserve.links.rings import ENTRY_BYTES, RingReader
 from rocserve.links.tensors import Layout, TensorSender, error_bytes
 from rocserve.plane.doorbell import SocketSleeper
 from rocserve.plane.freed_memory import WORTH_BYTES, FreedMemory
@@ -140,7 +140,7 @@ class WorkerEnd:
         self.back_connection = socket.socket(fileno=accepted.more[0]) if accepted.more else None
         self.back = link.readers[BACK]
         self.back_sleep_word = link.own_sleep_word(1)
-        self._begun = link.own_begun_word()
+        self._note_begun = link.note_begun
         # Re-entrant: a garbage collection may run anywhere and answer a request that its model has dropped.
         self._lock = threading.RLock()
         self._is_wanted = True
@@ -254,8 +254,8 @@ class WorkerEnd:
     def one_by_one(self, group: ReceivedBatch, requests: Iterable[_Request]) -> Iterator[_Request]:
         """Yield the requests of a group, each when it begins to run: if it ends the worker, those after it may run
         elsewhere."""
-        for number, request in enumerate(requests, group.id << BEGUN_BITS | 1):
-            self._begun[0] = number
+        for count, request in enumerate(requests, 1):
+            self._note_begun(group.id, count)
             yield request
 
     def stop(self, is_wanted: bool = True) -> None:

@@ -183,7 +183,7 @@ def test_a_group_behind_another_has_begun_as_far_as_it_has_itself(peer: Peer, be
 
 
 def test_a_group_that_ran_and_could_not_be_reported_does_not_run_again(peer: Peer) -> None:
-    """The worker was told to end while its ring was full."""
+    """The server ended the worker while its ring was full."""
     _send_group(peer)
     group = peer.take()
     _begin(peer, group, 3)
