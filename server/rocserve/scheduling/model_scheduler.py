@@ -12,7 +12,7 @@ from rocserve.scheduling.batch_policy import NOTHING, BatchPolicy, DynamicBatche
 from rocserve.scheduling.bucket_batcher import BucketBatcher
 from rocserve.scheduling.queue import QueueFull, RequestQueue
 from rocserve.scheduling.response_sequencer import OrderHook, ResponseSequencer
-from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
+from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, cancelled
 from rocserve.workers.instance import Instance, WorkerGone
 
 
@@ -112,13 +112,16 @@ class ModelScheduler(Scheduler):
             self._run(instance, batch)
 
     def _requeue(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
-        """See Scheduler. The requests return to the front of the queue."""
+        """See Scheduler. The requests return to the front of the queue, except those that nobody waits for: the next
+        worker would not learn of it."""
         self._pool.detach(instance)
-        if self._outage is not None:
-            for request in batch.running:
-                self._give_up(request, self._outage)
-            return
-        again = batch.running
+        again: list[InferRequest] = []
+        for request in batch.running:
+            refusal = cancelled() if request.exchange.has_left else self._outage
+            if refusal is None:
+                again.append(request)
+            else:
+                self._give_up(request, refusal)
         self._queue.push_back(again)
         self._arrived += again
         for request in again:

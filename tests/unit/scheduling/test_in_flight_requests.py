@@ -410,6 +410,23 @@ def test_of_a_group_only_what_had_begun_fails_with_its_worker(model: Model) -> N
     assert (executions - before[0], successes - before[1], failures - before[2]) == (7, 7, 2)
 
 
+def test_a_request_whose_client_has_left_does_not_run_in_the_next_worker(model: Model) -> None:
+    """Its model would not learn again that nobody waits, and might answer without end."""
+    instance = model.instance()
+    left, stays = model.submit(), model.submit()
+    model.loop.wait_for(lambda: left.leave is not None)
+    left.leave()
+    assert instance.cancelled == [1] and not left.done.is_set()
+    instance.closed = True
+    while instance.batches:
+        instance.finish(error=WorkerGone("gone"))
+    instance.end()
+    assert left.error is not None and left.error.code is StatusCode.CANCELLED
+    successor = model.instance()
+    successor.finish()
+    assert successor.sizes == [1] and stays.error is None and stays.done.is_set()
+
+
 def test_after_its_first_call_a_model_gets_nothing_ahead(model: Model) -> None:
     instance = model.instance()
     model.warm_up(instance)
