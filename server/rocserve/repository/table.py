@@ -1,5 +1,6 @@
 """The table of models: assigns models to folders, and publishes their served versions. A folder may define several
-models, and a name belongs to one folder. Only the table changes the serving table."""
+models, and a name belongs to one folder. Only the table changes the serving table. It also records the changes of the
+repository index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves a model version that has instances: validates requests, then hands them to its scheduler."""
+"""Serves a model version that has instances: validates requests, asks the cache, hands the others to the scheduler."""
 
 from __future__ import annotations
 
