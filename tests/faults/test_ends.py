@@ -220,7 +220,7 @@ def test_signals_that_are_ignored_at_the_start(repository: Path, tmp_path: Path)
         zygote = server.zygote()
         assert zygote is not None
         zygote.kill()
-        wait_until(lambda: "the zygote, which starts workers, has ended (exit status -9)" in server.log_text)
+        wait_until(lambda: "the zygote, which starts workers, has ended (killed by signal 9)" in server.log_text)
         assert server.terminate() == 0
         assert "SIGHUP" not in server.log_text
 

@@ -27,7 +27,7 @@ from rocserve.workers import messages
 from rocserve.workers.control_groups import ControlGroup, ControlGroups
 from rocserve.workers.instance import Instance
 from rocserve.workers.isolation import Confinement, candidates, worker_environment
-from rocserve.workers.process import WorkerProcess, WorkerSession, kill
+from rocserve.workers.process import WorkerProcess, WorkerSession, exit_text, kill
 from rocserve.workers.recent_lines import RecentLines
 from rocserve.workers.resource_watch import ResourceWatch
 from rocserve.workers.worker_output import WorkerOutput
@@ -64,7 +64,7 @@ class ZygoteProcess:
         """Returns how it ended."""
         with self.connection:
             self.process.kill()
-            return f"exit status {self.process.wait()}"
+            return exit_text(self.process.wait())
 
 
 @dataclass(frozen=True, slots=True)

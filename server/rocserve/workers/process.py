@@ -29,6 +29,11 @@ _STATUS_WAIT_SECONDS = 10.0
 """How long the zygote may take to report the end of a process: seconds on a busy machine, forever if it hangs."""
 
 
+def exit_text(code: int) -> str:
+    """Say how a process ended. `code`: its exit status; negative = the number of the signal that killed it."""
+    return f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
     """How a worker process ended, and the reason if it is known."""
@@ -144,8 +149,7 @@ class WorkerProcess:
             return
         status = "its exit status is not known"
         if wait_status is not None:
-            code = os.waitstatus_to_exitcode(wait_status)
-            status = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
+            status = exit_text(os.waitstatus_to_exitcode(wait_status))
         self.end = replace(self.end, status=status)
         if (group := self.control_group) is not None:
             # If the kernel ended it by a bound, the bound is the reason. Processes that it started end too.
