@@ -109,11 +109,11 @@ def test_a_folder_that_is_not_there_is_made_with_all_that_serves_the_model(repos
     folder = repository.parent / "new" / "models"
     status, text = get(folder, source=mirror)
     assert status == 0, text
-    assert f"to serve them: rocserve serve {folder}" in text
+    assert f"; to serve: rocserve serve {folder}" in text
     assert (folder / "classify_image" / "1").is_dir()
     assert (folder / "resnet50_preprocess" / "1" / "pipeline.json").is_file()
     (folder / "classify_image" / "config.pbtxt").write_text("edited")
-    assert "to serve them" not in get(folder, source=mirror)[1]
+    assert "to serve:" not in get(folder, source=mirror)[1]
     assert (folder / "classify_image" / "config.pbtxt").read_text() == "edited"
 
 

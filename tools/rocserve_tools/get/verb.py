@@ -97,7 +97,7 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
                     remote = replace(remote, addresses=(f"{source.rstrip('/')}/{remote.name}",))
                 _fetch(name, remote, repository / name, force, out, patience)
             if folders:
-                say(out, f"{name}: copied the models {', '.join(folders)}; to serve them: rocserve serve {repository}")
+                say(out, f"{name}: copied {', '.join(folders)}; to serve: rocserve serve {repository}")
         except GetError as error:
             say(errors, f"{name}: {error}", "red")
             status = 1
