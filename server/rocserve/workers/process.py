@@ -147,9 +147,8 @@ class WorkerProcess:
         """`wait_status`: None = not known."""
         if self.exited.is_set():
             return
-        status = "its exit status is not known"
-        if wait_status is not None:
-            status = exit_text(os.waitstatus_to_exitcode(wait_status))
+        unknown = "its exit status is not known"
+        status = unknown if wait_status is None else exit_text(os.waitstatus_to_exitcode(wait_status))
         self.end = replace(self.end, status=status)
         if (group := self.control_group) is not None:
             # If the kernel ended it by a bound, the bound is the reason. Processes that it started end too.
