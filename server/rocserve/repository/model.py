@@ -62,6 +62,8 @@ class ManagedModel:
         """Whether the members allow this ensemble's content to be loaded."""
         self._is_load_due = False
         """This ensemble's content must be loaded as soon as its members allow it."""
+        self._logged = ""
+        """The log's last reason why newer content does not fit the members; empty after it has fitted."""
         self.expects_content = False
         """New content is being made for this generated model."""
 
@@ -181,6 +183,12 @@ class ManagedModel:
             are_loading=error is not None and is_any_loading(members_of(config)),
             lacks_files=0 < len(missing) == len(reasons),
         )
+        if self._is_load_due and self.is_serving and not self._members.are_loading:
+            if (text := self._members.text) not in ("", self._logged):
+                self._context.log.error(
+                    "newer content of '%s' failed to load: %s", self.name, text, extra=about(model=self.name)
+                )
+            self._logged = text
         # What was generated together is served together.
         generated = [model for model in members.values() if model and model.folder == self.folder]
         awaits_generated = any(model.has_running_loads for model in generated)

@@ -77,7 +77,7 @@ async def test_an_ensemble_is_ready_with_its_members_whatever_the_order(
 
 
 async def test_an_ensemble_waits_for_members_that_load(
-    make: Callable[..., Served], folders: Folders, loader: FakeLoader
+    make: Callable[..., Served], folders: Folders, loader: FakeLoader, caplog: pytest.LogCaptureFixture
 ) -> None:
     folders.ensemble("e", "m")
     folders.model("m", 1)
@@ -89,6 +89,7 @@ async def test_an_ensemble_waits_for_members_that_load(
     held.set()
     await starting
     assert served.state("e") == "READY"
+    assert "failed to load" not in caplog.text
 
 
 async def test_an_ensemble_without_its_member_says_so_and_is_ready_when_it_comes(
@@ -309,7 +310,9 @@ def test_ensembles_may_be_nested_deeper_than_python_calls() -> None:
     assert next(iter(innermost_first({str(number): (str(number + 1),) for number in range(depth)}))) == str(depth - 1)
 
 
-async def test_a_broken_new_config_of_an_ensemble_keeps_it(start: Start, folders: Folders) -> None:
+async def test_a_broken_new_config_of_an_ensemble_keeps_it(
+    start: Start, folders: Folders, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = folders.ensemble("e", "m")
     folders.model("m", 1)
     served: Served = await start()
@@ -318,6 +321,11 @@ async def test_a_broken_new_config_of_an_ensemble_keeps_it(start: Start, folders
     await served.until(lambda: "not available or ambiguous: absent" in served.reason("e"))
     assert served.state("e") == "READY"
     assert served_ensemble(served)
+    # Each reason is logged once, whatever else is published.
+    folders.version("m", 2)
+    await served.until(lambda: served.state("m", "2") == "READY")
+    failed = f"newer content of 'e' failed to load: {MISSING.removesuffix('m')}absent"
+    assert [text for text in caplog.messages if "failed to load" in text] == [failed]
     (folder / "config.pbtxt").write_text(config)
     await served.until(lambda: served.rows("e") == {"1": ("READY", "")})
 
