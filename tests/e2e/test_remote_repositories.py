@@ -236,6 +236,7 @@ def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewher
     wait_until(lambda: any(row.name == elsewhere.url for row in rows_of(server)), "the store's row")
     row = next(row for row in rows_of(server) if row.name == elsewhere.url)
     assert row.state == "UNAVAILABLE"
+    assert elsewhere.url not in row.reason, "the row's name is the address"
     assert "503" in row.reason
     assert "the earlier copy stays served" in row.reason
     assert answer(server, "m") == [2.0, 3.0]

@@ -149,9 +149,9 @@ class RemoteRepository:
                 self.open_copy()
         except (StoreError, OSError) as error:
             goes_on = "; the earlier copy stays served" if self.has_copy else ""
-            text = f"{self.place.url}: {error}{goes_on}"
+            text = f"{error}{goes_on}"
             if text != self.failure:
-                self._log.error("%s", text)
+                self._log.error("%s: %s", self.place.url, text)
             self.failure = text
             return None
         if not folders:
@@ -209,11 +209,11 @@ class RemoteRepository:
             progress = self._progress[unit.name] = _Progress(size, began)
             self._room.make(size, what)
             if lacking:
-                self._log.info("%s: copying %s: %d files, %.1f MB", self.place.url, what, len(lacking), size / 1e6)
+                self._log.info("%s: copying %s: %.1f MB, files: %d", self.place.url, what, size / 1e6, len(lacking))
             await run_all(self._fetch(copy, item, progress, what) for item in lacking)
             await in_thread(lambda: copy.place(lacking, gone))
             self._log.info(
-                "%s: copied %s: %d files fetched, %d removed, in %.1f s",
+                "%s: copied %s: files fetched: %d, removed: %d, in %.1f s",
                 self.place.url, what, len(lacking), len(gone), time.monotonic() - began,
             )  # fmt: skip
 
@@ -335,8 +335,8 @@ class RemoteRepositories:
                 repository.open_copy()
                 self._repositories.append(repository)
             except (StoreError, ServeError, OSError) as error:
-                self._broken[place.url] = text = f"{place.url}: {error}"
-                self._log.error("%s", text)
+                self._broken[place.url] = str(error)
+                self._log.error("%s: %s", place.url, error)
 
     async def _start(self, names: Collection[str] | None) -> None:
         settings = self._settings
