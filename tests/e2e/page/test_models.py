@@ -41,28 +41,6 @@ def test_a_repository_of_one_has_no_name(server: RocserveProcess) -> None:
     assert {model["repository"] for model in ask(server, "GET", "/v2/overview")[1]["models"]} == {""}
 
 
-def test_a_narrow_column_breaks_names_between_words(page: Any, server: RocserveProcess, models: Path) -> None:
-    drop(models, "detect_many_different_shapes_network", add_constant(1.0))
-    page.set_viewport_size({"width": 1200, "height": 900})
-    visit(page, server)
-    link = row(page, "detect_many_different_shapes_network").locator("a")
-    link.wait_for()
-    lines = link.evaluate("""(link) => {
-        const lines = new Map();
-        for (const text of link.childNodes) for (let at = 0; at < text.textContent.length; at++) {
-            const range = document.createRange();
-            range.setStart(text, at);
-            range.setEnd(text, at + 1);
-            const { top } = range.getBoundingClientRect();
-            lines.set(top, (lines.get(top) ?? "") + text.textContent[at]);
-        }
-        return [...lines.values()];
-    }""")
-    assert len(lines) > 1
-    assert all(line.endswith("_") for line in lines[:-1])
-    shutil.rmtree(models / "detect_many_different_shapes_network")
-
-
 def names(page: Any) -> list[str]:
     return page.locator(".models tbody a").all_inner_texts()  # type: ignore[no-any-return]
 

@@ -89,13 +89,10 @@ function fillHeading({ button, count }, { group, members }) {
   button.setAttribute("aria-expanded", String(!folded.has(group)));
 }
 
-/** The name, which a narrow column breaks behind its underscores and the like. */
-const breakable = (name) => name.split(/(?<=[-_.:])/).flatMap((part, index) => index ? [h("wbr"), part] : [part]);
-
 function newRow(model) {
   const state = h("span");
   const reason = h("p", { class: "reason" });
-  const name = h("th", { scope: "row" }, h("a", { href: linkTo(model) }, ...breakable(model.name)),
+  const name = h("th", { scope: "row" }, h("a", { href: linkTo(model) }, model.name),
     h("span", { class: "version" }, model.version && ` version ${model.version}`));
   const values = COLUMNS.slice(2).map(({ title }) => h("td", { "data-title": title }));
   const why = h("tr", {}, h("td", { colspan: COLUMNS.length }, reason));
