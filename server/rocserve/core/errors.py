@@ -60,6 +60,11 @@ class ServeError(Exception):
         self.trace = ""
         """Of a failed load: the traceback in the model's own code; "" = the text is enough."""
 
+    def forget_frames(self) -> None:
+        """Drop the frames in which the error was raised. A frame that has the error as a value, too, is a cycle with
+        it, and would keep a request's memory until a garbage collection, which an idle process never makes."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+
     def passing(self) -> Self:
         self.can_pass = True
         return self

@@ -221,6 +221,8 @@ class Exchange:
             # As in `_end`; without hooks, ANSWERED and ENDED are one moment.
             self.state = ENDED
             self.on_left = self.stop = None
+        if isinstance(answer, ServeError):
+            answer.forget_frames()
         self.client.send(answer, final)
 
     def refuse(self, error: ServeError) -> None:
@@ -254,6 +256,8 @@ class Exchange:
             answer = passed
         if final:
             self._end()
+        if isinstance(answer, ServeError):
+            answer.forget_frames()
         try:
             self.client.send(answer, final)
         finally:

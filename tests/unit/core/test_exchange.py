@@ -242,3 +242,32 @@ def test_an_exchange_that_has_ended_keeps_nothing_of_its_request() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("with_hooks", [False, True])
+def test_an_error_keeps_no_memory_of_the_frames_that_raised_it(with_hooks: bool) -> None:
+    class Memory:
+        pass
+
+    exchange = Exchange(Client())
+    if with_hooks:
+        exchange.add(Note(next(iter(HookOrder)), []))
+
+    def answer(memory: Memory) -> None:
+        try:
+            try:
+                raise OSError
+            except OSError:
+                raise internal("not now") from None
+        except ServeError as error:
+            value = error
+        exchange.send(value)
+
+    gc.disable()
+    try:
+        gone = weakref.ref(memory := Memory())
+        answer(memory)
+        del memory
+        assert gone() is None
+    finally:
+        gc.enable()
