@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from support.browser import NEEDS_CHROMIUM, WIDTHS, as_on_a_phone, assert_fits, row, visit
@@ -113,8 +114,12 @@ def test_what_needs_attention_is_first(page: Any, server: RocserveProcess) -> No
     def answer(route: Any) -> None:
         nonlocal count
         count += 1
-        models = [{**real["models"][0], "name": name, **row} for name, row in rows.items()]
-        models[1]["rejected_count"] = 3 * count
+        # A page that has just asked for all asks for the rows that it shows.
+        asked = parse_qs(urlsplit(route.request.url).query).get("name", [*rows])
+        models = [{**real["models"][0], "name": name, **row} for name, row in rows.items() if name in asked]
+        for model in models:
+            if model["name"] == "full":
+                model["rejected_count"] = 3 * count
         route.fulfill(json={**real, "now_ms": real["now_ms"] + 1000 * count, "models": models})
 
     page.route("**/v2/overview*", answer)
