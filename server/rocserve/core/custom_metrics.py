@@ -20,6 +20,9 @@ LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 RESERVED_PREFIXES = ("nv_", "rocserve_")
 """Prefixes of the server's own metrics."""
 
+_MOST_SERIES = 10_000
+"""Limit per model version: scrapes print all series, and a label with request ids would add series without end."""
+_MOST_BUCKETS = 1_000
 LONGEST_TEXT = 1_024
 """Characters of a metric's name, a help text, a label's name or a label's value."""
 
@@ -119,9 +122,8 @@ class CustomMetrics:
                 family = self._families.get(change.family) or _Family(change.kind, change.help)
                 series = family.series.get(key) or _Series(change.labels, change.bounds)
                 problem = _problem(change)
-                # Scrapes print all series, and a label with request ids would add series without end.
-                if not problem and owner not in series.owners and self._series_counts[owner] >= 10_000:
-                    problem = "the model already has 10000 time series"
+                if not problem and owner not in series.owners and self._series_counts[owner] >= _MOST_SERIES:
+                    problem = f"the model already has {_MOST_SERIES} time series"
                 if not problem and (family.kind is not change.kind or series.bounds != change.bounds):
                     problem = "another model defines it with another kind or other buckets"
                 if problem:
@@ -195,6 +197,6 @@ def _problem(change: MetricChange) -> str:
     counted = len(change.counts) == len(bounds) + 1 and all(0 <= count < 1 << 63 for count in change.counts)
     if bool(bounds) != is_histogram or not rising or not all(map(math.isfinite, bounds)):
         return "its buckets do not rise, or its kind has no buckets"
-    if len(bounds) > 1_000 or (is_histogram and not counted) or (change.counts and not is_histogram):
-        return "its counts do not match its buckets, or it has more than 1000 buckets"
+    if len(bounds) > _MOST_BUCKETS or (is_histogram and not counted) or (change.counts and not is_histogram):
+        return f"its counts do not match its buckets, or it has more than {_MOST_BUCKETS} buckets"
     return ""

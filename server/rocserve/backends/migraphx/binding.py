@@ -51,6 +51,9 @@ NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
 MIGraphX prints, without "_type". Tuples and four-bit numbers are missing because arrays cannot hold them."""
 BIT_DATATYPES = frozenset({"fp8e4m3fnuz", "fp8e4m3fn", "fp8e5m2", "bf16", "fp8e5m2fnuz"})
 
+_OUTPUT_BUFFER = "#output_"
+"""Part of the names of output buffers: the parameters into which a program without offload_copy writes its outputs."""
+
 
 class MigraphxError(Exception):
     """MIGraphX refused a call, or would have crashed. The text is MIGraphX's own if it has one."""
@@ -100,9 +103,8 @@ class Program(abc.ABC):
     def _read_tensors(self) -> None:
         """Read the parameters and the outputs, which compiling changes."""
         tensors: Mapping[str, ProgramTensor] = {tensor.name: tensor for tensor in self._read_parameters()}
-        # A program without offload_copy writes its outputs into parameters of such names.
-        self.parameters = {name: tensor for name, tensor in tensors.items() if "#output_" not in name}
-        self.output_buffers = {name: tensor for name, tensor in tensors.items() if "#output_" in name}
+        self.parameters = {name: tensor for name, tensor in tensors.items() if _OUTPUT_BUFFER not in name}
+        self.output_buffers = {name: tensor for name, tensor in tensors.items() if _OUTPUT_BUFFER in name}
         """Empty unless the program was compiled without offload_copy. Names are like "main:#output_0"."""
         self.outputs = tuple(self._read_outputs())
 

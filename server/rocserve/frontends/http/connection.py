@@ -29,6 +29,7 @@ from rocserve.frontends.http.request import (
 )
 from rocserve.frontends.http.wire import Wire
 
+_MOST_HEADERS = 128
 _LARGEST_HEAD = 128 << 10
 """Bytes of a head without its first piece, of a chunk's line, or of a trailer. The parser keeps them in memory."""
 _HEAD_END = b"\r\n\r\n"
@@ -234,8 +235,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._expects is not _HEAD:
             return  # Trailers are ignored.
-        if len(self._pairs) >= 128 or len(name) > LARGEST_HEAD_LINE or len(value) > LARGEST_HEAD_LINE:
-            raise _Refused(f"a request has at most 128 headers of {LARGEST_HEAD_LINE} bytes")
+        if len(self._pairs) >= _MOST_HEADERS or len(name) > LARGEST_HEAD_LINE or len(value) > LARGEST_HEAD_LINE:
+            raise _Refused(f"a request has at most {_MOST_HEADERS} headers of {LARGEST_HEAD_LINE} bytes")
         # The parser has removed the spaces before the value.
         self._pairs.append((name, value.rstrip(b" \t")))
 

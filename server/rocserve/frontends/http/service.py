@@ -228,6 +228,10 @@ def _bearer_token(head: Head) -> str | None:
     return sent[len(_BEARER) :].strip(" ") if sent[: len(_BEARER)].lower() == _BEARER else None
 
 
+_MOST_STREAMS = 64
+"""Open streams of one process. Unbounded, they could take all connections. The page works without streams, too."""
+
+
 class PagePart(NamedTuple):
     answer: Callable[[Request], None]
     shows: tuple[str, ...] = ()
@@ -298,9 +302,8 @@ class Page:
     async def _send_events(self, request: Request) -> Response | None:
         """Send repository events with their numbers as server-sent events, until the client or the server ends, or the
         client must connect again, as browsers do. Raises ServeError if too many streams are open."""
-        # More could take all connections of the process. The page works without streams, too.
-        if self._open_streams >= 64:
-            raise unavailable("64 event streams are open, the maximum; poll /v2/overview")
+        if self._open_streams >= _MOST_STREAMS:
+            raise unavailable(f"{_MOST_STREAMS} event streams are open, the maximum; poll /v2/overview")
         if request.head.method == "HEAD":
             return Response(200, b"", EVENT_STREAM)
         method = self._methods["RepositoryEvents"]

@@ -35,12 +35,13 @@ from rocserve.core.model_config import InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
+_DEFAULT_PIPELINE = "pipeline.json"
 _ARRAY_SUFFIX = ".npy"
 _PIPELINE_OUTPUT = "image"
 _ERROR_PREFIX = "calibration_data:"
 """The prefix of error texts about files in the folder."""
 PIPELINE_HINT = (
-    "copy the one that prepares the model's images into its folder as pipeline.json, or name it in"
+    f"copy the one that prepares the model's images into its folder as {_DEFAULT_PIPELINE}, or name it in"
     " 'calibration_pipeline'"
 )
 
@@ -60,7 +61,7 @@ def calibration_data(options: CompileOptions, model_folder: Path) -> Path:
 def calibration_pipeline(options: CompileOptions, model_folder: Path) -> Path | None:
     """Return the rocAL pipeline for calibration images; None = the model has none. Raises ServeError (INVALID_ARGUMENT)
     if the configured pipeline is missing, or outside of the model's folder."""
-    name = options.calibration_pipeline or "pipeline.json"
+    name = options.calibration_pipeline or _DEFAULT_PIPELINE
     path = path_within(model_folder, name, (model_folder,), "calibration_pipeline")
     if path.is_file():
         return path

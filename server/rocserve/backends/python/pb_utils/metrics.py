@@ -12,6 +12,9 @@ from rocserve.backends.python.pb_utils.errors import TritonModelException, as_te
 from rocserve.core import custom_metrics
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 
+_SENT_TOGETHER = 100
+"""Time series in one message. Even with the most buckets that the server accepts, their changes fit."""
+
 
 class Metric:
     """One time series. Made by MetricFamily.Metric, which returns the same object for equal labels."""
@@ -135,9 +138,8 @@ class ModelMetrics:
         with self._lock:
             metrics = list(self._metrics.values())
         changes = tuple(change for metric in metrics if (change := metric.take_change()) is not None)
-        # Even with the most buckets that the server accepts, the changes of 100 time series fit into a message.
-        for begin in range(0, len(changes), 100):
-            self._send(MetricChanges(changes[begin : begin + 100]))
+        for begin in range(0, len(changes), _SENT_TOGETHER):
+            self._send(MetricChanges(changes[begin : begin + _SENT_TOGETHER]))
 
     def _run(self) -> None:
         while True:

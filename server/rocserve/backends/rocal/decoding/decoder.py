@@ -14,6 +14,10 @@ from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.image import DecodedImage, Pixels, with_channels
 from rocserve.core.tensors import Buffer
 
+_SCANS_OF_LARGEST = 20
+"""Limit for an image of the largest size; smaller ones may have more. Common progressive JPEGs have about ten."""
+
+
 _PIXEL_FORMATS = {
     ColorFormat.RGB24: libturbojpeg.RGB,
     ColorFormat.BGR24: libturbojpeg.BGR,
@@ -45,12 +49,11 @@ class Decoder:
         if encoded[:2] == libturbojpeg.SIGNATURE:
             file = libturbojpeg.read_jpeg(encoded)
             self._check_pixels(file.width, file.height)
-            # An image of the largest size may have 20 scans, a smaller one more. Most have about ten.
-            if file.width * file.height * file.scans > self._options.max_pixels * 20:
+            if file.width * file.height * file.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
                 # Hundreds of scans fit into some kilobytes, and each takes time in proportion to the image.
                 raise ImageError(
                     f"it is a JPEG that goes {file.scans} times over {file.width}x{file.height} pixels;"
-                    f" 20 times over the {self._options.max_pixels} that 'max_pixels' allows is the"
+                    f" {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows is the"
                     " most"
                 )
             pixels = self._decode_jpeg(self._library, file)

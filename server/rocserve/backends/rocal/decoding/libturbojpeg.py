@@ -24,8 +24,8 @@ from rocserve.backends.rocal.image import Pixels
 
 SIGNATURE = b"\xff\xd8"
 
-END = b"\xff\xd9"
 _MARKER = re.compile(rb"\xff+([^\xff])")
+END = b"\xff\xd9"
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 """In entropy-coded data 0xFF is followed by 0x00 (a stuffed byte) or is a restart marker, 0xD0 to 0xD7."""
 
@@ -35,6 +35,11 @@ _MAX_SIDE = 65_500
 _START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN, _APPLICATION_1 = 0xD8, 0xD9, 0xDA, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """SOF markers. The three other codes define tables or are reserved."""
+_DECODABLE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
+"""Baseline, extended and progressive; then the last two with arithmetic coding. Neither lossless nor hierarchical."""
+
+_MAX_SEGMENTS = 10_000
+"""Far more than any image has. It limits the time for a file of empty segments."""
 
 _EXIF = b"Exif\0\0"
 """Name at the start of EXIF's segment, because XMP also uses APP1."""
@@ -51,8 +56,7 @@ def read_jpeg(data: memoryview, trusts_last_bytes: bool = True) -> ImageFile:
     scans = 0
     is_one_scan = False
     position = 2
-    # Far more than any image has. The limit bounds the time for a file of empty segments.
-    for _ in range(10_000):
+    for _ in range(_MAX_SEGMENTS):
         marker, position = _marker_at(data, position)
         if marker == _END_OF_IMAGE:
             if frame is None or not scans:
@@ -79,7 +83,7 @@ def read_jpeg(data: memoryview, trusts_last_bytes: bool = True) -> ImageFile:
             if found is None:
                 raise ImageError(_TRUNCATED)
             position = found.start()
-    raise ImageError("it is a JPEG of more than 10000 segments")
+    raise ImageError(f"it is a JPEG of more than {_MAX_SEGMENTS} segments")
 
 
 def _marker_at(data: memoryview, position: int) -> tuple[int, int]:
@@ -110,8 +114,7 @@ def _segment_at(data: memoryview, position: int, marker: int) -> memoryview:
 
 
 def _read_frame(marker: int, body: memoryview) -> tuple[int, int, int, int]:
-    # Baseline, extended and progressive; then the last two with arithmetic coding. Neither lossless nor hierarchical.
-    if marker not in {0xC0, 0xC1, 0xC2, 0xC9, 0xCA}:
+    if marker not in _DECODABLE_FRAMES:
         raise ImageError(
             f"it is a lossless or hierarchical JPEG (frame header 0x{marker:02x}); baseline and progressive ones are"
             " accepted"
@@ -170,6 +173,7 @@ RGB, BGR, GREY, CMYK = 0, 1, 6, 11
 _CHANNELS = {RGB: 3, BGR: 3, GREY: 1, CMYK: 4}
 
 _ACCURATE_DCT, _LIMIT_SCANS = 4096, 32768
+
 
 _ATTEMPTS = len(_REPAIRS) + 2
 """Maximum number of decompressions of one JPEG: one to find each harmless fault, extraneous bytes included, and one

@@ -34,6 +34,9 @@ _MAX_SIDE = 2**31 - 1
 _LONGEST_SIDE = 1_000_000
 """Limit of libpng in pixels."""
 
+_MAX_CHUNKS = 200_000
+"""More than the largest images have in the usual chunks of 8 KiB; limits the time for walking them."""
+
 _GREY, _RGB, _PALETTE, _GREY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
 _BIT_DEPTHS = {
     _GREY: (1, 2, 4, 8, 16),
@@ -82,8 +85,7 @@ def _shown(name: bytes) -> str:
 
 def _chunks(data: memoryview) -> Iterator[_Chunk]:
     position = len(SIGNATURE)
-    # More than the largest images have in the usual chunks of 8 KiB; bounds the time for walking them.
-    for _ in range(200_000):
+    for _ in range(_MAX_CHUNKS):
         if position + _CHUNK.size > len(data):
             raise ImageError("Premature end of PNG file: its IEND chunk is missing, so part of it was cut off")
         length, name = _CHUNK.unpack_from(data, position)
@@ -97,7 +99,7 @@ def _chunks(data: memoryview) -> Iterator[_Chunk]:
         if name == b"IEND":
             return
         position = end
-    raise ImageError("it is a PNG of more than 200000 chunks")
+    raise ImageError(f"it is a PNG of more than {_MAX_CHUNKS} chunks")
 
 
 def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:

@@ -19,6 +19,8 @@ from rocserve.frontends.http.openai.errors import FieldFault
 
 TEXT, QUERY, IDS = "TEXT", "QUERY", "IDS"
 TOKEN_COUNT = "TOKEN_COUNT"
+_ASKED_TOGETHER = 64
+"""Configurations that are asked for at once: each is a message to the server if this is a front end process."""
 
 
 class TextOutput(enum.Enum):
@@ -105,9 +107,8 @@ class TextModels:
     async def entries(self, names: Sequence[str]) -> Sequence[dict[str, Any]]:
         """Return the models of text among these, as entries of the list of models."""
         found: list[dict[str, Any]] = []
-        # In a front end process each configuration is asked for by a message to the server.
-        for begin in range(0, len(names), 64):
-            configs = await asyncio.gather(*map(self._config, names[begin : begin + 64]))
+        for begin in range(0, len(names), _ASKED_TOGETHER):
+            configs = await asyncio.gather(*map(self._config, names[begin : begin + _ASKED_TOGETHER]))
             models = [text_model(config) for config, _ in configs if config is not None]
             found += [self.entry(model.config.name) for model in models if model is not None]
             await asyncio.sleep(0)
