@@ -20,6 +20,14 @@ from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 pytestmark = NEEDS_CHROMIUM
 
 
+def test_a_page_without_models_says_how_to_add_one(page: Any, server: RocserveProcess) -> None:
+    overview = {**ask(server, "GET", "/v2/overview")[1], "models": []}
+    page.route("**/v2/overview*", lambda route: route.fulfill(json=overview))
+    visit(page, server)
+    page.get_by_text("There is no model yet: put one into NAME/1/ of the repository").wait_for()
+    page.unroute("**/v2/overview*")
+
+
 def test_states_change_as_they_do(page: Any, server: RocserveProcess, models: Path) -> None:
     visit(page, server)
     row(page, "digits").locator(".badge.ready").wait_for()

@@ -227,7 +227,8 @@ export function modelTable() {
     });
     table.hidden = !shown.length;
     none.hidden = shown.length > 0 || !data.overview;
-    setText(none, models.length ? "No model matches." : "There are no models.");
+    setText(none, models.length ? "No model matches."
+      : "There is no model yet: put one into NAME/1/ of the repository, for example as model.onnx.");
     box.classList.toggle("long", shown.length > LONG);
     measure();
     draw();
