@@ -31,7 +31,14 @@ class Driver:
         from ray.cluster_utils import Cluster
 
         services.get_node = partial(_wait_for_node, services.get_node)
-        self._shared = {"object_store_memory": OBJECT_STORE_BYTES, "temp_dir": folder, "include_dashboard": False}
+        # Nobody reads the logs on the driver, and no node comes by itself.
+        self._shared = {
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "temp_dir": folder,
+            "include_dashboard": False,
+            "include_log_monitor": False,
+            "no_monitor": True,
+        }
         self._cluster = Cluster()
         self._client: Any = None
 
@@ -55,6 +62,9 @@ class Driver:
             "health_check_initial_delay_ms": 0,
             "health_check_period_ms": 1000,
             "health_check_failure_threshold": MISSED_CHECKS,
+            # Only Serve's actors run here, each in its own process.
+            "enable_worker_prestart": False,
+            "prestart_worker_first_driver": False,
         }
         head = {} if self._cluster.head_node else {"_system_config": system}
         node = self._cluster.add_node(num_cpus=cpus, **head, **self._shared)
