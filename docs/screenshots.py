@@ -207,13 +207,14 @@ def main() -> None:
             patience = 1000 * START_SECONDS
             browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=patience)
             with loaded(url):
-                first = browser.new_page()
-                first.goto(url, timeout=patience)
+                page = browser.new_page()  # One for all: each is a process of the browser.
+                page.set_default_timeout(patience)
+                page.goto(url)
                 time.sleep(options.seconds)
-                first.close()
                 for name, (model, width, height, theme, prepare) in PICTURES.items():
-                    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
-                    page.set_default_timeout(patience)
+                    page.goto("about:blank")
+                    page.set_viewport_size({"width": width, "height": height})
+                    page.emulate_media(color_scheme=theme)
                     page.goto(f"{url}/#/model/{model}/1" if model else url)
                     page.wait_for_timeout(1000 * min(PAGE_SECONDS, options.seconds))
                     prepare(page)
@@ -221,7 +222,6 @@ def main() -> None:
                     texts = take(page, file, shows_the_broken_model=model in {"", "product_names"})
                     if options.texts:
                         file.with_suffix(".txt").write_text("\n".join(texts))
-                    page.close()
                     print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
 
 

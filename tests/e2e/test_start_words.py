@@ -20,6 +20,8 @@ from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
 
+from rocserve import cli
+
 
 def run(*arguments: str) -> str:
     """The output of a server that ends by itself."""
@@ -58,30 +60,6 @@ def test_the_log_names_all_ports_in_use_together(repository: Path) -> None:
         assert log.count(f"{message} --{flag}-port, or switch {name} off with --allow-{flag}=false") == 1
 
 
-def test_a_broken_drop_harms_no_other_model_and_is_shown_by_log_index_and_metrics(serve, repository: Path) -> None:
-    drop(repository, "good", add_constant(1.0))
-    server = serve(repository, flags=METRICS)
-    server.wait_until_ready()
-    wait_until(lambda: "1 model served" in server.log_text)
-    drop(repository, "bad", b"no model")
-    wait_until(lambda: "the new model 'bad' is not served; the server stays ready" in server.log_text)
-    with urllib.request.urlopen(f"http://{server.http_address}/v2/health/ready", timeout=PATIENCE_SECONDS) as answer:
-        assert answer.status == 200
-    assert server.client().is_server_ready()
-    port = port_of(server)
-    wait_until(lambda: scrape(port).get('rocserve_model_served{model="bad"}') == "0", "the metric of the new model")
-    assert scrape(port)['rocserve_model_served{model="good"}'] == "1"
-    status = [sys.executable, "-m", "rocserve.cli", "status", f"--url={server.address}", "--once"]
-
-    def is_told() -> bool:
-        """Between two tries; during a try the state is LOADING."""
-        shown = subprocess.run(status, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False).stdout
-        assert ": ready" in shown
-        return re.search(r"^bad .* UNAVAILABLE .*Protobuf parsing failed", shown, re.MULTILINE) is not None
-
-    wait_until(is_told, "the row of the broken model")
-
-
 PYTHON_CONFIG = """
 backend: "python"
 input { name: "X" data_type: TYPE_FP32 dims: 1 }
@@ -105,7 +83,6 @@ class TritonPythonModel:
 """
 
 
-@pytest.mark.long
 def test_the_log_shows_once_what_a_model_raises_from_its_own_file_on(serve, repository: Path, tmp_path: Path) -> None:
     service = tmp_path / "service"
     drop(repository, "typo", "import json\n\nclass TritonPythonModel\n    pass\n", PYTHON_CONFIG)
@@ -137,7 +114,9 @@ def test_the_log_shows_once_what_a_model_raises_from_its_own_file_on(serve, repo
     assert told[0].endswith(" (failed once, not tried again until its files change)")
 
 
-def test_a_start_tells_what_is_served_and_where_and_the_rest_if_asked(serve, repository: Path) -> None:
+def test_a_start_tells_what_is_served_and_a_broken_drop_harms_no_other_model(
+    serve, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     drop(repository, "plain", add_constant(1.0))
     server = serve(repository, flags=(*METRICS, "--worker-user=same"))
     wait_until(lambda: "1 model served" in server.log_text)
@@ -155,6 +134,25 @@ def test_a_start_tells_what_is_served_and_where_and_the_rest_if_asked(serve, rep
     assert lines[1][1].endswith(f", with a page at {page}")
     with urllib.request.urlopen(page, timeout=PATIENCE_SECONDS) as answer:
         assert b"<!doctype html>" in answer.read().lower()
+    # The broken one: the log, the index and the metrics show it.
+    drop(repository, "bad", b"no model")
+    wait_until(lambda: "the new model 'bad' is not served; the server stays ready" in server.log_text)
+    with urllib.request.urlopen(f"{page}v2/health/ready", timeout=PATIENCE_SECONDS) as answer:
+        assert answer.status == 200
+    assert server.client().is_server_ready()
+    port = port_of(server)
+    wait_until(lambda: scrape(port).get('rocserve_model_served{model="bad"}') == "0", "the metric of the new model")
+    assert scrape(port)['rocserve_model_served{model="plain"}'] == "1"
+
+    def is_told() -> bool:
+        """Between two tries; during a try the state is LOADING."""
+        cli.main(["status", f"--url={server.address}", "--once"])
+        shown = capsys.readouterr().out
+        assert ": ready" in shown
+        return re.search(r"^bad .* UNAVAILABLE .*Protobuf parsing failed", shown, re.MULTILINE) is not None
+
+    wait_until(is_told, "the row of the broken model")
+    # More is told if asked.
     server.client().update_log_settings({"log_verbose_level": 1})
     drop(repository, "later", add_constant(1.0))
     wait_until(lambda: "successfully loaded 'later' version 1" in server.log_text)
