@@ -269,7 +269,7 @@ def test_a_store_that_fails_costs_no_request_and_the_index_says_why(
     elsewhere, server = polled
     elsewhere.put(name, 1.0)
     wait_for(server, name, 1.0)
-    with ConstantLoad(server.address, name, {1.0, 2.0}, threads=2, pause_seconds=0.1) as load:
+    with ConstantLoad(server.address, name, {1.0, 2.0}, threads=2, pause_seconds=0.5) as load:
         for kind, fault in faults.items():
             getattr(elsewhere.between.faults, kind)["."] = fault
         wait_until(lambda: text in store_row(elsewhere, server), "the store's row")

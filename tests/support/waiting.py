@@ -11,7 +11,7 @@ PATIENCE_SECONDS = 400.0
 """Longer than anything takes on a busy machine, twenty models that are checked and compiled at once among it."""
 LOAD_CHECK_SECONDS = 90.0
 """What a server of the tests gives a load check, for a verdict on a busy machine, too. A model has several checks."""
-_PAUSES_SECONDS = (0.01, 0.1)
+_PAUSES_SECONDS = (0.01, 0.25)
 """The first and the longest pause between two checks: a check costs processor time that the awaited work may need."""
 _PAUSE_SHARE = 0.05
 """A pause is this share of the time that has passed, so the end of a wait is noticed at most so much later."""
