@@ -41,6 +41,7 @@ LONGEST_FILES = (
 _HTTP = ("http", "http_bodies", "http_uploads", "infer_streams", "kserve", "page", "reflection", "timing")
 OF_ONE_SERVER = {
     "rocserve_server": [f"tests/e2e/test_{name}.py" for name in ("client", "detection", "image_commands", "sample")],
+    "front_ends_server": [f"tests/e2e/test_{name}.py" for name in ("front_ends", "http_front_ends")],
     "http_server": [f"tests/e2e/test_{name}.py" for name in _HTTP],
 }
 """Fixture of the whole session -> the files that use it: each process would start the server again."""

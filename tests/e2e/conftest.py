@@ -9,12 +9,23 @@ from pathlib import Path
 
 import pytest
 import tritonclient.http as http_client
+from onnx import TensorProto
+from support.front_ends import MOST_REQUESTS
+from support.gated_models import drop_gated
 from support.metrics import FLAGS as METRICS
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, identity
 from support.parity.models import parity_models, write_model
+from support.sequences import drop_accumulator
 from support.server import RocserveProcess
+from support.simple_models import drop_simple_models
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
+LARGE_CONFIG = """
+platform: "onnx_onnxv1"
+input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
+"""
 HTTP_MODELS = ("add_sub", "types", "seen", "repeat", "faults", "labelled")
 
 
@@ -75,6 +86,40 @@ def _http_server(folder: Path, front_ends: int) -> Iterator[RocserveProcess]:
         f"--front-ends={front_ends}",
         "--http-max-input-size=1000000",
         "--grpc-reflection=true",
+        *METRICS,
+    )
+    with RocserveProcess([repository], *flags, log=folder / "server.log") as running:
+        running.wait_until_ready()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def front_ends_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
+    """A server whose two front ends serve both protocols. Each protocol has its own restricted calls."""
+    folder = tmp_path_factory.mktemp("front-ends")
+    repository = folder / "repository"
+    repository.mkdir()
+    drop_simple_models(repository)
+    for name in ("digits", "digits_classifier", "digits_preprocess"):
+        shutil.copytree(SAMPLE_REPOSITORY / name, repository / name)
+    drop_gated(repository)
+    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
+    drop(repository, "large", identity(TensorProto.UINT8, ["n"]), LARGE_CONFIG)
+    drop_accumulator(repository, "sums", "max_sequence_idle_microseconds: 90000000")
+    flags = (
+        "--front-ends=2",
+        "--log-verbose=1",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--allow-client-shm=true",
+        "--allow-remote-files=true",
+        "--allow-remote-models=true",
+        "--repository-settle-secs=0.1",
+        "--grpc-restricted-protocol=logging:key=word",
+        "--http-restricted-api=shared-memory:key=word",
+        f"--max-requests-per-client={MOST_REQUESTS}",
+        f"--trace-config=triton,file={folder / 'traces'}",
+        "--trace-config=level=TIMESTAMPS",
         *METRICS,
     )
     with RocserveProcess([repository], *flags, log=folder / "server.log") as running:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,60 +12,30 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from onnx import TensorProto
 from support.front_ends import clients_of
 from support.gated_models import drop_gated, gate_of, waiting
+from support.http_requests import ask
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.metrics import port_of, scrape
-from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, identity
-from support.sequences import drop_accumulator, run_at_once, run_sequence
-from support.server import RocserveProcess, Start
+from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
+from support.sequences import run_at_once, run_sequence
+from support.server import RocserveProcess
 from support.shared_memory import shared_file
-from support.simple_models import drop_simple_models
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from rocserve.protocol import health_pb2
 
-SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 IMAGES = sorted((Path(__file__).parents[1] / "data" / "digits").glob("*.jpg"))[:8]
-LARGE_CONFIG = """
-platform: "onnx_onnxv1"
-input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
-output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
-"""
 SECRET = ("triton-grpc-protocol-key", "word")
 LARGE = 24 << 20
 
 
-@pytest.fixture(scope="module")
-def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    repository = tmp_path_factory.mktemp("front-ends") / "repository"
-    repository.mkdir()
-    drop_simple_models(repository)
-    for name in ("digits", "digits_classifier", "digits_preprocess"):
-        shutil.copytree(SAMPLE_REPOSITORY / name, repository / name)
-    drop_gated(repository)
-    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    drop(repository, "large", identity(TensorProto.UINT8, ["n"]), LARGE_CONFIG)
-    drop_accumulator(repository, "sums", "max_sequence_idle_microseconds: 90000000")
-    flags = (
-        "--front-ends=2",
-        "--log-verbose=1",
-        "--model-control-mode=explicit",
-        "--load-model=*",
-        "--allow-client-shm=true",
-        "--allow-remote-files=true",
-        "--allow-remote-models=true",
-        "--repository-settle-secs=0.1",
-        "--grpc-restricted-protocol=logging:key=word",
-        "--allow-metrics=true",
-        "--metrics-address=127.0.0.1",
-        "--metrics-port=0",
-    )
-    return start(repository, *flags)
+@pytest.fixture
+def server(front_ends_server: RocserveProcess) -> RocserveProcess:
+    return front_ends_server
 
 
 def own_client(server: RocserveProcess) -> triton.InferenceServerClient:
@@ -109,13 +78,13 @@ def test_all_front_ends_serve(server: RocserveProcess, clients: list[triton.Infe
 
 
 def test_from_an_image_to_its_label(clients: list[triton.InferenceServerClient]) -> None:
-    def ask(number: int) -> None:
+    def classify(number: int) -> None:
         path = IMAGES[number]
         entry = infer_input("ENCODED", np.array([[path.read_bytes()]], dtype=object))
         label = clients[number].infer("digits", [entry]).as_numpy("LABEL")[0, 0].decode()
         assert label == path.stem.rpartition("_")[2]
 
-    run_at_once(len(IMAGES), ask)
+    run_at_once(len(IMAGES), classify)
 
 
 def test_a_stream_in_order_and_responses_of_a_decoupled_model(server: RocserveProcess) -> None:
@@ -298,12 +267,17 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
 
 
 def test_a_swap_and_the_end_lose_no_request(tmp_path: Path) -> None:
+    """Over gRPC and over HTTP."""
     repository = tmp_path / "repository"
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     gate = drop_gated(repository)
     told: queue.Queue[Exception | None] = queue.Queue()
+    body = {"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
     flags = ("--front-ends=2", "--repository-settle-secs=0.1", "--exit-timeout-secs=600")
-    with RocserveProcess([repository], *flags, log=tmp_path / "plain.log") as server:
+    with (
+        RocserveProcess([repository], *flags, log=tmp_path / "plain.log") as server,
+        ThreadPoolExecutor(16) as pool,
+    ):
         server.wait_until_ready()
         with ConstantLoad(server.address, "m", {1.0, 2.0}) as load:
             load.wait_until_answered_by(1.0)
@@ -314,9 +288,11 @@ def test_a_swap_and_the_end_lose_no_request(tmp_path: Path) -> None:
         values = [tensor("X", np.zeros((1, 2), np.float32), "FP32")]
         for client in clients * 2:
             client.async_infer("gated", values, lambda result, error: told.put(error))
-        wait_until(lambda: waiting(server) == 7, "one request that runs, and those that wait")
+        answers = [pool.submit(ask, server, "POST", "/v2/models/gated/infer", body) for _ in range(16)]
+        wait_until(lambda: waiting(server) == 23, "one request that runs, and those that wait")
         server.begin_end()
         gate.touch()
         assert server.process is not None
         assert server.process.wait(PATIENCE_SECONDS) == 0
     assert [told.get(timeout=PATIENCE_SECONDS) for _ in range(8)] == [None] * 8
+    assert {answer.result()[0] for answer in answers} == {200}

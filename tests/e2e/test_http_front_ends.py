@@ -9,42 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.front_ends import clients_of
-from support.gated_models import drop_gated, gate_of, waiting
+from support.front_ends import MOST_REQUESTS, clients_of
+from support.gated_models import gate_of
 from support.http_requests import ask
 from support.metrics import port_of, scrape
-from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
-from support.server import RocserveProcess, Start
+from support.server import RocserveProcess
 from support.trace_file import read_entries
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
 CLIENTS = 16
-MOST_REQUESTS = 8
 BODY = {"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 
 
-@pytest.fixture(scope="module")
-def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    folder = tmp_path_factory.mktemp("http-front-ends")
-    repository = folder / "repository"
-    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    drop_gated(repository)
-    flags = (
-        "--front-ends=2",
-        "--log-verbose=1",
-        "--model-control-mode=explicit",
-        "--load-model=*",
-        f"--max-requests-per-client={MOST_REQUESTS}",
-        "--allow-metrics=true",
-        "--metrics-address=127.0.0.1",
-        "--metrics-port=0",
-        f"--trace-config=triton,file={folder / 'traces'}",
-        "--trace-config=level=TIMESTAMPS",
-        "--grpc-restricted-protocol=metadata:key=word",
-        "--http-restricted-api=statistics:key=word",
-    )
-    return start(repository, *flags)
+@pytest.fixture
+def server(front_ends_server: RocserveProcess) -> RocserveProcess:
+    return front_ends_server
 
 
 def infer(server: RocserveProcess, model: str = "m", **more: Any) -> tuple[int, Any]:
@@ -94,21 +74,21 @@ def test_what_one_has_changed_all_know(server: RocserveProcess) -> None:
 
 
 def test_what_is_restricted_is_so_by_protocol(server: RocserveProcess) -> None:
+    path = "/v2/systemsharedmemory/status"
     for _ in range(4):
-        assert ask(server, "GET", "/v2/models/m/stats") == (
-            403,
-            {"error": "This API is restricted, expecting header 'key'"},
-        )
-        assert ask(server, "GET", "/v2/models/m/stats", headers={"Key": "word"})[0] == 200
-        assert ask(server, "GET", "/v2/models/m")[0] == 200
-    with pytest.raises(InferenceServerException, match="This protocol is restricted, expecting header"):
-        server.client().get_model_metadata("m")
+        assert ask(server, "GET", path) == (403, {"error": "This API is restricted, expecting header 'key'"})
+        assert ask(server, "GET", path, headers={"Key": "word"})[0] == 200
+        assert ask(server, "GET", "/v2/logging")[0] == 200
+    with server.client() as client, pytest.raises(InferenceServerException, match="This protocol is restricted"):
+        client.get_log_settings()
 
 
 def test_a_client_s_requests_are_counted_over_all(server: RocserveProcess) -> None:
-    refusals = 2 * CLIENTS - MOST_REQUESTS
-    with ThreadPoolExecutor(2 * CLIENTS) as pool:
-        asked = [pool.submit(infer, server, "gated") for _ in range(2 * CLIENTS)]
+    refusals = 8
+    count = MOST_REQUESTS + refusals
+    gate_of(server).unlink(missing_ok=True)
+    with ThreadPoolExecutor(count) as pool:
+        asked = [pool.submit(infer, server, "gated") for _ in range(count)]
         try:
             wait_until(lambda: sum(one.done() for one in asked) == refusals, "the refusals")
         finally:
@@ -122,6 +102,8 @@ def test_a_client_s_requests_are_counted_over_all(server: RocserveProcess) -> No
 
 def test_the_log_and_traces_tell_of_requests(server: RocserveProcess, tmp_path: Path) -> None:
     assert ask(server, "POST", "/v2/logging", {"log_verbose_level": 1})[0] == 200
+    file = Path(ask(server, "GET", "/v2/trace/setting")[1]["trace_file"])
+    before = len(read_entries(file))
     assert ask(server, "POST", "/v2/trace/setting", {"trace_rate": "1"})[0] == 200
     try:
         for number in range(CLIENTS):
@@ -132,10 +114,8 @@ def test_the_log_and_traces_tell_of_requests(server: RocserveProcess, tmp_path: 
                 lambda what=what: all(f"{what}-{number}" in server.log_text for number in range(CLIENTS)),
                 f"all ids of requests that are {what}",
             )
-        settings = ask(server, "GET", "/v2/trace/setting")[1]
-        file = Path(settings["trace_file"])
-        wait_until(lambda: "HTTP_RECV_START" in str(read_entries(file)), "a trace")
-        assert "GRPC" not in str(read_entries(file))
+        wait_until(lambda: "HTTP_RECV_START" in str(read_entries(file)[before:]), "a trace")
+        assert "GRPC" not in str(read_entries(file)[before:])
     finally:
         ask(server, "POST", "/v2/logging", {"log_verbose_level": 0})
         ask(server, "POST", "/v2/trace/setting", {"trace_rate": "0"})
@@ -155,22 +135,3 @@ def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
     wait_until(lambda: requests() >= 1_000_000, "a report of the front end")
     client.close()
     wait_until(lambda: requests() == 0, "the report that the client has gone")
-
-
-def test_the_end_loses_no_request(tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    gate = drop_gated(repository)
-    flags = ("--front-ends=2", "--exit-timeout-secs=600")
-    with (
-        RocserveProcess([repository], *flags, log=tmp_path / "plain.log") as server,
-        ThreadPoolExecutor(CLIENTS) as pool,
-    ):
-        server.wait_until_ready()
-        answers = [pool.submit(infer, server, "gated") for _ in range(CLIENTS)]
-        wait_until(lambda: waiting(server) == CLIENTS - 1, "one request that runs, and those that wait")
-        server.begin_end()
-        gate.touch()
-        assert server.process is not None
-        assert server.process.wait(PATIENCE_SECONDS) == 0
-        outcomes = [answer.result() for answer in answers]
-    assert all(status == 200 for status, _ in outcomes), outcomes

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from support.http_requests import ask
+from support.http_requests import PAGE_CALLS, ask
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -17,18 +17,20 @@ from support.waiting import PATIENCE_SECONDS, wait_until
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
 
 
-def test_http_alone_and_restricted(serve: Any, repository: Path) -> None:
+def test_http_alone_without_the_page_and_restricted(serve: Any, repository: Path) -> None:
     drop(repository, "a", add_constant(1.0))
     server: RocserveProcess = serve(
         repository,
         flags=(
             "--allow-grpc=false",
+            "--allow-ui=false",
             "--http-restricted-api=model-repository,statistics:admin-key=secret",
             "--http-restricted-api=logging:other=x",
         ),
     )
     assert "GRPCInferenceService" not in server.log_text
     wait_until(lambda: ask(server, "GET", "/v2/health/ready")[0] == 200, "readiness")
+    assert {ask(server, "GET", path)[0] for path in PAGE_CALLS} == {404}
     refusal = 403, {"error": "This API is restricted, expecting header 'admin-key'"}
     assert ask(server, "POST", "/v2/repository/index") == refusal
     assert ask(server, "GET", "/v2/models/a/stats", headers={"admin-key": "wrong"}) == refusal

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from support.http_requests import add_sub_body, ask
+from support.http_requests import PAGE_CALLS, add_sub_body, ask
 from support.models import add_constant, drop
 from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -316,17 +316,8 @@ def test_what_is_restricted(serve, repository: Path, front_ends: int) -> None:
         assert next_event()["name"] == "m"
 
 
-@MODES
-def test_without_the_page(serve, repository: Path, front_ends: int) -> None:
-    server = serve(repository, flags=("--allow-ui=false", f"--front-ends={front_ends}"))
-    calls = (
-        "overview",
-        "version-details?name=m",
-        "server-state",
-        "page/acts",
-        "events",
-        "load-report?name=m",
-        "ensemble-graph?name=m",
-    )
-    for path in ("/", "/ui/app.js", "/openapi.json", *(f"/v2/{call}" for call in calls)):
+def test_without_the_page(serve, repository: Path) -> None:
+    """test_http_server.py has a server without front ends."""
+    server = serve(repository, flags=("--allow-ui=false", "--front-ends=2"))
+    for path in PAGE_CALLS:
         assert ask(server, "GET", path)[0] == 404

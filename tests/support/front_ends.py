@@ -16,6 +16,8 @@ from support.waiting import wait_until
 CLIENTS = 12
 PAUSE_SECONDS = 0.05
 """A client's pause after each answer: without one, twelve clients take the processors that the next front end needs."""
+MOST_REQUESTS = 40
+"""Of one client at the same time, on the server that tests/e2e shares."""
 KILLS = int(os.environ.get("KILLS", "2"))
 """Front ends that one run kills, one after another, under load."""
 

@@ -13,6 +13,12 @@ import tritonclient.http as http_client
 from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS
 
+PAGE_CALLS = (
+    *("/", "/ui/app.js", "/openapi.json", "/v2/overview", "/v2/version-details?name=m", "/v2/server-state"),
+    *("/v2/page/acts", "/v2/events", "/v2/load-report?name=m", "/v2/ensemble-graph?name=m"),
+)
+"""What the page at / loads, which --allow-ui=false takes away."""
+
 
 def ask(
     server: RocserveProcess,
