@@ -25,7 +25,7 @@ from campaign.stage import Stage
 from campaign.watch import ending
 
 HEALTH_SECONDS = 1.0
-OPTIONS = Options(seconds=10 * PATIENCE_SECONDS, seed=1, lanes=1, pace_seconds=0.05, health_seconds=HEALTH_SECONDS)
+OPTIONS = Options(seconds=10 * PATIENCE_SECONDS, seed=1, lanes=1, pace_seconds=0.2, health_seconds=HEALTH_SECONDS)
 """A run ends with its list of actions."""
 CLIENTS = 16
 """Honest clients."""

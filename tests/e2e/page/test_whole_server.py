@@ -173,7 +173,7 @@ output { name: "OUT" data_type: TYPE_FP32 dims: 1 }
 def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
     folder = tmp_path_factory.mktemp("explicit")
     drop(folder / "repository", "chatty", CHATTY, CHATTY_CONFIG)
-    flags = ("--front-ends=2", "--model-control-mode=explicit", "--load-model=chatty")
+    flags = ("--model-control-mode=explicit", "--load-model=chatty")
     with RocserveProcess([folder / "repository"], *flags, log=folder / "log") as running:
         running.wait_until_ready()
         yield running
