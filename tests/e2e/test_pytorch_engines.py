@@ -23,20 +23,6 @@ from rocserve_client import Client, Internal, InvalidArgument, Unavailable
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason=NO_COMPILER)
 
 ENGINE = 'parameters {{ key: "engine" value {{ string_value: "{}" }} }}\n'
-TEXTS = """
-backend: "pytorch"
-platform: "torch_aoti"
-max_batch_size: 8
-input [ { name: "ARGS[0]" data_type: TYPE_INT64 dims: -1 }, { name: "ARGS[1]" data_type: TYPE_INT64 dims: -1 },
-        { name: "ARGS[2]" data_type: TYPE_INT64 dims: -1 }, { name: "ARGS[3]" data_type: TYPE_INT64 dims: -1 } ]
-output [
-  { name: "RESULT[states]" data_type: TYPE_FP32 dims: [ -1, 8 ] },
-  { name: "RESULT[mean]" data_type: TYPE_FP32 dims: 8 },
-  { name: "RESULT[all_states]" data_type: TYPE_FP32 dims: [ -1, 8 ] },
-  { name: "RESULT[all_mean]" data_type: TYPE_FP32 dims: 8 }
-]
-parameters { key: "sizes" value { string_value: "ARGS[0]:0=8,16; ARGS[2]:0=8,16" } }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -172,25 +158,6 @@ def test_an_index_out_of_range_reads_nothing(several: Callable[..., Any], torch_
             return False
 
     wait_until(is_right, "an answer of the worker that was started again")
-
-
-def test_a_package_of_encoders_is_padded(
-    server: RocserveProcess, torch_files: TorchFiles, torch_packages: TorchFiles
-) -> None:
-    """Nothing tells where their ids end, nor that an input is a mask. One of them sees what its mask hides."""
-    drop(server.repositories[0], "encoders", torch_packages.data("encoders"), TEXTS, filename="model.pt2")
-    inputs, expected = torch_files.values("encoders")
-    with Client(server.address) as client:
-        client.wait_until_ready(PATIENCE_SECONDS, model="encoders")
-        properties = client.model_metadata("encoders").properties
-        answer = client.infer("encoders", {f"ARGS[{place}]": values for place, values in enumerate(inputs.values())})
-    assert properties["program"] == "a package of AOTInductor"
-    assert "rows are independent" in properties["load_check"]
-    assert "dimension 'ARGS[0]:0' may be padded" in properties["load_check"]
-    assert "dimension 'ARGS[2]:0' must not be padded: output 'RESULT[all_states]'" in properties["load_check"]
-    # The request's texts are padded, which the encoder `all` sees.
-    for name in ("states", "mean"):
-        np.testing.assert_allclose(answer[f"RESULT[{name}]"], expected[name], atol=1e-6)
 
 
 def int8_kernels(package: Path) -> set[str]:

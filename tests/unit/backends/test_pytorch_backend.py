@@ -18,6 +18,7 @@ import pytest
 from support.pytorch import NO_COMPILER, TorchFiles, has_compiler
 
 from rocserve.backends.base import Batch, LoadedModel, ModelSource
+from rocserve.backends.warmup import as_served
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, OutputConfig
@@ -213,6 +214,32 @@ def test_a_package_takes_what_it_was_compiled_for(
             np.testing.assert_allclose(given["RESULT[all_mean]"], expected["all_mean"][:rows], atol=1e-6)
     # The compiled code would read beyond the ends of its rows.
     assert "compiled for INT64 [-1, -1]; change config.pbtxt, or compile" in refusal(package(8, DataType.INT32))
+
+
+@pytest.mark.skipif(not has_compiler(), reason=NO_COMPILER)
+def test_a_package_is_padded_where_padding_does_not_show(
+    model_source: SourceMaker, torch_files: TorchFiles, torch_packages: TorchFiles
+) -> None:
+    """Nothing tells where its ids end, nor that an input is a mask. One of its encoders sees what its mask hides."""
+    widths = {"states": (-1, 8), "mean": (8,)}
+    outputs = [OutputConfig(f"RESULT[{of}{name}]", FP32, dims) for of in ("", "all_") for name, dims in widths.items()]
+    inputs = [InputConfig(f"ARGS[{place}]", INT64, (-1,)) for place in range(4)]
+    sizes = {"sizes": "ARGS[0]:0=8,16; ARGS[2]:0=8,16"}
+    data = torch_packages.data("encoders")
+    model = load(model_source("model.pt2", data, inputs=inputs, outputs=outputs, max_batch_size=8, parameters=sizes))
+    assert "rows are independent" in model.load_check.parts
+    assert "dimension 'ARGS[0]:0' may be padded" in model.load_check.parts
+    assert "dimension 'ARGS[2]:0' must not be padded: output 'RESULT[all_states]'" in str(model.load_check)
+    values, expected = torch_files.values("encoders")
+    tensors = {
+        f"ARGS[{place}]": tensor_from_numpy(f"ARGS[{place}]", array, INT64)
+        for place, array in enumerate(values.values())
+    }
+    batch = Batch(tensors, ("RESULT[states]", "RESULT[mean]"), (2,))
+    padded = model.execute(as_served(batch, model._config, model.signature.padding)).outputs  # type: ignore[attr-defined]
+    assert padded["RESULT[states]"].shape == (2, 8, 8)
+    np.testing.assert_allclose(padded["RESULT[states]"][:, :5], expected["states"], atol=1e-6)
+    np.testing.assert_allclose(padded["RESULT[mean]"], expected["mean"], atol=1e-6)
 
 
 @pytest.mark.parametrize(
