@@ -92,6 +92,7 @@ def _only(folder: Path, pattern: str) -> Path:
 
 SERVER_SIDE = ("Server Queue", "Server Compute Input", "Server Compute Infer", "Server Compute Output")
 SWEEP = ("--concurrency-range", "1:3:2")
+THREE = ("--concurrency-range", "3")
 RATES = ("--request-rate-range", "100:200:100")
 SHARED = ("--shared-memory", "system", "--output-shared-memory-size", "64")
 SEQUENCES = ("--num-of-sequences", "3", "--sequence-length", "8", "--input-data", "zero")
@@ -115,18 +116,18 @@ def server(start: Start, perf_analyzer: PerfAnalyzer, tmp_path_factory: pytest.T
 
 CASES = [
     pytest.param("grpc", "simple", SWEEP, 2, id="gRPC: concurrency"),
-    pytest.param("grpc", "simple", (*SWEEP, "--async"), 2, id="gRPC: concurrency, asynchronous"),
+    pytest.param("grpc", "simple", (*THREE, "--async"), 1, id="gRPC: concurrency, asynchronous"),
     pytest.param("grpc", "simple", RATES, 2, id="gRPC: request rates"),
-    pytest.param("grpc", "simple", (*SWEEP, "--async", "--streaming"), 2, id="gRPC: streams"),
-    pytest.param("grpc", "simple", (*SWEEP, *SHARED), 2, id="gRPC: shared memory"),
-    pytest.param("grpc", "simple", (*SWEEP, "-b", "4"), 2, id="gRPC: batches of four"),
-    pytest.param("grpc", "simple_dyna_sequence", (*SWEEP, *SEQUENCES), 2, id="gRPC: sequences"),
+    pytest.param("grpc", "simple", (*THREE, "--async", "--streaming"), 1, id="gRPC: streams"),
+    pytest.param("grpc", "simple", (*THREE, *SHARED), 1, id="gRPC: shared memory"),
+    pytest.param("grpc", "simple", (*THREE, "-b", "4"), 1, id="gRPC: batches of four"),
+    pytest.param("grpc", "simple_dyna_sequence", (*THREE, *SEQUENCES), 1, id="gRPC: sequences"),
     pytest.param("grpc", "simple_sequence", (*SEQUENCES, "--async", "--streaming"), 1, id="gRPC: streams of sequences"),
     pytest.param("http", "simple", SWEEP, 2, id="HTTP: concurrency"),
-    pytest.param("http", "simple", (*SWEEP, "--async"), 2, id="HTTP: concurrency, asynchronous"),
+    pytest.param("http", "simple", (*THREE, "--async"), 1, id="HTTP: concurrency, asynchronous"),
     pytest.param("http", "simple", RATES, 2, id="HTTP: request rates"),
-    pytest.param("http", "simple", (*SWEEP, *SHARED), 2, id="HTTP: shared memory"),
-    pytest.param("http", "simple_dyna_sequence", (*SWEEP, *SEQUENCES), 2, id="HTTP: sequences"),
+    pytest.param("http", "simple", (*THREE, *SHARED), 1, id="HTTP: shared memory"),
+    pytest.param("http", "simple_dyna_sequence", (*THREE, *SEQUENCES), 1, id="HTTP: sequences"),
 ]
 
 

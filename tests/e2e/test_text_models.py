@@ -34,7 +34,7 @@ from rocserve_client import AsyncClient, Client, InvalidArgument
 
 pytest.importorskip("tokenizers", reason="needs the package tokenizers")
 
-SWAPS = 4
+SWAPS = 2
 LABELS = ("calm", "loud", "odd")
 KINDS = {"O": 0, "PLACE": 1}
 SHORTENED_FILES = {
