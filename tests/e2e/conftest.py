@@ -18,6 +18,7 @@ from support.parity.models import parity_models, write_model
 from support.sequences import drop_accumulator
 from support.server import RocserveProcess
 from support.simple_models import drop_simple_models
+from support.tools import Command
 
 SAMPLE_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
@@ -41,6 +42,12 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., RocserveProcess]]:
             return running.enter_context(RocserveProcess(repositories, *flags, log=tmp_path / f"server-{count}.log"))
 
         yield start
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command `rocserve`, in this process."""
+    return Command(tmp_path / "cache", capsys)
 
 
 @pytest.fixture(scope="session")

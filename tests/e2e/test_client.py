@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 from support.models import add_sub, drop
 from support.server import RocserveProcess
+from support.tools import Command
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve_client import (
@@ -196,17 +195,12 @@ def test_load_and_unload(serve: Callable[..., RocserveProcess], repository: Path
         assert caught.value.status in (StatusCode.NOT_FOUND, StatusCode.UNAVAILABLE)
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, *map(str, command)]
-    return subprocess.run(arguments, check=False, capture_output=True, text=True)
-
-
-def test_the_status_verb(rocserve_server: RocserveProcess):
-    shown = run("-m", "rocserve.cli", "status", "--once", "--url", rocserve_server.address)
-    assert shown.returncode == 0, shown.stderr
-    rows = {line.split()[0]: line.split()[1:3] for line in shown.stdout.splitlines() if line.strip()}
+def test_the_status_verb(rocserve_server: RocserveProcess, command: Command):
+    shown = command("status", "--once", "--url", rocserve_server.address)
+    assert shown.status == 0, shown.err
+    rows = {line.split()[0]: line.split()[1:3] for line in shown.out.splitlines() if line.strip()}
     assert rows["digits"] == ["1", "READY"]
     assert rows["digits_classifier"] == ["1", "READY"]
-    absent = run("-m", "rocserve.cli", "status", "--once", "--url", "127.0.0.1:1")
-    assert absent.returncode == 1
-    assert "no answer from a server at 127.0.0.1:1" in absent.stderr
+    absent = command("status", "--once", "--url", "127.0.0.1:1")
+    assert absent.status == 1
+    assert "no answer from a server at 127.0.0.1:1" in absent.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,7 +16,8 @@ import tritonclient.grpc as triton
 from PIL import Image
 from support.infer_inputs import infer_input
 from support.slow_yolo import opencv_suppress, slow_decode
-from support.waiting import PATIENCE_SECONDS, wait_until
+from support.tools import Command
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 ROOT = Path(__file__).parents[2]
@@ -181,22 +181,17 @@ def test_the_network_s_own_words_agree_with_the_post_processing(rocserve_server)
     assert written["labels"].split(", ") == (POSTPROCESS / "labels.txt").read_text().split()
 
 
-def run_detect(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rocserve.cli", "detect", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
-
-
-def test_the_command_prints_and_draws(rocserve_server, tmp_path):
+def test_the_command_prints_and_draws(rocserve_server, command: Command, tmp_path):
     twin = tmp_path / "other" / "04.jpg"
     twin.parent.mkdir()
     shutil.copy(SHAPES / "05.jpg", twin)
     (tmp_path / "text.jpg").write_text("no image")
     images = (SHAPES / "04.jpg", twin, tmp_path / "text.jpg")
     out = tmp_path / "drawn"
-    ran = run_detect(*images, "--model", "detect_shapes", "--url", rocserve_server.address, "--out", out)
-    assert ran.returncode == 1, "one of the images is none"
-    assert ran.stdout.count("triangle") == 2
-    assert "INVALID_ARGUMENT" in ran.stderr
+    ran = command("detect", *images, "--model", "detect_shapes", "--url", rocserve_server.address, "--out", out)
+    assert ran.status == 1, "one of the images is none"
+    assert ran.out.count("triangle") == 2
+    assert "INVALID_ARGUMENT" in ran.err
     assert sorted(path.name for path in out.iterdir()) == ["04-2.png", "04.png"]
     for name, image in (("04.png", images[0]), ("04-2.png", images[1])):
         with Image.open(image) as original, Image.open(out / name) as drawn:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_sub, answering, drop
 from support.server import RocserveProcess, Start
+from support.tools import Command
 from support.waiting import PATIENCE_SECONDS
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
@@ -100,20 +99,16 @@ def test_restricted_methods_want_their_header(channel: grpc.Channel) -> None:
     assert parameters_of(call(channel, INFERENCE + "ModelInfer", inference(), KEYS[:1])) == {}
 
 
-def test_the_status_verb_may_send_a_header(server: RocserveProcess) -> None:
-    def status(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "rocserve.cli", "status", "--once", f"--url={server.address}", *arguments]
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-
-    without = status()
-    assert without.returncode == 1
+def test_the_status_verb_may_send_a_header(server: RocserveProcess, command: Command) -> None:
+    verb = ("status", "--once", f"--url={server.address}")
+    without = command(*verb)
+    assert without.status == 1
     assert (
-        "answers only calls with its header (UNAVAILABLE: This protocol is restricted, expecting header"
-        in without.stderr
+        "answers only calls with its header (UNAVAILABLE: This protocol is restricted, expecting header" in without.err
     )
-    allowed = status(*(f"--header={name}={value}" for name, value in KEYS))
-    assert allowed.returncode == 0, allowed.stderr
-    assert "parameters" in allowed.stdout
+    allowed = command(*verb, *(f"--header={name}={value}" for name, value in KEYS))
+    assert allowed.status == 0, allowed.err
+    assert "parameters" in allowed.out
 
 
 def test_a_restricted_stream_ends_at_once(server: RocserveProcess, channel: grpc.Channel) -> None:

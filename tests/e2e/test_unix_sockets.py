@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
+from support.tools import Command
 from support.unix_server import UnixServer
 from support.waiting import PATIENCE_SECONDS
 
@@ -30,12 +29,9 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-def status(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rocserve.cli", "status", "--once", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_both_protocols_users_and_a_killed_server(repository: Path, folder: Path, tmp_path: Path) -> None:
+def test_both_protocols_users_and_a_killed_server(
+    repository: Path, folder: Path, tmp_path: Path, command: Command
+) -> None:
     drop(repository, "m", add_constant(1.0))
     flags = (f"--admin-address=uid:{ME + 1}", "--max-request-rate-per-client=1000000")
     with UnixServer(repository, folder, tmp_path / "server.log", *flags) as server:
@@ -54,9 +50,9 @@ def test_both_protocols_users_and_a_killed_server(repository: Path, folder: Path
         with Client(server.grpc) as client, pytest.raises(RocserveError, match=expected):
             client.load_model("m")
 
-        assert "rocserve" in (shown := status(f"--url={server.grpc}")).stdout, shown.stderr
-        one = status(f"--url={server.grpc}", f"--http-url=unix:{server.http}", "m")
-        assert "m version 1: READY" in one.stdout, one.stderr
+        assert "rocserve" in (shown := command("status", "--once", f"--url={server.grpc}")).out, shown.err
+        one = command("status", "--once", f"--url={server.grpc}", f"--http-url=unix:{server.http}", "m")
+        assert "m version 1: READY" in one.out, one.err
 
         # A second server cannot have the sockets, and takes nothing from the first.
         log = tmp_path / "second.log"
