@@ -7,14 +7,13 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from support import migraphx_models
-from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place, wait_for_end
+from support.migraphx_serving import Array, ask, compiled_together, config, expected, index_entry, place, wait_for_end
 from support.processes import has_ended
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -82,11 +81,11 @@ class Asker:
 
 
 @pytest.fixture
-def originals(migraphx_root: Path, tmp_path: Path) -> Iterator[list[tuple[str, str, bytes]]]:
+def originals(migraphx_root: Path, tmp_path: Path) -> list[tuple[str, str, bytes]]:
     """Platforms, filenames and contents of intact models."""
     models = [("onnx_onnxv1", "model.onnx", model) for model in VICTIMS]
-    programs = [("migraphx_mxr", "model.mxr", compiled(migraphx_root, model, tmp_path)) for model in VICTIMS]
-    yield [*models, *programs]
+    programs = compiled_together(migraphx_root, tmp_path, *((model, 1) for model in VICTIMS))
+    return [*models, *(("migraphx_mxr", "model.mxr", program) for program in programs)]
 
 
 @pytest.mark.timeout(1200 + 20 * FILES)

@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 from support import migraphx_models
 from support.migraphx_cases import onnx_cases, program_cases, rebuilt_case, slow, tensorflow_cases
 from support.migraphx_error_texts import INDEX_TEXTS, RESPONSE_TEXTS, Text, index_text, log_text, response_text
-from support.migraphx_serving import Array, ask, compiled, config, expected, index_entry, place, wait_for_state
+from support.migraphx_serving import Array, ask, compiled_together, config, expected, index_entry, place, wait_for_state
 from support.processes import has_ended
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -62,13 +62,13 @@ class Served:
 def served(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Loads a model for each case, while two good ones answer."""
     repository = tmp_path_factory.mktemp("repository")
-    program = compiled(migraphx_root, MLP, tmp_path_factory.mktemp("program"))
+    folder = tmp_path_factory.mktemp("programs")
+    program, ranging = compiled_together(migraphx_root, folder, (MLP, 1), (MLP, (1, 8)))
     cases = {**onnx_cases(), **tensorflow_cases(), **program_cases(program), REBUILT: rebuilt_case(program)}
     names = {case: f"case_{number}" for number, case in enumerate(cases)}
     for case, model in cases.items():
         model.place(repository, names[case])
     place(repository, "mlp", "model.onnx", MLP, config(4, batch_sizes="4"))
-    ranging = compiled(migraphx_root, MLP, tmp_path_factory.mktemp("ranging"), (1, 8))
     place(repository, "dynamic", "model.mxr", ranging, config(8, "migraphx_mxr"))
     place(repository, "picking", "model.onnx", migraphx_models.picking(), config(1))
     place(repository, "slow", "model.onnx", slow(), config(1, load_check="off"))

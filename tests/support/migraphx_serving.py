@@ -27,14 +27,15 @@ from rocserve.backends.migraphx.python_module import open_binding
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.settings import EngineSettings
 
-root, source, program, shapes = sys.argv[1:]
+root, *folders = sys.argv[1:]
 binding = open_binding(find_installation(EngineSettings(migraphx_root=root)))
-parsed = binding.parse_onnx(Path(source), {
-    name: tuple(size if isinstance(size, int) else DimensionRange(*size) for size in shape)
-    for name, shape in json.loads(shapes).items()
-})
-parsed.compile("ref")
-parsed.save(Path(program))
+for folder in map(Path, folders):
+    parsed = binding.parse_onnx(folder / "source.onnx", {
+        name: tuple(size if isinstance(size, int) else DimensionRange(*size) for size in shape)
+        for name, shape in json.loads((folder / "shapes.json").read_text()).items()
+    })
+    parsed.compile("ref")
+    parsed.save(folder / "program.mxr")
 """
 
 
@@ -55,12 +56,20 @@ def place(repository: Path, name: str, filename: str, content: bytes, text: str)
 
 def compiled(root: Path, model: bytes, folder: Path, batch: int | tuple[int, int] = 1) -> bytes:
     """Compile an ONNX model to an .mxr, with symbolic batches set to `batch`; two numbers = a range."""
-    source, program = folder / "source.onnx", folder / "program.mxr"
-    source.write_bytes(model)
-    shapes = json.dumps(shapes_at(model, batch))
-    done = run_with_migraphx(root, _COMPILE, str(root), str(source), str(program), shapes)
+    (program,) = compiled_together(root, folder, (model, batch))
+    return program
+
+
+def compiled_together(root: Path, folder: Path, *models: tuple[bytes, int | tuple[int, int]]) -> list[bytes]:
+    """Compile models in one process, each with its batch."""
+    folders = [folder / str(number) for number in range(len(models))]
+    for own, (model, batch) in zip(folders, models, strict=True):
+        own.mkdir()
+        (own / "source.onnx").write_bytes(model)
+        (own / "shapes.json").write_text(json.dumps(shapes_at(model, batch)))
+    done = run_with_migraphx(root, _COMPILE, str(root), *map(str, folders))
     assert done.returncode == 0, done.stderr
-    return program.read_bytes()
+    return [(own / "program.mxr").read_bytes() for own in folders]
 
 
 def expected(model: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
