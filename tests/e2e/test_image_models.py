@@ -191,7 +191,7 @@ def examples():
         import average_precision
         import shapes
 
-    return shapes.draw_pictures(seed=161803, count=30), average_precision
+    return shapes.draw_pictures(seed=161803, count=15), average_precision
 
 
 @pytest.fixture(scope="module")
