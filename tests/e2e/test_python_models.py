@@ -274,25 +274,7 @@ def test_an_environment_of_its_own(server):
     assert Path(prefix) != Path(sys.prefix)
 
 
-def test_a_changed_file_takes_over_and_the_old_model_is_finalized(serve, tmp_path):
-    folder = tmp_path / "repository" / "add_sub"
-    shutil.copytree(MODELS / "add_sub", folder)
-    server = serve(tmp_path / "repository", flags=("--model-control-mode=poll",))
-    server.wait_until_ready()
-    client = server.client()
-    inputs = [infer_input(name, np.full((1, 4), 3, np.float32)) for name in ("INPUT0", "INPUT1")]
-    assert client.infer("add_sub", inputs).as_numpy("OUTPUT0").tolist() == [[6] * 4]
-    model = folder / "1" / "model.py"
-    model.write_text(model.read_text().replace("(in_0 + in_1)", "(in_0 * in_1)"))
-    wait_until(
-        lambda: client.infer("add_sub", inputs).as_numpy("OUTPUT0").tolist() == [[9] * 4], "the new model's answer"
-    )
-    wait_until(lambda: server.log_text.count("Cleaning up...") == 1, "the old model's last words")
-    assert server.terminate() == 0
-    wait_until(lambda: server.log_text.count("Cleaning up...") == 2, "the new model's last words")
-
-
-def test_models_that_cannot_be_loaded_say_why(serve, tmp_path):
+def test_models_that_cannot_be_loaded_say_why(server):
     config = 'backend: "python"\ninput [{ name: "X" data_type: TYPE_FP32 dims: [1] }]\n'
     config += 'output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]\n'
     sources = {
@@ -301,8 +283,7 @@ def test_models_that_cannot_be_loaded_say_why(serve, tmp_path):
         "leaving": "import os\nos._exit(3)\n",
     }
     for name, source in sources.items():
-        drop(tmp_path / "repository", name, source, config)
-    server = serve(tmp_path / "repository")
+        drop(server.repositories[0], name, source, config)
     client = server.client()
 
     expected = {
@@ -316,3 +297,19 @@ def test_models_that_cannot_be_loaded_say_why(serve, tmp_path):
 
     wait_until(are_reported, "the reason for each model")
     assert client.is_server_live()
+
+
+def test_a_changed_file_takes_over_and_the_old_model_is_finalized(server):
+    """The last test of this server."""
+    client = server.client()
+    inputs = [infer_input(name, np.full((1, 4), 3, np.float32)) for name in ("INPUT0", "INPUT1")]
+    assert client.infer("add_sub", inputs).as_numpy("OUTPUT0").tolist() == [[6] * 4]
+    model = server.repositories[0] / "add_sub" / "1" / "model.py"
+    model.write_text(model.read_text().replace("(in_0 + in_1)", "(in_0 * in_1)"))
+    wait_until(
+        lambda: client.infer("add_sub", inputs).as_numpy("OUTPUT0").tolist() == [[9] * 4], "the new model's answer"
+    )
+    words = "add_sub:1: Cleaning up..."
+    wait_until(lambda: server.log_text.count(words) == 1, "the old model's last words")
+    assert server.terminate() == 0
+    wait_until(lambda: server.log_text.count(words) == 2, "the new model's last words")

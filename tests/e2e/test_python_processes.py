@@ -153,8 +153,10 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
     folder = tmp_path_factory.mktemp("processes")
     for name, source in MODELS.items():
         drop(folder / "repository", name, HEAD + source, CONFIG)
-    (folder / "repository" / "steady" / "1" / "helper.py").write_text("FACTOR = 10\n")
-    return start(folder / "repository")
+    for name, factor in (("steady", 10), ("first", 2), ("second", 3)):
+        version = drop(folder / "repository", name, HEAD + MODELS["steady"], CONFIG) / "1"
+        (version / "helper.py").write_text(f"FACTOR = {factor}\n")
+    return start(folder / "repository", "--model-control-mode=poll")
 
 
 def infer(server: RocserveProcess, model: str, *numbers: int) -> list[int]:
@@ -206,11 +208,19 @@ def test_the_log_has_the_line_of_a_crash(server):
     wait_until(lambda: f'1/model.py", line {line} in execute' in server.log_text, "the line in the log")
 
 
-def test_processes_that_a_model_leaves_behind_end_with_it(serve, tmp_path):
-    repository = tmp_path / "repository"
-    drop(repository, "parent", HEAD + MODELS["parent"], CONFIG)
-    server = serve(repository, flags=("--model-control-mode=poll",))
-    server.wait_until_ready()
+def test_modules_of_one_name_and_a_change_of_one_of_them(server):
+    assert (infer(server, "first", 1), infer(server, "second", 1)) == ([2], [3])
+    helper = server.repositories[0] / "second" / "1" / "helper.py"
+    # Renamed into place, with the same size: only the file's identity shows the change.
+    helper.with_suffix(".tmp").write_text("FACTOR = 5\n")
+    helper.with_suffix(".tmp").replace(helper)
+    wait_until(lambda: infer(server, "second", 1) == [5], "the changed module")
+    assert infer(server, "first", 1) == [2]
+
+
+def test_processes_that_a_model_leaves_behind_end_with_it(server):
+    """The last test of this server."""
+    (repository,) = server.repositories
     (child,) = infer(server, "parent", 0)
     assert not has_ended(child)
     shutil.rmtree(repository / "parent")
@@ -220,19 +230,3 @@ def test_processes_that_a_model_leaves_behind_end_with_it(serve, tmp_path):
     (child,) = infer(server, "parent", 0)
     server.kill()
     wait_until(lambda: has_ended(child), "the end of the killed server's model's child")
-
-
-def test_modules_of_one_name_and_a_change_of_one_of_them(serve, tmp_path):
-    repository = tmp_path / "repository"
-    for name, factor in (("first", 2), ("second", 3)):
-        drop(repository, name, HEAD + MODELS["steady"], CONFIG)
-        (repository / name / "1" / "helper.py").write_text(f"FACTOR = {factor}\n")
-    server = serve(repository, flags=("--model-control-mode=poll",))
-    server.wait_until_ready()
-    assert (infer(server, "first", 1), infer(server, "second", 1)) == ([2], [3])
-    helper = repository / "second" / "1" / "helper.py"
-    # Renamed into place, with the same size: only the file's identity shows the change.
-    helper.with_suffix(".tmp").write_text("FACTOR = 5\n")
-    helper.with_suffix(".tmp").replace(helper)
-    wait_until(lambda: infer(server, "second", 1) == [5], "the changed module")
-    assert infer(server, "first", 1) == [2]
