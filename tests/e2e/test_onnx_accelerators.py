@@ -29,28 +29,21 @@ OF_AMDS_PORT = accelerated(
 )
 
 
-def test_accelerators_that_are_taken(serve, repository: Path) -> None:
+def test_accelerators_that_are_taken_and_the_repository_of_amds_examples(serve, repository: Path) -> None:
     configs = {"amds": OF_AMDS_PORT, "openvino_or_not": accelerated("cpu", "openvino", more=AUTO)}
     for model, config in configs.items():
         drop(repository, model, add_constant(1.0), config)
-    server: RocserveProcess = serve(repository)
-    server.wait_until_ready()
-    client = server.client()
-    for model in configs:
-        entry = infer_input("X", np.ones((3, 2), np.float32))
-        assert client.infer(model, [entry]).as_numpy("Y").tolist() == [[2.0, 2.0]] * 3
-    text = "'migraphx' is not used: the instance is on the CPU"
-    wait_until(lambda: text in server.log_text, "the worker's line in the log")
-
-
-def test_the_repository_of_amds_examples(serve, repository: Path) -> None:
     configuration = next(block for block in PAGE.read_text().split("```") if "execution_accelerators" in block)
     drop(repository, "as_it_is", add_constant(1.0), configuration, version=0)
     server: RocserveProcess = serve(repository)
     client = server.client()
     wait_until(lambda: client.is_model_ready("as_it_is", "0"), "the model")
-    entry = infer_input("X", np.ones((3, 2), np.float32))
-    answer = client.infer("as_it_is", [entry], model_version="0")
-    assert answer.as_numpy("Y").tolist() == [[2.0, 2.0]] * 3
-    assert answer.get_response().model_version == "0"
+    server.wait_until_ready()
+    for model, version in (*((name, "1") for name in configs), ("as_it_is", "0")):
+        entry = infer_input("X", np.ones((3, 2), np.float32))
+        answer = client.infer(model, [entry])
+        assert answer.as_numpy("Y").tolist() == [[2.0, 2.0]] * 3
+        assert answer.get_response().model_version == version
+    text = "'migraphx' is not used: the instance is on the CPU"
+    wait_until(lambda: text in server.log_text, "the worker's line in the log")
     assert "settings without effect in this version of rocserve: optimization.cuda" in server.log_text

@@ -4,7 +4,6 @@ outputs."""
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 from support.infer_inputs import infer_input
 from support.models import drop, graph, identity
+from support.repository_index import reason_of
 from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 
@@ -243,8 +243,8 @@ def test_a_python_model_sees_each_request_with_its_own_shape(server: RocservePro
         assert answer.as_numpy("TOGETHER").tolist() == [[2]]
 
 
-def test_a_configuration_that_is_not_the_models_is_refused(server: RocserveProcess, serve, tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
+def test_a_configuration_that_is_not_the_models_is_refused(server: RocserveProcess) -> None:
+    (repository,) = server.repositories
     drop(
         repository,
         "square",
@@ -261,16 +261,11 @@ def test_a_configuration_that_is_not_the_models_is_refused(server: RocserveProce
             'target_name: "COUNT" data_type: TYPE_FP32', 'target_name: "COUNT" data_type: TYPE_INT32'
         ),
     )
-    other = serve(repository)
-    wait_until(
-        lambda: [entry.state for entry in other.client().get_model_repository_index().models] == ["UNAVAILABLE"] * 2
-    )
-    reasons = {entry.name: entry.reason for entry in other.client().get_model_repository_index().models}
-    assert (
-        "unable to load model 'square', configuration expects model provides input with shape [-1]  for ragged input"
-        " 'INPUT0', model provides [-1,4]" in reasons["square"]
-    )
-    assert (
-        "unable to load model 'other', batch input 'COUNT' is TYPE_INT32 in the configuration, TYPE_FP32 in the model"
-        in reasons["other"]
-    )
+    for name, text in {
+        "square": "configuration expects model provides input with shape [-1]  for ragged input 'INPUT0', model"
+        " provides [-1,4]",
+        "other": "batch input 'COUNT' is TYPE_INT32 in the configuration, TYPE_FP32 in the model",
+    }.items():
+        refusal = f"unable to load model '{name}', {text}"
+        wait_until(lambda name=name, refusal=refusal: refusal in reason_of(server, name), f"'{refusal}'")
+        assert not server.client().is_model_ready(name)
