@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import socket
 import tempfile
@@ -29,13 +30,21 @@ def ask(client: triton.InferenceServerClient, model: str, version: str = "") -> 
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_sigterm_finishes_the_work_in_hand(serve, repository: Path, whole_group: bool):
-    """An open stream does not hold the end up."""
+def test_loads_are_refused_and_sigterm_finishes_the_work_in_hand(serve, repository: Path, whole_group: bool):
+    """The folders decide about loads. An open stream does not hold the end up."""
     gate = drop_gated(repository)
     drop(repository, "m", add_constant(1.0))
-    server = serve(repository, flags=("--exit-timeout-secs=600",))
+    server = serve(repository, flags=("--model-control-mode=poll", "--exit-timeout-secs=600"))
     server.wait_until_ready()
     client = server.client()
+    refusal = "explicit model load / unload is not allowed if polling is enabled"
+    for call, name in itertools.product((client.load_model, client.unload_model), ("m", "nowhere")):
+        with pytest.raises(InferenceServerException) as raised:
+            call(name)
+        assert (raised.value.status(), raised.value.message()) == ("StatusCode.UNAVAILABLE", refusal)
+    for verb in ("load", "unload"):
+        answer = http_requests.ask(server, "POST", f"/v2/repository/models/m/{verb}", {})
+        assert answer == (503, {"error": refusal})
     answers: queue.Queue = queue.Queue()
     client.start_stream(lambda result, error: answers.put(error))
     client.async_stream_infer("m", [infer_input("X", np.ones((1, 2), np.float32))])
@@ -57,23 +66,6 @@ def test_switched_off_subjects_are_fine(serve, repository: Path):
     server.wait_until_ready()
     assert ask(server.client(), "a") == [2.0, 3.0]
     assert not any(service in server.log_text for service in ("HTTPService", "Metrics Service"))
-
-
-def test_loads_are_refused_where_the_folders_decide(serve, repository: Path):
-    drop(repository, "m", add_constant(1.0))
-    server = serve(repository, flags=("--model-control-mode=poll",))
-    server.wait_until_ready()
-    refusal = "explicit model load / unload is not allowed if polling is enabled"
-    client = server.client()
-    for call in (client.load_model, client.unload_model):
-        for name in ("m", "nowhere"):
-            with pytest.raises(InferenceServerException) as raised:
-                call(name)
-            assert (raised.value.status(), raised.value.message()) == ("StatusCode.UNAVAILABLE", refusal)
-    for verb in ("load", "unload"):
-        answer = http_requests.ask(server, "POST", f"/v2/repository/models/m/{verb}", {})
-        assert answer == (503, {"error": refusal})
-    assert ask(client, "m") == [2, 3]
 
 
 def test_the_effective_config_is_printed(repository: Path, capsys: pytest.CaptureFixture[str]):

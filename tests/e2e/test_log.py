@@ -20,7 +20,7 @@ import tritonclient.http as triton_http
 from support.http2 import END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, head
 from support.infer_inputs import infer_input
 from support.models import add_constant, answering, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import PATIENCE_SECONDS, wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -130,12 +130,17 @@ def test_the_form_and_the_levels_are_changed_at_once(server: RocserveProcess) ->
     assert server.log_text[length:] == ""
 
 
-def test_the_verbose_log_has_details_of_a_running_model(serve: Any, repository: Path) -> None:
+@pytest.fixture(scope="module")
+def explicit(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """The last test of it ends it."""
+    repository = tmp_path_factory.mktemp("explicit")
     drop(repository, "details", DETAILS, DETAILS_CONFIG)
-    server = serve(repository)
-    server.wait_until_ready()
-    client = server.client()
+    return start(repository, "--model-control-mode=explicit", "--load-model=details")
 
+
+def test_the_verbose_log_has_details_of_a_running_model(explicit: RocserveProcess) -> None:
+    server = explicit
+    client = server.client()
     numbers = itertools.count()
 
     def words() -> list[str]:
@@ -196,15 +201,12 @@ KNOWN = {
 }  # fmt: skip
 
 
-def test_a_long_name_is_cut(serve: Any, repository: Path) -> None:
-    drop(repository, "m", JSON_MODEL, DETAILS_CONFIG)
-    flags = ("--log-verbose=1", "--model-control-mode=explicit", "--load-model=m")
-    running = serve(repository, flags=flags)
-    running.wait_until_ready()
+def test_a_long_name_is_cut(explicit: RocserveProcess) -> None:
+    running, client = explicit, explicit.client()
+    client.update_log_settings({"log_verbose_level": 1})
     name, request_id = "n" * 50_000, "i" * 50_000
     with pytest.raises(InferenceServerException):
         ask(running, model=name, request_id=request_id)
-    client = running.client()
     with pytest.raises(InferenceServerException):
         client.load_model(name)
     client.unload_model(name)
