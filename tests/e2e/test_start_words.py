@@ -152,7 +152,7 @@ def test_a_start_tells_what_is_served_and_a_broken_drop_harms_no_other_model(
         return re.search(r"^bad .* UNAVAILABLE .*Protobuf parsing failed", shown, re.MULTILINE) is not None
 
     wait_until(is_told, "the row of the broken model")
-    # More is told if asked.
+    # A verbose log says more.
     server.client().update_log_settings({"log_verbose_level": 1})
     drop(repository, "later", add_constant(1.0))
     wait_until(lambda: "successfully loaded 'later' version 1" in server.log_text)
