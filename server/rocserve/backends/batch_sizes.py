@@ -22,7 +22,6 @@ each size is compiled before the model serves."""
 
 MOST_SIZES = 64
 """Each size is a separate program, which is compiled, kept in memory and warmed up."""
-_ONE_SIZE = "batch"
 _LARGEST_SIZE = 2**31 - 1
 
 
@@ -60,16 +59,16 @@ def wanted_batch_sizes(
     # ONNX Runtime's MIGraphX provider uses the second name of the list.
     found = {
         name: text
-        for name in ("batch_sizes", "migraphx_compile_batches", _ONE_SIZE)
+        for name in ("batch_sizes", "migraphx_compile_batches", "batch")
         if (text := values.get(name, "").strip())
     }
     if not found:
         return ()
     name, text = next(iter(found.items()))
-    if _ONE_SIZE in found:
-        if name != _ONE_SIZE:
+    if "batch" in found:
+        if name != "batch":
             raise invalid_argument(
-                f"model '{model}': '{_ONE_SIZE}' is the one batch size, '{name}' a list of them; remove one of them"
+                f"model '{model}': 'batch' is the one batch size, '{name}' a list of them; remove one of them"
             )
         if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) <= _LARGEST_SIZE:
             raise invalid_argument(

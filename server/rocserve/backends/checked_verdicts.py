@@ -14,8 +14,6 @@ from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
 from rocserve.load_check.rows import Independence, RowsVerdict
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
-_LOG = logging.getLogger(__name__)
-
 Verdict = TypeVar("Verdict", RowsVerdict, PaddingVerdict)
 
 
@@ -64,7 +62,7 @@ def _checked(
                 return check()
             except Exception as error:
                 # A fault of the check must not keep a model from being served, one request after the other.
-                _LOG.warning("model '%s': the load check failed", model.name, exc_info=True)
+                logging.getLogger(__name__).warning("model '%s': the load check failed", model.name, exc_info=True)
                 return unknown(str(error))
 
     # Five seconds beyond the check's own limit, a worker no longer waits for another's verdict.

@@ -7,17 +7,16 @@ from collections.abc import Mapping
 
 from rocserve.core.model_config import Purpose
 
-_NAME = re.compile(r"""(\d{1,9})\s*:\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")""")
-"""An entry of a dict from numbers to names, as Python prints it."""
-
 
 def read_purpose(metadata: Mapping[str, str]) -> Purpose:
     """Return the purpose; without names if they are not numbered from 0 on."""
     task, text = metadata.get("task", ""), metadata.get("names", "")
-    # A thousand names have 20,000 characters.
+    # An entry of a dict from numbers to names, as Python prints it.
+    entry = re.compile(r"""(\d{1,9})\s*:\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")""")
     names = {
         int(found[1]): re.sub(r"\\(.)", r"\1", found[2] or found[3] or "", flags=re.DOTALL)
-        for found in _NAME.finditer(text if len(text) <= 1 << 20 else "")
+        # A thousand names have 20,000 characters.
+        for found in entry.finditer(text if len(text) <= 1 << 20 else "")
     }
     # A name on several lines would be several labels.
     is_usable = sorted(names) == list(range(len(names))) and not any("\n" in name for name in names.values())

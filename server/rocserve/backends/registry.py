@@ -15,8 +15,6 @@ from rocserve.backends.base import BackendSpec
 from rocserve.settings import DEFAULT_MAX_BATCH_SIZE
 
 ENSEMBLE_PLATFORM = "ensemble"
-_MOST_FOLDERS = 100
-"""How many folders are looked at for models; that takes a millisecond or two."""
 
 
 class BackendRegistry:
@@ -31,7 +29,8 @@ class BackendRegistry:
         """Return what the zygote will import for the models below the folders, by the names of their files. It is a
         guess from the first folders: what it misses is imported at the first launch."""
         found: dict[str, None] = {}
-        for names in islice(chain.from_iterable(map(_names_of_files, folders)), _MOST_FOLDERS):
+        # A hundred folders take a millisecond or two.
+        for names in islice(chain.from_iterable(map(_names_of_files, folders)), 100):
             for spec in self.backends:
                 if any(name in spec.model_filenames or name.lower().endswith(spec.file_endings) for name in names):
                     found |= dict.fromkeys(name for engine in spec.engines for name in engine.zygote_modules)
@@ -60,24 +59,22 @@ def discover_backends() -> BackendRegistry:
     return BackendRegistry(specs)
 
 
-_WITHOUT_EFFECT = {
-    "python": (
-        "shm-region-prefix-name",
-        "shm-default-byte-size",
-        "shm-growth-byte-size",
-        "stub-timeout-seconds",
-        "thread-pool-size",
-    ),
-}
-"""Settings of tritonserver's backends that have no counterpart here."""
-
-
 def with_backend_config(
     registry: BackendRegistry, values: Iterable[tuple[str, str, str]]
 ) -> tuple[BackendRegistry, tuple[str, ...]]:
     """Apply settings, and warn of settings without effect. `values`: backend ("" = all), setting, checked value."""
     sizes: dict[str, int] = {}
     warnings: list[str] = []
+    # Settings of tritonserver's backends that have no counterpart here.
+    without_effect = {
+        "python": (
+            "shm-region-prefix-name",
+            "shm-default-byte-size",
+            "shm-growth-byte-size",
+            "stub-timeout-seconds",
+            "thread-pool-size",
+        ),
+    }
     for backend, setting, value in values:
         spec = registry.find("", backend) if backend else None
         shown = f"--backend-config={backend},{setting}={value}" if backend else f"--backend-config={setting}={value}"
@@ -86,7 +83,7 @@ def with_backend_config(
             warnings.append(f"{shown} has no effect: there is no backend '{backend}'; there are: {names}")
         elif setting == DEFAULT_MAX_BATCH_SIZE:
             sizes["" if spec is None else spec.name] = int(value)
-        elif spec is not None and setting in _WITHOUT_EFFECT.get(spec.name, ()):
+        elif spec is not None and setting in without_effect.get(spec.name, ()):
             warnings.append(f"{shown} has no effect: rocserve has no counterpart")
         else:
             warnings.append(f"{shown} has no effect: rocserve does not know the setting")

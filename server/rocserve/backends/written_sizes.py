@@ -25,15 +25,11 @@ from rocserve.load_check.padding_verdict import PaddingVerdict
 
 SIZES = "sizes"
 VALUES = "padding"
-_MASK = "mask"
-"""Part of the names of inputs that say which elements are real."""
-_SHORTEST = 16
-"""The smallest size that is chosen for a model: shorter requests take an engine as long."""
 
 
 def is_mask(name: str) -> bool:
     """Return whether an input says which elements are real, by its name."""
-    return _MASK in name.lower()
+    return "mask" in name.lower()
 
 
 def has_rows(config: ModelConfig, signature: Signature) -> bool:
@@ -81,7 +77,8 @@ def open_dimensions(config: ModelConfig, signature: Signature) -> Sequence[Padde
 def half_steps(longest: int, least: int = 0) -> tuple[int, ...]:
     """Return 16, 24, 32, 48, 64, 96 ... from `least` to `longest`, and `longest` itself. Powers of two alone pad twice
     as many elements."""
-    powers = [1 << exponent for exponent in range(_SHORTEST.bit_length() - 1, longest.bit_length())]
+    # From 16 on, because shorter requests take an engine as long.
+    powers = [1 << exponent for exponent in range(4, longest.bit_length())]
     steps = {*powers, *(power + power // 2 for power in powers)}
     return (*sorted(size for size in steps if least <= size < longest), longest)
 

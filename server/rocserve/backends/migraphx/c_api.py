@@ -34,23 +34,6 @@ from rocserve.backends.migraphx.binding import (
 from rocserve.backends.output_capture import STANDARD_OUTPUT, OutputCapture
 from rocserve.core.printable import without_colours
 
-CALLED_ONCE = frozenset(
-    {
-        "load",
-        "save",
-        "parse_onnx",
-        "parse_tf",
-        "target_create",
-        "program_compile",
-        "program_print",
-        "quantize_fp16",
-        "quantize_bf16",
-        "quantize_int8",
-        "quantize_fp8",
-    }
-)
-"""Functions that write messages other than errors, or change their arguments. All others may be called again."""
-
 _IN_ORDER = tuple(NUMPY_DTYPES)
 
 
@@ -137,12 +120,26 @@ class CBinding(Binding):
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise MigraphxError with MIGraphX's text if it fails. Standard error is captured only during
-        the functions in `CALLED_ONCE`, one call at a time: if a run kills the process, its last output (a GPU driver's,
-        say) still reaches the log. If another function fails, the call is repeated with standard error captured, to get
-        MIGraphX's text; if the second call succeeds, its result is used."""
+        functions that may not be repeated, one call at a time: if a run kills the process, its last output (a GPU
+        driver's, say) still reaches the log. If another function fails, the call is repeated with standard error
+        captured, to get MIGraphX's text; if the second call succeeds, its result is used."""
         function = self.function(name)
         passed = [ctypes.c_size_t(one) if isinstance(one, int) else one for one in arguments]
-        if name not in CALLED_ONCE and function(*passed) == 0:
+        # These write messages other than errors, or change their arguments.
+        may_repeat = name not in {
+            "load",
+            "save",
+            "parse_onnx",
+            "parse_tf",
+            "target_create",
+            "program_compile",
+            "program_print",
+            "quantize_fp16",
+            "quantize_bf16",
+            "quantize_int8",
+            "quantize_fp8",
+        }
+        if may_repeat and function(*passed) == 0:
             return
         with self._errors.captured() as errors:
             status = function(*passed)

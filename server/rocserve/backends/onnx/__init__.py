@@ -9,40 +9,6 @@ from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
 from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO, ROCM
 from rocserve.backends.written_sizes import SIZES, VALUES
 
-_PROVIDER_PARAMETERS = frozenset(
-    name for kind in (CUDA, ROCM, OPENVINO, MIGRAPHX_PROVIDER) for name in (*kind.options, *kind.ignored)
-)
-
-_SESSION_PARAMETERS = frozenset(
-    {
-        "enable_mem_arena",
-        "enable_mem_pattern",
-        "execution_mode",
-        "graph_optimization_level",
-        "inter_op_thread_count",
-        "intra_op_thread_count",
-        "session.disable_aot_function_inlining",
-        "session.disable_double_qdq_remover",
-        "session.disable_prepacking",
-        "session.disable_quant_qdq",
-        "session.dynamic_block_base",
-        "session.enable_quant_qdq_cleanup",
-        "session.force_spinning_stop",
-        "session.inter_op.allow_spinning",
-        "session.intra_op.allow_spinning",
-        "session.set_denormal_as_zero",
-        "session.strict_shape_type_inference",
-    }
-)
-"""The session parameters that a request may set. Of ONNX Runtime's `session.*` entries they include only numbers and
-switches, because other entries name folders to read weights from, or files to write."""
-
-# cache_dir is left out because it names a folder that OpenVINO writes to.
-REQUEST_PARAMETERS = (
-    migraphx_options.REQUEST_PARAMETERS | _SESSION_PARAMETERS | (_PROVIDER_PARAMETERS - {"cache_dir"}) | {SIZES, VALUES}
-)
-
-
 BACKEND = BackendSpec(
     name="onnx",
     platforms=("onnx_onnxv1", "onnxruntime_onnx", "onnxruntime"),
@@ -54,6 +20,39 @@ BACKEND = BackendSpec(
     models_are_data=True,
     # The operator of nodes that hold an execution provider's compiled program.
     marks_of_programs=(b"EPContext",),
-    request_parameters=REQUEST_PARAMETERS,
+    request_parameters=(
+        migraphx_options.REQUEST_PARAMETERS
+        # Of ONNX Runtime's `session.*` entries only numbers and switches, because other entries name folders to read
+        # weights from, or files to write.
+        | frozenset(
+            {
+                "enable_mem_arena",
+                "enable_mem_pattern",
+                "execution_mode",
+                "graph_optimization_level",
+                "inter_op_thread_count",
+                "intra_op_thread_count",
+                "session.disable_aot_function_inlining",
+                "session.disable_double_qdq_remover",
+                "session.disable_prepacking",
+                "session.disable_quant_qdq",
+                "session.dynamic_block_base",
+                "session.enable_quant_qdq_cleanup",
+                "session.force_spinning_stop",
+                "session.inter_op.allow_spinning",
+                "session.intra_op.allow_spinning",
+                "session.set_denormal_as_zero",
+                "session.strict_shape_type_inference",
+            }
+        )
+        | {
+            name
+            for kind in (CUDA, ROCM, OPENVINO, MIGRAPHX_PROVIDER)
+            for name in (*kind.options, *kind.ignored)
+            # It names a folder that OpenVINO writes to.
+            if name != "cache_dir"
+        }
+        | {SIZES, VALUES}
+    ),
     choose_engine=choose_engine,
 )

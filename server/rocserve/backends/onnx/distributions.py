@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, PackagePath, distributions
 from pathlib import Path
 
-_NAME = "onnxruntime"
 _USES = {
-    _NAME: "CPUs",
+    "onnxruntime": "CPUs",
     "onnxruntime-gpu": "NVIDIA GPUs",
     "onnxruntime-migraphx": "AMD GPUs",
     "onnxruntime-openvino": "Intel's CPUs and GPUs",
@@ -61,7 +60,7 @@ def installed_onnx_runtimes() -> OnnxRuntimes:
     found: dict[str, Distribution] = {}
     for one in distributions():
         name = (one.name or "").lower().replace("_", "-")
-        if name.startswith(_NAME) and name not in found and _brings_module(name, one):
+        if name.startswith("onnxruntime") and name not in found and _brings_module(name, one):
             found[name] = one
     return OnnxRuntimes([one for _, one in sorted(found.items())])
 

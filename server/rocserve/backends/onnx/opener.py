@@ -44,15 +44,6 @@ from rocserve.core.printable import without_colours
 from rocserve.jobs.runner import TEMPORARY_PREFIX
 
 _LOG = logging.getLogger(__name__)
-_TEMPORARY = "TMPDIR"
-
-_OPTIMIZATION_LEVELS = {
-    "disable": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "layout": "ORT_ENABLE_LAYOUT",
-    "all": "ORT_ENABLE_ALL",
-}
 
 
 def session_options(config: ModelConfig, instance_count: int) -> Any:
@@ -72,8 +63,15 @@ def session_options(config: ModelConfig, instance_count: int) -> Any:
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     # `optimization.graph.level` means these levels, as in Triton's ONNX Runtime backend.
     default_level = {-1: "basic", 1: "extended", 2: "disable"}.get(config.graph_level, "all")
-    level = read_choice(config, "graph_optimization_level", default_level, tuple(_OPTIMIZATION_LEVELS))
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _OPTIMIZATION_LEVELS[level])
+    levels = {
+        "disable": "ORT_DISABLE_ALL",
+        "basic": "ORT_ENABLE_BASIC",
+        "extended": "ORT_ENABLE_EXTENDED",
+        "layout": "ORT_ENABLE_LAYOUT",
+        "all": "ORT_ENABLE_ALL",
+    }
+    level = read_choice(config, "graph_optimization_level", default_level, tuple(levels))
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, levels[level])
     options.enable_cpu_mem_arena = read_choice(config, "enable_mem_arena", "1", ("0", "1")) == "1"
     options.enable_mem_pattern = read_choice(config, "enable_mem_pattern", "1", ("0", "1")) == "1"
     # Threads spin during a run, which makes runs about a tenth faster, but not between runs, when they would take CPU
@@ -221,14 +219,14 @@ class SessionOpener:
         if not any(provider.kind is MIGRAPHX_PROVIDER for provider in self._plan.providers):
             yield
             return
-        before = os.environ.get(_TEMPORARY)
+        before = os.environ.get("TMPDIR")
         with temporary_folder(TEMPORARY_PREFIX) as folder:
-            os.environ[_TEMPORARY] = str(folder)
+            os.environ["TMPDIR"] = str(folder)
             try:
                 yield
             finally:
-                os.environ.pop(_TEMPORARY)
-                os.environ.update({} if before is None else {_TEMPORARY: before})
+                os.environ.pop("TMPDIR")
+                os.environ.update({} if before is None else {"TMPDIR": before})
 
     def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]] | None) -> Any:
         """`providers`: None = the plugins in the options; names would replace them."""

@@ -24,9 +24,6 @@ from rocserve.core.errors import ServeError
 from rocserve.jobs.messages import Report
 from rocserve.settings import EngineSettings
 
-_PREFIX = "onnxruntime_ep_"
-"""Begins the names of the packages' modules."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
@@ -82,7 +79,7 @@ def installed_plugins() -> Mapping[str, Plugin]:
     package whose module fails is left out."""
     plugins = {}
     # pkgutil.iter_modules takes ten times as long.
-    files = (file for folder in sys.path for file in Path(folder or ".").glob(f"{_PREFIX}*/__init__.py"))
+    files = (file for folder in sys.path for file in Path(folder or ".").glob("onnxruntime_ep_*/__init__.py"))
     for name in sorted({file.parent.name for file in files}):
         with suppress(Exception):  # Third-party code.
             module = importlib.import_module(name)

@@ -42,10 +42,6 @@ from rocserve.load_check.rows import Independence, RowsVerdict
 from rocserve.load_check.tensors import Feed, Run
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
-_LOG = logging.getLogger(__name__)
-_PRECISIONS = {"fp16": "fp16", "bf16": "bf16", "int8": "int8", "fp8": "int8"}
-"""MIGraphX's provider's reduced precisions -> those of the load check."""
-
 
 @dataclass(eq=False)
 class ProviderCheck:
@@ -150,7 +146,7 @@ class ProviderCheck:
                 str(samples_file) if samples else "",
                 tuple(str(model.model_folder / name) for name in model.config.operator_libraries),
             )
-            runner = JobRunner(JobEngine("ONNX Runtime"), model.report_check, _LOG)
+            runner = JobRunner(JobEngine("ONNX Runtime"), model.report_check, logging.getLogger(__name__))
             try:
                 found = runner.run_check(job, OnnxReferenceResult, seconds)
             except JobError as error:
@@ -201,8 +197,10 @@ class ProviderCheck:
 def precision_of(provider: Provider) -> str:
     options = provider.options
     if provider.kind is MIGRAPHX_PROVIDER:
-        enabled = [one for one in _PRECISIONS if options.get(f"migraphx_{one}_enable", "") in ("1", "True", "true")]
-        return _PRECISIONS[enabled[-1]] if enabled else "fp32"
+        # The provider's reduced precisions -> those of the load check.
+        precisions = {"fp16": "fp16", "bf16": "bf16", "int8": "int8", "fp8": "int8"}
+        enabled = [one for one in precisions if options.get(f"migraphx_{one}_enable", "") in ("1", "True", "true")]
+        return precisions[enabled[-1]] if enabled else "fp32"
     if provider.kind is CUDA:
         # TF32 has as many digits as FP16.
         return "fp32" if options.get("use_tf32") == "0" else "fp16"

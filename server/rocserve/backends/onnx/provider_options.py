@@ -217,27 +217,26 @@ MIGRAPHX_PROVIDER = ProviderKind(
         **dict.fromkeys(_CACHE_NAMES, "compiled programs are kept in the server's own cache (--cache-directory)"),
         **dict.fromkeys(PARAMETERS - _MIGRAPHX_OPTIONS.keys(), 'it is for the engine "migraphx" only'),
     },
-    refused={"device_id": "name the GPUs in the instance group's 'gpus'"},
-)
-
-_SERVER_PARAMETERS = (
-    "precision",
-    "precision_mode",
-    "migraphx_max_dynamic_batch",
-    "migraphx_compile_batches",
-    "batch_sizes",
-    "batch",
-    "pad_batch",
+    refused=_DEVICE,
 )
 
 
 def provider_options(options: Mapping[str, str], model: str, model_folder: Path) -> Mapping[str, str]:
     """Return the provider's own options for the accelerator's parameters. Raises ServeError (INVALID_ARGUMENT) if
     precisions contradict each other, or FP8 or INT8 has no calibration table in the model's folder."""
+    server_parameters = (
+        "precision",
+        "precision_mode",
+        "migraphx_max_dynamic_batch",
+        "migraphx_compile_batches",
+        "batch_sizes",
+        "batch",
+        "pad_batch",
+    )
     given = {
         "migraphx_exhaustive_tune" if name == "exhaustive_tune" else name: value
         for name, value in options.items()
-        if name not in _SERVER_PARAMETERS and name not in _NEWER_SWITCHES
+        if name not in server_parameters and name not in _NEWER_SWITCHES
     }
     named = {options[name] for name in ("precision", "precision_mode") if name in options}
     if len(named) > 1:
@@ -265,28 +264,6 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
     return given
 
 
-_OPENVINO_DEVICES = ("CPU", "GPU", "NPU")
-_OPENVINO_PROPERTIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "cache_dir": ("CACHE_DIR", _OPENVINO_DEVICES),
-    "precision": ("INFERENCE_PRECISION_HINT", _OPENVINO_DEVICES),
-    "num_streams": ("NUM_STREAMS", ("CPU", "GPU")),
-    "num_of_threads": ("INFERENCE_NUM_THREADS", ("CPU",)),
-    "model_priority": ("MODEL_PRIORITY", ("GPU", "NPU")),
-    "enable_opencl_throttling": ("PLUGIN_THROTTLE", ("GPU",)),
-    "enable_qdq_optimizer": ("NPU_QDQ_OPTIMIZATION", ("NPU",)),
-}
-"""Options of ONNX Runtime's provider -> OpenVINO's property, and the devices that have it: the others refuse it."""
-_OPENVINO_VALUES = {
-    ("precision", "FP32"): "f32",
-    ("precision", "FP16"): "f16",
-    ("model_priority", "DEFAULT"): "MEDIUM",
-    ("enable_opencl_throttling", "true"): "1",
-    ("enable_opencl_throttling", "false"): "0",
-    ("enable_qdq_optimizer", "true"): "YES",
-    ("enable_qdq_optimizer", "false"): "NO",
-}
-
-
 def plugin_options(kind: ProviderKind, options: Mapping[str, str]) -> Mapping[str, str]:
     """Return the options by the names that a plugin has for them. OpenVINO's plugin takes OpenVINO's properties of each
     device as JSON; it ignores other options, and has no need for `disable_dynamic_shapes`: the sessions have none."""
@@ -304,14 +281,34 @@ def plugin_options(kind: ProviderKind, options: Mapping[str, str]) -> Mapping[st
     if kind is not OPENVINO:
         return options
     wanted = options.get("device_type", "CPU").upper().rpartition(":")[2]
-    devices = _OPENVINO_DEVICES if wanted == "AUTO" else [name.strip().partition(".")[0] for name in wanted.split(",")]
+    all_devices = ("CPU", "GPU", "NPU")
+    devices = all_devices if wanted == "AUTO" else [name.strip().partition(".")[0] for name in wanted.split(",")]
     properties: dict[str, dict[str, str]] = {device: {} for device in devices}
+    # Options of ONNX Runtime's provider -> OpenVINO's property, and the devices that have it: the others refuse it.
+    known_properties = {
+        "cache_dir": ("CACHE_DIR", all_devices),
+        "precision": ("INFERENCE_PRECISION_HINT", all_devices),
+        "num_streams": ("NUM_STREAMS", ("CPU", "GPU")),
+        "num_of_threads": ("INFERENCE_NUM_THREADS", ("CPU",)),
+        "model_priority": ("MODEL_PRIORITY", ("GPU", "NPU")),
+        "enable_opencl_throttling": ("PLUGIN_THROTTLE", ("GPU",)),
+        "enable_qdq_optimizer": ("NPU_QDQ_OPTIMIZATION", ("NPU",)),
+    }
+    known_values = {
+        ("precision", "FP32"): "f32",
+        ("precision", "FP16"): "f16",
+        ("model_priority", "DEFAULT"): "MEDIUM",
+        ("enable_opencl_throttling", "true"): "1",
+        ("enable_opencl_throttling", "false"): "0",
+        ("enable_qdq_optimizer", "true"): "YES",
+        ("enable_qdq_optimizer", "false"): "NO",
+    }
     for name, value in options.items():
-        known, those = _OPENVINO_PROPERTIES.get(name, ("", ()))
+        known, those = known_properties.get(name, ("", ()))
         if (name, value) == ("precision", "ACCURACY"):
             known = "EXECUTION_MODE_HINT"
         for device in properties.keys() & those:
-            properties[device][known] = _OPENVINO_VALUES.get((name, value), value)
+            properties[device][known] = known_values.get((name, value), value)
     return {"load_config": json.dumps(properties)}
 
 

@@ -32,8 +32,6 @@ from rocserve.core.padding import NO_PADDING, PaddedDimension, Padding
 from rocserve.core.requests import Signature
 from rocserve.jobs.runner import JobEngine, JobRunner
 
-_LOG = logging.getLogger(__name__)
-
 
 class ProviderPadding:
     """The padding of one model."""
@@ -45,7 +43,7 @@ class ProviderPadding:
         self._signature = signature
         self._runs = PaddingRuns(model.config, zeros, None)
         self._mode = load_check_mode(model.config, model.settings)
-        self._jobs = JobRunner(JobEngine("ONNX Runtime"), model.report_check, _LOG)
+        self._jobs = JobRunner(JobEngine("ONNX Runtime"), model.report_check, logging.getLogger(__name__))
         self._has_rows = has_rows(model.config, signature)
 
     def chosen(self, by_default: bool) -> tuple[Padding, LoadCheckReport]:

@@ -46,14 +46,6 @@ _LOG = logging.getLogger(__name__)
 KINDS = (MIGRAPHX_PROVIDER, ROCM, CUDA, OPENVINO)
 """The supported providers, preferred first."""
 
-_TRITON_CUDA_PARAMETERS = (
-    "cudnn_conv_algo_search",
-    "gpu_mem_limit",
-    "arena_extend_strategy",
-    "do_copy_in_default_stream",
-)
-"""Options of CUDA's provider that the model's `parameters` may hold, too, as in Triton's ONNX Runtime backend."""
-
 
 @dataclass(frozen=True, slots=True)
 class Provider:
@@ -246,9 +238,14 @@ def _kind(model: ModelSource, accelerator: ExecutionAccelerator, for_gpu: bool) 
 
 def _provider(model: ModelSource, kind: ProviderKind, accelerator: ExecutionAccelerator) -> Provider:
     if kind is CUDA:
-        more = {
-            name: model.config.parameters[name] for name in _TRITON_CUDA_PARAMETERS if name in model.config.parameters
-        }
+        # Options that the model's `parameters` may hold, too, as in Triton's ONNX Runtime backend.
+        triton_parameters = (
+            "cudnn_conv_algo_search",
+            "gpu_mem_limit",
+            "arena_extend_strategy",
+            "do_copy_in_default_stream",
+        )
+        more = {name: model.config.parameters[name] for name in triton_parameters if name in model.config.parameters}
         accelerator = replace(accelerator, parameters={**more, **accelerator.parameters})
     given = read_options(kind, accelerator, model.name)
     for name in accelerator.parameters:
@@ -267,30 +264,25 @@ def _provider(model: ModelSource, kind: ProviderKind, accelerator: ExecutionAcce
     return Provider(kind, {**given, "device_id": str(model.device or 0)}, given)
 
 
-_MIGRAPHX_VARIABLE = "ORT_MIGRAPHX_MODEL_CACHE_PATH"
-"""This variable overrides the provider's option, which older versions of the provider lack."""
-_PLUGIN_VARIABLE = "ORT_MIGRAPHX_CACHE_DIR"
-"""The same for the plugin."""
-_NAME_DIGITS = 32
-_OWN_NAME = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{_NAME_DIGITS}}}")
-
-
 def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights) -> ProviderPlan:
     """Give each provider that stores compiled programs a folder in the cache, for one model with one set of options,
     because the providers' own file names depend neither on the weights nor on the precision. Sets an environment
     variable for MIGraphX's provider. Raises ServeError (UNAVAILABLE) if the cache cannot be used."""
     if not any(provider.caches_programs for provider in plan.providers):
         return plan
+    # They override the provider's option, which older versions of the provider lack.
+    provider_variable, plugin_variable = "ORT_MIGRAPHX_MODEL_CACHE_PATH", "ORT_MIGRAPHX_CACHE_DIR"
     # AMD's image for Triton sets a folder for the provider's files; the server keeps it.
-    named = os.environ.get(_MIGRAPHX_VARIABLE, "")
+    named = os.environ.get(provider_variable, "")
     cache_folder = Path(named) if named else cache_directory(model.settings) / "onnxruntime"
     contents = file_digest(model.model_file, tuple(weights.files.values()))
     switches = {
         name: value
         for name, value in os.environ.items()
-        if changes_programs(name.removeprefix("ORT_")) and name not in (_MIGRAPHX_VARIABLE, _PLUGIN_VARIABLE)
+        if changes_programs(name.removeprefix("ORT_")) and name not in (provider_variable, plugin_variable)
     }
     providers = list(plan.providers)
+    digits = 32
     for number, provider in enumerate(plan.providers):
         if not provider.caches_programs:
             continue
@@ -298,7 +290,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
         parts = (contents, onnxruntime.__version__, provider.kind.provider, provider.options, switches)
         texts = (part if isinstance(part, str) else repr(sorted(part.items())) for part in parts)
         digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-        folder = cache_folder / f"{provider.kind.accelerator}-{digest[:_NAME_DIGITS]}"
+        folder = cache_folder / f"{provider.kind.accelerator}-{digest[:digits]}"
         try:
             make_private(folder)
             with suppress(OSError):  # In a read-only cache the time of the last use cannot be set.
@@ -309,14 +301,15 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
                 " with --cache-directory"
             ) from None
         if provider.kind is MIGRAPHX_PROVIDER:
-            os.environ[_PLUGIN_VARIABLE if provider.devices else _MIGRAPHX_VARIABLE] = str(folder)
+            os.environ[plugin_variable if provider.devices else provider_variable] = str(folder)
         else:
             providers[number] = replace(provider, options={**provider.options, "cache_dir": str(folder)})
     # The least recently used folders are removed until the rest fits; the folder in use, the newest, stays. Only names
     # of this server's form are removed because the operator's folder may hold other files. Errors are ignored because
     # another server may trim the cache at the same time.
     with suppress(OSError):
-        *others, last = folder_entries([entry for entry in cache_folder.iterdir() if _OWN_NAME.fullmatch(entry.name)])
+        own_name = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{digits}}}")
+        *others, last = folder_entries([entry for entry in cache_folder.iterdir() if own_name.fullmatch(entry.name)])
         total = last.size_bytes + sum(entry.size_bytes for entry in others)
         for entry in others:
             if total > model.settings.cache_bytes:

@@ -11,8 +11,6 @@ from rocserve.backends.python.pb_utils.response import Abandoned
 from rocserve.backends.request_model import RESCHEDULED, RequestResponder, Result
 from rocserve.core.errors import ServeError, internal
 
-_LOG = logging.getLogger(__name__)
-
 
 class AbandonedRequests:
     """Takes dropped requests from garbage collections and answers them on a separate thread. A garbage collection may
@@ -45,7 +43,7 @@ class AbandonedRequests:
                 answer = RESCHEDULED
             elif state is Abandoned.UNENDED:
                 # A client of Triton does not notice a missing final flag. This server's client must not wait for it.
-                _LOG.warning(
+                logging.getLogger(__name__).warning(
                     "model '%s' released a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
                     self._model_name,
                 )

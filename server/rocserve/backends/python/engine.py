@@ -72,7 +72,7 @@ class PythonModel:
         self._source, self._instance_name = self._request_source.source, self._request_source.instance_name
         self._request_class._model_name = self._source.name
         self._request_class._model_version = self._source.version
-        self.reads_in_place = self._tensors is None and getattr(self._model_class, _IN_PLACE, False)
+        self.reads_in_place = self._tensors is None and getattr(self._model_class, "READS_INPUTS_IN_PLACE", False)
         """See request_model.reads_in_place."""
         self._wrap = wrap_in_place if self.reads_in_place else wrapper_of(self._tensors)
         self._caller = self._request_class._caller
@@ -310,9 +310,6 @@ def keep_server_log() -> None:
             logger.disabled = False
 
 
-_IN_PLACE = "READS_INPUTS_IN_PLACE"
-
-
 def load(model: RequestModelSource) -> RequestModel:
     """Import the model's file and read the model's configuration, without initialising it. Raises ServeError
     (INVALID_ARGUMENT), with the line, if the file cannot be imported, has no TritonPythonModel with an `execute`, or
@@ -331,8 +328,10 @@ def load(model: RequestModelSource) -> RequestModel:
             )
         if not callable(getattr(model_class, "execute", None)):
             raise invalid_argument(f"Python model {source.model_file} does not implement `execute` method.")
-        if type(in_place := getattr(model_class, _IN_PLACE, False)) is not bool:
-            raise invalid_argument(f"model '{source.name}' has {_IN_PLACE} {in_place!r}; expected True or False")
+        if type(in_place := getattr(model_class, "READS_INPUTS_IN_PLACE", False)) is not bool:
+            raise invalid_argument(
+                f"model '{source.name}' has READS_INPUTS_IN_PLACE {in_place!r}; expected True or False"
+            )
         signature = read_signature(model_class, model.config_json, source.name)
     except ServeError:
         raise

@@ -22,8 +22,6 @@ from rocserve.backends.pytorch.script import open_script
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
 
-_LOG = logging.getLogger(__name__)
-
 
 def load(model: ModelSource) -> LoadedModel:
     """Load a model; `parameters` describes its parameters. Raises ServeError (INVALID_ARGUMENT) if the file or the
@@ -83,7 +81,9 @@ def _find_device(model: ModelSource) -> torch.device:
                 f"model '{model.name}': {why}; install PyTorch's build for this GPU, use KIND_CPU, or set parameter"
                 " 'engine' to \"auto\" to accept the CPU"
             ) from None
-        _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
+        logging.getLogger(__name__).warning(
+            "model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why
+        )
         return torch.device("cpu")
     torch.cuda.set_device(device)
     return device

@@ -19,20 +19,9 @@ from torch.utils import _pytree as pytree
 from rocserve.core.errors import ServeError, invalid_argument, unavailable, unreadable
 from rocserve.core.printable import without_colours
 
-_LOG = logging.getLogger(__name__)
-
 _CPU = torch.device("cpu")
-_ALWAYS_TRAINING = ("_native_batch_norm_legit_functional",)
-"""Operators that an export writes only in training mode."""
-_TRAINING_OPERATORS = (
-    "dropout", "feature_dropout", "alpha_dropout", "native_dropout", "batch_norm", "native_batch_norm",
-    "_native_batch_norm_legit", *_ALWAYS_TRAINING,
-)  # fmt: skip
-"""Operators that differ between training and inference, by an argument or always."""
 _MODEL = "model"
 """The name that torch.export.save gives a program in its archive."""
-_SPEC = re.compile(r'"(?:in_spec|out_spec)": *("(?:[^"\\]|\\.)*")')
-"""A description of a program's arguments or results: JSON in a string of the file's JSON."""
 
 
 def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
@@ -51,7 +40,7 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
         except Exception as other:
             raise read_fault(path, other) from other
     if in_training := training_operators(exported):
-        _LOG.warning(
+        logging.getLogger(__name__).warning(
             "%s was exported in training mode (it computes %s as in training): its answers may be random, or depend on"
             " the other requests of a batch; export it after model.eval()",
             path.name, " and ".join(in_training),
@@ -76,7 +65,14 @@ def operator_name(node: Any) -> str:
 def is_in_training(node: Any) -> bool:
     """Return whether a node's operator computes as in training, and otherwise for inference."""
     name = operator_name(node).removeprefix("aten::")
-    return name in _TRAINING_OPERATORS and (name in _ALWAYS_TRAINING or training_switch(node) is True)
+    # An export writes it only in training mode.
+    always = ("_native_batch_norm_legit_functional",)
+    # Operators that differ between training and inference, by an argument or always.
+    operators = (
+        "dropout", "feature_dropout", "alpha_dropout", "native_dropout", "batch_norm", "native_batch_norm",
+        "_native_batch_norm_legit", *always,
+    )  # fmt: skip
+    return name in operators and (name in always or training_switch(node) is True)
 
 
 def training_switch(node: Any) -> object:
@@ -228,7 +224,9 @@ def _program_name(path: Path) -> str:
 def _specs(path: Path) -> list[str]:
     with zipfile.ZipFile(path) as archive:
         texts = [archive.read(name).decode(errors="replace") for name in archive.namelist() if _is_program(name)]
-    return [json.loads(spec) for text in texts for spec in _SPEC.findall(text)]
+    # A description of a program's arguments or results: JSON in a string of the file's JSON.
+    described = re.compile(r'"(?:in_spec|out_spec)": *("(?:[^"\\]|\\.)*")')
+    return [json.loads(spec) for text in texts for spec in described.findall(text)]
 
 
 def _is_program(member: str) -> bool:

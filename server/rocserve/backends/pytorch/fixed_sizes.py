@@ -33,7 +33,6 @@ from rocserve.core.steps import Steps
 from rocserve.core.tensors import Tensor
 
 Array = np.ndarray[Any, Any]
-_LOG = logging.getLogger(__name__)
 
 
 class SizedModel(Protocol):
@@ -291,7 +290,7 @@ def sized_executions(
                     if not executions[-1].sizes:
                         raise
                     torch.cuda.empty_cache()
-                    _LOG.warning(
+                    logging.getLogger(__name__).warning(
                         "the GPU's memory does not suffice for batches of %d rows%s; they run in pieces", rows, of
                     )
                     break

@@ -12,10 +12,6 @@ import torch
 from rocserve.backends.pytorch.exported_file import is_in_training, operator_name, training_switch
 from rocserve.load_check.facts import MOST_THRESHOLDS, GraphFacts
 
-_SIZES = ("aten::sym_size", "aten::sym_numel", "aten::sym_stride")
-"""Operators that return a tensor's sizes, which its values do not change."""
-_COMPARISONS = frozenset(f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne"))
-_SIZE_COMPARISONS = (operator.gt, operator.ge, operator.lt, operator.le, operator.eq, operator.ne)
 _ONE_SCALE = "{} takes one scale from all rows"
 
 
@@ -51,7 +47,9 @@ def _fed(graph: Any, user_inputs: Set[str]) -> Iterator[Any]:
         if node.op == "placeholder":
             changes = is_branch or node.name in user_inputs
         else:
-            changes = operator_name(node) not in _SIZES and not fed.isdisjoint(node.all_input_nodes)
+            # A tensor's values do not change its sizes.
+            is_size = operator_name(node) in ("aten::sym_size", "aten::sym_numel", "aten::sym_stride")
+            changes = not is_size and not fed.isdisjoint(node.all_input_nodes)
         if changes:
             fed.add(node)
             yield node
@@ -77,9 +75,11 @@ def _is_random(node: Any) -> bool:
 
 def _thresholds(nodes: list[Any], fed: Set[Any]) -> Iterator[float]:
     """Yield the constants with which one number of the whole batch is compared: of its values, or its size."""
+    comparisons = frozenset(f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne"))
+    size_comparisons = (operator.gt, operator.ge, operator.lt, operator.le, operator.eq, operator.ne)
     for node in nodes:
-        is_of_values = operator_name(node) in _COMPARISONS and node in fed and _has_one_size(node)
-        if not is_of_values and node.target not in _SIZE_COMPARISONS:
+        is_of_values = operator_name(node) in comparisons and node in fed and _has_one_size(node)
+        if not is_of_values and node.target not in size_comparisons:
             continue
         if all(operator_name(user).startswith("aten::_assert") for user in node.users):
             continue

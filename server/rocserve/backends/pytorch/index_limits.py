@@ -21,20 +21,6 @@ from rocserve.core.tensors import Tensor, tensor_from_numpy
 Limits = tuple[int, ...]
 """The least and the largest value; empty = unknown."""
 
-_EMBEDDINGS = {"aten::embedding": (0, 1), "aten::_embedding_bag": (0, 1), "aten::embedding_bag": (0, 1)}
-"""Operator -> positions of its arguments: the tensor that is indexed along its first dimension, and the index."""
-_INDEX_ALONG_DIMENSION = ("aten::index_select", "aten::gather", "aten::index_add", "aten::index_copy", "aten::scatter",
-          "aten::scatter_add")  # fmt: skip
-"""Operators called with a tensor, a dimension and an index."""
-_VALUE_PRESERVING = frozenset(
-    f"aten::{name}"
-    for name in (
-        "view", "reshape", "unsqueeze", "squeeze", "expand", "permute", "transpose", "t", "clone", "contiguous",
-        "alias", "flatten", "unflatten", "detach", "repeat", "_to_copy", "to",
-    )
-)  # fmt: skip
-"""Operators whose result has exactly the values of their argument."""
-
 
 def index_limits(exported: Any) -> Mapping[str, Limits]:
     """Return the limits by input name, for a program of torch.export."""
@@ -81,10 +67,15 @@ def within_limits(batch: Batch, limits: Mapping[str, Limits]) -> tuple[dict[int,
 def _indexed_tensors(node: Any) -> list[tuple[Any, int, Any, bool]]:
     """Return a node's indexed tensors with dimension, index, and whether the index may count from the end."""
     name, args = operator_name(node), node.args
-    if name in _EMBEDDINGS:
-        tensor, index = _EMBEDDINGS[name]
+    # Operator -> positions of its arguments: the tensor that is indexed along its first dimension, and the index.
+    embeddings = {"aten::embedding": (0, 1), "aten::_embedding_bag": (0, 1), "aten::embedding_bag": (0, 1)}
+    if name in embeddings:
+        tensor, index = embeddings[name]
         return [(args[tensor], 0, args[index], False)]
-    if name in _INDEX_ALONG_DIMENSION:
+    # Operators called with a tensor, a dimension and an index.
+    indexed_along = ("aten::index_select", "aten::gather", "aten::index_add", "aten::index_copy", "aten::scatter",
+                     "aten::scatter_add")  # fmt: skip
+    if name in indexed_along:
         return [(args[0], args[1], args[2], False)]
     # Called with a tensor and a list of indices; a negative index counts from the end.
     if name in {"aten::index", "aten::index_put"}:
@@ -94,13 +85,21 @@ def _indexed_tensors(node: Any) -> list[tuple[Any, int, Any, bool]]:
 
 def _index_input(index: Any) -> str | None:
     """Return the name of the input that holds the index's values; None = the values are computed."""
+    # Operators whose result has exactly the values of their argument.
+    value_preserving = {
+        f"aten::{name}"
+        for name in (
+            "view", "reshape", "unsqueeze", "squeeze", "expand", "permute", "transpose", "t", "clone", "contiguous",
+            "alias", "flatten", "unflatten", "detach", "repeat", "_to_copy", "to",
+        )
+    }  # fmt: skip
     while isinstance(index, torch.fx.Node):
         value = index.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.int32):
             return None
         if index.op == "placeholder":
             return str(index.name)
-        if operator_name(index) not in _VALUE_PRESERVING:
+        if operator_name(index) not in value_preserving:
             return None
         index = index.args[0]
     return None

@@ -42,12 +42,10 @@ from rocserve.core.plain import from_json, to_json
 from rocserve.jobs.messages import Report
 from rocserve.load_check.reference import CASE_ROWS
 
-_COMPILERS = ("g++", "clang++")
 _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 """The files of a compiled program."""
 _REVISION = "6"
 """Increase it when the files' content changes."""
-_INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def load(model: ModelSource) -> LoadedModel:
@@ -139,12 +137,13 @@ def _compiled(model: ModelSource, precision: str, device: torch.device, check: M
 
 def _compiler(name: str) -> Path:
     named = os.environ.get("CXX", "")
-    for compiler in (named,) if named else _COMPILERS:
+    compilers = ("g++", "clang++")
+    for compiler in (named,) if named else compilers:
         if found := shutil.which(compiler):
             return Path(found)
     raise unavailable(
         f"model '{name}': parameter 'engine' is \"inductor\", which needs a C++ compiler, and there is no"
-        f" {named or ' or '.join(_COMPILERS)} on this machine; install one (Debian, Ubuntu: apt-get install g++),"
+        f" {named or ' or '.join(compilers)} on this machine; install one (Debian, Ubuntu: apt-get install g++),"
         " or remove the parameter to run the program operator by operator"
     )
 
@@ -252,7 +251,7 @@ def trials_folder(model: ModelSource, compiler: Path, parts: Sequence[str]) -> P
 
 def use_trials(trials: str, work: Path) -> None:
     """Make Inductor work in the folder `work`, and find the trials there. `trials`: "" = none."""
-    os.environ[_INDUCTOR_FOLDER] = str(work)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work)
     # The folder may have been removed to free space. A partial copy does no harm: each trial is found or run
     # separately.
     with suppress(OSError):
@@ -269,7 +268,7 @@ class TrialsJob:
         return "trying the C++ compiler with this processor's instruction sets"
 
     def perform(self, report: Report) -> None:
-        os.environ[_INDUCTOR_FOLDER] = self.folder
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.folder
         report("compiling")
         from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 

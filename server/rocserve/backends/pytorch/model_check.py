@@ -37,8 +37,6 @@ from rocserve.load_check.rows import Independence, RowsVerdict, check_rows, coup
 from rocserve.load_check.tensors import CheckedInput, Feed
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
-_LOG = logging.getLogger(__name__)
-
 Result = TypeVar("Result")
 
 PaddingJob = Callable[[tuple[CheckedInput, ...], int, float, Padding, tuple[str, ...], bool], Job]
@@ -257,7 +255,9 @@ class ModelCheck:
         self._add(found.report(self._source.config.max_batch_size > 0, self._mode is LoadCheckMode.STRICT))
 
     def _run(self, job: Job, kind: type[Result]) -> Result:
-        return JobRunner(JobEngine("PyTorch"), self._source.report_check, _LOG).run_check(job, kind, self.seconds)
+        return JobRunner(JobEngine("PyTorch"), self._source.report_check, logging.getLogger(__name__)).run_check(
+            job, kind, self.seconds
+        )
 
     @cached_property
     def _digest(self) -> str:

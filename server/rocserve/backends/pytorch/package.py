@@ -24,17 +24,6 @@ from rocserve.backends.pytorch.program import Program, argument_paths, without_s
 from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
-_LOG = logging.getLogger(__name__)
-
-_CPU = "cpu"
-_INSTRUCTION_SETS = {
-    "AVX2": "_is_avx2_supported",
-    "AVX512": "_is_avx512_supported",
-    "AVX512_VNNI": "_is_vnni_supported",
-    "AMX_TILE": "_is_amx_tile_supported",
-}
-"""PyTorch's name of an instruction set -> the function of torch.cpu that tells whether this processor has it."""
-
 
 def unpacked(load: Callable[[], Any]) -> Any:
     """Call `load` with a separate folder for temporary files, which is deleted when nothing refers to the result any
@@ -60,12 +49,12 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
     index = -1 if device is None or device.index is None else device.index
     name = package_name(path)
     try:
-        if (device is None or device.type != _CPU) and torch.cuda.is_available():
+        if (device is None or device.type != "cpu") and torch.cuda.is_available():
             torch.cuda.init()
         # Logged first, because such code may end the process as soon as it is loaded. The reason of the failed load
         # then has the worker's last line.
         if lacking := missing_features(read_metadata(path, name), index):
-            _LOG.warning(
+            logging.getLogger(__name__).warning(
                 "%s is compiled for %s, which this machine lacks: its code may not run here, or end the worker; compile"
                 " it on a machine like this one",
                 path,
@@ -75,7 +64,7 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
         # at a time.
         loader = unpacked(lambda: torch._C._aoti.AOTIModelPackageLoader(str(path), name, False, 1, index))
         metadata = loader.get_metadata()
-        compiled_for = metadata.get("AOTI_DEVICE_KEY", _CPU if device is None else device.type)
+        compiled_for = metadata.get("AOTI_DEVICE_KEY", "cpu" if device is None else device.type)
         call_spec = loader.get_call_spec()
         import_classes(path.name, call_spec)
         in_spec, out_spec = map(pytree.treespec_loads, call_spec)
@@ -113,8 +102,15 @@ def missing_features(metadata: Mapping[str, str], gpu: int) -> list[str]:
     own = {"AOTI_PLATFORM": sys.platform, "AOTI_MACHINE": platform.machine()}
     found = [metadata[key] for key, here in own.items() if metadata.get(key, here) != here]
     if not found:
+        # PyTorch's name of an instruction set -> the function of torch.cpu that tells whether this processor has it.
+        functions = {
+            "AVX2": "_is_avx2_supported",
+            "AVX512": "_is_avx512_supported",
+            "AVX512_VNNI": "_is_vnni_supported",
+            "AMX_TILE": "_is_amx_tile_supported",
+        }
         for name in metadata.get("AOTI_CPU_ISA", "").split():
-            is_supported: Any = getattr(torch.cpu, _INSTRUCTION_SETS.get(name, ""), None)
+            is_supported: Any = getattr(torch.cpu, functions.get(name, ""), None)
             if is_supported is not None and not is_supported():
                 found.append(name)
     capability = metadata.get("AOTI_COMPUTE_CAPABILITY", "")

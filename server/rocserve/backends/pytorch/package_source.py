@@ -35,15 +35,6 @@ from rocserve.core.requests import TensorSpec
 
 _FOLDER = "data/aotinductor/"
 """Holds a folder with the code of each program."""
-# Statements of the source that name an input, and check its datatype, sizes and strides.
-_INPUT = re.compile(r"\bauto (\w+) = std::move\(inputs\[(\d+)\]\);")
-_FIXED = re.compile(r"\bif \((?P<value>\d+) != (?P<input>\w+)_size\[(?P<dimension>\d+)\]\)")
-_LEAST = re.compile(r"\bif \((?P<input>\w+)_size\[(?P<dimension>\d+)\] < (?P<value>\d+)\)")
-_MOST = re.compile(r"\bif \((?P<input>\w+)_size\[(?P<dimension>\d+)\] > (?P<value>\d+)\)")
-_STRIDE = re.compile(r"\bif \((?P<value>\d+) != (?P<input>\w+)_stride\[(?P<dimension>\d+)\]\)")
-_C_TO_PYTHON = ((re.compile(r"\b(\d+)L+\b"), r"\1"), (re.compile(r"static_cast<int64_t>"), ""),
-         (re.compile(r"c10::div_floor_integer"), "FloorDiv"), (re.compile(r"std::(max|min)\b"), r"\1"))  # fmt: skip
-"""Parts of a C++ expression, and their form in Python."""
 
 NumbersByDimension = Mapping[tuple[str, int], int]
 """(Input name, dimension) -> number."""
@@ -155,7 +146,8 @@ def read_source(path: Path, name: str) -> PackageSource:
     # Only the source file that takes the inputs contains this text.
     found = [source for source in _sources(path, name) if "::run_impl(" in source]
     text = found[0] if len(found) == 1 else ""
-    names = [name for name, _ in sorted(_INPUT.findall(text), key=lambda input_: int(input_[1]))]
+    named = re.findall(r"\bauto (\w+) = std::move\(inputs\[(\d+)\]\);", text)
+    names = [name for name, _ in sorted(named, key=lambda input_: int(input_[1]))]
     datatypes = {
         name: getattr(torch, datatype, None)
         for name, datatype in re.findall(r"\bint32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);", text)
@@ -192,7 +184,14 @@ def _sources(path: Path, name: str) -> Sequence[str]:
 
 
 def _parse_source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype]) -> PackageSource:
-    fixed, least, most, strides = (_numbers(pattern, text) for pattern in (_FIXED, _LEAST, _MOST, _STRIDE))
+    # The statements that check an input's sizes and strides.
+    checks = (
+        r"\bif \((?P<value>\d+) != (?P<input>\w+)_size\[(?P<dimension>\d+)\]\)",
+        r"\bif \((?P<input>\w+)_size\[(?P<dimension>\d+)\] < (?P<value>\d+)\)",
+        r"\bif \((?P<input>\w+)_size\[(?P<dimension>\d+)\] > (?P<value>\d+)\)",
+        r"\bif \((?P<value>\d+) != (?P<input>\w+)_stride\[(?P<dimension>\d+)\]\)",
+    )
+    fixed, least, most, strides = (_numbers(pattern, text) for pattern in checks)
     dimension_of = {
         symbol: (name, int(dimension))
         for symbol, name, dimension in re.findall(r"\bint64_t (s\d+) = (\w+)_size\[(\d+)\];", text)
@@ -252,14 +251,21 @@ def _parse_source(text: str, names: Sequence[str], datatypes: Mapping[str, torch
     return PackageSource(tuple(inputs), tuple(size_equations.values()))
 
 
-def _numbers(pattern: re.Pattern[str], text: str) -> NumbersByDimension:
-    return {(found["input"], int(found["dimension"])): int(found["value"]) for found in pattern.finditer(text)}
+def _numbers(pattern: str, text: str) -> NumbersByDimension:
+    return {(found["input"], int(found["dimension"])): int(found["value"]) for found in re.finditer(pattern, text)}
 
 
 def _split(expressions: str) -> list[str]:
     """Split C++ expressions at commas outside of brackets, and convert them to Python."""
-    for pattern, replacement in _C_TO_PYTHON:
-        expressions = pattern.sub(replacement, expressions)
+    # Parts of a C++ expression, and their form in Python.
+    forms = {
+        r"\b(\d+)L+\b": r"\1",
+        "static_cast<int64_t>": "",
+        "c10::div_floor_integer": "FloorDiv",
+        r"std::(max|min)\b": r"\1",
+    }
+    for pattern, replacement in forms.items():
+        expressions = re.sub(pattern, replacement, expressions)
     parts, depth = [""], 0
     for character in expressions:
         depth += (character == "(") - (character == ")")

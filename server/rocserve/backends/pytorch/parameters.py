@@ -12,14 +12,7 @@ from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
 
-_LOG = logging.getLogger(__name__)
-
-
 TORCH_COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
-_COMPILE_OPTIONS: Mapping[str, type] = {
-    "fullgraph": bool, "dynamic": bool, "backend": str, "mode": str, "options": dict, "disable": bool,
-}  # fmt: skip
-"""fullgraph and dynamic have no effect: an exported program is one graph, and says which of its sizes vary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +41,7 @@ def run_options(config: ModelConfig) -> RunOptions:
             " remove it"
         )
     if read_switch(config, "ENABLE_WEIGHT_SHARING", False):
-        _LOG.warning(
+        logging.getLogger(__name__).warning(
             "model '%s': parameter 'ENABLE_WEIGHT_SHARING' has no effect: each instance is a process with its own copy"
             " of the weights",
             config.name,
@@ -90,10 +83,14 @@ def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
         given = json.loads(text)
     except (ValueError, RecursionError):
         given = None
+    # fullgraph and dynamic have no effect: an exported program is one graph, and says which of its sizes vary.
+    options = {
+        "fullgraph": bool, "dynamic": bool, "backend": str, "mode": str, "options": dict, "disable": bool,
+    }  # fmt: skip
     if not isinstance(given, dict) or any(
-        key not in _COMPILE_OPTIONS or not isinstance(value, _COMPILE_OPTIONS[key]) for key, value in given.items()
+        key not in options or not isinstance(value, options[key]) for key, value in given.items()
     ):
-        known = ", ".join(f"{key} ({kind.__name__})" for key, kind in _COMPILE_OPTIONS.items())
+        known = ", ".join(f"{key} ({kind.__name__})" for key, kind in options.items())
         raise invalid_argument(
             f"parameter '{TORCH_COMPILE}' of model '{config.name}' must be a JSON object with any of {known},"
             f" not '{text}'"

@@ -28,14 +28,6 @@ from rocserve.load_check.facts import NO_FACTS, GraphFacts
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Parameter `precision` -> datatype of the weights. fp32 is missing because it keeps the file's precision."""
-_PRECISIONS = {
-    **{dtype: name for name, dtype in DTYPES.items()},
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-    torch.int8: "int8",
-    torch.uint8: "uint8",
-}
-"""Datatype of weights -> name in `precision`. Other integers are missing because they are counts or indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +277,17 @@ def without_shapes(
 def precision_of(weights: Mapping[str, Any]) -> str:
     """Return the weights' datatypes, the datatype with the most bytes first."""
     sizes: Counter[str] = Counter()
+    # Datatype of weights -> name in `precision`. Other integers are missing because they are counts or indices.
+    names = {
+        **{dtype: name for name, dtype in DTYPES.items()},
+        torch.float32: "fp32",
+        torch.float64: "fp64",
+        torch.int8: "int8",
+        torch.uint8: "uint8",
+    }
     for tensor in weights.values():
-        if isinstance(tensor, torch.Tensor) and tensor.dtype in _PRECISIONS:
-            sizes[_PRECISIONS[tensor.dtype]] += tensor.nbytes
+        if isinstance(tensor, torch.Tensor) and tensor.dtype in names:
+            sizes[names[tensor.dtype]] += tensor.nbytes
     return ", ".join(name for name, _ in sizes.most_common())
 
 

@@ -13,9 +13,6 @@ from rocserve.backends.pytorch.graph_facts import script_facts
 from rocserve.backends.pytorch.program import Program, precision_of, without_shapes
 from rocserve.core.errors import ServeError, invalid_argument
 
-_TENSOR = "Tensor"
-"""TorchScript's name of the tensor type."""
-
 
 def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
     """Open a TorchScript program. `device`: None = each part stays on the device that the file names, and inputs are on
@@ -41,7 +38,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
         argument
         for index, argument in enumerate(arguments)
         if not argument.has_default_value()
-        or str(argument.type) == _TENSOR
+        or str(argument.type) == "Tensor"
         or (_is_tensor(argument) and not {argument.name, f"INPUT__{index}"}.isdisjoint(keys))
     ]
     if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
@@ -80,4 +77,4 @@ def _load(path: Path, device: torch.device | None) -> Any:
 
 
 def _is_tensor(argument: Any) -> bool:
-    return str(argument.type) in (_TENSOR, f"Optional[{_TENSOR}]")
+    return str(argument.type) in ("Tensor", "Optional[Tensor]")

@@ -49,9 +49,6 @@ from rocserve.core.plain import to_json
 from rocserve.jobs.messages import Report
 from rocserve.settings import EngineSettings
 
-_MODULE = "torch_migraphx"
-_MIGRAPHX = "migraphx"
-"""MIGraphX's Python module, and the name of the compiler that torch_migraphx registers."""
 _TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.15, "int8": 0.11}
 """The largest relative error that counts as rounding, by precision.
 
@@ -80,7 +77,7 @@ def load(model: ModelSource) -> LoadedModel:
     lower the program."""
     require_exported(model, "migraphx")
     _, asks = engine_in_errors(model, "migraphx")
-    if not is_installed(_MODULE):
+    if not is_installed("torch_migraphx"):
         raise unavailable(
             f"model '{model.name}': {asks} needs torch_migraphx, which is not installed; pip install torch_migraphx"
             ' beside PyTorch for ROCm, or use "migraphx-onnx"'
@@ -123,7 +120,7 @@ def import_lowering() -> None:
     """Import torch_migraphx, which registers its compiler. Raises ServeError (UNAVAILABLE) if it cannot be imported: it
     needs MIGraphX's module, and older parts of PyTorch."""
     try:
-        importlib.import_module(_MODULE)
+        importlib.import_module("torch_migraphx")
     except Exception as error:
         raise unavailable(f"torch_migraphx cannot be imported with PyTorch {torch.__version__}: {error}") from error
 
@@ -146,8 +143,15 @@ def lowered_folder(
 
     version = ""
     with suppress(ImportError):  # The child process reports a missing module.
-        version = str(getattr(importlib.import_module(_MIGRAPHX), "__version__", ""))
-    parts = (_REVISION, importlib.metadata.version(_MODULE), version, precision, repr(shapes), *machine_parts(device))
+        version = str(getattr(importlib.import_module("migraphx"), "__version__", ""))
+    parts = (
+        _REVISION,
+        importlib.metadata.version("torch_migraphx"),
+        version,
+        precision,
+        repr(shapes),
+        *machine_parts(device),
+    )
     return check.compiled_folder("torch-migraphx", "torch_migraphx", parts, job)
 
 
@@ -211,7 +215,7 @@ def _refuse(text: str, *args: Any, **kwargs: Any) -> Any:
 
 def _lowering(options: Mapping[str, Any], saved: Path | None) -> Compiler:
     """Return torch_migraphx's compiler with these options. `saved`: the file to write; None = no file."""
-    lower = torch._dynamo.lookup_backend(_MIGRAPHX)
+    lower = torch._dynamo.lookup_backend("migraphx")
 
     def compile_graph(graph: Any, inputs: Sequence[Any]) -> Any:
         result = lower(graph, inputs, options=dict(options))

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_WARM_UP_SIDE = 64
-"""Pixels on each side of the warm-up image, if the model declares no size."""
-
 
 @dataclass(eq=False)
 class RocalModel:
@@ -57,15 +54,16 @@ class RocalModel:
             if failures:
                 raise next(iter(failures.values()))
         if not samples:
+            side = 64  # Pixels, if the model declares no size.
             extent, is_raw = self._interface.image.extent, self._setup.pipeline.decoder.is_raw
-            shape = (extent.height or _WARM_UP_SIDE, extent.width or _WARM_UP_SIDE, self._setup.color_format.channels)
+            shape = (extent.height or side, extent.width or side, self._setup.color_format.channels)
             pixels = np.zeros(shape, dtype=np.uint8)
             image = pixels if is_raw else cast(SourceImage, cv2.imencode(".jpg", pixels)[1])
             flags = {name: np.zeros(1, dtype=bool) for name in self._setup.pipeline.inputs}
             fault = self._engine.run([image], flags, lambda row, output, result: None).get(0)
             if isinstance(fault, ImageError | PixelsError):
                 # This is not a failure, because clients' images may have another size.
-                _LOG.debug("not warmed up: an image of %d pixels a side does not fit (%s)", _WARM_UP_SIDE, fault)
+                _LOG.debug("not warmed up: an image of %d pixels a side does not fit (%s)", side, fault)
             elif fault is not None:
                 raise self._fault(fault, None) from fault
 

@@ -30,9 +30,6 @@ class OutputContradiction(ServeError):
 
 _RAW_HINT = '; for pixels instead of files give the pipeline "decoder": {"input": "raw"}'
 
-_FLAG_DATATYPES = (DataType.BOOL, DataType.UINT8, DataType.INT32)
-"""Datatypes that a pipeline's input may have. Clients of other servers send flags as numbers."""
-
 
 @dataclass(frozen=True, slots=True)
 class ImageInput:
@@ -126,13 +123,15 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
             image = ImageInput(TensorSpec("encoded", DataType.BYTES, (*lead, 1)), 0)
     configured = {tensor.name: tensor for tensor in config.inputs}
     inputs = [image.spec]
+    # Datatypes that a pipeline's input may have. Clients of other servers send flags as numbers.
+    flag_datatypes = (DataType.BOOL, DataType.UINT8, DataType.INT32)
     for name in pipeline.inputs:
         # The flag of a pipeline's input: one value per image.
         flag = TensorSpec(name, DataType.BOOL, (*lead, 1))
         if (tensor := configured.get(name)) is not None:
             flag = TensorSpec(name, tensor.datatype, _full_shape(config, tensor))
-            if tensor.datatype not in _FLAG_DATATYPES:
-                allowed = " or ".join(f"TYPE_{datatype.value}" for datatype in _FLAG_DATATYPES)
+            if tensor.datatype not in flag_datatypes:
+                allowed = " or ".join(f"TYPE_{datatype.value}" for datatype in flag_datatypes)
                 raise PipelineError(f"input '{name}' must be {allowed}, not {tensor.datatype.value}")
             if len(flag.shape) not in (1, 2) or (len(flag.shape) == 2 and flag.shape[1] not in (1, -1)):
                 dims = list(tensor.model_dims)

@@ -92,20 +92,7 @@ _DATATYPES = {
 _RANGES = schema.choice("auto", "pixel", "unit")
 
 
-_TOP_LEVEL_KEYS = {
-    "pipeline": schema.key_if("a list of operations", lambda value: isinstance(value, list) and bool(value)),
-    "decoder": schema.key_if("an object", lambda value: isinstance(value, dict))({}),
-    "mean_std_range": _RANGES("auto"),
-}
-_OPERATION_KEY = {"operation": _operation_name}
-_MEASUREMENT_KEYS = {**_OPERATION_KEY, "is_output": schema.flag(False)}
-_STEP_KEYS = {
-    **_MEASUREMENT_KEYS,
-    "dtype": schema.choice(*_DATATYPES)(None),
-    "layout": schema.choice(*(layout.value for layout in Layout))(None),
-    "name": schema.name(None),
-    "inputs": schema.names(None),
-}
+_MEASUREMENT_KEYS = {"operation": _operation_name, "is_output": schema.flag(False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +159,12 @@ class Pipeline:
 def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
     """Parse a pipeline for images with this number of channels. Raises PipelineError if the text is not JSON, has
     unknown, missing or wrong keys or no output, or has means for another number of channels."""
-    top_level = schema.read_keys("pipeline file", _read_document(text), _TOP_LEVEL_KEYS)
+    keys = {
+        "pipeline": schema.key_if("a list of operations", lambda value: isinstance(value, list) and bool(value)),
+        "decoder": schema.key_if("an object", lambda value: isinstance(value, dict))({}),
+        "mean_std_range": _RANGES("auto"),
+    }
+    top_level = schema.read_keys("pipeline file", _read_document(text), keys)
     reader = _StepReader(top_level["mean_std_range"], channels)
     steps = [reader.read(index, entry) for index, entry in enumerate(top_level["pipeline"])]
     read: set[int] = set()
@@ -202,7 +194,9 @@ class _StepReader:
         where = f"pipeline[{index}]"
         if not isinstance(entry, dict):
             raise PipelineError(f"{where} must be an object, not {shown(entry)}")
-        name = schema.read_keys(where, {key: entry[key] for key in entry if key == "operation"}, _OPERATION_KEY)
+        name = schema.read_keys(
+            where, {key: entry[key] for key in entry if key == "operation"}, {"operation": _operation_name}
+        )
         operation = OPERATIONS[name["operation"]]
         where = f"{where} ({operation.name})"
         if isinstance(operation, Measurement):
@@ -212,7 +206,15 @@ class _StepReader:
             return operation
         if operation.colour_only and self._channels != 3:
             raise PipelineError(f"{where} needs colour; the images have 1 channel (parameter 'color_format')")
-        keys = {**_STEP_KEYS, **operation.keys, **operation.ignored_keys}
+        keys = {
+            **_MEASUREMENT_KEYS,
+            "dtype": schema.choice(*_DATATYPES)(None),
+            "layout": schema.choice(*(layout.value for layout in Layout))(None),
+            "name": schema.name(None),
+            "inputs": schema.names(None),
+            **operation.keys,
+            **operation.ignored_keys,
+        }
         if operation.normalises:
             keys["mean_std_range"] = _RANGES(self._default_range)
         values, bindings = schema.read_bound_keys(where, entry, keys)

@@ -26,11 +26,6 @@ import numpy as np
 
 from rocserve.backends.rocal.image import Part, Pixels, PixelsError, cached_by_size, with_channels
 
-_ERROR = 3e-6
-"""Difference of OpenCV's levels from RPP's, per pixel of the source's longer side: both compute places in 32 bits,
-whose precision falls with their size. One level in 10,000 is further away, and none more than twice as far."""
-
-
 _GRIDS = 64
 _LONG_GRIDS = 2
 _LONG_SIDE = 1 << 14
@@ -144,8 +139,10 @@ class _Grid:
         columns, lefts, rights = _places(source_width, width)
         # If the weights are multiples of 1/128, arithmetic in 32 bits never rounds.
         is_exact = not any(np.any(weights * 128 % 1) for weights in (self._tops, lefts))
-        self.error = 0.0 if is_exact else _ERROR * max(source_height, source_width)
-        """Usual largest difference of OpenCV's levels from RPP's, see `_ERROR`; 0 = none."""
+        # Both compute places in 32 bits, whose precision falls with the source's longer side.
+        self.error = 0.0 if is_exact else 3e-6 * max(source_height, source_width)
+        """Usual largest difference of OpenCV's levels from RPP's; 0 = none. One level in 10,000 is further away, and
+        none more than twice as far."""
         if mirror:
             columns, lefts, rights = columns[::-1], lefts[::-1], rights[::-1]
         row_length = source_width * channels
@@ -229,10 +226,6 @@ def _ratio(source_size: int, size: int) -> np.float32:
     return np.float32(source_size) / np.float32(size)
 
 
-_LONGEST_SIDE = 2**15 - 2
-"""Limit of OpenCV's remap."""
-
-
 def bilinear_places(rows: Pixels, columns: Pixels, height: int, width: int) -> Callable[[Pixels], Pixels]:
     """Return a function that samples images of one size between four pixels and rounds to UINT8. `rows` and `columns`
     are the FP32 places in the source, in the result's shape. Raises PixelsError if a side is too long."""
@@ -274,10 +267,12 @@ def nearest_places(rows: Pixels, columns: Pixels, height: int, width: int) -> Ca
 
 
 def _check_sides(height: int, width: int) -> None:
-    if max(height, width) > _LONGEST_SIDE:
+    # Limit of OpenCV's remap.
+    longest_side = 2**15 - 2
+    if max(height, width) > longest_side:
         raise PixelsError(
             f"an image of {width}x{height} pixels cannot be rotated, warped or corrected; its sides may have"
-            f" {_LONGEST_SIDE} pixels, so scale it before, or by the decoder's max_width and max_height"
+            f" {longest_side} pixels, so scale it before, or by the decoder's max_width and max_height"
         )
 
 

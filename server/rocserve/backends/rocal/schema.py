@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_SHOWN = 80
-"""Characters of a value in an error; a longer one ends in dots."""
-
 
 def shown(value: Any) -> str:
     """Return a value as JSON, so that the pipeline's author recognises it."""
@@ -18,7 +15,9 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    # Characters of a value in an error; a longer one ends in dots.
+    most = 80
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def suggestion(name: Any, known: Iterable[str]) -> str:

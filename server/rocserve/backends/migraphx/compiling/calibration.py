@@ -36,7 +36,6 @@ from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 _DEFAULT_PIPELINE = "pipeline.json"
-_ARRAY_SUFFIX = ".npy"
 _PIPELINE_OUTPUT = "image"
 _ERROR_PREFIX = "calibration_data:"
 """The prefix of error texts about files in the folder."""
@@ -197,7 +196,7 @@ class _Reader:
             except Exception as error:
                 # numpy raises almost any exception for a damaged file.
                 raise self._wrong(f"cannot be read as an .npz file: {error}") from None
-        elif self.data.suffix == _ARRAY_SUFFIX and len(self.inputs) == 1:
+        elif self.data.suffix == ".npy" and len(self.inputs) == 1:
             ((name, tensor),) = self.inputs.items()
             samples = {name: self._read_arrays(tensor, [self.data])}
         else:
@@ -222,7 +221,7 @@ class _Reader:
         ((name, tensor),) = self.inputs.items()
         files = self._files()
         images = [file for file in files if file.suffix.lower() in (".jpg", ".jpeg", ".png")]
-        arrays = [file for file in files if file.suffix == _ARRAY_SUFFIX]
+        arrays = [file for file in files if file.suffix == ".npy"]
         if images and arrays:
             raise self._wrong(f"holds both images ({images[0].name}) and arrays ({arrays[0].name}); keep only one kind")
         if not images:
@@ -242,7 +241,7 @@ class _Reader:
     def _read_arrays(self, tensor: TensorSpec, files: Sequence[Path]) -> Array:
         arrays: list[Array] = []
         for file in files:
-            if file.suffix == _ARRAY_SUFFIX and sum(map(len, arrays)) < self.options.calibration_samples:
+            if file.suffix == ".npy" and sum(map(len, arrays)) < self.options.calibration_samples:
                 try:
                     array = np.load(file, allow_pickle=False)
                 except Exception as error:

@@ -43,13 +43,11 @@ class ReferenceTrial:
         return compare(cases, program_run(program, self.tensors, self.model_name), precision, Budget(self.seconds))
 
 
-_PRECISIONS = {"int8_type": "int8", "fp8": "fp8", "bf16_type": "bf16", "half_type": "fp16"}
-"""Precision -> its marks in a program's text, the coarsest first."""
-
-
 def _precision_of(program: Program) -> str:
     text = program.text()
-    return next((precision for mark, precision in _PRECISIONS.items() if mark in text), "fp32")
+    # The marks in a program's text, the coarsest first.
+    marks = {"int8_type": "int8", "fp8": "fp8", "bf16_type": "bf16", "half_type": "fp16"}
+    return next((precision for mark, precision in marks.items() if mark in text), "fp32")
 
 
 def program_run(program: Program, tensors: ProgramTensors, model_name: str) -> Run:

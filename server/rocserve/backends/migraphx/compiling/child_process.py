@@ -19,7 +19,8 @@ from rocserve.jobs.runner import JobEngine
 
 def with_hint(message: str, compiles: bool = False) -> str:
     """Append a remedy to the message, if one is known. `compiles`: MIGraphX read a model, not a compiled program."""
-    return add_hint(message, _MODEL_HINTS if compiles else HINTS)
+    of_mxr = read_hints(_OF_MXR) if compiles else {}
+    return add_hint(message, {pattern: remedy for pattern, remedy in HINTS.items() if pattern not in of_mxr})
 
 
 _OF_MODEL = r"""
@@ -109,7 +110,6 @@ HINTS = {
     for pattern, remedy in hints.items()
 }
 """Patterns -> remedies. The first pattern that matches is used: specific patterns come before general ones."""
-_MODEL_HINTS = {pattern: remedy for pattern, remedy in HINTS.items() if pattern not in read_hints(_OF_MXR)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx
 
-_FLOATS = frozenset((1, 10, 11, 16))
-"""FLOAT, FLOAT16, DOUBLE and BFLOAT16 of TensorProto.DataType in onnx.proto."""
-
 
 @dataclass(frozen=True, slots=True)
 class KnownFault:
@@ -47,4 +44,6 @@ def known_faults(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> Map
 
 def _is_float_mod(node: onnx.NodeProto, datatypes: Mapping[str, int]) -> bool:
     is_fmod = any(attribute.name == "fmod" and attribute.i for attribute in node.attribute)
-    return not is_fmod and any(datatypes.get(name) in _FLOATS for name in (*node.input, *node.output))
+    # FLOAT, FLOAT16, DOUBLE and BFLOAT16 of TensorProto.DataType in onnx.proto.
+    floats = frozenset((1, 10, 11, 16))
+    return not is_fmod and any(datatypes.get(name) in floats for name in (*node.input, *node.output))

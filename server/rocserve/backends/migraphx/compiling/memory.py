@@ -16,19 +16,6 @@ from rocserve.backends.migraphx.options import Precision, Target
 from rocserve.core.errors import unavailable
 from rocserve.core.printable import readable_size
 
-_BYTES_OF_FOUR = {
-    Precision.FP32: 4,
-    Precision.FP16: 2,
-    Precision.BF16: 2,
-    Precision.FP8: 1,
-    Precision.INT8: 1,
-}
-"""The size of a four-byte weight after quantising, in bytes."""
-
-_WEIGHT_COPIES = 4
-"""The host memory that saving or loading a program briefly takes, as a multiple of its weights. Measured with MIGraphX
-2.14 and a matrix of 195 MiB: 787 MiB (saving), 782 MiB (loading)."""
-
 
 @dataclass(frozen=True, slots=True)
 class ProgramMemory:
@@ -56,7 +43,15 @@ def planned_memory(recipe: ProgramRecipe, plan: ProgramPlan) -> ProgramMemory:
         for tensor in (*plan.inputs, *plan.outputs)
         if tensor.datatype is not None and (shape := plan.shape_in(tensor, recipe)) is not None
     )
-    weight_bytes = plan.weight_bytes * _BYTES_OF_FOUR[recipe.options.precision] // 4
+    # The size of a four-byte weight after quantising, in bytes.
+    bytes_of_four = {
+        Precision.FP32: 4,
+        Precision.FP16: 2,
+        Precision.BF16: 2,
+        Precision.FP8: 1,
+        Precision.INT8: 1,
+    }
+    weight_bytes = plan.weight_bytes * bytes_of_four[recipe.options.precision] // 4
     return ProgramMemory(recipe, weight_bytes, _tensor_bytes(tensors), None)
 
 
@@ -110,11 +105,14 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
             f"model {model} does not fit into {memory.place}: it needs at least {readable_size(program.total_bytes)}"
             f" ({program.recipe.title}: {described}), and {_free(memory)}; use {use} or {last}"
         )
-    loading_bytes = program.weight_bytes * _WEIGHT_COPIES
+    # The host memory that saving or loading a program briefly takes, as a multiple of its weights. Measured with
+    # MIGraphX 2.14 and a matrix of 195 MiB: 787 MiB (saving), 782 MiB (loading).
+    weight_copies = 4
+    loading_bytes = program.weight_bytes * weight_copies
     if on_host is not None and loading_bytes > on_host.free_bytes:
         raise unavailable(
             f"model {model} cannot be loaded: MIGraphX briefly needs about {readable_size(loading_bytes)} of host"
-            f" memory, {_WEIGHT_COPIES} times a program's weights, and {_free(on_host)}; add memory, or load fewer"
+            f" memory, {weight_copies} times a program's weights, and {_free(on_host)}; add memory, or load fewer"
             " models"
         )
 

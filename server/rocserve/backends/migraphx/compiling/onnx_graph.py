@@ -26,12 +26,10 @@ from rocserve.backends.migraphx.compiling.known_faults import known_faults
 from rocserve.backends.purpose import read_purpose
 from rocserve.core.errors import ServeError, invalid_argument, unreadable
 
-_TYPES = onnx.TensorProto
-
-_DATATYPES = {_TYPES.DataType.Value(name.upper()): datatype for name, datatype in ONNX_DATATYPES.items()}
+_DATATYPES = {onnx.TensorProto.DataType.Value(name.upper()): datatype for name, datatype in ONNX_DATATYPES.items()}
 
 _BITS: Mapping[int, int] = {
-    getattr(_TYPES, name): bits
+    getattr(onnx.TensorProto, name): bits
     for bits, names in (
         (2, "INT2 UINT2"),
         (4, "INT4 UINT4 FLOAT4E2M1"),
@@ -43,11 +41,8 @@ _BITS: Mapping[int, int] = {
     )
     for name in names.split()
     # Older versions of the package lack some types.
-    if hasattr(_TYPES, name)
+    if hasattr(onnx.TensorProto, name)
 }
-
-_EXTERNAL_ORDER = ("location", "offset", "length")
-"""The order of the entries that MIGraphX reads."""
 
 
 def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
@@ -138,13 +133,14 @@ class _GraphReader:
         bits = _BITS.get(tensor.data_type, 0) * math.prod(tensor.dims)
         size = (bits + 7) // 8
         # MIGraphX reads external data whatever data_location says.
-        if tensor.external_data or tensor.data_location == _TYPES.EXTERNAL:
+        if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
             # MIGraphX reads the entries by position, so any other order is refused.
-            keys = [as_text(entry.key) for entry in tensor.external_data][: len(_EXTERNAL_ORDER)]
-            if keys != list(_EXTERNAL_ORDER[: len(keys)]):
+            order = ("location", "offset", "length")
+            keys = [as_text(entry.key) for entry in tensor.external_data][: len(order)]
+            if keys != list(order[: len(keys)]):
                 raise self._wrong(
                     f"lists for the external data of tensor '{tensor.name}' {', '.join(keys)}, in this order, but"
-                    f" MIGraphX reads them as {', '.join(_EXTERNAL_ORDER)}; write it again with onnx.save_model(...,"
+                    f" MIGraphX reads them as {', '.join(order)}; write it again with onnx.save_model(...,"
                     " save_as_external_data=True)"
                 )
             return self._files.add(tensor, size)
@@ -155,7 +151,9 @@ class _GraphReader:
             found = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))) if bits else 0
             # A complex number takes two values. One value holds several numbers of less than a byte.
             expected = min(
-                math.prod(tensor.dims) * (1 + (tensor.data_type in (_TYPES.COMPLEX64, _TYPES.COMPLEX128))), size
+                math.prod(tensor.dims)
+                * (1 + (tensor.data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128))),
+                size,
             )
             fault = f"{found} values, expected {expected}" if found != expected else ""
         if fault:
@@ -185,7 +183,7 @@ class _GraphReader:
         if datatype is None:
             known = ", ".join(map(_type_name, _DATATYPES))
             advice = f"which the KServe protocol does not have; supported types are {known}"
-            if tensor.elem_type == _TYPES.STRING:
+            if tensor.elem_type == onnx.TensorProto.STRING:
                 advice = (
                     "which MIGraphX does not support; let ONNX Runtime run the model: parameter 'engine'"
                     ' "onnxruntime"'
@@ -212,7 +210,7 @@ def parts_of(message: Any) -> Iterator[Any]:
 
 def _type_name(element_type: int) -> str:
     try:
-        return str(_TYPES.DataType.Name(element_type))
+        return str(onnx.TensorProto.DataType.Name(element_type))
     except ValueError:
         return str(element_type)
 

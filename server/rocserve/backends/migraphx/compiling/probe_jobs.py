@@ -53,15 +53,6 @@ def parse_recipe(binding: Binding, recipe: ProgramRecipe) -> Program:
     return program
 
 
-_HALF_TO_ONE: Mapping[str, tuple[int, int]] = {
-    "fp8e4m3fn": (0x30, 0x38),
-    "fp8e4m3fnuz": (0x38, 0x40),
-    "fp8e5m2": (0x38, 0x3C),
-    "fp8e5m2fnuz": (0x3C, 0x40),
-}
-"""The bits of 0.5 and 1; all bit patterns between are numbers between."""
-
-
 class Samples:
     """Makes random inputs that try a program: each call makes other inputs, and the same seed makes the same series in
     every process. Graphs accept the values: floats lie between 0 and 1 (logarithms and roots exist, and images look
@@ -74,6 +65,13 @@ class Samples:
         """Make an input per tensor. A varying dimension gets its upper bound. `rows` replaces the first dimension; 0 =
         unchanged. Raises ServeError (INVALID_ARGUMENT) if no array can hold an input's datatype."""
         made = {}
+        # The bits of 0.5 and 1; all bit patterns between are numbers between.
+        half_to_one = {
+            "fp8e4m3fn": (0x30, 0x38),
+            "fp8e4m3fnuz": (0x38, 0x40),
+            "fp8e5m2": (0x38, 0x3C),
+            "fp8e5m2fnuz": (0x3C, 0x40),
+        }
         for name, tensor in tensors.items():
             shape, datatype = largest_shape(tensor), tensor.datatype
             shape = (rows, *shape[1:]) if rows else shape
@@ -83,8 +81,8 @@ class Samples:
             if datatype == "bf16":
                 bits: Array = self._generator.random(shape, np.float32).view(np.uint32) >> 16
                 made[name] = bits.astype(np.uint16)
-            elif datatype in _HALF_TO_ONE:
-                made[name] = self._generator.integers(*_HALF_TO_ONE[datatype], shape, np.uint8, endpoint=True)
+            elif datatype in half_to_one:
+                made[name] = self._generator.integers(*half_to_one[datatype], shape, np.uint8, endpoint=True)
             elif datatype in ("half", "float", "double"):
                 made[name] = self._generator.random(shape).astype(dtype)
             else:

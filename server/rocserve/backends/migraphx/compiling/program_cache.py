@@ -42,7 +42,6 @@ from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.plain import from_json, to_json
 from rocserve.settings import EngineSettings
 
-_SPARE_PREFIX = "rocserve-spare-"
 _MOST_TRIALS = 1000
 """Load trials kept in each folder; the oldest are removed first."""
 
@@ -290,8 +289,9 @@ class ProgramCache:
             if not _prepare(self._spare_directory):
                 return self._spare_directory
         # Another user made the spare folder first: use a folder of this process alone, which ends with the process.
-        remove_left(_SPARE_PREFIX)
-        own = TemporaryFolder(_SPARE_PREFIX)
+        prefix = "rocserve-spare-"
+        remove_left(prefix)
+        own = TemporaryFolder(prefix)
         weakref.finalize(self, own.remove)
         _prepare(own.path)
         return own.path

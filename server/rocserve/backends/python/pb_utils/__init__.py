@@ -21,47 +21,46 @@ from rocserve.core.custom_metrics import MetricKind
 MODULE_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")
 """The names under which models import the module; in Triton, the second module implements the first."""
 
-_SAME_FOR_ALL_MODELS = (
-    tensor.Tensor,
-    response.InferenceResponse,
-    response.InferenceResponseSender,
-    calls.ResponseIterator,
-    errors.TritonError,
-    errors.TritonModelException,
-    logger.Logger,
-    request.InferenceTrace,
-    request.MemoryType,
-    request.PreferredMemory,
-    metrics.Metric,
-    MetricKind,
-    model_configuration.ModelConfig,
-    model_configuration.get_input_config_by_name,
-    model_configuration.get_output_config_by_name,
-    model_configuration.using_decoupled_model_transaction_policy,
-    calls.load_model,
-    calls.unload_model,
-    calls.is_model_ready,
-    tensor.triton_to_numpy_type,
-    tensor.numpy_to_triton_type,
-    tensor.triton_string_to_numpy,
-    tensor.serialize_byte_tensor,
-    tensor.deserialize_bytes_tensor,
-    request.get_input_tensor_by_name,
-    request.get_output_tensor_by_name,
-)
-_CONSTANTS = {
-    "TRITON_STRING_TO_NUMPY": tensor.TRITON_STRING_TO_NUMPY,
-    **request.MemoryType.__members__,
-    **{name: value for name, value in (vars(request) | vars(response)).items() if name.startswith("TRITONSERVER_")},
-}
-
 
 def make_module(version_folder: Path, caller: Caller, metrics_of_model: metrics.ModelMetrics) -> ModuleType:
     """Make the module for one model. `caller` sends the model's requests, `metrics_of_model` keeps its metrics."""
     module = ModuleType(MODULE_NAMES[0], __doc__)
-    for entry in _SAME_FOR_ALL_MODELS:
+    shared = (
+        tensor.Tensor,
+        response.InferenceResponse,
+        response.InferenceResponseSender,
+        calls.ResponseIterator,
+        errors.TritonError,
+        errors.TritonModelException,
+        logger.Logger,
+        request.InferenceTrace,
+        request.MemoryType,
+        request.PreferredMemory,
+        metrics.Metric,
+        MetricKind,
+        model_configuration.ModelConfig,
+        model_configuration.get_input_config_by_name,
+        model_configuration.get_output_config_by_name,
+        model_configuration.using_decoupled_model_transaction_policy,
+        calls.load_model,
+        calls.unload_model,
+        calls.is_model_ready,
+        tensor.triton_to_numpy_type,
+        tensor.numpy_to_triton_type,
+        tensor.triton_string_to_numpy,
+        tensor.serialize_byte_tensor,
+        tensor.deserialize_bytes_tensor,
+        request.get_input_tensor_by_name,
+        request.get_output_tensor_by_name,
+    )
+    for entry in shared:
         setattr(module, entry.__name__, entry)
-    for name, value in _CONSTANTS.items():
+    constants = {
+        "TRITON_STRING_TO_NUMPY": tensor.TRITON_STRING_TO_NUMPY,
+        **request.MemoryType.__members__,
+        **{name: value for name, value in (vars(request) | vars(response)).items() if name.startswith("TRITONSERVER_")},
+    }
+    for name, value in constants.items():
         setattr(module, name, value)
 
     class InferenceRequest(request.InferenceRequest):

@@ -7,8 +7,6 @@ import logging
 
 from rocserve.backends.python.pb_utils.errors import as_text
 
-_LOG = logging.getLogger("rocserve.model")
-
 
 class Level(enum.Enum):
     INFO = logging.INFO
@@ -25,7 +23,7 @@ class Logger:
 
     @staticmethod
     def log(message: str | bytes, level: Level = Level.INFO) -> None:
-        _LOG.log(level.value, "%s", as_text(message, "a message"))
+        logging.getLogger("rocserve.model").log(level.value, "%s", as_text(message, "a message"))
 
     @staticmethod
     def log_info(message: str | bytes) -> None:

@@ -137,8 +137,14 @@ def _head(capsule: Any) -> _TensorHead:
     return _TensorHead.from_address(_get_pointer(capsule, b"dltensor"))
 
 
-_IN_TRITONS_ORDER = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16"
-_NUMBERS = {DataType(name): number for number, name in enumerate(_IN_TRITONS_ORDER.split(), 1)}
+_NUMBERS = {
+    datatype: number
+    for number, datatype in enumerate(
+        (DataType.BOOL, DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64, DataType.INT8,
+         DataType.INT16, DataType.INT32, DataType.INT64, DataType.FP16, DataType.FP32, DataType.FP64,
+         DataType.BYTES, DataType.BF16), 1,
+    )
+}  # fmt: skip
 """TRITONSERVER_DataType, with the same numbers as config.pbtxt's DataType."""
 _BY_NUMBER = {number: datatype for datatype, number in _NUMBERS.items()}
 _BY_NUMPY_DTYPE = {datatype.numpy_dtype: datatype for datatype in DataType if datatype is not DataType.BF16}

@@ -14,19 +14,6 @@ from typing import Any
 
 from rocserve.core.errors import unavailable
 
-_NATIVE = "rocal_pybind"
-
-_REMEDY = "To run without rocAL, set parameter 'engine' to \"cpu\""
-
-_NEEDED = (
-    "createIntParameter",
-    "externalSourceFeedInput",
-    "getOutputTensors",
-    "getStatus",
-    "rocalGetErrorMessage",
-    "ROIxywh",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -50,27 +37,37 @@ class Binding:
 def import_binding() -> Binding:
     """Import amd.rocal. Raises ServeError (UNAVAILABLE) if it is not installed, cannot be loaded, or lacks a
     function."""
+    remedy = "To run without rocAL, set parameter 'engine' to \"cpu\""
     try:
         pipeline, functions, types, native = (
-            importlib.import_module(name) for name in ("amd.rocal.pipeline", "amd.rocal.fn", "amd.rocal.types", _NATIVE)
+            importlib.import_module(name)
+            for name in ("amd.rocal.pipeline", "amd.rocal.fn", "amd.rocal.types", "rocal_pybind")
         )
     except ModuleNotFoundError as error:
-        if error.name != _NATIVE:
-            text = f"amd.rocal is not installed ({error}); install ROCm's rocAL with its Python module. {_REMEDY}"
+        if error.name != "rocal_pybind":
+            text = f"amd.rocal is not installed ({error}); install ROCm's rocAL with its Python module. {remedy}"
             raise unavailable(text) from None
         # rocal_pybind is a separate file next to the package, for one version of Python.
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise unavailable(
-            f"amd.rocal is installed, but not {_NATIVE} for Python {python}: it is built for one version of Python,"
+            f"amd.rocal is installed, but not rocal_pybind for Python {python}: it is built for one version of Python,"
             " with which the server must run, and lies with ROCm's libraries, usually in /opt/rocm/lib, that"
-            f" PYTHONPATH must name. {_REMEDY}"
+            f" PYTHONPATH must name. {remedy}"
         ) from None
     except (ImportError, OSError) as error:
         raise unavailable(
             f"amd.rocal is installed but cannot be loaded: {error}; its libraries are found by LD_LIBRARY_PATH, which"
-            f" must name ROCm's, usually /opt/rocm/lib, when the server starts. {_REMEDY}"
+            f" must name ROCm's, usually /opt/rocm/lib, when the server starts. {remedy}"
         ) from None
-    missing = [name for name in _NEEDED if not hasattr(native, name)]
+    needed = (
+        "createIntParameter",
+        "externalSourceFeedInput",
+        "getOutputTensors",
+        "getStatus",
+        "rocalGetErrorMessage",
+        "ROIxywh",
+    )
+    missing = [name for name in needed if not hasattr(native, name)]
     if missing:
         raise unavailable(f"this amd.rocal has no {', '.join(missing)} in rocal_pybind; rocAL 2.3 has")
     try:

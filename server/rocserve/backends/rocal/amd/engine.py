@@ -95,15 +95,6 @@ def image_refusal(graph: Graph, height: int, width: int) -> str | None:
 
 _LOG = logging.getLogger(__name__)
 
-_UNLIMITED_SIDE = 2000
-"""Largest side of an image in pixels if the decoder has no limit, as in amd.rocal. There must be one, because rocAL
-reserves memory for the largest image."""
-
-
-_TOLERANCE = 0.05
-"""Share of the standard deviation of an output's values. Kernels with another rounding differ by a hundredth of it.
-Exchanged channels, another part of the picture or an older picture differ by a third and more."""
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -123,9 +114,12 @@ class RocalEngine:
         amd.rocal is not installed or refuses the pipeline, if the pipeline needs a feature that rocAL lacks, or if
         libturbojpeg is missing."""
         binding, pipeline, limits = import_binding(), setup.pipeline, setup.pipeline.decoder
-        height, width = limits.max_height or _UNLIMITED_SIDE, limits.max_width or _UNLIMITED_SIDE
+        # Largest side of an image in pixels if the decoder has no limit, as in amd.rocal. There must be one, because
+        # rocAL reserves memory for the largest image.
+        unlimited_side = 2000
+        height, width = limits.max_height or unlimited_side, limits.max_width or unlimited_side
         if pipeline.decoder.is_raw:
-            height = width = _UNLIMITED_SIDE
+            height = width = unlimited_side
         self._graph = graph = Graph(binding, setup, known_extents(pipeline), height, width)
         check(graph)
         try:
@@ -279,8 +273,11 @@ def _compared(output: int, found: np.ndarray[Any, Any], right: np.ndarray[Any, A
     mean = float(np.mean(np.abs(found - right)))
     # If all values are nearly the same, their size is the only scale.
     scale = float(np.std(right)) or float(np.mean(np.abs(right))) or 1.0
+    # Share of the standard deviation of an output's values. Kernels with another rounding differ by a hundredth of it.
+    # Exchanged channels, another part of the picture or an older picture differ by a third and more.
+    tolerance = 0.05
     # Not `>`, which NaN never is.
-    if mean <= _TOLERANCE * scale:
+    if mean <= tolerance * scale:
         return Comparison(mean / scale, "")
     place = np.unravel_index(int(np.argmax(np.abs(found - right))), right.shape)
     return Comparison(

@@ -18,13 +18,6 @@ _SCANS_OF_LARGEST = 20
 """Limit for an image of the largest size; smaller ones may have more. Common progressive JPEGs have about ten."""
 
 
-_PIXEL_FORMATS = {
-    ColorFormat.RGB24: libturbojpeg.RGB,
-    ColorFormat.BGR24: libturbojpeg.BGR,
-    ColorFormat.U8: libturbojpeg.GREY,
-}
-
-
 class Decoder:
     """Decodes JPEG and PNG, or accepts raw pixels, as the options say. Can be called from several threads at a time.
     rocAL returns another image's pixels for a bad image. This decoder raises an error with the reason."""
@@ -82,7 +75,12 @@ class Decoder:
             cyan, magenta, yellow, black = cv2.split(inks)
             light = cv2.multiply(cv2.merge((yellow, magenta, cyan)), cv2.merge((black, black, black)), scale=1 / 255)
             return png.in_color_format(light, self._color_format)
-        return library.decompress(file.picture, width, height, _PIXEL_FORMATS[self._color_format])
+        formats = {
+            ColorFormat.RGB24: libturbojpeg.RGB,
+            ColorFormat.BGR24: libturbojpeg.BGR,
+            ColorFormat.U8: libturbojpeg.GREY,
+        }
+        return library.decompress(file.picture, width, height, formats[self._color_format])
 
     def _check_pixels(self, width: int, height: int) -> None:
         if width * height > self._options.max_pixels:

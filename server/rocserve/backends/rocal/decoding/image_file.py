@@ -47,11 +47,6 @@ SourceImage = Buffer | np.ndarray[Any, Any]
 its pixels as UINT8 height x width x channels (height x width for one channel)."""
 
 
-_FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
-"""EXIF orientation -> OpenCV's code of the flip that follows the swap of the sides, if any: 0 = about the horizontal
-axis, 1 = about the vertical one, -1 = about both."""
-
-
 def read_orientation(data: memoryview) -> int:
     """Return the orientation from 1 to 8; 1 = upright."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(data[:4]))
@@ -77,6 +72,9 @@ def swaps_sides(orientation: int) -> bool:
 def upright(pixels: np.ndarray[Any, Any], orientation: int) -> np.ndarray[Any, Any]:
     """Return the upright image, height x width x channels."""
     pixels = cv2.transpose(pixels) if swaps_sides(orientation) else pixels
-    if orientation in _FLIPS:
-        pixels = cv2.flip(pixels, _FLIPS[orientation])
+    # EXIF orientation -> OpenCV's code of the flip that follows the swap of the sides, if any: 0 = about the horizontal
+    # axis, 1 = about the vertical one, -1 = about both.
+    flips = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
+    if orientation in flips:
+        pixels = cv2.flip(pixels, flips[orientation])
     return with_channels(pixels)

@@ -76,7 +76,16 @@ class DecoderOptions:
     def read(table: dict[str, Any]) -> DecoderOptions:
         """Return the options in a pipeline file's "decoder" object. Raises PipelineError if a key is unknown, of the
         wrong kind, or meaningless for raw pixels."""
-        values = schema.read_keys("decoder", table, _KEYS)
+        keys = {
+            "max_width": schema.size(1000),
+            "max_height": schema.size(1000),
+            "max_pixels": schema.key_if(
+                "a number of pixels, a whole number of 1 or more", lambda value: type(value) is int and value >= 1
+            )(DEFAULT_MAX_PIXELS),
+            "exif": schema.flag(False),
+            "input": schema.choice("encoded", "raw")("encoded"),
+        }
+        values = schema.read_keys("decoder", table, keys)
         is_raw = values.pop("input") == "raw"
         idle = [key for key in ("max_width", "max_height", "exif") if key in table]
         if is_raw and idle:
@@ -87,14 +96,3 @@ class DecoderOptions:
 
     def at_most(self, max_pixels: int) -> DecoderOptions:
         return dataclasses.replace(self, max_pixels=min(self.max_pixels, max_pixels))
-
-
-_KEYS = {
-    "max_width": schema.size(1000),
-    "max_height": schema.size(1000),
-    "max_pixels": schema.key_if(
-        "a number of pixels, a whole number of 1 or more", lambda value: type(value) is int and value >= 1
-    )(DEFAULT_MAX_PIXELS),
-    "exif": schema.flag(False),
-    "input": schema.choice("encoded", "raw")("encoded"),
-}

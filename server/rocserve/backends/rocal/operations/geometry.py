@@ -224,7 +224,6 @@ def _moved_refusal(arguments: Values, source: ResultExtent) -> str | None:
 
 
 _MOVING = AmdForm(fills_result=True, refusal=_moved_refusal)
-_SWITCH = schema.switch(False, is_bindable=True)
 _DESTINATION = {
     "dest_width": schema.size(0),
     "dest_height": schema.size(0),
@@ -232,7 +231,7 @@ _DESTINATION = {
 }
 
 OPERATIONS = (
-    in_place("flip", _flip, {"horizontal": _SWITCH, "vertical": _SWITCH}),
+    in_place("flip", _flip, dict.fromkeys(("horizontal", "vertical"), schema.switch(False, is_bindable=True))),
     Operation(
         "transpose",
         {"perm": schema.list_of(schema.size, (3,), "axes")},

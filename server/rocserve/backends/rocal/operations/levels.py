@@ -254,10 +254,8 @@ def _both_or_neither(
     return {"axes": axes, "mean": mean, "stddev": stddev, **others}
 
 
-_NUMBER = schema.number
-
 OPERATIONS = (
-    by_levels("brightness", _brightness, {"brightness": _NUMBER, "brightness_shift": _NUMBER}),
+    by_levels("brightness", _brightness, {"brightness": schema.number, "brightness_shift": schema.number}),
     by_levels(
         "brightness_fixed",
         _brightness,
@@ -271,7 +269,7 @@ OPERATIONS = (
         lambda levels, contrast, contrast_center: np.rint(
             _fused(levels - np.float32(contrast_center), contrast, contrast_center)
         ),
-        {"contrast": _NUMBER, "contrast_center": _NUMBER},
+        {"contrast": schema.number, "contrast_center": schema.number},
     ),
     by_levels(
         "exposure",
@@ -288,7 +286,7 @@ OPERATIONS = (
         {"adjustment_value": schema.signed_integer(50)},
         colour_only=True,
     ),
-    in_place("hue", _hue, {"hue": _NUMBER}, colour_only=True),
+    in_place("hue", _hue, {"hue": schema.number}, colour_only=True),
     in_place("saturation", _saturation, {"saturation": schema.not_negative(1.0)}, colour_only=True),
     in_place(
         "color_twist",
