@@ -16,15 +16,6 @@ from rocserve.settings.unix_place import UnixPlace, unix_place
 Filter = Sequence[tuple[int, int, int, int]]
 """The instructions of a classic filter: code, jumps if true and false, operand."""
 
-_NO_HANDSHAKE_BEGINS = (
-    (0x30, 0, 0, 13),  # The flags of a segment's TCP header.
-    (0x54, 0, 0, 0x12),  # SYN and ACK of these flags.
-    (0x15, 0, 1, 0x02),  # SYN alone: drop the segment,
-    (0x06, 0, 0, 0),
-    (0x06, 0, 0, 0xFFFFFFFF),  # else accept it whole.
-)
-"""A socket filter of the kernel (socket(7), SO_ATTACH_FILTER) that drops attempts to connect."""
-
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
@@ -85,9 +76,17 @@ class ListenAddress:
 def begin_no_handshakes(listening: socket.socket) -> None:
     """Ignore new connections before a listening socket is closed: the kernel would reset those that arrive between the
     last `accept` and the close, with their requests. Clients try again a second later."""
+    # A socket filter of the kernel (socket(7), SO_ATTACH_FILTER) that drops attempts to connect.
+    no_handshake_begins = (
+        (0x30, 0, 0, 13),  # The flags of a segment's TCP header.
+        (0x54, 0, 0, 0x12),  # SYN and ACK of these flags.
+        (0x15, 0, 1, 0x02),  # SYN alone: drop the segment,
+        (0x06, 0, 0, 0),
+        (0x06, 0, 0, 0xFFFFFFFF),  # else accept it whole.
+    )
     with contextlib.suppress(OSError):  # A kernel without filters.
         # 26 is SO_ATTACH_FILTER.
-        set_filter(listening, 26, _NO_HANDSHAKE_BEGINS)
+        set_filter(listening, 26, no_handshake_begins)
 
 
 def set_filter(listening: socket.socket, option: int, instructions: Filter) -> None:

@@ -21,13 +21,6 @@ from rocserve.frontends.listen_address import Filter, ListenAddress, set_filter
 _SO_ATTACH_REUSEPORT_CBPF = 51
 _RETURN, _RETURN_A, _LOAD, _MODULO, _ADD = 0x06, 0x16, 0x20, 0x94, 0x04
 """Instructions of the kernel's classic filters (linux/filter.h)."""
-_RANDOM = 0xFFFFF000 + 56
-"""SKF_AD_OFF + SKF_AD_RANDOM: loads a random number."""
-_NO_SOCKET = 0xFFFFFFFF
-
-_TRIALS = 12
-"""A kernel that ignores filters passes by chance once in 4,096 times."""
-_TRIAL_SECONDS = 1.0
 
 
 @dataclass(eq=False)
@@ -65,11 +58,14 @@ class SharedPorts:
 
     def give_to_others(self, count: int) -> None:
         """Let `count` other processes share the new connections."""
-        self._filter([(_LOAD, 0, 0, _RANDOM), (_MODULO, 0, 0, count), (_ADD, 0, 0, 1), (_RETURN_A, 0, 0, 0)])
+        # SKF_AD_OFF + SKF_AD_RANDOM: loads a random number.
+        random_number = 0xFFFFF000 + 56
+        self._filter([(_LOAD, 0, 0, random_number), (_MODULO, 0, 0, count), (_ADD, 0, 0, 1), (_RETURN_A, 0, 0, 0)])
 
     def give_to_all(self) -> None:
         """Let all processes share the new connections. A process that begins to listen connects to itself."""
-        self._filter([(_RETURN, 0, 0, _NO_SOCKET)])
+        no_socket = 0xFFFFFFFF
+        self._filter([(_RETURN, 0, 0, no_socket)])
 
     def _filter(self, instructions: Filter) -> None:
         for port in self.ports.values():
@@ -80,21 +76,24 @@ class SharedPorts:
 
 def kernel_has_filters() -> bool:
     """Return whether the kernel does what a filter says. Sandboxes such as gVisor accept filters and ignore them."""
+    # A kernel that ignores filters passes by chance once in 4,096 times.
+    trials = 12
+    trial_seconds = 1.0
     with contextlib.ExitStack() as opened:
         first, second = (opened.enter_context(socket.socket()) for _ in range(2))
         try:
             for one in (first, second):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 one.bind(("127.0.0.1", 0) if one is first else first.getsockname())
-                one.listen(_TRIALS)
+                one.listen(trials)
             set_filter(first, _SO_ATTACH_REUSEPORT_CBPF, [(_RETURN, 0, 0, 1)])
             # select() refuses descriptors above 1023.
             poll = select.poll()
             for one in (first, second):
                 poll.register(one, select.POLLIN)
-            for _ in range(_TRIALS):
-                opened.enter_context(socket.create_connection(first.getsockname(), _TRIAL_SECONDS))
-                if poll.poll(_TRIAL_SECONDS * 1000) != [(second.fileno(), select.POLLIN)]:
+            for _ in range(trials):
+                opened.enter_context(socket.create_connection(first.getsockname(), trial_seconds))
+                if poll.poll(trial_seconds * 1000) != [(second.fileno(), select.POLLIN)]:
                     return False
                 opened.enter_context(second.accept()[0])
         except OSError:

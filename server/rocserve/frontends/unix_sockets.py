@@ -26,9 +26,6 @@ from pathlib import Path
 from rocserve.settings.server import USER
 from rocserve.settings.unix_place import UnixPlace
 
-_CREDENTIALS = struct.Struct("iII")
-"""struct ucred: process, user, group."""
-
 
 @dataclass(frozen=True, slots=True)
 class PublishedSocket:
@@ -80,8 +77,10 @@ def listen(place: UnixPlace, backlog: int) -> tuple[socket.socket, PublishedSock
 
 def client_of(connection: socket.socket) -> str:
     """Return the address of a client: its user, as the kernel noted it when the client connected."""
-    octets = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return f"{USER}{_CREDENTIALS.unpack(octets)[1]}"
+    # struct ucred: process, user, group.
+    credentials = struct.Struct("iII")
+    octets = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    return f"{USER}{credentials.unpack(octets)[1]}"
 
 
 def _user(name: str) -> int:

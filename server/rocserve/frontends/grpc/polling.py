@@ -27,13 +27,6 @@ from rocserve.frontends.grpc.open_calls import Event
 from rocserve.frontends.listen_address import begin_no_handshakes
 from rocserve.frontends.shared_ports import listens, sockets_of
 
-_MAX_EPOLL_EVENTS = 100
-"""Ready sockets that gRPC's core fetches from its epoll in one call (MAX_EPOLL_EVENTS). It handles one per poll, so
-there is no event only if as many polls have found none."""
-_LONGEST_SLEEP_SECONDS = 0.05
-"""The loop sleeps no longer than this, because events of the core's own threads do not wake it."""
-
-
 _NO_EVENT = SimpleNamespace(tag=None)
 
 
@@ -55,8 +48,9 @@ class QueuePolling:
         if self._watched == self._unconnected:
             # The number may have changed since the last count.
             self._count()
-        # Without a connection no client waits.
-        return 1.0 if self._watched == self._unconnected else _LONGEST_SLEEP_SECONDS
+        # Not longer, because events of the core's own threads do not wake the loop; without a connection no client
+        # waits.
+        return 1.0 if self._watched == self._unconnected else 0.05
 
     @property
     def idle_polls(self) -> int:
@@ -64,7 +58,10 @@ class QueuePolling:
         # Seconds. A poll costs less than the count.
         if time.monotonic() - self._counted_at > 0.1:
             self._count()
-        return min(self._watched, _MAX_EPOLL_EVENTS) // 2 + 1
+        # Ready sockets that gRPC's core fetches from its epoll in one call (MAX_EPOLL_EVENTS). It handles one per poll,
+        # so there is no event only if as many polls have found none.
+        most_ready = 100
+        return min(self._watched, most_ready) // 2 + 1
 
     def _count(self) -> None:
         self._counted_at = time.monotonic()

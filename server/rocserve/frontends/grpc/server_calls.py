@@ -30,10 +30,6 @@ _OK = _SendStatus((), 0, b"", 0)
 _GONE: list[Callable[[], None]] = []
 
 
-_STATUS_TEXT_LIMIT = 2000
-"""Bytes. Trailers carry the text percent-encoded (up to three times as long); clients refuse more than 8 KiB."""
-
-
 def _ignore(event: Event) -> None:
     """The tag of operations whose end needs no action."""
 
@@ -41,9 +37,11 @@ def _ignore(event: Event) -> None:
 def _status_text(text: str) -> bytes:
     """Return the text, cut to the limit."""
     encoded = text.encode(errors="replace")
-    if len(encoded) <= _STATUS_TEXT_LIMIT:
+    # Bytes. Trailers carry the text percent-encoded (up to three times as long); clients refuse more than 8 KiB.
+    limit = 2000
+    if len(encoded) <= limit:
         return encoded
-    return (encoded[:_STATUS_TEXT_LIMIT].decode(errors="ignore") + " ...").encode()
+    return (encoded[:limit].decode(errors="ignore") + " ...").encode()
 
 
 def _status(code: StatusCode, text: str, trailing_metadata: tuple[tuple[str, str], ...] = ()) -> Any:

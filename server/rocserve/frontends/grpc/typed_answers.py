@@ -21,10 +21,8 @@ from rocserve.protocol.parameters import write_parameters
 _NUMBERS = {datatype: field.number for field in FIELDS_BY_NUMBER.values() for datatype in field.datatypes}
 _NUMBERS[DataType.FP16] = _NUMBERS[DataType.FP32]
 _OUTPUTS = pb.ModelInferResponse.OUTPUTS_FIELD_NUMBER
-_CONTENTS = pb.ModelInferResponse.InferOutputTensor.CONTENTS_FIELD_NUMBER
 _STRING_TAG = varint(_NUMBERS[DataType.BYTES] << 3 | LENGTH_DELIMITED)
 _SHORT_PREFIXES = tuple(_STRING_TAG + varint(length) for length in range(128))
-_STEP_ELEMENTS = 8192
 
 
 def typed_parts(response: InferResponse) -> Steps[list[Buffer]]:
@@ -41,7 +39,8 @@ def typed_parts(response: InferResponse) -> Steps[list[Buffer]]:
         contents: list[Buffer] = []
         if tensor.name not in response.in_shared_memory:
             contents = yield from _contents(tensor)
-            contents.insert(0, length_prefix(_CONTENTS, sum(map(len, contents))))
+            number = pb.ModelInferResponse.InferOutputTensor.CONTENTS_FIELD_NUMBER
+            contents.insert(0, length_prefix(number, sum(map(len, contents))))
         parts += [length_prefix(_OUTPUTS, len(rest) + sum(map(len, contents))), rest, *contents]
     return parts
 
@@ -57,11 +56,12 @@ def _contents(tensor: Tensor) -> Steps[list[Buffer]]:
         return (yield from _strings(tensor))
     pieces: list[Buffer] = []
     elements = tensor.numpy().ravel()
+    step_elements = 8192
     if tensor.datatype in (DataType.FP32, DataType.FP64):
         pieces.append(octets(elements))
     else:
-        for begin in range(0, len(elements), _STEP_ELEMENTS):
-            part = elements[begin : begin + _STEP_ELEMENTS]
+        for begin in range(0, len(elements), step_elements):
+            part = elements[begin : begin + step_elements]
             as_written = part.astype(np.float32) if tensor.datatype is DataType.FP16 else _varints(part)
             pieces.append(octets(as_written))
             yield

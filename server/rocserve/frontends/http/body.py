@@ -69,8 +69,6 @@ def response_encoding(accepted: str | None) -> str:
 
 _ZIPPED_AT_ONCE = 1 << 20
 """Bytes in plain form. zlib releases the interpreter lock while it works, but not while it copies its results."""
-_UNZIPPED_AT_ONCE = 64 << 10
-"""Compressed bytes. At each stop, zlib copies those it has not used yet."""
 
 
 def decompressed(data: Buffer, limit: int) -> bytearray:
@@ -82,10 +80,13 @@ def decompressed(data: Buffer, limit: int) -> bytearray:
     stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
     plain = bytearray()
     view = memoryview(data)
-    for start in range(0, len(view), _UNZIPPED_AT_ONCE):
+    extra = "trailing data after the compressed stream (a second gzip member?); send a single member"
+    # Compressed bytes. At each stop, zlib copies those it has not used yet.
+    at_once = 64 << 10
+    for start in range(0, len(view), at_once):
         if stream.eof:
-            raise _not_compressed(_EXTRA_DATA)
-        rest: Buffer = view[start : start + _UNZIPPED_AT_ONCE]
+            raise _not_compressed(extra)
+        rest: Buffer = view[start : start + at_once]
         is_full = True
         while is_full and not stream.eof:
             try:
@@ -101,13 +102,10 @@ def decompressed(data: Buffer, limit: int) -> bytearray:
             rest = stream.unconsumed_tail
             is_full = bool(rest) or len(piece) == _ZIPPED_AT_ONCE
     if stream.unused_data:
-        raise _not_compressed(_EXTRA_DATA)
+        raise _not_compressed(extra)
     if not stream.eof:
         raise _not_compressed("it is cut off")
     return plain
-
-
-_EXTRA_DATA = "trailing data after the compressed stream (a second gzip member?); send a single member"
 
 
 def _not_compressed(fault: str) -> ServeError:

@@ -22,29 +22,16 @@ DEEPEST_NESTING = 100
 
 _DECODER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-_FAULTS = {
-    "Expecting property name enclosed in double quotes": "Missing a name for object member.",
-    "Illegal trailing comma before end of object": "Missing a name for object member.",
-    "Expecting ':' delimiter": "Missing a colon after a name of object member.",
-    "Extra data": "The document root must not be followed by other values.",
-    "Unterminated string starting at": "Missing a closing quotation mark in string.",
-    "Invalid \\escape": "Invalid escape character in string.",
-    "Invalid control character at": "Invalid escape character in string.",
-    "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
-}
-"""Fault in the words of Python's parser -> fault in the words of Triton's parser."""
-
-
-_BYTE_ORDER_MARK = "\ufeff"
-"""Windows puts it before texts in UTF-8."""
 
 
 def parse_json(data: Buffer) -> Any:
     """Parse JSON. Raises ServeError: INTERNAL if it is not JSON, as in Triton; INVALID_ARGUMENT if too deep."""
     source = str(data, "utf-8", "surrogateescape")
-    if source.startswith(_BYTE_ORDER_MARK):
+    # Windows puts it before texts in UTF-8.
+    mark = "\ufeff"
+    if source.startswith(mark):
         # Triton's parser skips the mark, and counts its bytes in positions.
-        source = " " * len(_BYTE_ORDER_MARK.encode()) + source.removeprefix(_BYTE_ORDER_MARK)
+        source = " " * len(mark.encode()) + source.removeprefix(mark)
     try:
         return _DECODER.decode(source)
     except json.JSONDecodeError as error:
@@ -98,7 +85,18 @@ def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
             return "Invalid value.", len(source) - len(source[position + 1 :].lstrip(" \t\r\n"))
         word = re.match(r"n(ul?)?|t(ru?)?|f(a(ls?)?)?|-", source[position:])
         return "Invalid value.", position + word.end() if word else position
-    known = next((text for found, text in _FAULTS.items() if message.startswith(found)), "Invalid value.")
+    # Fault in the words of Python's parser -> fault in the words of Triton's parser.
+    faults = {
+        "Expecting property name enclosed in double quotes": "Missing a name for object member.",
+        "Illegal trailing comma before end of object": "Missing a name for object member.",
+        "Expecting ':' delimiter": "Missing a colon after a name of object member.",
+        "Extra data": "The document root must not be followed by other values.",
+        "Unterminated string starting at": "Missing a closing quotation mark in string.",
+        "Invalid \\escape": "Invalid escape character in string.",
+        "Invalid control character at": "Invalid escape character in string.",
+        "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
+    }
+    known = next((text for found, text in faults.items() if message.startswith(found)), "Invalid value.")
     return known, position
 
 

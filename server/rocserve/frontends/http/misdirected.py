@@ -14,20 +14,19 @@ from rocserve.core.validation import format_shape
 from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.json_text import parse_json
 
-_PICTURES = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG", "PNG"),
-    (b"GIF8", "GIF"),
-    (b"RIFF....WEBP", "WebP"),
-    (b"BM", "BMP"),
-)
-"""The first bytes of picture files, as a regular expression; none of them begins JSON."""
-
 
 def advised(error: ServeError, body: Buffer, config: ModelConfig) -> ServeError:
     """Return the error of a body that is not an infer request, with the call that takes the body if one does."""
     view = memoryview(body)
-    kind = next((kind for begin, kind in _PICTURES if re.match(begin, view, re.DOTALL)), "")
+    # The first bytes of picture files, as a regular expression; none of them begins JSON.
+    pictures = (
+        (b"\xff\xd8\xff", "JPEG"),
+        (b"\x89PNG", "PNG"),
+        (b"GIF8", "GIF"),
+        (b"RIFF....WEBP", "WebP"),
+        (b"BM", "BMP"),
+    )
+    kind = next((kind for begin, kind in pictures if re.match(begin, view, re.DOTALL)), "")
     advice = _for_picture(kind, config) if kind else _for_members(view, config)
     return error.with_text(f"{error.text}; {advice}") if advice else error
 

@@ -67,8 +67,6 @@ from rocserve.protocol.json_form import plain_values
 from rocserve.services.access import Access, Peer, Restriction
 from rocserve.settings import ServerSettings
 
-_BEARER = "bearer "
-
 
 class HttpService:
     """Answers requests, on the event loop that it is made on."""
@@ -225,7 +223,8 @@ def _check_admitted(head: Head, wanted: Iterable[Restriction], takes_bearer: boo
 
 def _bearer_token(head: Head) -> str | None:
     sent = head.headers.get("authorization", "")
-    return sent[len(_BEARER) :].strip(" ") if sent[: len(_BEARER)].lower() == _BEARER else None
+    bearer = "bearer "
+    return sent[len(bearer) :].strip(" ") if sent[: len(bearer)].lower() == bearer else None
 
 
 _MOST_STREAMS = 64

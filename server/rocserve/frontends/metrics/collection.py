@@ -28,9 +28,6 @@ from rocserve.workers.resource_watch import memory_bytes
 
 Source = Callable[[], Iterable[MetricFamily]]
 
-_NO_LABEL = re.compile(r"[^a-zA-Z0-9_]")
-"""Characters that a label's name may not have: because of one such name, Prometheus would reject all metrics."""
-
 
 @dataclass(frozen=True, slots=True)
 class VersionReading:
@@ -184,7 +181,10 @@ def server_families(
         for version in model.versions.values():
             if version.has_statistics:
                 namespace = {"namespace": model.namespace} if model.namespace else {}
-                tags = {f"_{_NO_LABEL.sub('_', name)}": text for name, text in version.config.metric_tags.items()}
+                # Because of one name with other characters, Prometheus would reject all metrics.
+                tags = {
+                    "_" + re.sub("[^a-zA-Z0-9_]", "_", name): text for name, text in version.config.metric_tags.items()
+                }
                 labels = {"model": version.name, "version": str(version.version), **namespace, **tags}
                 readings.append(VersionReading(version, labels, version.statistics.totals()))
     yield from model_families(readings, options.counters)

@@ -18,8 +18,6 @@ from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 from rocserve.frontends.http.json_text import DEEPEST_NESTING, from_base64, kind_of, nested_too_deeply, parse_json
 
 ROWS, COLUMNS = "instances", "inputs"
-_B64 = "b64"
-_SIGNATURE = "signature_name"
 
 
 MOST_REQUESTS = 4096
@@ -58,14 +56,14 @@ def read_predict(inputs: Sequence[InputConfig], max_batch_size: int, body: Buffe
     if type(value) is not dict:
         raise invalid_argument(f"the body: expected a JSON object, got {_kind(value)}")
     for name in value:
-        if name not in (ROWS, COLUMNS, _SIGNATURE):
-            hint = names_hint("the members are", name, (ROWS, COLUMNS, _SIGNATURE))
+        if name not in (ROWS, COLUMNS, "signature_name"):
+            hint = names_hint("the members are", name, (ROWS, COLUMNS, "signature_name"))
             raise invalid_argument(f"unknown member {_shown(name)}{hint}")
-    signature = value.get(_SIGNATURE)
+    signature = value.get("signature_name")
     # TensorFlow Serving's name if a model has only one signature, as each model here.
     if signature not in (None, "", "serving_default"):
         shown = _shown(signature) if type(signature) is str else _kind(signature)
-        raise invalid_argument(f"{_SIGNATURE}: expected 'serving_default', the model's only one, got {shown}")
+        raise invalid_argument(f"signature_name: expected 'serving_default', the model's only one, got {shown}")
     if (ROWS in value) == (COLUMNS in value):
         found = "both" if ROWS in value else "neither"
         raise invalid_argument(f"the body: expected either '{ROWS}' or '{COLUMNS}', got {found}")
@@ -144,7 +142,7 @@ def _of_columns(columns: Any, entries: Mapping[str, InputConfig]) -> Mapping[str
 
 def _is_named(value: Any, entries: Mapping[str, InputConfig]) -> bool:
     """Return whether a value is an object of inputs, and not bytes in base64."""
-    return type(value) is dict and (value.keys() != {_B64} or _B64 in entries)
+    return type(value) is dict and (value.keys() != {"b64"} or "b64" in entries)
 
 
 def _only(entries: Mapping[str, InputConfig], member: str) -> str:
@@ -223,7 +221,7 @@ def _element(name: str, value: Any) -> bytes:
             return value.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             raise invalid_argument(f"input '{name}': expected texts, got one with a lone surrogate") from None
-    if type(value) is dict and _B64 in value:
+    if type(value) is dict and "b64" in value:
         return from_base64(value, name)
     raise invalid_argument(f'input \'{name}\': expected texts, or {{"b64": "..."}} (BYTES), got {_kind(value)}')
 
