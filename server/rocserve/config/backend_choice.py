@@ -15,33 +15,6 @@ from rocserve.config.pbtxt import suggest
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
-_NVIDIAS = "such engines run on NVIDIA GPUs only; serve the original ONNX model"
-_OWN_SERVER = "serve it with that project's own server, or call it in a Python model"
-_FOREIGN = {
-    "vitis_xmodel": "such models run on FPGAs only; serve the original ONNX model",
-    "amdinfer_cpp": "it is a library for AMD Inference Server's C++ interface; rewrite it as a Python model",
-    "pytorch_torchscript": "use platform 'pytorch_libtorch'",
-    "tensorrt_plan": _NVIDIAS,
-    "tensorrt": _NVIDIAS,
-    "tensorflow_savedmodel": "convert the model to ONNX and use platform 'onnx_onnxv1'",
-    "openvino": "serve the original ONNX model",
-    "fil": "convert the trees to ONNX (onnxmltools) and use platform 'onnx_onnxv1'",
-    "dali": "write the pipeline for platform 'rocal_json'",
-    "vllm": _OWN_SERVER,
-    "tensorrtllm": _OWN_SERVER,
-}
-"""Frequent platforms and backends of other servers, with advice."""
-
-_TRITON_BACKENDS = {
-    "tensorrt_plan": "tensorrt",
-    "tensorflow_savedmodel": "tensorflow",
-}
-"""Triton's backends of these platforms."""
-
-_SAVED_MODEL = "saved_model.pb"
-_SHOWN_NAMES = 20
-"""File names listed in an error."""
-
 
 def choose_backend(
     message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, *, strict: bool
@@ -64,9 +37,11 @@ def choose_backend(
     # For a Python model, the platform is only metadata.
     is_free = by_backend is not None and by_backend.answers_requests
     lacks_backend = bool(backend) and by_backend is None
-    if lacks_backend or (platform in _TRITON_BACKENDS and by_platform is None and not is_free):
+    # Triton's backends of these platforms.
+    triton_backends = {"tensorrt_plan": "tensorrt", "tensorflow_savedmodel": "tensorflow"}
+    if lacks_backend or (platform in triton_backends and by_platform is None and not is_free):
         return invalid_argument(
-            f"unable to find backend library for backend '{backend if lacks_backend else _TRITON_BACKENDS[platform]}',"
+            f"unable to find backend library for backend '{backend if lacks_backend else triton_backends[platform]}',"
             f" try specifying runtime on the model configuration. Model '{message.name}'"
             f"{_foreign_advice(backend if lacks_backend else platform, registry)}"
         )
@@ -85,8 +60,8 @@ def choose_backend(
 
 def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, reason: str) -> BackendSpec:
     """Return the backend that fits the model's file. `reason` begins the error, ServeError (INVALID_ARGUMENT)."""
-    if message.default_model_filename == _SAVED_MODEL:
-        raise _saved_model_refused(message, folder, _SAVED_MODEL)
+    if message.default_model_filename == "saved_model.pb":
+        raise _saved_model_refused(message, folder, "saved_model.pb")
     if message.default_model_filename:
         ending = Path(message.default_model_filename).suffix
         candidates = [
@@ -110,7 +85,7 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
         names = ", ".join(spec.name for spec in candidates)
         raise invalid_argument(f"{reason}: {where} fit several backends: {names}")
     for name in () if message.default_model_filename else folder.places[0].visible:
-        if name == _SAVED_MODEL or name.endswith(".savedmodel"):
+        if name == "saved_model.pb" or name.endswith(".savedmodel"):
             raise _saved_model_refused(message, folder, name)
     advice = ""
     if re.search(r"\.(pth|safetensors|bin)\b", where):
@@ -148,8 +123,10 @@ def matching_files(place: Listing, filenames: Iterable[str]) -> tuple[str, ...]:
 def describe_files(place: Listing) -> str:
     """List a folder's files for an error."""
     names = place.visible
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(names[:_SHOWN_NAMES]) + more or "no files"
+    # File names listed in an error.
+    most = 20
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more or "no files"
 
 
 def _saved_model_refused(message: ModelConfig, folder: ModelFolder, name: str) -> ServeError:
@@ -163,7 +140,23 @@ def _saved_model_refused(message: ModelConfig, folder: ModelFolder, name: str) -
 
 
 def _foreign_advice(name: str, registry: BackendRegistry) -> str:
-    return f"; {_FOREIGN[name]}" if name in _FOREIGN else suggest(name, registry.platforms)
+    nvidias = "such engines run on NVIDIA GPUs only; serve the original ONNX model"
+    own_server = "serve it with that project's own server, or call it in a Python model"
+    # Frequent platforms and backends of other servers.
+    known = {
+        "vitis_xmodel": "such models run on FPGAs only; serve the original ONNX model",
+        "amdinfer_cpp": "it is a library for AMD Inference Server's C++ interface; rewrite it as a Python model",
+        "pytorch_torchscript": "use platform 'pytorch_libtorch'",
+        "tensorrt_plan": nvidias,
+        "tensorrt": nvidias,
+        "tensorflow_savedmodel": "convert the model to ONNX and use platform 'onnx_onnxv1'",
+        "openvino": "serve the original ONNX model",
+        "fil": "convert the trees to ONNX (onnxmltools) and use platform 'onnx_onnxv1'",
+        "dali": "write the pipeline for platform 'rocal_json'",
+        "vllm": own_server,
+        "tensorrtllm": own_server,
+    }
+    return f"; {known[name]}" if name in known else suggest(name, registry.platforms)
 
 
 def fill_backend_fields(

@@ -15,8 +15,6 @@ from rocserve.protocol.page_pb2 import EnsembleGraphResponse, GraphBox
 
 _LEAST_WIDTH, _MOST_WIDTH = 108.0, 260.0
 """Of a box."""
-_GAP = 16.0
-"""Between boxes of a row."""
 _LINE, _SPACE = 16.0, 22.0
 """Height of a line of text on an arrow, and of the space above and below these lines."""
 _LETTER = 7.2
@@ -103,18 +101,19 @@ class _Layout:
         most = max(map(len, rows))
         # The width for arrows that pass rows, at the right edge.
         lane = 26.0 if any(map(self._passes_rows, arrows)) else 0.0
+        gap = 16.0  # Between boxes of a row.
         # Texts on arrows that are longer than the boxes take 180 pixels beside them.
-        width = min(available, most * (_MOST_WIDTH + _GAP) + 180.0)
-        self._box_width = max(_LEAST_WIDTH, min(_MOST_WIDTH, (width - lane - _GAP * (most - 1)) / most))
-        self._width = max(width, most * (self._box_width + _GAP) - _GAP + lane)
+        width = min(available, most * (_MOST_WIDTH + gap) + 180.0)
+        self._box_width = max(_LEAST_WIDTH, min(_MOST_WIDTH, (width - lane - gap * (most - 1)) / most))
+        self._width = max(width, most * (self._box_width + gap) - gap + lane)
         self._boxes: dict[int, GraphBox] = {}
         y = 1.0
         for index, row in enumerate(rows):
             if index:
                 y += 2 * _SPACE + self._lines(index) * _LINE
-            left = (self._width - lane - len(row) * self._box_width - (len(row) - 1) * _GAP) / 2
+            left = (self._width - lane - len(row) * self._box_width - (len(row) - 1) * gap) / 2
             for place, node in enumerate(row):
-                self._boxes[node] = self._box(node, left + place * (self._box_width + _GAP), y)
+                self._boxes[node] = self._box(node, left + place * (self._box_width + gap), y)
             y += max(self._boxes[node].height for node in row)
         self._height = y + 1
 

@@ -27,12 +27,6 @@ CONFIGS_FOLDER = "configs"
 """Folder of the configurations for --model-config-name."""
 LABELS_FILENAME = "labels.txt"
 """Class names, one per line, in the folder of a model, and of its generated post-processing."""
-_FILES_OF_EACH_MODEL = (
-    CONFIG_FILENAME,
-    LABELS_FILENAME,
-    RECORDED_FILE,
-    *("tokenizer.json", "tokenizer_config.json", "config.json", "sentence_bert_config.json", "modules.json"),
-)
 
 
 def is_version_name(name: str) -> bool:
@@ -70,7 +64,13 @@ class FlatModel:
         """Whether a file of the folder is the model's. In the model's own folder all are; else the model's file, files
         named after it (`resnet.onnx.data`, `resnet.onnx_data`, `resnet.bin` for `resnet.onnx`), labels,
         configuration and recorded answers."""
-        if not self.is_alone or name in _FILES_OF_EACH_MODEL:
+        files_of_each_model = (
+            CONFIG_FILENAME,
+            LABELS_FILENAME,
+            RECORDED_FILE,
+            *("tokenizer.json", "tokenizer_config.json", "config.json", "sentence_bert_config.json", "modules.json"),
+        )
+        if not self.is_alone or name in files_of_each_model:
             return True
         return name.startswith((self.file, f"{PurePath(self.file).stem}."))
 

@@ -16,9 +16,6 @@ from rocserve.config.bounds import MOST_CONFIG_BYTES, check_config_size
 from rocserve.core.errors import invalid_argument, unreadable
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
-_YAML = re.compile(r"^---[^\S\n]*$|^[^\S\n]*- \S|^\w+:[^\S\n]*$|^(name|platform|backend): *[A-Za-z].*$", re.MULTILINE)
-"""A document mark, a list entry, a name without a value, or an unquoted text. Each match stays within its line, because
-a search across a million empty lines would take quadratic time."""
 NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"(?: at "(?P<path>[^"]*)")?')
 """The error of protobuf's text and JSON parsers."""
 
@@ -38,7 +35,10 @@ def parse_text(text: str, message: Message, source: str) -> None:
     except text_format.ParseError as error:
         line, column = error.GetLine() or 1, error.GetColumn() or 1
         what = _explain(str(error), text, line, message)
-        found = "JSON" if text.lstrip().startswith(("{", "[")) else "YAML" if _YAML.search(text) else ""
+        # A document mark, a list entry, a name without a value, or an unquoted text. Each match stays within its line,
+        # because a search across a million empty lines would take quadratic time.
+        yaml = r"(?m)^---[^\S\n]*$|^[^\S\n]*- \S|^\w+:[^\S\n]*$|^(name|platform|backend): *[A-Za-z].*$"
+        found = "JSON" if text.lstrip().startswith(("{", "[")) else "YAML" if re.search(yaml, text) else ""
         if found:
             example = 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [4] }'
             what += f"; this looks like {found}, but must be protobuf's text format, e.g. {example}"

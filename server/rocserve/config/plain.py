@@ -124,16 +124,18 @@ def version_policy(message: messages.ModelVersionPolicy) -> VersionPolicy:
     )
 
 
-_YES_AND_NO = {"fp32_false_true": DataType.FP32, "bool_false_true": DataType.BOOL, "int32_false_true": DataType.INT32}
-
-
 def _control(name: str, message: ModelSequenceBatching.Control) -> SequenceControl:
     kind = ControlKind(ModelSequenceBatching.Control.Kind.Name(message.kind))
     if kind is ControlKind.CORRELATION_ID:
         return SequenceControl(name, kind, datatype_of_number(message.data_type))
-    given = next(field for field in _YES_AND_NO if getattr(message, field))
+    yes_and_no = {
+        "fp32_false_true": DataType.FP32,
+        "bool_false_true": DataType.BOOL,
+        "int32_false_true": DataType.INT32,
+    }
+    given = next(field for field in yes_and_no if getattr(message, field))
     no, yes = getattr(message, given)
-    return SequenceControl(name, kind, _YES_AND_NO[given], float(no), float(yes))
+    return SequenceControl(name, kind, yes_and_no[given], float(no), float(yes))
 
 
 _NAMES = {

@@ -9,8 +9,6 @@ from rocserve.protocol import model_config_pb2
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelSequenceBatching
 
 _Control = ModelSequenceBatching.Control
-_CORRELATION_ID = _Control.CONTROL_SEQUENCE_CORRID
-_CORRELATION_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
 def sequence_tensor_names(message: ModelConfig) -> tuple[frozenset[str], frozenset[str]]:
@@ -39,7 +37,7 @@ def sequence_faults(message: ModelConfig) -> Iterator[str]:
         _Control.CONTROL_SEQUENCE_START,
         _Control.CONTROL_SEQUENCE_END,
         _Control.CONTROL_SEQUENCE_READY,
-        _CORRELATION_ID,
+        _Control.CONTROL_SEQUENCE_CORRID,
     ):
         found = [control for entry in batching.control_input for control in entry.control if control.kind == kind]
         if len(found) > 1:
@@ -64,11 +62,12 @@ def _control_faults(control: _Control, where: str) -> Iterator[str]:
     lists = ("int32_false_true", "fp32_false_true", "bool_false_true")
     given = [name for name in lists if len(getattr(control, name))]
     either = f"either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for {where}"
-    if control.kind == _CORRELATION_ID:
+    types = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
+    if control.kind == _Control.CONTROL_SEQUENCE_CORRID:
         if given:
             yield f"sequence batching must not specify {either}"
-        if model_config_pb2.DataType.Name(control.data_type) not in _CORRELATION_ID_TYPES:
-            *others, last = _CORRELATION_ID_TYPES
+        if model_config_pb2.DataType.Name(control.data_type) not in types:
+            *others, last = types
             allowed = f"{', '.join(others)} and {last}"
             yield f"unexpected data type for control {where}. Allowed data types are {allowed}"
         return

@@ -36,17 +36,6 @@ from rocserve.presets.yolo import HeadForm
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
-_YOLOV4_STRIDES = (8, 16, 32)
-_YOLOV4 = {
-    "strides": "8, 16, 32",
-    "anchors": "12,16, 19,36, 40,28, 36,75, 76,55, 72,146, 142,110, 192,243, 459,401",
-    "xy_scale": "1.2, 1.1, 1.05",
-    "resize": "stretch",
-    "score_threshold": "0.25",
-    "iou_threshold": "0.213",
-    "max_boxes": "100",
-}
-"""The published parameters of the ONNX Model Zoo's model."""
 _YOLOV8 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.7", "max_boxes": "300"}
 _YOLOV5 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.45", "max_boxes": "1000"}
 """The defaults of the networks' authors in their programs."""
@@ -195,16 +184,27 @@ def _classifier(config: PlainConfig, entry: _Input, found: ClassNames | None) ->
 def _yolov4(config: PlainConfig, entry: _Input, found: ClassNames | None) -> Postprocess:
     heads = [dims_of_one_row(config, output.dims) for output in config.outputs]
     values = {dims[-1] for dims in heads}
+    strides = (8, 16, 32)
     is_fit = all(
         len(dims) == 4 and dims[2] == 3 and {dims[0], entry.height // stride} <= {-1, entry.height // stride}
-        for dims, stride in zip(heads, _YOLOV4_STRIDES, strict=False)
+        for dims, stride in zip(heads, strides, strict=False)
     )
-    is_fit = is_fit and len(heads) == len(_YOLOV4_STRIDES) and _gives_numbers(config)
+    is_fit = is_fit and len(heads) == len(strides) and _gives_numbers(config)
     if not is_fit or len(values) != 1 or min(values) <= 5:
         raise unfit(
             config, "three outputs of cells of 8, 16 and 32 pixels, [rows, columns, 3, 5 + classes], in this order"
         )
-    return _detector(config, _YOLOV4, _labels(config, found, values.pop() - 5))
+    # The published parameters of the ONNX Model Zoo's model.
+    published = {
+        "strides": "8, 16, 32",
+        "anchors": "12,16, 19,36, 40,28, 36,75, 76,55, 72,146, 142,110, 192,243, 459,401",
+        "xy_scale": "1.2, 1.1, 1.05",
+        "resize": "stretch",
+        "score_threshold": "0.25",
+        "iou_threshold": "0.213",
+        "max_boxes": "100",
+    }
+    return _detector(config, published, _labels(config, found, values.pop() - 5))
 
 
 def _boxes(
@@ -271,17 +271,15 @@ def _labels(config: PlainConfig, found: ClassNames | None, classes: int) -> tupl
         return found.names
     if len(config.purpose.class_names) == classes:
         return config.purpose.class_names
-    if classes in _PUBLIC_LABELS:
-        before, filename = _PUBLIC_LABELS[classes]
+    # Number of classes -> (labels before those in the file, the file).
+    public_labels = {80: ((), "coco.txt"), 1000: ((), "imagenet.txt"), 1001: (("background",), "imagenet.txt")}
+    if classes in public_labels:
+        before, filename = public_labels[classes]
         text = importlib.resources.files("rocserve.presets").joinpath("labels", filename).read_text("utf-8")
         return (*before, *text.splitlines())
     if classes > MOST_LABELS:
         raise invalid_argument(f"model '{config.name}' has {classes} classes, at most {MOST_LABELS} can have labels")
     return tuple(map(str, range(classes)))
-
-
-_PUBLIC_LABELS = {80: ((), "coco.txt"), 1000: ((), "imagenet.txt"), 1001: (("background",), "imagenet.txt")}
-"""Number of classes -> (labels before those in the file, the file)."""
 
 
 def _shorter_side(entry: _Input) -> list[dict[str, Any]]:

@@ -13,21 +13,8 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.printable import listed
 
 EMBEDDING, LABEL, TOKENS, SCORE = "embedding", "label", "tokens", "score"
-_POOLINGS = ("mean", "cls", "last")
-_POOLING_KEYS = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last",
-}
-"""Keys of 1_Pooling/config.json; later versions have "pooling_mode" with the name."""
-_POOLING_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-_ACTIVATIONS = {"softmax": "softmax", "sigmoid": "sigmoid", "identity": "none", "none": "none"}
 _MOST_TOKENS = 1 << 24
 """Tokenizers without a limit have 10^30 as their model_max_length."""
-_POSITIONS_BEHIND_PADDING = frozenset(
-    {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "roberta-prelayernorm"}
-)
-"""Architectures whose first token has the position after the padding's id: the positions before it are unused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +38,25 @@ class TextFacts:
 
     @property
     def pooling(self) -> str:
+        poolings = ("mean", "cls", "last")
         if written := self.parameters.get("pooling"):
-            return self._choice("pooling", written, _POOLINGS)
+            return self._choice("pooling", written, poolings)
         found = self.files.pooling
         named = [key for key, value in found.items() if key.startswith("pooling_mode_") and value is True]
-        chosen = [_POOLING_KEYS.get(key, "") for key in named] or [
-            _POOLING_NAMES.get(str(found[key]), "") for key in ("pooling_mode",) if key in found
+        # Keys of 1_Pooling/config.json; later versions have "pooling_mode" with the name.
+        keys = {
+            "pooling_mode_mean_tokens": "mean",
+            "pooling_mode_cls_token": "cls",
+            "pooling_mode_lasttoken": "last",
+        }
+        names = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+        chosen = [keys.get(key, "") for key in named] or [
+            names.get(str(found[key]), "") for key in ("pooling_mode",) if key in found
         ]
         if len(chosen) > 1 or "" in chosen:
             asked = listed(named or [str(found["pooling_mode"])])
             raise self.refused(
-                f"the Pooling module's config.json asks for {asked}; expected one of {', '.join(_POOLINGS)}: export the"
+                f"the Pooling module's config.json asks for {asked}; expected one of {', '.join(poolings)}: export the"
                 " whole model, with an output sentence_embedding"
             )
         return chosen[0] if chosen else "mean"
@@ -93,7 +88,8 @@ class TextFacts:
         own = config.get("sentence_transformers")
         named = own.get("activation_fn") if isinstance(own, dict) else None
         named = named or config.get("sbert_ce_default_activation_function") or "Sigmoid"
-        if known := _ACTIVATIONS.get(str(named).rpartition(".")[2].lower()):
+        activations = {"softmax": "softmax", "sigmoid": "sigmoid", "identity": "none", "none": "none"}
+        if known := activations.get(str(named).rpartition(".")[2].lower()):
             return known
         raise self.refused(
             f"config.json asks for the activation {named}; expected Sigmoid or Identity, or the parameter 'activation'"
@@ -196,7 +192,11 @@ class TextFacts:
     def _most_positions(self) -> int | None:
         config = self.files.config
         most = self._count(config, "max_position_embeddings")
-        if most is None or config.get("model_type") not in _POSITIONS_BEHIND_PADDING:
+        # Architectures whose first token has the position after the padding's id: the positions before it are unused.
+        behind_padding = {
+            "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "roberta-prelayernorm",
+        }  # fmt: skip
+        if most is None or config.get("model_type") not in behind_padding:
             return most
         return max(1, most - (1 if self.padding is None else self.padding) - 1)
 

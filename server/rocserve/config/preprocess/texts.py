@@ -47,10 +47,6 @@ _ROLES = {
     "position_ids": "positions",
 }
 """The names that exporters give to an encoder's inputs -> their roles."""
-_EXPECTED = (
-    "integer inputs [batch, sequence] (INT64 or INT32): token ids, and attention_mask, token_type_ids and position_ids"
-    " if the model has them"
-)
 _POOLED, _UNPOOLED = ("sentence_embedding",), ("last_hidden_state", "token_embeddings")
 """The outputs that hold a text's vector, and its tokens' vectors, by the names that exporters give them."""
 
@@ -102,6 +98,10 @@ def _read_encoder(config: PlainConfig) -> _Encoder:
     """Raises ServeError if the model takes anything but tokens."""
     roles: dict[str, InputConfig] = {}
     lengths: set[int] = set()
+    expected = (
+        "integer inputs [batch, sequence] (INT64 or INT32): token ids, and attention_mask, token_type_ids and"
+        " position_ids if the model has them"
+    )
     for entry in config.inputs:
         dims = dims_of_one_row(config, entry.dims)
         role = _ROLES.get(entry.name.partition(":")[0].lower(), "")
@@ -112,11 +112,11 @@ def _read_encoder(config: PlainConfig) -> _Encoder:
         is_integer = entry.datatype in (DataType.INT64, DataType.INT32)
         if not role or role in roles or len(dims) != 1 or not is_integer:
             reason = "" if role else f"'{entry.name}' is not a name of these"
-            raise unfit(config, _EXPECTED, reason)
+            raise unfit(config, expected, reason)
         roles[role] = entry
         lengths.add(dims[0])
     if "ids" not in roles or len(lengths) != 1:
-        raise unfit(config, _EXPECTED, "" if "ids" not in roles else "they differ in the number of tokens")
+        raise unfit(config, expected, "" if "ids" not in roles else "they differ in the number of tokens")
     return _Encoder(roles, lengths.pop())
 
 

@@ -12,8 +12,6 @@ _ANCHORS = 3
 """Boxes for each cell, up to YOLOv7."""
 _PUBLIC_CLASSES = 80
 """COCO's: a number that does not occur by chance."""
-_OTHER_TASKS = {56: "17 keypoints of one class", 116: "80 classes and 32 weights of masks"}
-"""Columns of public networks that find more than boxes."""
 _YOLOX = (
     "it has one box for each cell and a column for the object, as YOLOX [boxes, 5 + classes], which needs different"
     " pixels and arithmetic: write a Python model for it"
@@ -44,10 +42,12 @@ def yolov8_head(shape: HeadShape) -> tuple[HeadForm, int]:
     """Return the form and the number of classes of a head without anchors. Raises ValueError with the reason."""
     first, last = _two(shape)
     cells, known = shape.cells(), _PUBLIC_CLASSES if shape.names is None else shape.names
+    # Columns of public networks that find more than boxes.
+    other_tasks = {56: "17 keypoints of one class", 116: "80 classes and 32 weights of masks"}
     if last in cells or last == -1:
-        if shape.names is None and first in _OTHER_TASKS:
+        if shape.names is None and first in other_tasks:
             raise ValueError(
-                f"{first} rows can be {first - 4} classes or {_OTHER_TASKS[first]}; a labels.txt of {first - 4} lines"
+                f"{first} rows can be {first - 4} classes or {other_tasks[first]}; a labels.txt of {first - 4} lines"
                 " says that they are classes"
             )
         if first > 4:
