@@ -14,13 +14,6 @@ from rocserve.load_check.difference import differences
 from rocserve.load_check.made_inputs import InputMaker, Recipe, nudged
 from rocserve.load_check.tensors import CheckedInput, Feed, largest_integer
 
-_FEW = (1, 4)
-"""Sizes of a first dimension that does not count rows, or of one called "batch" elsewhere."""
-_IMAGE = (64, 32, 48, 96, 224, 320, 640)
-"""Heights and widths. 64 runs in most models; 32 and 48 suit text, 224 to 640 networks with fully connected layers."""
-_LINE = (7, 16, 32, 64, 128, 576, 1024, 4096, 16000)
-"""Lengths of sequences and signals. None is a number of rows, so no output has the right shape by chance."""
-
 
 class NoInputs(Exception):
     """The model accepts no made-up input; the text is the reason."""
@@ -111,12 +104,16 @@ def _candidates(maker: InputMaker) -> Iterator[Recipe]:
     names = list(dict.fromkeys(name for given in inputs for name in given.open_dimensions()))
     first = {name for given in inputs for name in replace(given, shape=given.shape[:1]).open_dimensions()}
     images = {name for given in inputs if len(given.shape) >= 4 for name in given.open_dimensions()}
-    ladders = [
-        _FEW if name in first or "batch" in name.lower() else _IMAGE if name in images else _LINE for name in names
-    ]
+    # Sizes of a first dimension that does not count rows, or of one called "batch" elsewhere.
+    few = (1, 4)
+    # Heights and widths. 64 runs in most models; 32 and 48 suit text, 224 to 640 networks with fully connected layers.
+    image = (64, 32, 48, 96, 224, 320, 640)
+    # Lengths of sequences and signals. None is a number of rows, so no output has the right shape by chance.
+    line = (7, 16, 32, 64, 128, 576, 1024, 4096, 16000)
+    ladders = [few if name in first or "batch" in name.lower() else image if name in images else line for name in names]
     steps = range(max(map(len, ladders), default=1))
-    together = [tuple(1 if sizes is _FEW else sizes[min(step, len(sizes) - 1)] for sizes in ladders) for step in steps]
-    mixed = itertools.product(*((*sizes[:6], 1) if sizes is _LINE else sizes for sizes in ladders))
+    together = [tuple(1 if sizes is few else sizes[min(step, len(sizes) - 1)] for sizes in ladders) for step in steps]
+    mixed = itertools.product(*((*sizes[:6], 1) if sizes is line else sizes for sizes in ladders))
     # More combinations of different sizes would take longer than a user waits.
     for chosen in dict.fromkeys([*together, *itertools.islice(mixed, 60)]):
         sizes = dict(zip(names, chosen, strict=True))

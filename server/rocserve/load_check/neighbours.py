@@ -19,8 +19,6 @@ _FAR = 16
 batch has an even number of rows; those of one or three rows do not show dependences on an even number."""
 _OUTLIER, _OUTLIER_STEP = 30.0, 64
 """One value in 64 is 30 times larger; more of them would not be outliers."""
-_OUTLIERS = {"an outlier": _OUTLIER, "a negative outlier": -_OUTLIER, "NaN": math.nan}
-"""Values in a row that a model may replace by a value from all rows."""
 _USUAL, _QUIET, _NEAR, _ZEROS = "a usual row", "quiet", "near", "zeros"
 MANY_ROWS = 25
 """Rows of a batch of a model that answers with classes or texts only, which seldom show a difference."""
@@ -70,7 +68,9 @@ def groups(
     hidden_rows = [hidden for row in (*kept, c) if (hidden := maker.hidden(recipe, row)) is not None]
     if hidden_rows:
         yield Group(hidden_rows[:-1], 1, {"half hidden": hidden_rows[-1], "not hidden, beside half hidden ones": c})
-    for kind, factor in _OUTLIERS.items() if has_floats(a) and most_rows > 2 else ():
+    # Values in a row that a model may replace by a value from all rows.
+    outliers = {"an outlier": _OUTLIER, "a negative outlier": -_OUTLIER, "NaN": math.nan}
+    for kind, factor in outliers.items() if has_floats(a) and most_rows > 2 else ():
         outlying = [_with_outliers(a, factor), *kept[1:]]
         yield Group(outlying, 1, {_USUAL: c, f"large, beside {kind}": _large(d, _LARGEST)})
     if most_rows >= _FAR + 2:

@@ -19,21 +19,8 @@ from rocserve.load_check.tensors import Array
 if TYPE_CHECKING:
     import onnx
 
-_ONE_SCALE = frozenset(("DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"))
-"""Operators that take one scale from the whole tensor. Saturated outputs may hide the effect."""
-_RANDOM = frozenset(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"))
-_RANDOM |= {"RandomUniformLike"}
-_TABLES: Mapping[str, Sequence[tuple[int, int]]] = {
-    "EmbedLayerNormalization": ((0, 2), (1, 4), (8, 3)),
-    "QEmbedLayerNormalization": ((0, 2), (1, 4)),
-    "RotaryEmbedding": ((1, 2),),
-}
-"""Operator of com.microsoft -> its inputs of indices, and those of the tables whose first dimension they index."""
 _COMPARISONS = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
-_CONDITIONS = frozenset(("And", "Cast", "Identity", "Not", "Or", "Reshape", "Squeeze", "Unsqueeze", "Xor"))
 _OVER_ALL = frozenset(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"))
-_CONDITIONS |= _OVER_ALL
-"""Operators between a comparison and the operator that it controls."""
 _CHOICES = frozenset(("ArgMax", "ArgMin", "Ceil", "Floor", "Hardmax", "Round", "TopK", *_COMPARISONS))
 """Operators that turn numbers into few values."""
 _LABELS = frozenset(("Add", "And", "ArrayFeatureExtractor", "Cast", "Concat", "Expand", "Flatten", "Gather"))
@@ -92,6 +79,12 @@ def _ends(graph: OnnxGraph) -> Mapping[str, int]:
 def _indices(node: Node, graph: OnnxGraph) -> Iterator[tuple[str, int]]:
     """Yield the tensors of indices that a node takes, with their ends."""
     given, domain = node.input, node.domain
+    # Operator of com.microsoft -> its inputs of indices, and those of the tables whose first dimension they index.
+    tables = {
+        "EmbedLayerNormalization": ((0, 2), (1, 4), (8, 3)),
+        "QEmbedLayerNormalization": ((0, 2), (1, 4)),
+        "RotaryEmbedding": ((1, 2),),
+    }
     if node.op_type == "OneHot":
         if (depth := graph.number(given[1])) is not None:
             yield given[0], int(depth)
@@ -107,7 +100,7 @@ def _indices(node: Node, graph: OnnxGraph) -> Iterator[tuple[str, int]]:
     elif node.op_type == "ArrayFeatureExtractor":
         yield from _below_size(given[1], given[0], -1, graph)
     elif domain == "com.microsoft":
-        for place, table in _TABLES.get(node.op_type, ()):
+        for place, table in tables.get(node.op_type, ()):
             if place < len(given) and table < len(given) and given[place] and given[table]:
                 yield from _below_size(given[place], given[table], 0, graph)
 
@@ -196,8 +189,10 @@ def _words(graph: OnnxGraph) -> tuple[str, ...]:
 
 
 def _couplings(graph: OnnxGraph) -> Iterator[str]:
+    # Operators that take one scale from the whole tensor. Saturated outputs may hide the effect.
+    one_scale = frozenset(("DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"))
     for node in graph.nodes:
-        if node.op_type in _ONE_SCALE and node.input[0] in graph.fed:
+        if node.op_type in one_scale and node.input[0] in graph.fed:
             yield f"{node.op_type} takes one scale from all rows"
         elif node.op_type == "BatchNormalization" and (
             node.attribute("training_mode", 0) or sum(map(bool, node.output)) > 1
@@ -219,18 +214,22 @@ def _is_random(node: Node, graph: OnnxGraph) -> bool:
     if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
         training = graph.constant(node.input[2])
         return training is None or bool(training.any())
-    return node.op_type in _RANDOM
+    return node.op_type in {
+        "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+    }  # fmt: skip
 
 
 def _thresholds(graph: OnnxGraph) -> Iterator[float]:
     """Yield the constants that one number of a tensor is compared with, and those in comparisons that control If or
     Loop or that are reduced to one number."""
     starts = {"If": slice(0, 1), "Loop": slice(1, 2), **dict.fromkeys(_OVER_ALL, slice(0, 1))}
+    # Operators between a comparison and the operator that it controls.
+    conditions = {"And", "Cast", "Identity", "Not", "Or", "Reshape", "Squeeze", "Unsqueeze", "Xor", *_OVER_ALL}
     steering = {
         source
         for node in graph.nodes
         for start in node.input[starts.get(node.op_type, slice(0))]
-        for source in graph.sources(start, _CONDITIONS, through_all=True)
+        for source in graph.sources(start, conditions, through_all=True)
     }
     for node in graph.nodes:
         if node.op_type not in _COMPARISONS:

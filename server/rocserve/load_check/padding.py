@@ -30,14 +30,6 @@ from rocserve.load_check.padding_verdict import (
 from rocserve.load_check.short_inputs import Reading, ShortInputs, readings, unknown_lengths
 from rocserve.load_check.tensors import Array, Feed
 
-_TOLERANCES: Mapping[str, float] = {"fp32": 5e-5, "fp16": 1e-2, "bf16": 5e-2, "quantised": 2e-2}
-"""Precision of the file -> largest difference from the answer to the unpadded input, relative to its largest value: the
-effect of other shapes on rounding. A step of int8 is 1/127."""
-_NOISE_FACTOR = 30
-"""Or so many times the effect of the inputs' last place ..."""
-_MOST = 5e-2
-"""... but no more than this."""
-
 
 class _Changed(Exception):
     """An answer changes when the input is padded; the text names it."""
@@ -347,7 +339,11 @@ class _PaddingCheck:
 
     def _limit(self, name: str) -> float:
         """Return the largest allowed difference from the right answer."""
-        return max(_TOLERANCES[self._facts.precision], min(_NOISE_FACTOR * self._noise.get(name, 0.0), _MOST))
+        # Precision of the file -> largest difference from the answer to the unpadded input, relative to its largest
+        # value: the effect of other shapes on rounding. A step of int8 is 1/127.
+        tolerances = {"fp32": 5e-5, "fp16": 1e-2, "bf16": 5e-2, "quantised": 2e-2}
+        # Or 30 times the effect of the inputs' last place, but no more than 5e-2.
+        return max(tolerances[self._facts.precision], min(30 * self._noise.get(name, 0.0), 5e-2))
 
 
 def _allowed(verdicts: Sequence[DimensionVerdict]) -> int:

@@ -26,9 +26,6 @@ from rocserve.load_check.tensors import Array
 _INPUT, _OUTPUT, _TOLERANCE = "input.", "output.", "tolerance"
 _MOST_BYTES = 1 << 30
 """Of all arrays: a small file may unpack to any size."""
-_TOLERANCES = {DataType.FP64: 1e-3, DataType.FP32: 1e-3, DataType.FP16: 2e-2, DataType.BF16: 1e-1}
-"""Datatype of an output -> tolerance if the file has none: the largest difference of two engines that compute the same
-model in this precision. Other datatypes must be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +148,10 @@ def _compare(
     elif actual.dtype != recorded.dtype:
         raise _differs(f"output '{name}' has the dtype {actual.dtype}, recorded is {recorded.dtype}")
     found = difference(actual, recorded)
-    allowed = _TOLERANCES.get(output.datatype, 0.0) if tolerance is None else tolerance
+    # Datatype of an output -> tolerance if the file has none: the largest difference of two engines that compute the
+    # same model in this precision. Other datatypes must be equal.
+    tolerances = {DataType.FP64: 1e-3, DataType.FP32: 1e-3, DataType.FP16: 2e-2, DataType.BF16: 1e-1}
+    allowed = tolerances.get(output.datatype, 0.0) if tolerance is None else tolerance
     if found <= allowed:
         return found
     place = furthest(actual, recorded)

@@ -24,8 +24,6 @@ _TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 2e-2, "quantised": 5e-
 """Precision -> error, relative to the output's largest value, that an engine may have in any model. Correct programs of
 one network differ by 1e-6 in float32 and 1e-3 in float16 for nine models of ten. "quantised": the file itself holds the
 scales, so engines differ by a step of them here and there."""
-_NOISE_FACTOR = 100
-"""An engine may be off by so many times the reference's own noise: an ill-conditioned network amplifies rounding."""
 
 
 CASE_ROWS = 3
@@ -238,7 +236,9 @@ def _same_again(case: Case, answer: Feed, candidate: Run) -> str:
 def _errors(case: Case, answer: Feed, tolerance: float, scales: Mapping[str, float]) -> Iterator[_Error]:
     """`scales`: output -> the least value that errors are relative to."""
     for output, size in differences(case.outputs, answer, least=scales).items():
-        noise = _NOISE_FACTOR * case.noise.get(output, 0.0)
+        # An engine may be off by so many times the reference's own noise: an ill-conditioned network amplifies
+        # rounding.
+        noise = 100 * case.noise.get(output, 0.0)
         if noise == math.inf:
             # After a nudge, the reference itself has inf or NaN at other places.
             continue
