@@ -102,10 +102,10 @@ class Measure:
 
 def measures(read: Sequence[Module]) -> Sequence[Measure]:
     return (
-        Measure("lines", sum(one.lines for one in read), 85_779),
+        Measure("lines", sum(one.lines for one in read), 85_645),
         Measure("modules", len(read), 530),
         Measure("classes", sum(one.classes for one in read), 948),
-        Measure("constants of modules", sum(len(one.constants) for one in read), 1_024),
+        Measure("constants of modules", sum(len(one.constants) for one in read), 845),
         Measure("groups of modules that import each other", len(circles(read)), 0),
     )
 

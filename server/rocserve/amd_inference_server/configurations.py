@@ -41,11 +41,6 @@ def _datatype(name: str, where: str) -> DataType:
     return datatype
 
 
-_POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
-_MOST_TOML_BYTES = 64 << 10
-_LONGEST_TOML_LINE = 2048
-
-
 def is_toml(path: Path) -> bool:
     """Return whether a TOML file is a model's configuration, not another file in the folder."""
     try:
@@ -59,19 +54,22 @@ def _toml_document(path: Path) -> dict[str, Any]:
     """Raises ServeError (INVALID_ARGUMENT) with file, line and column."""
     source, text = path.name, read_text(path)
     lines = text.split("\n")
-    if len(text) > _MOST_TOML_BYTES or max(map(len, lines)) > _LONGEST_TOML_LINE:
+    most_bytes = 64 << 10
+    longest_line = 2048
+    if len(text) > most_bytes or max(map(len, lines)) > longest_line:
         # tomllib takes quadratic time for a key with dots, and Python refuses to parse numbers of more than 4300
         # digits. Both stand on one line.
         raise invalid_argument(
-            f"{source}: expected at most {_MOST_TOML_BYTES} characters, in lines of at most {_LONGEST_TOML_LINE}"
+            f"{source}: expected at most {most_bytes} characters, in lines of at most {longest_line}"
         )
+    position = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        match = _POSITION.search(str(error))
+        match = position.search(str(error))
         line = int(match["line"]) if match and match["line"] else len(lines)
         column = int(match["column"]) if match and match["column"] else len(lines[-1]) + 1
-        reason = _POSITION.sub("", str(error))
+        reason = position.sub("", str(error))
         raise invalid_argument(f"{source}:{line}:{column}: {reason[:1].lower()}{reason[1:]}") from None
     except RecursionError:
         raise invalid_argument(f"{source}: nested too deeply") from None
@@ -186,14 +184,6 @@ def parameter_text(value: bool | float | str) -> str:
 BATCH_SIZE = 64
 """The batch of AMD Inference Server's MIGraphX and rocAL workers, unless the parameter `batch` sets another."""
 
-_EXTENSIONS = {
-    "tensorflow_graphdef": ".pb",
-    "onnx_onnxv1": ".onnx",
-    "migraphx_mxr": ".mxr",
-    "rocal_json": ".json",
-}
-"""Platform -> ending of the model's file, because a single model's file may have any name."""
-
 
 def _translated(stages: Sequence[_Stage], name: str, source: str, warnings: tuple[str, ...] = ()) -> WrittenConfig:
     """Return one model; or for a chain an ensemble with the folder's name, then its members. Raises ServeError
@@ -207,7 +197,14 @@ def _translated(stages: Sequence[_Stage], name: str, source: str, warnings: tupl
         )
     filenames: tuple[str, ...] = ()
     if len(stages) == 1:
-        filenames = (f"*{extension}",) if (extension := _EXTENSIONS.get(messages[0].platform)) else ()
+        # Platform -> ending of the model's file, because a single model's file may have any name.
+        extensions = {
+            "tensorflow_graphdef": ".pb",
+            "onnx_onnxv1": ".onnx",
+            "migraphx_mxr": ".mxr",
+            "rocal_json": ".json",
+        }
+        filenames = (f"*{extension}",) if (extension := extensions.get(messages[0].platform)) else ()
     else:
         # <chain>_<stem of the stage's file>; with the stage's index if two stages share a file.
         stems = [PurePosixPath(message.default_model_filename).stem for message in messages]

@@ -45,12 +45,6 @@ _PLATFORMS: Mapping[str, Mapping[str, str]] = {
     "tfzendnn": _GRAPHDEF,
 }
 """Worker -> (suffix -> platform), best first. As in that server, a file with another suffix replaces a missing one."""
-_UNSUPPORTED = {
-    "ptzendnn": "export the model to ONNX and load it with the worker 'migraphx'",
-    "xmodel": "such models run on FPGAs only; load the original ONNX model with the worker 'migraphx'",
-    "cplusplus": "it is a library for that server's C++ interface; write a Python model in the repository",
-    "python": "its file is a program; put it into the repository, as a model with the backend 'python'",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +294,14 @@ class WorkerEndpoints:
     def _read(self, name: str, parameters: Mapping[str, ParameterValue]) -> Worker:
         """Return the worker with those parameters that a client may set. Raises ServeError: NOT_FOUND if there is no
         such worker; UNIMPLEMENTED if this server cannot run it; INVALID_ARGUMENT if a parameter is invalid."""
-        if name in _UNSUPPORTED:
-            raise ServeError(StatusCode.UNIMPLEMENTED, f"the worker '{name}' cannot be loaded: {_UNSUPPORTED[name]}")
+        unsupported = {
+            "ptzendnn": "export the model to ONNX and load it with the worker 'migraphx'",
+            "xmodel": "such models run on FPGAs only; load the original ONNX model with the worker 'migraphx'",
+            "cplusplus": "it is a library for that server's C++ interface; write a Python model in the repository",
+            "python": "its file is a program; put it into the repository, as a model with the backend 'python'",
+        }
+        if name in unsupported:
+            raise ServeError(StatusCode.UNIMPLEMENTED, f"the worker '{name}' cannot be loaded: {unsupported[name]}")
         if name not in _PLATFORMS:
             raise ServeError(
                 StatusCode.NOT_FOUND, f"there is no worker '{name}'; expected one of {', '.join(sorted(_PLATFORMS))}"

@@ -26,7 +26,6 @@ TIMING = "timing"
 """The parameter with which a client asks for the times of its request. Models see it too."""
 RESERVED_PREFIX = "triton_"
 """The protocol reserves names with this prefix."""
-_ALLOWED = "triton_enable_empty_final_response"
 
 
 def parameters_key(parameters: Parameters) -> str:
@@ -42,13 +41,13 @@ def check_request_parameters(parameters: Parameters) -> None:
                 raise _wrong_type(name)
             if value < 0:
                 raise invalid_argument(f"invalid value for '{name}', expected value >= 0.")
-        elif name in (_ALLOWED, TIMING):
+        elif name in ("triton_enable_empty_final_response", TIMING):
             if not isinstance(value, bool):
                 raise _wrong_type(name)
         elif name.startswith(RESERVED_PREFIX):
             raise invalid_argument(
                 f"parameter keys starting with '{RESERVED_PREFIX}' are reserved for Triton usage. Only the following"
-                f" keys starting with '{RESERVED_PREFIX}' are allowed: {_ALLOWED}"
+                f" keys starting with '{RESERVED_PREFIX}' are allowed: triton_enable_empty_final_response"
             )
 
 

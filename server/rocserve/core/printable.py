@@ -52,9 +52,6 @@ def readable_size(count: int) -> str:
     return f"{amount:.2f} TiB"
 
 
-_MOST_LISTED = 8
-
-
 def names_hint(what: str, name: str, names: Collection[str]) -> str:
     """Return for example "; its inputs are: images, size; did you mean 'images'?". `what` introduces the list."""
     if not names:
@@ -72,5 +69,6 @@ def names_hint(what: str, name: str, names: Collection[str]) -> str:
 
 def listed(texts: Sequence[str], between: str = ", ") -> str:
     """Join the first texts, and say how many more there are."""
-    more = (f"and {len(texts) - _MOST_LISTED} more",) if len(texts) > _MOST_LISTED else ()
-    return between.join((*texts[:_MOST_LISTED], *more))
+    most = 8
+    more = (f"and {len(texts) - most} more",) if len(texts) > most else ()
+    return between.join((*texts[:most], *more))

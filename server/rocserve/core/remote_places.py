@@ -56,22 +56,20 @@ class RemotePlace:
         return cache / "repositories" / f"{words}-{hashlib.sha256(self.url.encode()).hexdigest()[:12]}"
 
 
-_FORMS = {
-    StoreKind.S3: "s3://BUCKET[/PREFIX], s3://HOST:PORT/BUCKET[/PREFIX] or s3://https://HOST[:PORT]/BUCKET[/PREFIX]",
-    StoreKind.GOOGLE: "gs://BUCKET[/PREFIX]",
-    StoreKind.AZURE: "as://ACCOUNT/CONTAINER[/PREFIX]",
-    StoreKind.HUGGING_FACE: "hf://ORGANISATION/MODEL[@REVISION][/FOLDER]",
-    StoreKind.ARCHIVE: "https://HOST/PATH.tar (or .tar.gz, .tgz, .tar.bz2, .tar.xz)",
-}
-
-
 def parse_remote(text: str) -> RemotePlace:
     """Parse a repository URL. Raises ValueError with the known forms if the URL has none of them."""
     scheme, _, rest = text.partition("://")
+    forms = {
+        StoreKind.S3: "s3://BUCKET[/PREFIX], s3://HOST:PORT/BUCKET[/PREFIX] or s3://https://HOST[:PORT]/BUCKET[/PREFIX]",
+        StoreKind.GOOGLE: "gs://BUCKET[/PREFIX]",
+        StoreKind.AZURE: "as://ACCOUNT/CONTAINER[/PREFIX]",
+        StoreKind.HUGGING_FACE: "hf://ORGANISATION/MODEL[@REVISION][/FOLDER]",
+        StoreKind.ARCHIVE: "https://HOST/PATH.tar (or .tar.gz, .tgz, .tar.bz2, .tar.xz)",
+    }
     if scheme in ("http", "https"):
         address = urlsplit(text)
         if not address.hostname or not re.search(r"\.(tar|tgz|tar\.(gz|bz2|xz))$", address.path):
-            raise ValueError(f"expected {_FORMS[StoreKind.ARCHIVE]}, got '{text.partition('?')[0]}'")
+            raise ValueError(f"expected {forms[StoreKind.ARCHIVE]}, got '{text.partition('?')[0]}'")
         if "@" in address.netloc:
             # Without the URL itself, because everybody who lists processes would see its password.
             raise ValueError("URLs with a password are refused; let the web server allow this machine, or sign the URL")
@@ -79,7 +77,7 @@ def parse_remote(text: str) -> RemotePlace:
     kinds = {kind.value: kind for kind in StoreKind}
     if scheme not in kinds:
         raise ValueError(
-            f"unknown scheme {scheme}://, expected a folder of this machine, or one of {'; '.join(_FORMS.values())}"
+            f"unknown scheme {scheme}://, expected a folder of this machine, or one of {'; '.join(forms.values())}"
         )
     kind = kinds[scheme]
     endpoint = ""
@@ -90,7 +88,7 @@ def parse_remote(text: str) -> RemotePlace:
     parts = rest.rstrip("/").split("/")
     named = 1 if kind in (StoreKind.S3, StoreKind.GOOGLE) else 2
     if len(parts) < named or any(part in ("", ".", "..") for part in parts) or re.search(r"[?#\s]", rest):
-        raise ValueError(f"expected {_FORMS[kind]}, got '{text}'")
+        raise ValueError(f"expected {forms[kind]}, got '{text}'")
     url = text.rstrip("/")
     prefix = "/".join(parts[named:])
     if kind is StoreKind.AZURE:

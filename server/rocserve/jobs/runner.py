@@ -27,9 +27,6 @@ from rocserve.core.printable import printable, printable_line
 from rocserve.jobs.hints import with_hint
 from rocserve.jobs.messages import Job, JobError, JobOrder, JobReply
 
-_OUTPUT_BYTES = 256 * 1024
-_LONGEST_LINE = 2000
-
 
 class JobOutput:
     """Reads the output of a child process. Used on one thread at a time."""
@@ -49,12 +46,14 @@ class JobOutput:
     def take_lines(self, *, ended: bool = False) -> list[str]:
         """Return the lines since the last call; with `ended`, also a last line without a newline."""
         lines = []
-        while data := os.pread(self.descriptor, _OUTPUT_BYTES, self._read):
+        output_bytes = 256 * 1024
+        longest_line = 2000
+        while data := os.pread(self.descriptor, output_bytes, self._read):
             self._read += len(data)
             *complete, self._begun = (self._begun + data).split(b"\n")
             lines += complete
-            if len(self._begun) > _OUTPUT_BYTES:
-                self._begun = self._begun[:_LONGEST_LINE]
+            if len(self._begun) > output_bytes:
+                self._begun = self._begun[:longest_line]
         # An engine's traces may have gigabytes.
         if self._read > 16 << 20:
             os.ftruncate(self.descriptor, 0)
@@ -62,7 +61,7 @@ class JobOutput:
         if ended:
             lines.append(self._begun)
             self._begun = b""
-        readable = [printable_line(line, _LONGEST_LINE) for line in lines if line.strip()]
+        readable = [printable_line(line, longest_line) for line in lines if line.strip()]
         self.last_lines.extend(readable)
         return readable
 

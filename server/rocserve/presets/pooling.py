@@ -3,7 +3,6 @@ vectors (input HIDDEN), or a finished vector (input POOLED), normalised or not."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,15 +32,13 @@ def _lasts(hidden: Array, counts: Array) -> Array:
     return lasts
 
 
-_POOLINGS: Mapping[str, Callable[[Array, Array], Array]] = {"mean": _means, "cls": _firsts, "last": _lasts}
-
-
 class TritonPythonModel:
     READS_INPUTS_IN_PLACE = True
 
     def initialize(self, args: dict[str, str]) -> None:
         parameters = parameters_of(args)
-        self._pool = _POOLINGS.get(parameters.get("pooling", ""))
+        poolings = {"mean": _means, "cls": _firsts, "last": _lasts}
+        self._pool = poolings.get(parameters.get("pooling", ""))
         self._normalises = parameters.get("normalise") == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -69,12 +69,6 @@ def refuse_repository_name(name: str) -> None:
 
 _NUMBER = re.compile(r"\s*([+-]?)0*([0-9]+)")
 """A number as C++ parses it: any text may follow."""
-_TRACE_NUMBERS = {
-    "trace_rate": ("rate", 0, (1 << 32) - 1),
-    "trace_count": ("count", -1, (1 << 31) - 1),
-    "log_frequency": ("log_frequency", 0, (1 << 32) - 1),
-}
-"""Setting -> (field of TraceValues, least value, largest value)."""
 
 
 def trace_setting(
@@ -119,7 +113,13 @@ def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
         known = [TraceLevel[name] for name in names if name in TraceLevel.__members__]
         if known or not names:
             change["level"] = TraceLevel.of(known) if known else None
-    for name, (field, least, most) in _TRACE_NUMBERS.items():
+    # Setting -> (field of TraceValues, least value, largest value).
+    numbers = {
+        "trace_rate": ("rate", 0, (1 << 32) - 1),
+        "trace_count": ("count", -1, (1 << 31) - 1),
+        "log_frequency": ("log_frequency", 0, (1 << 32) - 1),
+    }
+    for name, (field, least, most) in numbers.items():
         if name not in settings:
             continue
         values = settings[name]
@@ -143,24 +143,21 @@ def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
     return change
 
 
-_LOG_SETTINGS = {
-    "log_info": ("info", "bool_param", "boolean"),
-    "log_warning": ("warning", "bool_param", "boolean"),
-    "log_error": ("error", "bool_param", "boolean"),
-    "log_verbose_level": ("verbose", "uint32_param", "int32"),
-    "log_format": ("format", "string_param", "string"),
-}
-"""Setting -> (field of LogSettings, field of the message, the type's name in errors), in Triton's order."""
-_FORMATS = ("default", "ISO8601")
-
-
 def log_settings(log: ServerLog, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
     """Change the named settings, then report all, on any thread. As in Triton, settings before an invalid one stay
-    changed, in the order of `_LOG_SETTINGS`. Raises ServeError: UNIMPLEMENTED for the log file, INVALID_ARGUMENT for a
+    changed, in the order below. Raises ServeError: UNIMPLEMENTED for the log file, INVALID_ARGUMENT for a
     value of the wrong type."""
     if "log_file" in request.settings:
         raise unimplemented("log file location can not be updated through network protocol")
-    for name, (field, kind, expected) in _LOG_SETTINGS.items():
+    # Setting -> (field of LogSettings, field of the message, the type's name in errors), in Triton's order.
+    settings = {
+        "log_info": ("info", "bool_param", "boolean"),
+        "log_warning": ("warning", "bool_param", "boolean"),
+        "log_error": ("error", "bool_param", "boolean"),
+        "log_verbose_level": ("verbose", "uint32_param", "int32"),
+        "log_format": ("format", "string_param", "string"),
+    }
+    for name, (field, kind, expected) in settings.items():
         if name not in request.settings:
             continue
         setting = request.settings[name]
@@ -175,7 +172,7 @@ def log_settings(log: ServerLog, request: pb.LogSettingsRequest) -> pb.LogSettin
         log.change(**{field: value})
     answer = pb.LogSettingsResponse()
     answer.settings["log_file"].string_param = str(log.settings.file or "")
-    for name, (field, kind, _) in _LOG_SETTINGS.items():
+    for name, (field, kind, _) in settings.items():
         setattr(answer.settings[name], kind, getattr(log.settings, field))
     return answer
 
@@ -185,9 +182,10 @@ def _check_format(current: str, value: str) -> None:
     it."""
     if value == current:
         return
-    if value not in _FORMATS:
+    formats = ("default", "ISO8601")
+    if value not in formats:
         raise invalid_argument(f"invalid argument for log_format, got: {value}")
-    if current not in _FORMATS:
+    if current not in formats:
         raise invalid_argument(
             f"log_format is '{current}' until the server ends, got: {value}; start it with --log-format={value}"
         )

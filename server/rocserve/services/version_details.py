@@ -15,9 +15,6 @@ from rocserve.protocol import page_pb2
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.model_repository import ModelRepository
 
-_BOUNDS_US = tuple(step * 10**power for power in range(2, 7) for step in (1, 2, 5))
-"""Microseconds, from 0.1 ms to 5 s."""
-
 
 async def version_details(
     tables: ServingTableHolder, repository: ModelRepository, request: page_pb2.VersionDetailsRequest
@@ -26,10 +23,12 @@ async def version_details(
     report, _ = await repository.load_report(request.name, version.version)
     # Long configurations take a while.
     response = await asyncio.to_thread(_with_config, version.config_message, report)
-    counts = counts_between(version.statistics.latency_buckets(), _BOUNDS_US)
+    # Microseconds, from 0.1 ms to 5 s.
+    bounds_us = tuple(step * 10**power for power in range(2, 7) for step in (1, 2, 5))
+    counts = counts_between(version.statistics.latency_buckets(), bounds_us)
     met = [index for index, count in enumerate(counts) if count]
     for index in range(met[0], met[-1] + 1) if met else ():
-        bound = _BOUNDS_US[index] if index < len(_BOUNDS_US) else 0
+        bound = bounds_us[index] if index < len(bounds_us) else 0
         response.latencies.add(up_to_us=bound, count=counts[index])
     return response
 

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCHEME = "unix:"
-_EXPECTED = "expected unix:/FOLDER/NAME[,mode=0660][,owner=USER:GROUP]"
 _MODE = 0o600
 """By default only the server's own user, and root, may connect."""
-_LONGEST_PATH = 107
-"""Bytes that the kernel accepts (unix(7))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +28,22 @@ class UnixPlace:
 
 def unix_place(address: str) -> UnixPlace | None:
     """Parse an address; None if it is not that of a Unix socket. Raises ValueError."""
+    expected = "expected unix:/FOLDER/NAME[,mode=0660][,owner=USER:GROUP]"
     if not address.startswith(SCHEME):
         if address.startswith("unix-abstract:"):
-            raise ValueError(f"{_EXPECTED}, got '{address}': anybody on the machine may connect to an abstract socket")
+            raise ValueError(f"{expected}, got '{address}': anybody on the machine may connect to an abstract socket")
         return None
     path, *settings = address.removeprefix(SCHEME).split(",")
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        raise ValueError(f"{_EXPECTED}, got '{address}'")
+        raise ValueError(f"{expected}, got '{address}'")
     # gRPC's clients also write unix:///run/rocserve.sock.
     path = re.sub("^/+", "/", path)
+    longest_path = 107  # Bytes that the kernel accepts (unix(7)).
     # Until clients may connect, the socket has such a name in the folder.
-    longest = _LONGEST_PATH - len("/.r-12345678/s")
-    if len(path.encode()) > _LONGEST_PATH or len(str(Path(path).parent).encode()) > longest:
+    longest = longest_path - len("/.r-12345678/s")
+    if len(path.encode()) > longest_path or len(str(Path(path).parent).encode()) > longest:
         raise ValueError(
-            f"expected a path of at most {_LONGEST_PATH} bytes in a folder of at most {longest}, got '{path}'"
+            f"expected a path of at most {longest_path} bytes in a folder of at most {longest}, got '{path}'"
         )
     mode, user, group = _MODE, "", ""
     for setting in settings:
@@ -54,7 +53,7 @@ def unix_place(address: str) -> UnixPlace | None:
         elif name == "owner" and re.fullmatch("[^:]+(:[^:]+)?|:[^:]+", value):
             user, _, group = value.partition(":")
         else:
-            raise ValueError(f"{_EXPECTED}, got '{setting}' in '{address}'")
+            raise ValueError(f"{expected}, got '{setting}' in '{address}'")
     return UnixPlace(path, mode, user, group)
 
 

@@ -16,8 +16,6 @@ from rocserve.protocol.page_pb2 import EnsembleGraphResponse
 from rocserve.verbs.model_choice import advised, read_folder
 from rocserve.verbs.printing import console_on, counted, say
 
-_WIDTH = 900.0
-"""Pixels: what a page of text shows without scrolling."""
 _STYLE = """
 svg { --back: #fff; --card: #fff; --text: #1c1e21; --soft: #5d646e; --line: #c3c8ce; --end: #e9ebee; --bad: #fde3e0;
   background: var(--back); font: 13px system-ui, sans-serif; }
@@ -50,7 +48,8 @@ def draw_ensemble(folder: Path, config_name: str, file: Path) -> None:
     except ServeError as error:
         fault = error.text
     members = dict(_members(config, others, reading.folder.parent, registry))
-    drawing = draw(config, members, _WIDTH)
+    # Pixels: what a page of text shows without scrolling.
+    drawing = draw(config, members, 900.0)
     file.write_text(svg(drawing, f"steps of {config.name or reading.folder.name}"), encoding="utf-8")
     out = console_on()
     say(out, f"{file}: {counted(len(config.ensemble_scheduling.step), 'step')}")

@@ -30,9 +30,6 @@ from rocserve.verbs.printing import ToolProgress, console_on, say, say_json, sho
 from rocserve.verbs.tool_context import ToolContext
 from rocserve.verbs.verb import Verb
 
-_COPIED_LITERAL = "hip::hip_copy_literal"
-"""Copies a constant to the GPU, once."""
-
 
 @dataclass(frozen=True, slots=True)
 class OperatorCount:
@@ -75,7 +72,9 @@ def summarise_program(text: str, known_operators: frozenset[str] = frozenset()) 
     """Summarise MIGraphX's print of a program. `known_operators` helps to split a kernel's name into its operators, for
     example the plain operator names of the uncompiled program."""
     instructions = read_program_text(text)
-    idle = ("check_context", "load", "hip::hip_allocate_memory", "hip::allocate_memory", _COPIED_LITERAL)
+    # Copies a constant to the GPU, once.
+    copied_literal = "hip::hip_copy_literal"
+    idle = ("check_context", "load", "hip::hip_allocate_memory", "hip::allocate_memory", copied_literal)
     computing = [one for one in instructions if one.is_computing and not one.operator.startswith(idle)]
     used = Counter(one.symbol for one in computing if one.symbol)
     made_of = {name: fused_operators(name, known_operators) for name in used}
@@ -88,7 +87,7 @@ def summarise_program(text: str, known_operators: frozenset[str] = frozenset()) 
         operators=tuple(OperatorCount(name, count) for name, count in counts.most_common()),
         instructions=len(computing),
         kernels=tuple(Kernel(one, made_of[one], count) for one, count in used.most_common() if len(made_of[one]) > 1),
-        constant_bytes=sum(one.bytes for one in instructions if one.operator in ("@literal", _COPIED_LITERAL)),
+        constant_bytes=sum(one.bytes for one in instructions if one.operator in ("@literal", copied_literal)),
         scratch_bytes=allocated_bytes(instructions),
         result_bytes=sum(one.bytes for one in computing),
         to_gpu=Copies(len(to_gpu), sum(to_gpu)),

@@ -28,7 +28,6 @@ from rocserve.settings import EngineSettings, RepositorySettings, engine_setting
 from rocserve.settings.flag import SECONDS, SWITCH, Kind, flag, one_of, part, positional, text
 
 _BATCH_PARAMETERS = ("batch", "batch_sizes")
-_CALIBRATION_PARAMETERS = ("calibration_data", "calibration_pipeline", "calibration_samples")
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8")
 
 
@@ -151,9 +150,10 @@ class ToolModel:
         """Return the model in another precision, without its calibration if the precision needs none."""
         if precision in ("int8", "fp8"):
             return self.with_parameters(precision=precision)
-        model = self.with_parameters(precision=precision, **dict.fromkeys(_CALIBRATION_PARAMETERS))
+        parameters = ("calibration_data", "calibration_pipeline", "calibration_samples")
+        model = self.with_parameters(precision=precision, **dict.fromkeys(parameters))
         accelerators = [
-            replace(one, parameters=_without(one.parameters, _CALIBRATION_PARAMETERS))
+            replace(one, parameters=_without(one.parameters, parameters))
             for one in model.source.config.gpu_accelerators
         ]
         return model.with_config(gpu_accelerators=tuple(accelerators))

@@ -19,7 +19,6 @@ from rocserve.verbs.status_model import state_text
 from rocserve.verbs.status_poll import DISPENSABLE, FIGURES, StatusRow
 from rocserve.verbs.status_rows import ATTENTION, counts, in_order, matching, orders
 
-_TABLE_HELP = "↑↓ move   enter open   / filter   s sort   q leave"
 _GAP = 2
 
 
@@ -156,7 +155,8 @@ class Screen:
             if number == place:
                 line.stylize("reverse")
             body.append(line)
-        return head, body, [self._foot(f"{_TABLE_HELP}   esc all" if self.words else _TABLE_HELP)]
+        table_help = "↑↓ move   enter open   / filter   s sort   q leave"
+        return head, body, [self._foot(f"{table_help}   esc all" if self.words else table_help)]
 
     def _foot(self, help_text: str) -> Text:
         if self.is_typing:

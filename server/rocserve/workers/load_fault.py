@@ -13,8 +13,6 @@ from rocserve.links.entries import LONGEST_TEXT
 from rocserve.workers.messages import Load, LoadFailed
 from rocserve.workers.worker_end import error_text
 
-_OWN_FILES = f"{Path(__file__).parents[1]}/"
-
 
 def load_failed(error: BaseException, load: Load) -> LoadFailed:
     if (
@@ -52,4 +50,4 @@ def _trace(error: BaseException) -> str:
 
 
 def _is_own(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith((_OWN_FILES, "<frozen importlib"))
+    return frame.filename.startswith((f"{Path(__file__).parents[1]}/", "<frozen importlib"))

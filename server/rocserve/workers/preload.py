@@ -9,19 +9,19 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-_ONE_THREAD = {
-    # The fork would lose the threads of a BLAS pool, and the locks that they hold would stay locked.
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
-
 
 @contextmanager
 def importing() -> Iterator[None]:
     """Import modules in the block. Libraries start no threads then, and the modules' memory stays shared."""
     own_environment = dict(os.environ)
-    os.environ.update(_ONE_THREAD)
+    os.environ.update(
+        {
+            # The fork would lose the threads of a BLAS pool, and the locks that they hold would stay locked.
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }
+    )
     gc.disable()  # See bootstrap.py.
     try:
         yield

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_MOST_PARTS = 2
-"""Bounds the line that says what all workers are doing."""
-
 
 def phase_of(text: str) -> str:
     """Return a report of progress without its numbers."""
@@ -27,8 +24,10 @@ def progress_line(texts: Sequence[str]) -> str:
         f"worker{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} of {len(texts)}: {text}"
         for text, numbers in by_text.items()
     ]
-    more = f"; {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
-    return "; ".join(parts[:_MOST_PARTS]) + more
+    # Bounds the line that says what all workers are doing.
+    most_parts = 2
+    more = f"; {len(parts) - most_parts} more" if len(parts) > most_parts else ""
+    return "; ".join(parts[:most_parts]) + more
 
 
 def silence_line(seconds: Sequence[float], instance_count: int) -> str:

@@ -25,8 +25,6 @@ from rocserve.observability.tracing.trace_settings import TraceSetting
 Item = TypeVar("Item")
 
 CLOSE_SECONDS = 10.0
-_WRITTEN_AT_ONCE = 1 << 16
-"""Elements of a tensor that are converted together: each string takes about 60 bytes of memory."""
 
 
 @dataclass(eq=False)
@@ -235,5 +233,7 @@ def _data(tensor: Tensor) -> str:
         elements = elements.astype(np.uint8)
     if tensor.datatype is DataType.BF16:
         elements = bfloat16_values(elements)
-    parts = (elements[start : start + _WRITTEN_AT_ONCE] for start in range(0, len(elements), _WRITTEN_AT_ONCE))
+    # Elements of a tensor that are converted together: each string takes about 60 bytes of memory.
+    at_once = 1 << 16
+    parts = (elements[start : start + at_once] for start in range(0, len(elements), at_once))
     return ",".join(",".join(map(str, part.tolist() if part.dtype.kind in "iu" else part)) for part in parts)

@@ -131,13 +131,12 @@ class Tracing:
             self.on_switched()
 
 
-_TRACE_PARENT = re.compile("([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
-"""Version, trace id, span id, flags. Versions after 00 may append fields."""
-
-
 def client_context(headers: Mapping[str, str]) -> SpanContext | None:
     """Return the client's span from the headers traceparent and tracestate (lower case); None without a valid span."""
-    found = _TRACE_PARENT.fullmatch(headers.get("traceparent", "").strip())
+    # Version, trace id, span id, flags. Versions after 00 may append fields.
+    found = re.fullmatch(
+        "([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?", headers.get("traceparent", "").strip()
+    )
     if found is None:
         return None
     version, trace, span, more = found.groups()

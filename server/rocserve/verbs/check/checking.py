@@ -28,9 +28,6 @@ from rocserve.verbs.engines import main_engine, prepare
 from rocserve.verbs.model_choice import ToolModel
 from rocserve.verbs.workers import ToolWorkers
 
-_CASE_ROWS = 3
-"""Rows of a batch, if the model batches: more than one, and no power of two, so that engines with fixed batch sizes pad
-it."""
 NOTHING_RAN = (
     "not checked: the model takes no made-up inputs; add samples of real ones (model_warmup in"
     " config.pbtxt), or check.npz"
@@ -168,8 +165,11 @@ class Check:
     def _cases(self, side: Side, reference: Side) -> Sequence[Case]:
         signature, source = side.workers.signature, self._model.source
         facts = NO_FACTS if self._file is None else onnx_facts(self._file)
-        most = signature.max_batch_size or _CASE_ROWS
-        rows = min(_CASE_ROWS, most) if _has_rows(signature) else 0
+        # Rows of a batch, if the model batches: more than one, and no power of two, so that engines with fixed batch
+        # sizes pad it.
+        case_rows = 3
+        most = signature.max_batch_size or case_rows
+        rows = min(case_rows, most) if _has_rows(signature) else 0
         return reference_cases(
             reference.run,
             self._inputs(signature),

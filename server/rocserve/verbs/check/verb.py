@@ -20,8 +20,6 @@ from rocserve.verbs.model_choice import ModelOptions, find_model
 from rocserve.verbs.printing import ToolProgress, complain, console_on, say, say_json, show, table
 from rocserve.verbs.verb import Verb
 
-_COLUMNS = ("output", "type", "shape", "relative", "noise", "absolute", "with inputs")
-
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
@@ -79,9 +77,10 @@ def _print(checked: Checked, out: Console) -> None:
     say(out, f"{checked.model}: {checked.engine}")
     if checked.against:
         say(out, f"against: {checked.against}")
+    columns = ("output", "type", "shape", "relative", "noise", "absolute", "with inputs")
     if checked.outputs:
         rows = [_cells(row) for row in checked.outputs]
-        show(out, table("", _COLUMNS if checked.is_compared else _COLUMNS[:3], rows, left=3))
+        show(out, table("", columns if checked.is_compared else columns[:3], rows, left=3))
     if checked.is_compared:
         say(out, f"the worst of {checked.cases} kinds of inputs; relative and noise: to the output's largest value")
         say(out, "noise: how far the reference's own answer moves with the last place of the inputs")

@@ -48,7 +48,6 @@ class Finding:
 _MACHINE, _SOFTWARE = partial(Finding, "machine"), partial(Finding, "software")
 NO_GPUS, GPU_DRIVER = "GPUs", "GPU driver"
 """Names of findings: that there are no GPUs, and what is wrong with the driver of those that there are."""
-_DRIVER = Path("/dev/kfd")
 
 
 def examine_machine(host: Host) -> Iterator[Finding]:
@@ -108,8 +107,9 @@ def _gpus(host: Host) -> Iterator[Finding]:
         amount = size(gpu.memory_bytes) if memory is None else f"{size(memory.free_bytes)} of {size(gpu.memory_bytes)}"
         text = f"{gpu.architecture or 'architecture unknown'}, {amount} free, PCI {gpu.pci_slot}"
         yield _MACHINE(f"GPU {number}", State.FACT, text)
-    if numbers and not os.access(_DRIVER, os.R_OK | os.W_OK):
-        text = f"{_DRIVER} may not be read and written by this user" if _DRIVER.exists() else f"there is no {_DRIVER}"
+    driver = Path("/dev/kfd")
+    if numbers and not os.access(driver, os.R_OK | os.W_OK):
+        text = f"{driver} may not be read and written by this user" if driver.exists() else f"there is no {driver}"
         advice = (
             "usermod --append --groups render,video USER, and log in again; in a container pass --device=/dev/kfd"
             " --device=/dev/dri --group-add=video --group-add=$(getent group render | cut -d: -f3)"
