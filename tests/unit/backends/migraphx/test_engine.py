@@ -28,7 +28,7 @@ from rocserve.core.load_check import LoadCheckFailed
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import TensorSpec
 
-pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
+pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long, pytest.mark.usefixtures("jobs_here")]
 
 FP32 = DataType.FP32
 
@@ -126,6 +126,7 @@ class TestBatches:
         assert not {id(one) for one in loaded_programs()} - before
         assert model.properties["batch_sizes"] == "1, 2"
 
+    @pytest.mark.usefixtures("jobs_in_children")
     def test_closing_calls_off_what_is_being_compiled(self, engine: Engine) -> None:
         model = engine.load(migraphx_models.slow_to_compile(from_batch=2), 2, load_check="off")
         model.warm_up([])
@@ -172,6 +173,7 @@ class TestSignatures:
             answers(model, inputs)["scores"], expected(NETWORKS["mlp"], inputs)["scores"], rtol=1e-4, atol=1e-4
         )
 
+    @pytest.mark.usefixtures("jobs_in_children")
     def test_outputs_have_the_shapes_that_the_values_of_the_inputs_give_them(self, engine: Engine) -> None:
         network = migraphx_models.cutting()
         for name in ("", " auto "):

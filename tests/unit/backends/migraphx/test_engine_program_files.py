@@ -23,7 +23,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import TensorSpec
 
-pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
+pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long, pytest.mark.usefixtures("jobs_here")]
 
 FP32 = DataType.FP32
 NETWORK = migraphx_models.two_in_two_out()
@@ -108,6 +108,7 @@ class TestNames:
 
 
 class TestWithoutOffloadCopy:
+    @pytest.mark.usefixtures("jobs_in_children")
     def test_its_tensors_go_through_the_gpus_memory(
         self, first_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -160,6 +161,7 @@ class TestFilesThatCannotBeUsed:
         serve(first_engine, program, 2)
         assert first_engine.reports == [""]
 
+    @pytest.mark.usefixtures("jobs_in_children")
     def test_one_that_crashes_is_tried_once_and_its_successor_again(self, first_engine: Engine, program: bytes) -> None:
         with pytest.raises(ServeError, match="MIGraphX ended by signal"):
             serve(first_engine, crashing(program), 2)

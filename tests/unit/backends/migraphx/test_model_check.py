@@ -30,7 +30,7 @@ from rocserve.core.tensors import tensor_from_numpy
 from rocserve.jobs.messages import JobError
 from rocserve.settings import EngineSettings
 
-pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
+pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long, pytest.mark.usefixtures("jobs_here")]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.load_check import LoadCheckFailed
 
-pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
+pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long, pytest.mark.usefixtures("jobs_here")]
 
 NETWORK = encoder(layers=1).SerializeToString()
 SIZES = "sequence=4,8"
@@ -32,21 +32,6 @@ def assert_right(found: dict[str, Array], inputs: dict[str, Array], size: int) -
     assert found["tokens"].shape == (len(tokens), size, 16)
     np.testing.assert_allclose(found["tokens"][:, : tokens.shape[1]], tokens, atol=1e-5)
     np.testing.assert_allclose(found["pooled"], pooled, atol=1e-5)
-
-
-def test_answers_of_each_batch_size_and_length(engine: Engine) -> None:
-    loaded = engine.complete(NETWORK, 2, sizes=SIZES, **TENSORS)
-    assert loaded.signature.padding.properties == {"sizes": "sequence=4,8"}
-    assert [spec.shape for spec in loaded.signature.inputs] == [(-1, -1), (-1, -1)]
-    assert [spec.shape for spec in loaded.signature.outputs] == [(-1, -1, 16), (-1, 16)]
-    assert loaded.properties["batch_sizes"] == "1, 2"
-    # Three rows run in pieces.
-    for rows, length in itertools.product((1, 2, 3), (1, 3, 4, 5, 8)):
-        inputs = request(rows, length)
-        assert_right(answers(loaded, padded(inputs, loaded.signature.padding)), inputs, 4 if length <= 4 else 8)
-    with pytest.raises(ServeError, match="expected 1 to 8, the largest of its sizes 4, 8"):
-        answers(loaded, request(1, 9))
-    loaded.close()
 
 
 @pytest.mark.parametrize(("precision", "step"), [("fp16", 2**-9), ("bf16", 2**-6)])
@@ -79,15 +64,22 @@ def test_dimensions_with_other_names_that_must_be_equal(engine: Engine) -> None:
     loaded.close()
 
 
-def test_it_is_ready_with_a_program_that_takes_every_request(tmp_path: Path) -> None:
+def test_it_is_ready_with_a_program_that_takes_every_request_and_compiles_the_others(tmp_path: Path) -> None:
     engine = Engine(tmp_path, tmp_path / "cache")
     loaded = engine.load(NETWORK, 2, sizes=SIZES, **TENSORS)
+    padding = loaded.signature.padding
+    assert padding.properties == {"sizes": "sequence=4,8"}
+    assert [spec.shape for spec in loaded.signature.inputs] == [(-1, -1), (-1, -1)]
+    assert [spec.shape for spec in loaded.signature.outputs] == [(-1, -1, 16), (-1, 16)]
+    assert "dimension 'sequence' may be padded" in loaded.load_check.text
+    assert not loaded.load_check.warning
     compiled = {text.partition(":")[0] for text in engine.reports if text.startswith("compiling")}
     assert {text.partition(" (")[0] for text in compiled} == {"compiling batch size 1, sequence 8 of model 'model'"}
     assert (loaded.properties["batch_sizes"], engine.reports[-1]) == ("1", "")
-    for rows, length in itertools.product((1, 3), (2, 8)):
-        inputs = request(rows, length)
-        assert_right(answers(loaded, padded(inputs, loaded.signature.padding)), inputs, 4 if length <= 4 else 8)
+    # Three rows run in pieces.
+    requests = [(request(rows, length), length) for rows in (1, 2, 3) for length in (1, 3, 4, 5, 8)]
+    for inputs, length in requests:
+        assert_right(answers(loaded, padded(inputs, padding)), inputs, 4 if length <= 4 else 8)
     engine.reports.clear()
     loaded.warm_up([])
     wait_for_all_sizes()
@@ -97,6 +89,11 @@ def test_it_is_ready_with_a_program_that_takes_every_request(tmp_path: Path) -> 
         "serving; programs (batch x sequence) still to compile: 2x8",
         "",
     ]
+    assert loaded.properties["batch_sizes"] == "1, 2"
+    for inputs, length in requests:
+        assert_right(answers(loaded, padded(inputs, padding)), inputs, 4 if length <= 4 else 8)
+    with pytest.raises(ServeError, match="expected 1 to 8, the largest of its sizes 4, 8"):
+        answers(loaded, request(1, 9))
     loaded.close()
     # Another server compiles nothing.
     engine.reports.clear()
@@ -117,22 +114,20 @@ def test_a_model_without_a_batch_dimension_pads_each_of_its_dimensions(engine: E
     loaded.close()
 
 
-def test_outputs_that_follow_a_length_under_another_name(tmp_path: Path) -> None:
-    engine = Engine(tmp_path, tmp_path / "cache")
+def test_outputs_that_follow_a_length_under_another_name(engine: Engine) -> None:
     network = model(
         """g (float[batch, length, 2] x) => (float[batch, other, 2] y, float[batch, more] z) {
             y = Add(x, x) z = ReduceSum<keepdims = 0>(x, last) }""",
         last=np.array([2]),
     )
     tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2), wanted("z", -1))}
-    loaded = engine.load(network.SerializeToString(), 1, sizes="length=4,8", **tensors)
+    loaded = engine.load(network.SerializeToString(), 1, sizes="length=4,8", load_check="off", **tensors)
     (dimension,) = loaded.signature.padding.dimensions
     assert dimension.outputs == {"y": (1,), "z": (1,)}
     loaded.close()
 
 
-def test_a_file_that_fixes_its_batch_is_ready_with_its_own_batch_at_the_largest_size(tmp_path: Path) -> None:
-    engine = Engine(tmp_path, tmp_path / "cache")
+def test_a_file_that_fixes_its_batch_is_ready_with_its_own_batch_at_the_largest_size(engine: Engine) -> None:
     network = model("g (float[2, length, 2] x) => (float[2, length, 2] y) { y = Add(x, x) }").SerializeToString()
     tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2),)}
     loaded = engine.load(network, 2, sizes="length=4,8", load_check="off", **tensors)
@@ -146,19 +141,14 @@ def test_a_file_that_fixes_its_batch_is_ready_with_its_own_batch_at_the_largest_
     loaded.close()
 
 
-def test_an_output_that_cannot_be_cut_back(tmp_path: Path) -> None:
-    engine = Engine(tmp_path, tmp_path / "cache")
+def test_an_output_that_cannot_be_cut_back(engine: Engine) -> None:
     network = model("g (float[batch, length, 2] x) => (float[batch, more, 2] y) { y = Concat<axis = 1>(x, x) }")
     tensors = {"inputs": (given("x", -1, 2),), "outputs": (wanted("y", -1, 2),)}
     with pytest.raises(ServeError, match=r"output 'y' has the shape \[1, 8, 2\] for the size 4 and \[1, 16, 2\] for 8"):
         engine.load(network.SerializeToString(), 1, sizes="length=4,8", **tensors)
 
 
-def test_the_check_of_the_padding(engine: Engine) -> None:
-    loaded = engine.load(NETWORK, 1, sizes=SIZES, **TENSORS)
-    assert "dimension 'sequence' may be padded" in loaded.load_check.text
-    assert not loaded.load_check.warning
-    loaded.close()
+def test_a_dimension_that_must_not_be_padded(engine: Engine) -> None:
     mean = model(
         "g (float[batch, length, 2] x) => (float[batch, 2] y) { y = ReduceMean<axes = [1], keepdims = 0>(x) }"
     ).SerializeToString()
