@@ -24,7 +24,7 @@ from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long, pytest.mark.usefixtures("jobs_here")]
 
 
 @pytest.fixture
@@ -32,6 +32,7 @@ def bench(migraphx_root: Path, tmp_path: Path) -> Bench:
     return Bench(migraphx_root, tmp_path)
 
 
+@pytest.mark.usefixtures("jobs_in_children")
 def test_a_program_is_compiled_saved_and_tried(bench: Bench) -> None:
     recipe = bench.recipe(networks.mlp(), 2, MLP)
     program = bench.program(recipe)
@@ -77,6 +78,7 @@ def test_a_file_that_has_been_changed_meanwhile_is_not_compiled_under_the_old_ke
     assert bench.cache.find(recipe.key) is None
 
 
+@pytest.mark.usefixtures("jobs_in_children")
 def test_a_compile_can_be_called_off(bench: Bench) -> None:
     recipe = bench.recipe(networks.slow_to_compile(), 1, {"x": (4,)})
     begun = threading.Event()
@@ -93,6 +95,7 @@ def test_a_compile_can_be_called_off(bench: Bench) -> None:
     assert [error.text for error in errors] == ["compiling batch size 1 of model 'x' was called off"]
 
 
+@pytest.mark.usefixtures("jobs_in_children")
 def test_what_migraphx_writes_is_kept_with_the_program_and_logged(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,6 +108,7 @@ def test_what_migraphx_writes_is_kept_with_the_program_and_logged(
 
 
 @pytest.mark.parametrize(("miopen_tuning", "search"), [(True, "3"), (False, "")])
+@pytest.mark.usefixtures("jobs_in_children")
 def test_a_child_that_compiles_for_a_gpu_keeps_what_miopen_finds_in_the_cache(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, miopen_tuning: bool, search: str
 ) -> None:
