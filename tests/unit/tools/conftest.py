@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs_here import run_here
+from support.migraphx import MARK
 from support.tools import Command
 
 from rocserve.backends.migraphx.compiling.probe_jobs import LibraryJob, LibraryResult
@@ -25,8 +27,13 @@ def libraries() -> dict[JobEngine, LibraryResult]:
 
 
 @pytest.fixture(autouse=True)
-def _library_asked_once(libraries: dict[JobEngine, LibraryResult], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of fifty commands would start a process that loads MIGraphX and its targets, for the same answer."""
+def _few_processes(
+    request: pytest.FixtureRequest, libraries: dict[JobEngine, LibraryResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of fifty commands would start a process that loads MIGraphX and its targets, for the same answer. In a test
+    that runs where MIGraphX is, all jobs run in its process."""
+    if request.node.get_closest_marker(MARK):
+        monkeypatch.setattr(JobRunner, "run", run_here)
 
     class Runner(JobRunner):
         def run(self, job: Any, *others: Any, **more: Any) -> Any:

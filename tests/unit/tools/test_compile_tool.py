@@ -46,6 +46,7 @@ def test_a_model_folder_s_parameters_count_and_the_second_time_all_comes_from_th
     assert "compiling batch size" not in again.err
 
 
+@pytest.mark.in_migraphx_process
 def test_the_command_line_wins(migraphx_root: Path, command: Command, folder: Path) -> None:
     ran = command.on_migraphx(
         migraphx_root, "compile", folder, "--precision", "bf16", "--batch-sizes", "3", "--fast-math=false"
@@ -55,6 +56,7 @@ def test_the_command_line_wins(migraphx_root: Path, command: Command, folder: Pa
     assert "batch size 1" not in ran.out
 
 
+@pytest.mark.in_migraphx_process
 def test_a_bare_file_into_files(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
     model = tmp_path / "scorer.onnx"
     model.write_bytes(mlp())
@@ -67,6 +69,7 @@ def test_a_bare_file_into_files(migraphx_root: Path, command: Command, tmp_path:
     assert not list(tmp_path.glob(".*.tmp"))
 
 
+@pytest.mark.in_migraphx_process
 def test_several_programs_do_not_go_into_one_file(migraphx_root: Path, command: Command, folder: Path) -> None:
     ran = command.on_migraphx(migraphx_root, "compile", folder, "--output", "x.mxr")
     assert ran.status == 1
@@ -76,6 +79,7 @@ def test_several_programs_do_not_go_into_one_file(migraphx_root: Path, command: 
     assert "--output: the folder /nowhere does not exist" in ran.err
 
 
+@pytest.mark.in_migraphx_process
 def test_programs_of_padded_sizes(migraphx_root: Path, command: Command, folder: Path, tmp_path: Path) -> None:
     network = parsed("g (float[batch, length, 2] x) => (float[batch, length, 2] y) { y = Add(x, x) }")
     (folder / "1" / "model.onnx").write_bytes(network.SerializeToString())
@@ -98,6 +102,7 @@ def test_programs_of_padded_sizes(migraphx_root: Path, command: Command, folder:
     assert "all 4 programs: " in ran.out
 
 
+@pytest.mark.in_migraphx_process
 def test_a_model_without_a_batch(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
     model = tmp_path / "turn.onnx"
     model.write_bytes(without_batch())
@@ -106,6 +111,7 @@ def test_a_model_without_a_batch(migraphx_root: Path, command: Command, tmp_path
     assert (tmp_path / "turn.mxr").stat().st_size > 0
 
 
+@pytest.mark.in_migraphx_process
 @pytest.mark.parametrize(
     ("content", "error"),
     [
@@ -126,6 +132,7 @@ def test_what_cannot_be_compiled_is_said_in_one_line(
     assert error in last
 
 
+@pytest.mark.in_migraphx_process
 def test_a_batch_that_the_file_does_not_have(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
     model.write_bytes(reshaped_to_constant())
@@ -181,6 +188,7 @@ def test_an_ensemble_has_no_programs(command: Command, tmp_path: Path) -> None:
     assert "is an ensemble, which no engine runs; give one of its models: a" in ran.err
 
 
+@pytest.mark.in_migraphx_process
 @pytest.mark.parametrize("name", ["scorer.onnx", "scorer", "."])
 def test_a_program_is_written_to_mxr_files_only(
     migraphx_root: Path, command: Command, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +203,7 @@ def test_a_program_is_written_to_mxr_files_only(
     assert model.read_bytes() == mlp()
 
 
+@pytest.mark.in_migraphx_process
 def test_the_cache_that_is_named_is_the_one_that_was_written(
     migraphx_root: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +220,7 @@ def test_the_cache_that_is_named_is_the_one_that_was_written(
     assert Path(line.removeprefix("cache: ")).parent == tmp_path
 
 
+@pytest.mark.in_migraphx_process
 def test_batch_sizes_of_a_model_that_does_not_batch(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
     model = tmp_path / "turn.onnx"
     model.write_bytes(without_batch())
@@ -219,6 +229,7 @@ def test_batch_sizes_of_a_model_that_does_not_batch(migraphx_root: Path, command
     assert "turn.onnx: does not batch, so there is one program; remove --batch-sizes\n" in ran.err
 
 
+@pytest.mark.in_migraphx_process
 def test_a_damaged_file_beside_a_program_is_said_to_be_beside_it(
     migraphx_root: Path, command: Command, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def test_a_program_for_a_gpu_its_fusion_its_memory_and_its_copies() -> None:
     assert (summary.from_gpu.count, summary.from_gpu.bytes) == (1, 1024)
 
 
+@pytest.mark.in_migraphx_process
 def test_a_model_before_and_after(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
     model = tmp_path / "resnet.onnx"
     model.write_bytes(mini_resnet())
@@ -58,6 +59,7 @@ def test_a_model_before_and_after(migraphx_root: Path, command: Command, tmp_pat
     assert "module:" not in ran.out
 
 
+@pytest.mark.in_migraphx_process
 def test_the_print_itself(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
     model = tmp_path / "two.onnx"
     model.write_bytes(two_in_two_out())
@@ -91,6 +93,7 @@ def test_a_compiled_file_and_json(migraphx_root: Path, command: Command, tmp_pat
     assert shown.row("ref::sub") == ["1"]
 
 
+@pytest.mark.in_migraphx_process
 def test_a_tensorflow_graph_is_shown_in_the_program_s_own_layout(
     migraphx_root: Path, command: Command, tmp_path: Path
 ) -> None:
