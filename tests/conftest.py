@@ -45,15 +45,24 @@ OF_ONE_SERVER = {
     "http_server": [f"tests/e2e/test_{name}.py" for name in _HTTP],
 }
 """Fixture of the whole session -> the files that use it: each process would start the server again."""
-_ENGINE = ("default_sizes", "engine", "engine_program_files", "model_check", "padded_programs")
+_ENGINE = ("compiler", "default_sizes", "engine", "engine_program_files", "model_check", "padded_programs")
+_PYTORCH = ("backend", "exported_file", "load_check", "package", "padding", "results")
 OF_ONE_PROCESS = {
     **OF_ONE_SERVER,
-    "migraphx_engine": [f"tests/unit/backends/migraphx/test_{name}.py" for name in _ENGINE],
+    "migraphx_engine": [
+        *(f"tests/unit/backends/migraphx/test_{name}.py" for name in _ENGINE),
+        *(f"tests/unit/tools/test_{name}_tool.py" for name in ("compile", "inspect")),
+    ],
     "migraphx_contract": ["tests/unit/backends/migraphx/contract/"],
     "page": ["tests/e2e/page/"],
     "parity": ["tests/parity/"],
+    "pytorch": [
+        "tests/unit/tools/test_quantise_tool.py",
+        "tests/unit/backends/test_torch_migraphx.py",
+        *(f"tests/unit/backends/test_pytorch_{name}.py" for name in _PYTORCH),
+    ],
 }
-"""Group -> its files, or its folder. They share a server, a process with MIGraphX, a browser, or Triton."""
+"""Group -> its files, or its folder. They share a server, a process with MIGraphX or PyTorch, a browser, Triton."""
 
 pytest_plugins = ("support.migraphx", "support.pytorch", "support.parity.summary")
 

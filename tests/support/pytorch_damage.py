@@ -33,7 +33,7 @@ MEMBERS_OF = 4
 """Percentage of files in which a member is replaced, with a right checksum, so that PyTorch must find the damage."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 16 << 30
-BOMB_BYTES = 1 << 28
+BOMB_BYTES = 1 << 26
 """Size of the zeros that one file unpacks to."""
 ROUNDING = 1e-6
 """The largest difference from PyTorch's own outputs that is mere rounding in compiled code."""

@@ -76,7 +76,7 @@ def test_the_image_model_answers_each_request_of_a_batch_with_its_own_rows(monke
 def test_servers_on_ports_and_unix_sockets_are_compared_with_a_real_triton_if_there_is_one(tmp_path: Path) -> None:
     sockets = {protocol: f"unix:{tmp_path}/{protocol}" for protocol in ("grpc", "http")}
     flags = " ".join(f"--{protocol}-address={address}" for protocol, address in sockets.items())
-    case = ("--only=add_sub,http", "--instances=1", "--in-flight=2", "--rounds=1", "--seconds=0.5")
+    case = ("--only=add_sub,http", "--instances=1", "--in-flight=2", "--rounds=1", "--seconds=0.1")
     command = [sys.executable, "-m", "benchmarks.front_ends", f"--server=tcp={ROOT}", f"--server=unix={ROOT} {flags}"]
     command.append(f"--folder={tmp_path}")
     servers = ["tcp", "unix"]

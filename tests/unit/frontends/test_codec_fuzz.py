@@ -225,19 +225,19 @@ def agree(data: bytes) -> None:
 
 
 @given(requests)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_requests_as_clients_send_them(data: bytes) -> None:
     agree(data)
 
 
 @given(messages)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_fields_in_any_order(data: bytes) -> None:
     agree(data)
 
 
 @given(damaged())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_damaged_messages(data: bytes) -> None:
     agree(data)
 
@@ -250,7 +250,7 @@ def test_a_remembered_head_does_not_hide_that_data_is_given_twice() -> None:
 
 
 @given(st.one_of(wire_noise, st.binary(max_size=40)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(b"\x3a\x80\x80\x80\x80\x80\x00")
 @example(b"\x1a\x80\x80\x80\x80\x80\x00")
 @example(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
@@ -283,7 +283,7 @@ responses = st.builds(
 
 
 @given(responses)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_responses(response: InferResponse) -> None:
     for _ in range(2):
         data = b"".join(ENCODER.parts(response))
