@@ -243,10 +243,9 @@ def test_requests_of_drawn_lengths(command: Command, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert all(float(row[-2]) < 1e-4 for row in rows[1::2]), "both engines are the same"
     assert "dimension 'sequence': 128 lengths, median 5, largest 5\n" in ran.out
-    results = [json.loads(command("bench", padded, *_UNLIKE, *words, "--json").out) for _ in range(2)]
-    assert results[0]["lengths"] == {"sequence": {"requests": 128, "median": 8.5, "largest": 16}}
-    (one, four), again = ([(item["rows"], item["padded"]) for item in result["times"]] for result in results)
-    assert again == [one, four], "two runs send the same"
+    result = json.loads(command("bench", padded, *_UNLIKE, *words, "--json").out)
+    assert result["lengths"] == {"sequence": {"requests": 128, "median": 8.5, "largest": 16}}
+    one, four = ((item["rows"], item["padded"]) for item in result["times"])
     assert one == (1, pytest.approx((8 + 16) / (2 * 8.5) - 1))
     assert four[0] > 3
     times = json.loads(command("bench", alone, "--lengths", "sequence=uniform:min=1,max=16", *words, "--json").out)[
