@@ -61,21 +61,21 @@ def test_migraphx_is_open_once_all_its_batch_sizes_are_in_service(migraphx_root:
     _opened(tmp_path, use, "migraphx", settings, target="ref")
 
 
-def test_as_many_runs_as_are_ordered_on_each_instance(tmp_path: Path) -> None:
+def test_each_sample_runs_equally_often_on_each_instance_and_a_run_that_fails_says_why(tmp_path: Path) -> None:
+    samples = [random_inputs(mlp(), rows) for rows in (1, 2, 3)]
+
     async def use(opened: OpenCandidate) -> None:
         assert opened.description.startswith("ONNX Runtime ")
-        assert len((await timed_runs(opened.workers, [seeded_inputs(opened.inputs[2])], 3)).latencies) == 6
-
-    _opened(tmp_path, use, instances=2)
-
-
-@pytest.mark.parametrize(("repeats", "passes"), [(1, 1), (3, 1), (4, 2)])
-def test_each_sample_runs_equally_often_on_each_instance(tmp_path: Path, repeats: int, passes: int) -> None:
-    async def use(opened: OpenCandidate) -> None:
-        samples = [random_inputs(mlp(), rows) for rows in (1, 2, 3)]
-        ran = await timed_runs(opened.workers, samples, repeats)
-        assert len(ran.latencies) == 2 * 3 * passes
-        assert [output.shape for output in ran.outputs] == [(3, 10)], "those of the last one"
+        assert len((await timed_runs(opened.workers, [seeded_inputs(opened.inputs[2])], 3)).latencies) == 2 * 3
+        for repeats, passes in ((1, 1), (3, 1), (4, 2)):
+            ran = await timed_runs(opened.workers, samples, repeats)
+            assert len(ran.latencies) == 2 * 3 * passes
+            (scores,) = ran.outputs
+            assert scores.shape == (3, 10), "those of the last one"
+            assert np.allclose(scores.sum(axis=1), 1)
+        with pytest.raises(ServeError, match=r"(?s)^onnxruntime: onnx runtime error: .*Expected: 16"):
+            await timed_runs(opened.workers, [{"x": np.zeros((1, 15), np.float32)}], 1)
+        assert len((await timed_runs(opened.workers, [seeded_inputs(opened.inputs[1])], 1)).latencies) == 2
 
     _opened(tmp_path, use, instances=2)
 
@@ -99,24 +99,6 @@ def test_runs_go_on_for_the_seconds_that_are_ordered(
     order = tensor_from_numpy(ORDER, np.array([repeats, seconds]))
     result = TimedModel(engine).execute(Batch({ORDER: order}, (), (1,)))
     assert np.asarray(result.outputs[LATENCIES]).tolist() == [0.25] * runs
-
-
-def test_outputs_are_those_of_the_inputs(tmp_path: Path) -> None:
-    async def use(opened: OpenCandidate) -> None:
-        (scores,) = (await timed_runs(opened.workers, [random_inputs(mlp(), 3)], 1)).outputs
-        assert scores.shape == (3, 10)
-        assert np.allclose(scores.sum(axis=1), 1)
-
-    _opened(tmp_path, use)
-
-
-def test_a_run_that_fails_says_why_and_the_next_one_runs(tmp_path: Path) -> None:
-    async def use(opened: OpenCandidate) -> None:
-        with pytest.raises(ServeError, match=r"(?s)^onnxruntime: onnx runtime error: .*Expected: 16"):
-            await timed_runs(opened.workers, [{"x": np.zeros((1, 15), np.float32)}], 1)
-        assert len((await timed_runs(opened.workers, [seeded_inputs(opened.inputs[1])], 1)).latencies) == 1
-
-    _opened(tmp_path, use)
 
 
 def test_a_worker_that_crashes_is_reported(tmp_path: Path) -> None:
